@@ -67,16 +67,17 @@ class EventOrigin:
     decoder: Decoder = orjson.loads
 
 
-class Event(msgspec.Struct, gc=False, eq=False, rename={"_payload": "data", "_origin": "\x7forigin", "_headers": "\x7fheaders"}):
-    """One event. Also the record that a line of NDJSON is decoded into, which is why it can be as cheap as it is.
+class Event(msgspec.Struct, gc=False, eq=False):
+    """One event. Also the record that a line of NDJSON is decoded into, which is why it can be as cheap as it is: each dialect has a subclass that
+    names the fields as its lines do.
 
     `_cursor` is set only on checkpoint lines, which never leave the decoder.
     """
 
-    _payload: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw)
+    _payload: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="data")
     _cursor: str | None = msgspec.field(default=None, name="cursor")
-    _headers: dict[str, Any] | None = None
-    _origin: EventOrigin | None = None
+    _headers: dict[str, Any] | None = msgspec.field(default=None, name="\x7fheaders")
+    _origin: EventOrigin | None = msgspec.field(default=None, name="\x7forigin")
 
     @property
     def partition(self) -> int:
