@@ -1,0 +1,97 @@
+"""The validated graph of a discovery's partitions (R12)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from feedapi_client.errors import LineageError
+from feedapi_client.model import FeedInfo, Partition
+
+
+class Graph:
+    """The partitions of one discovery with their edges in both directions. Immutable once built.
+
+    `children` maps a parent to the partitions that start after it, `heirs` an ancestor to the partitions that take over its cursor. Parents and
+    ancestors need not be listed themselves.
+    """
+
+    def __init__(self, partitions: Mapping[int, Partition], *, feed: str | None = None) -> None:
+        """Raises `LineageError`, naming the partition, for a self-parent, both split methods at once, or a cycle."""
+        self.partitions = dict(partitions)
+        self.children: dict[int, list[int]] = defaultdict(list)
+        self.heirs: dict[int, list[int]] = defaultdict(list)
+        for partition in self.partitions.values():
+            _check_edges(partition, feed)
+            if partition.starts_after is not None:
+                self.children[partition.starts_after].append(partition.id)
+            for ancestor in partition.cursor_from:
+                self.heirs[ancestor].append(partition.id)
+        self._check_cycles(feed)
+
+    def __contains__(self, partition: int) -> bool:
+        return partition in self.partitions
+
+    def __iter__(self) -> Iterator[Partition]:
+        return iter(self.partitions.values())
+
+    def __len__(self) -> int:
+        return len(self.partitions)
+
+    def __repr__(self) -> str:
+        edges = [f"{p.starts_after}→{p.id}" for p in self if p.starts_after is not None]
+        edges += [f"{'|'.join(map(str, p.cursor_from))}⇒{p.id}" for p in self if p.cursor_from]
+        return f"<Graph of {len(self)} partitions{': ' if edges else ''}{', '.join(edges[:8])}{', …' if len(edges) > 8 else ''}>"
+
+    def depth(self, partition: int) -> int:
+        """How many listed parents come before it: 0 for a root."""
+        depth = 0
+        parent = self._parent(partition)
+        while parent is not None:
+            depth += 1
+            parent = self._parent(parent)
+        return depth
+
+    def _parent(self, partition: int) -> int | None:
+        parent = self.partitions[partition].starts_after
+        return parent if parent in self.partitions else None
+
+    def _predecessors(self, partition: int) -> list[int]:
+        node = self.partitions[partition]
+        named = node.cursor_from if node.starts_after is None else (node.starts_after,)
+        return [other for other in named if other in self.partitions]
+
+    def _check_cycles(self, feed: str | None) -> None:
+        done: set[int] = set()
+        for start in self.partitions:
+            path: dict[int, Iterator[int]] = {}
+            node: int | None = start
+            while node is not None:
+                if node not in path and node not in done:
+                    path[node] = iter(self._predecessors(node))
+                following = next((p for p in path.get(node, ()) if p not in done), None)
+                if following is None:
+                    done.add(node)
+                    path.pop(node, None)
+                    node = next(reversed(path), None)
+                elif following in path:
+                    cycle = [*list(path)[list(path).index(following) :], following]
+                    raise LineageError(f"the lineage runs in a circle: {' → '.join(map(str, cycle))}", feed=feed, partition=following)
+                else:
+                    node = following
+
+
+def _check_edges(partition: Partition, feed: str | None) -> None:
+    if partition.starts_after is not None and partition.cursor_from:
+        raise LineageError(
+            "both startsAfterPartition and cursorFromPartitions are given: a split uses one method or the other", feed=feed, partition=partition.id
+        )
+    if partition.starts_after == partition.id:
+        raise LineageError("startsAfterPartition names the partition itself", feed=feed, partition=partition.id)
+    if partition.id in partition.cursor_from:
+        raise LineageError("cursorFromPartitions names the partition itself", feed=feed, partition=partition.id)
+
+
+def validate(info: FeedInfo, *, feed: str | None = None) -> Graph:
+    """The graph of a discovery; raises `LineageError` when there is none."""
+    return Graph(info.partitions, feed=feed)
