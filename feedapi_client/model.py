@@ -105,8 +105,11 @@ class Event(msgspec.Struct, gc=False, eq=False):
 
         Raises msgspec.ValidationError (or pydantic's) when the payload does not fit.
         """
-        validate = getattr(type, "model_validate_json", None)
-        return validate(bytes(self._payload)) if validate is not None else _typed_decoder(type).decode(self._payload)
+        validate: Callable[[bytes], T] | None = getattr(type, "model_validate_json", None)
+        if validate is not None:
+            return validate(bytes(self._payload))
+        decoder: msgspec.json.Decoder[T] = _typed_decoder(type)
+        return decoder.decode(self._payload)
 
     def __repr__(self) -> str:
         # Never the payload: events end up in log records.
@@ -117,7 +120,7 @@ class Event(msgspec.Struct, gc=False, eq=False):
 
 
 @lru_cache(maxsize=_TYPED_DECODERS)
-def _typed_decoder(type: type[T]) -> msgspec.json.Decoder[T]:
+def _typed_decoder(type: Any) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(type)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 
 from feedapi_client.errors import LineageError
 from feedapi_client.model import FeedInfo, Partition
@@ -56,29 +57,13 @@ class Graph:
         parent = self.partitions[partition].starts_after
         return parent if parent in self.partitions else None
 
-    def _predecessors(self, partition: int) -> list[int]:
-        node = self.partitions[partition]
-        named = node.cursor_from if node.starts_after is None else (node.starts_after,)
-        return [other for other in named if other in self.partitions]
-
     def _check_cycles(self, feed: str | None) -> None:
-        done: set[int] = set()
-        for start in self.partitions:
-            path: dict[int, Iterator[int]] = {}
-            node: int | None = start
-            while node is not None:
-                if node not in path and node not in done:
-                    path[node] = iter(self._predecessors(node))
-                following = next((p for p in path.get(node, ()) if p not in done), None)
-                if following is None:
-                    done.add(node)
-                    path.pop(node, None)
-                    node = next(reversed(path), None)
-                elif following in path:
-                    cycle = [*list(path)[list(path).index(following) :], following]
-                    raise LineageError(f"the lineage runs in a circle: {' → '.join(map(str, cycle))}", feed=feed, partition=following)
-                else:
-                    node = following
+        before = {p.id: p.cursor_from if p.starts_after is None else (p.starts_after,) for p in self}
+        try:
+            TopologicalSorter(before).prepare()
+        except CycleError as error:
+            circle = error.args[1]
+            raise LineageError(f"the lineage runs in a circle: {' → '.join(map(str, circle))}", feed=feed, partition=circle[0]) from None
 
 
 def _check_edges(partition: Partition, feed: str | None) -> None:
