@@ -1,0 +1,1 @@
+"""The protocol, without I/O: the dialects, negotiation, and bytes to batches."""

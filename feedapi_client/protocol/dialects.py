@@ -1,0 +1,137 @@
+"""The three dialects: what a fetch looks like in each, and what its lines hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from feedapi_client.errors import ProtocolError
+from feedapi_client.model import DialectName, Event, FeedInfo
+from feedapi_client.options import FetchOptions
+
+Params = list[tuple[str, str]]
+
+
+class V1Line(Event, gc=False, eq=False):
+    """``{"partition":2,"headers":{…},"data":…}`` and ``{"partition":2,"cursor":"…"}``."""
+
+    _payload: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="data")
+    _headers: dict[str, Any] | None = msgspec.field(default=None, name="headers")
+    _line_partition: int | str | None = msgspec.field(default=None, name="partition")
+
+
+class DraftLine(Event, gc=False, eq=False):
+    """``{"event":…}`` and ``{"cursor":"…"}``."""
+
+    _payload: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="event")
+
+
+class TokenLine(Event, gc=False, eq=False):
+    """``{"data":…}`` and ``{"cursor":"…"}``."""
+
+    _payload: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="data")
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One row of the table below.
+
+    `line` is what a line of a response is decoded into, `payload_key` its field of the payload. `suffix` follows the feed's path in a fetch.
+    `page_size` is the parameter of `FetchOptions.page_size_hint`. `address` gives the parameters that say which partition and cursor, `select` those
+    that say which events.
+    """
+
+    name: DialectName
+    line: type[Event]
+    payload_key: str
+    suffix: str
+    page_size: str
+    names_partition: bool
+    address: Callable[[FeedInfo, int, str], Params]
+    select: Callable[[FetchOptions], Params]
+    event_types: bool
+    filters: bool
+
+    def fetch_params(self, info: FeedInfo, partition: int, cursor: str, options: FetchOptions, *, stream: bool | int = False) -> Params:
+        """The query of a fetch, not encoded yet. `stream` (True, or milliseconds) is used where the feed offers it, and a page fetched elsewhere."""
+        params = self.address(info, partition, cursor)
+        if stream is not False and info.stream:
+            params.append(("stream", "y" if stream is True else str(stream)))
+        elif options.page_size_hint is not None:
+            params.append((self.page_size, str(options.page_size_hint)))
+        return params + self.select(options)
+
+
+DIALECTS: dict[DialectName, Dialect] = {
+    "v1": Dialect(
+        name="v1",
+        line=V1Line,
+        payload_key="data",
+        suffix="",
+        page_size="pagesizehint",
+        names_partition=True,
+        address=lambda info, partition, cursor: [("n", str(len(info.partitions))), (f"cursor{partition}", cursor)],
+        select=lambda options: [("headers", ",".join(options.v1_headers))] if options.v1_headers else [],
+        event_types=False,
+        filters=False,
+    ),
+    "v2-draft": Dialect(
+        name="v2-draft",
+        line=DraftLine,
+        payload_key="event",
+        suffix="",
+        page_size="pageSizeHint",
+        names_partition=False,
+        address=lambda _, partition, cursor: [("partition", str(partition)), ("cursor", cursor)],
+        select=lambda options: [(f"filter-{name}", value) for name, value in options.filters.items()],
+        event_types=False,
+        filters=True,
+    ),
+    "v2-token": Dialect(
+        name="v2-token",
+        line=TokenLine,
+        payload_key="data",
+        suffix="/events",
+        page_size="pagesizehint",
+        names_partition=False,
+        address=lambda info, partition, cursor: [("token", info.token or ""), ("partition", str(partition)), ("cursor", cursor)],
+        select=lambda options: [
+            (name, ";".join(types)) for name, types in (("event-types", options.event_types), ("skip-event-types", options.skip_event_types)) if types
+        ],
+        event_types=True,
+        filters=False,
+    ),
+}
+
+
+def check_options(info: FeedInfo, options: FetchOptions, *, feed: str) -> None:
+    """Raise `ProtocolError` when `options` select events in a way that this feed can't carry: it would be read with the wrong events."""
+    dialect = DIALECTS[info.dialect]
+    if (options.event_types or options.skip_event_types) and not dialect.event_types:
+        raise ProtocolError(
+            f"event_types and skip_event_types need a feed of dialect v2-token, this one speaks {info.dialect}: {_instead(info)} or select in the application",
+            feed=feed,
+        )
+    if not options.filters:
+        return
+    if not dialect.filters:
+        raise ProtocolError(
+            f"filters need a feed of dialect v2-draft, this one speaks {info.dialect}: {_instead(info)} or select in the application", feed=feed
+        )
+    unknown = sorted(set(options.filters) - set(info.filters))
+    if unknown:
+        known = ", ".join(info.filters) or "none"
+        raise ProtocolError(
+            f"the feed does not offer filter {', '.join(map(repr, unknown))}; it offers: {known}. Remove it from FetchOptions.filters", feed=feed
+        )
+
+
+def _instead(info: FeedInfo) -> str:
+    if info.dialect == "v2-token":
+        return "use event_types"
+    if info.filters:
+        return f"use filters ({', '.join(info.filters)})"
+    return "leave them out"

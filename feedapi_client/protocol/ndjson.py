@@ -1,0 +1,286 @@
+"""Bytes to records to batches: the incremental decoder of one response.
+
+One chunk's complete lines go through msgspec in a single call. What that call does not promise (one record a line, payloads of the right kind, cursors that
+are one) is checked for the chunk as a whole, at a few nanoseconds a line; only a chunk that fails a check is looked at line by line, which also decides what
+stays and which error it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any, NamedTuple, NoReturn
+
+import msgspec
+import orjson
+
+from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
+from feedapi_client.model import Event, EventOrigin
+from feedapi_client.protocol.dialects import Dialect
+from feedapi_client.protocol.text import excerpt
+
+_NOTHING = msgspec.Raw()
+# Between payloads: long, and made of a byte that JSON can't hold, so that counting it with the byte behind it skips through the payloads.
+_FENCE = b"\x1e" * 16
+_PIECE = 128
+_KINDS = {ord("["): "a list", ord("t"): "a boolean", ord("f"): "a boolean", ord("n"): "null"}
+
+
+class Run(NamedTuple):
+    """Events closed by a checkpoint: `cursor` resumes after the last of them, `size` is what they and the checkpoints took, in bytes."""
+
+    events: list[Event]
+    cursor: str
+    size: int
+
+
+@cache
+def _decoder(line: type[Event]) -> msgspec.json.Decoder[Event]:
+    return msgspec.json.Decoder(line)
+
+
+class PageDecoder:
+    """Decodes one response. Any chunking of the same bytes gives the same events, cursors and error.
+
+    `decoder` is what the events' `json()` uses. `max_line_bytes` bounds a line, without its ``\\n``.
+    """
+
+    __slots__ = (
+        "_dialect",
+        "_error",
+        "_feed",
+        "_lines",
+        "_max_line_bytes",
+        "_open",
+        "_open_bytes",
+        "_origin",
+        "_partition",
+        "_ready",
+        "_run_cursor",
+        "_tail",
+        "cursor",
+        "ready_bytes",
+        "saw_events",
+        "unknown_commands",
+    )
+
+    def __init__(self, dialect: Dialect, *, feed: str, partition: int, decoder: Callable[[bytes], Any] = orjson.loads, max_line_bytes: int) -> None:
+        self._dialect = dialect
+        self._lines = _decoder(dialect.line)
+        self._feed = feed
+        self._partition = partition
+        self._origin = EventOrigin(partition, decoder)
+        self._max_line_bytes = max_line_bytes
+        self._error: FeedError | None = None
+        self._tail = bytearray()
+        self._open: list[Event] = []
+        self._open_bytes = 0
+        self._ready: list[Event] = []
+        self._run_cursor: str | None = None
+        self.cursor: str | None = None
+        """The last checkpoint of the response so far."""
+        self.saw_events = False
+        """Whether the response held an event so far, behind the last checkpoint or before it."""
+        self.ready_bytes = 0
+        """What `take` would hand over, in bytes of the response."""
+        self.unknown_commands = 0
+        """Lines that were neither an event nor a checkpoint."""
+
+    @property
+    def tail_bytes(self) -> int:
+        """Bytes held behind the last checkpoint, the incomplete line included."""
+        return self._open_bytes + len(self._tail)
+
+    def feed(self, data: bytes) -> None:
+        """Decode the next bytes of the response.
+
+        Raises `TornResponseError` at a line that is no protocol message, `LineTooLongError`, and `ProtocolError` for a payload or a partition that the
+        protocol forbids. What was checkpointed before that line stays, for `take`; feeding more raises the same error again.
+        """
+        self._check()
+        cut = data.rfind(b"\n") + 1
+        if cut:
+            block = data[:cut]
+            if self._tail:
+                block = b"".join((self._tail, block))
+                self._tail.clear()
+            if not self._decode_block(block):
+                self._decode_lines(block)
+        if cut < len(data):
+            self._tail += data[cut:] if cut else data
+            if len(self._tail) > self._max_line_bytes:
+                self._fail(self._too_long())
+
+    def finish(self) -> None:
+        """The response is complete: a last line without ``\\n`` counts when it parses.
+
+        Raises as `feed` does; `TornResponseError` when the last line does not parse.
+        """
+        self._check()
+        line = bytes(self._tail)
+        self._tail.clear()
+        self._decode_line(line, len(line), complete=False)
+
+    def take(self) -> Run | None:
+        """All events up to the last checkpoint received since the last call; None without a new checkpoint. A run may hold no event."""
+        if self._run_cursor is None:
+            return None
+        run = Run(self._ready, self._run_cursor, self.ready_bytes)
+        self._ready = []
+        self._run_cursor = None
+        self.ready_bytes = 0
+        return run
+
+    def _decode_block(self, block: bytes) -> bool:
+        """Decode complete lines at once; False, with nothing changed, when one of them may need a closer look."""
+        try:
+            records = self._lines.decode_lines(block)
+        except (ValueError, RecursionError):
+            return False
+        # Counting newlines by what is left without them is the fastest way there is. msgspec takes newlines as mere white space, we do not.
+        if len(records) != len(block) - len(block.replace(b"\n", b"")) or len(block) > self._max_line_bytes:
+            return False
+        if self._dialect.names_partition and not self._partitions_fit(records):
+            return False
+        origin = self._origin
+        marks = []
+        for index, record in enumerate(records):
+            record._origin = origin
+            if record._cursor is not None:
+                marks.append(index)
+        events, closed = _split(records, marks)
+        if not _payloads_fit(events) or not all(records[index]._cursor and records[index]._payload == _NOTHING for index in marks):
+            return False
+        self._add(events, closed, records, marks, block)
+        return True
+
+    def _add(self, events: list[Event], closed: int, records: list[Event], marks: list[int], block: bytes) -> None:
+        self.saw_events = self.saw_events or bool(events)
+        if not marks:
+            self._open += events
+            self._open_bytes += len(block)
+            return
+        last = marks[-1]
+        behind = _bytes_behind(block, len(records) - last - 1)
+        self._open += events[:closed] if closed < len(events) else events
+        self._checkpoint(records[last]._cursor or "", len(block) - behind)
+        self._open = events[closed:]
+        self._open_bytes = behind
+
+    def _checkpoint(self, cursor: str, size: int) -> None:
+        if self._ready:
+            self._ready += self._open
+        else:
+            self._ready = self._open
+        self._open = []
+        self.ready_bytes += self._open_bytes + size
+        self._open_bytes = 0
+        self.cursor = self._run_cursor = cursor
+
+    def _decode_lines(self, block: bytes) -> None:
+        for line in block[:-1].split(b"\n"):
+            self._decode_line(line, len(line) + 1)
+
+    def _decode_line(self, line: bytes, size: int, *, complete: bool = True) -> None:
+        if len(line) > self._max_line_bytes:
+            self._fail(self._too_long())
+        if not line or line.isspace():
+            self._open_bytes += size
+            return
+        try:
+            record = self._lines.decode(line)
+        except (ValueError, RecursionError) as error:
+            self._fail(self._torn(line, error, complete))
+        if self._dialect.names_partition and not self._partitions_fit([record]):
+            self._fail(self._error_of(ProtocolError, f"the response holds a line of partition {record._line_partition}"))  # type: ignore[attr-defined]
+        self._accept(record, size)
+
+    def _accept(self, record: Event, size: int) -> None:
+        payload, cursor = bytes(record._payload), record._cursor
+        if payload and payload[:1] not in (b"{", b'"'):
+            kind = _KINDS.get(payload[0], "a number")
+            self._fail(self._error_of(ProtocolError, f"an event's payload is {kind}: the protocol allows a JSON object or a string"))
+        if cursor == "":
+            self._fail(self._error_of(TornResponseError, "the response holds an empty cursor"))
+        if payload:
+            record._origin = self._origin
+            record._cursor = None
+            self.saw_events = True
+            self._open.append(record)
+        elif cursor is None:
+            self.unknown_commands += 1
+        if cursor is None:
+            self._open_bytes += size
+        else:
+            self._checkpoint(cursor, size)
+
+    def _partitions_fit(self, records: list[Event]) -> bool:
+        return {record._line_partition for record in records} <= {None, self._partition, str(self._partition)}  # type: ignore[attr-defined]
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def _fail(self, error: FeedError) -> NoReturn:
+        self._error = error
+        self._tail.clear()
+        raise error
+
+    def _error_of(self, kind: type[FeedError], message: str) -> FeedError:
+        return kind(message, feed=self._feed, partition=self._partition)
+
+    def _too_long(self) -> FeedError:
+        limit = self._max_line_bytes
+        return self._error_of(LineTooLongError, f"a line is longer than {limit} bytes: raise Limits.max_line_bytes if such events are to be expected")
+
+    def _torn(self, line: bytes, error: Exception, complete: bool) -> FeedError:
+        what = "holds a line that is no protocol message" if complete else "ended in the middle of a line"
+        torn = self._error_of(TornResponseError, f"the response {what} ({len(line)} bytes{_quote(line)})")
+        # msgspec names fields and positions, never values; what it could not decode at all may be quoted, and is left out.
+        torn.__cause__ = error if isinstance(error, msgspec.MsgspecError) else None
+        return torn
+
+
+def _split(records: list[Event], marks: list[int]) -> tuple[list[Event], int]:
+    """The records without the checkpoints at `marks`, and how many of them stand before the last one."""
+    if not marks:
+        return records, 0
+    events: list[Event] = []
+    start = 0
+    for index in marks:
+        events += records[start:index]
+        start = index + 1
+    closed = len(events)
+    events += records[start:]
+    return events, closed
+
+
+def _payloads_fit(events: list[Event]) -> bool:
+    """Whether every payload is an object, or every one a string: their first bytes are counted, some payloads at a time.
+
+    (Joined all at once they take so much memory that the allocator gives it back to the system each time, which costs more than the count.)
+    """
+    payloads = [event._payload for event in events]
+    first = bytes(payloads[0])[:1] if payloads else b"{"
+    if first not in (b"{", b'"'):
+        return False
+    needle = _FENCE + first
+    return len(events) == sum(_FENCE.join([b"", *payloads[at : at + _PIECE]]).count(needle) for at in range(0, len(payloads), _PIECE))
+
+
+def _bytes_behind(block: bytes, lines: int) -> int:
+    """The size of the last so many lines of a block that ends with a newline."""
+    end = len(block) - 1
+    for _ in range(lines):
+        end = block.rfind(b"\n", 0, end)
+    return len(block) - 1 - end
+
+
+def _quote(line: bytes) -> str:
+    """What to show of a line: a publisher's plain text up to where JSON, and with it a payload, may begin."""
+    text = line.lstrip(b"\xef\xbb\xbf \t\r")
+    for mark in (b"{", b"[", b'"'):
+        if text.startswith(mark):
+            return ""
+    text = text.partition(b"{")[0]
+    return f": {excerpt(text)}" if text else ""

@@ -1,0 +1,170 @@
+"""From the answer to an argument-less GET to a `FeedInfo` (R1, and the field-level part of R12)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import orjson
+
+from feedapi_client.errors import FeedError, LineageError, NegotiationError, ProtocolError
+from feedapi_client.model import FeedInfo, Partition
+from feedapi_client.protocol.text import excerpt
+
+MAX_PARTITION = 32767
+_SPELLINGS = (("startsAfterPartition", "startsAfterParent"), ("cursorFromPartitions", "splitFromAncestors"))
+
+
+def check_v1_partitions(v1_partitions: int | None) -> None:
+    """Raise ValueError unless it is None or a possible number of partitions."""
+    if v1_partitions is None:
+        return
+    if isinstance(v1_partitions, bool) or not isinstance(v1_partitions, int) or not 1 <= v1_partitions <= MAX_PARTITION + 1:
+        raise ValueError(f"v1_partitions must be a number from 1 to {MAX_PARTITION + 1}, not {v1_partitions!r}")
+
+
+def negotiate(status: int, body: bytes, *, feed: str, v1_partitions: int | None = None, quote: Callable[[bytes], str] = excerpt) -> FeedInfo:
+    """What the feed is, by its answer to an argument-less GET.
+
+    The answer is neither a redirect nor one that the transport deals with (401, 403, and the statuses that are retried). `quote` makes an excerpt of the
+    body for a message. Raises `NegotiationError` when the answer is none of a feed, `ProtocolError` and `LineageError` when a field of the discovery is
+    wrong.
+    """
+    check_v1_partitions(v1_partitions)
+    if status == 400:
+        return _v1(v1_partitions, body, feed, quote)
+    if status != 200:
+        raise NegotiationError(f"no feed answers here: status {status}: {quote(body)!r}. Check the URL", feed=feed)
+    try:
+        found = orjson.loads(body)
+    except ValueError as error:
+        raise NegotiationError(f"no feed answers here: status 200 with a body that is not JSON: {quote(body)!r}. Check the URL", feed=feed) from error
+    if not isinstance(found, dict) or not isinstance(found.get("partitions"), list):
+        raise NegotiationError(f"no feed answers here: status 200 with JSON that lists no partitions: {quote(body)!r}. Check the URL", feed=feed)
+    return _Discovery(found, feed).info()
+
+
+def _v1(v1_partitions: int | None, body: bytes, feed: str, quote: Callable[[bytes], str]) -> FeedInfo:
+    if v1_partitions is None:
+        raise NegotiationError(
+            "the feed answers 400 to discovery, as a ZeroEventHub (v1) feed does: give v1_partitions, the number of partitions that its publisher "
+            f"documents (FeedConsumer(url, v1_partitions=4)), or check the URL if it is not one: {quote(body)!r}",
+            feed=feed,
+        )
+    return FeedInfo("v1", {id: Partition(id) for id in range(v1_partitions)})
+
+
+class _Discovery:
+    """Reads one discovery document."""
+
+    def __init__(self, document: dict[str, Any], feed: str) -> None:
+        self._document = document
+        self._feed = feed
+
+    def info(self) -> FeedInfo:
+        token = self._token()
+        return FeedInfo(
+            dialect="v2-draft" if token is None else "v2-token",
+            partitions=self._partitions(),
+            token=token,
+            exactly_once=self._flag("exactlyOnce"),
+            stream=self._flag("stream"),
+            filters=self._filters(),
+        )
+
+    def _token(self) -> str | None:
+        token = self._document.get("token")
+        if token is None or isinstance(token, str):
+            return token
+        raise self._wrong("token", token, "a string")
+
+    def _flag(self, name: str) -> bool:
+        value = self._document.get(name)
+        if value is None or isinstance(value, bool):
+            return bool(value)
+        if isinstance(value, dict):
+            return True  # a flag with more information
+        raise self._wrong(name, value, "a boolean or an object")
+
+    def _filters(self) -> tuple[str, ...]:
+        filters = self._document.get("filters")
+        if filters is None:
+            return ()
+        if isinstance(filters, list) and all(isinstance(name, str) for name in filters):
+            return tuple(filters)
+        raise self._wrong("filters", filters, "a list of strings")
+
+    def _partitions(self) -> dict[int, Partition]:
+        partitions: dict[int, Partition] = {}
+        for index, entry in enumerate(self._document["partitions"]):
+            if not isinstance(entry, dict):
+                raise self._error(LineageError, f"partitions[{index}] of the discovery is {_kind(entry)}, not an object")
+            id = _id(entry.get("id"))
+            if id is None:
+                problem = f"has the id {_shown(entry['id'])}" if "id" in entry else "has no id"
+                raise self._error(LineageError, f"partitions[{index}] of the discovery {problem}; an id is an integer from 0 to {MAX_PARTITION}")
+            if id in partitions:
+                raise self._error(LineageError, f"the discovery lists partition {id} twice", id)
+            partitions[id] = self._partition(id, entry)
+        return partitions
+
+    def _partition(self, id: int, entry: dict[str, Any]) -> Partition:
+        if len(entry) == 1:
+            return Partition(id)
+        closed, last_cursor = entry.get("closed"), entry.get("lastCursor")
+        if closed is not None and not isinstance(closed, bool):
+            raise self._wrong("closed", closed, "a boolean", id)
+        if last_cursor is not None and not isinstance(last_cursor, str):
+            raise self._wrong("lastCursor", last_cursor, "a string", id)
+        parent, ancestors = (self._lineage_field(id, entry, *names) for names in _SPELLINGS)
+        return Partition(id, bool(closed), last_cursor or None, self._parent(id, parent), self._ancestors(id, ancestors))
+
+    def _lineage_field(self, id: int, entry: dict[str, Any], name: str, alias: str) -> Any:
+        value, other = entry.get(name), entry.get(alias)
+        if value is not None and other is not None and value != other:
+            raise self._error(LineageError, f"the discovery gives both {name} and its older spelling {alias}, and they differ", id)
+        return other if value is None else value
+
+    def _parent(self, id: int, value: Any) -> int | None:
+        if value is None:
+            return None
+        parent = _id(value)
+        if parent is None:
+            raise self._error(LineageError, f"startsAfterPartition in the discovery is {_shown(value)}, not a partition's id (0 to {MAX_PARTITION})", id)
+        return parent
+
+    def _ancestors(self, id: int, value: Any) -> tuple[int, ...]:
+        if value is None:
+            return ()
+        if not isinstance(value, list):
+            raise self._wrong("cursorFromPartitions", value, "a list of partitions", id, LineageError)
+        ancestors = []
+        for item in value:
+            ancestor = _id(item)
+            if ancestor is None:
+                raise self._error(LineageError, f"cursorFromPartitions in the discovery holds {_shown(item)}, not a partition's id (0 to {MAX_PARTITION})", id)
+            ancestors.append(ancestor)
+        return tuple(ancestors)
+
+    def _wrong(self, name: str, value: Any, wanted: str, partition: int | None = None, kind: type[FeedError] = ProtocolError) -> FeedError:
+        return self._error(kind, f"{name} in the discovery is {_kind(value)}, not {wanted}", partition)
+
+    def _error(self, kind: type[FeedError], message: str, partition: int | None = None) -> FeedError:
+        return kind(message, feed=self._feed, partition=partition)
+
+
+def _id(value: Any) -> int | None:
+    """A partition's id, sent as a string or an integer; None for anything else."""
+    if type(value) is str and len(value) <= 5 and value.isascii() and value.isdigit():
+        value = int(value)
+    return value if type(value) is int and 0 <= value <= MAX_PARTITION else None
+
+
+def _shown(value: Any) -> str:
+    """A short value as it stands, anything else by its kind."""
+    return repr(value) if isinstance(value, (int, float, str)) and len(repr(value)) <= 40 else _kind(value)
+
+
+def _kind(value: Any) -> str:
+    kinds = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    return kinds[type(value)]
