@@ -1,0 +1,58 @@
+"""Feeds onto Liftbridge: the envelope, an acked publisher over NATS, the relay, and the broker's gRPC API. Needs the extra ``liftbridge``.
+
+Everything here that talks to a broker needs asyncio, since nats-py and grpc.aio do.
+"""
+
+try:
+    import google_crc32c as _google_crc32c
+    import nats as _nats
+    from google import protobuf as _protobuf
+except ImportError as error:
+    raise ImportError(f"feedapi_client.liftbridge needs its extra: pip install 'feedapi-client[liftbridge]' (missing: {error.name})") from error
+
+from feedapi_client.liftbridge.envelope import AckError, AckPolicy, Envelope, MsgType, decode, encode
+from feedapi_client.liftbridge.errors import (
+    AckTimeoutError,
+    BrokerUnavailableError,
+    EncryptionError,
+    EnvelopeError,
+    IncorrectOffsetError,
+    LiftbridgeError,
+    MessageTooLargeError,
+    PublishError,
+    PublishRefusedError,
+    RelayFencedError,
+    StreamError,
+)
+from feedapi_client.liftbridge.messages_pb2 import Ack, Message
+from feedapi_client.liftbridge.pending import PublisherStats
+from feedapi_client.liftbridge.publisher import ANY_OFFSET, LiftbridgePublisher, Stream, key_partition
+
+__all__ = [
+    "ANY_OFFSET",
+    "Ack",
+    "AckError",
+    "AckPolicy",
+    "AckTimeoutError",
+    "BrokerUnavailableError",
+    "EncryptionError",
+    "Envelope",
+    "EnvelopeError",
+    "IncorrectOffsetError",
+    "LiftbridgeError",
+    "LiftbridgePublisher",
+    "Message",
+    "MessageTooLargeError",
+    "MsgType",
+    "PublishError",
+    "PublishRefusedError",
+    "PublisherStats",
+    "RelayFencedError",
+    "Stream",
+    "StreamError",
+    "decode",
+    "encode",
+    "key_partition",
+]
+
+del _google_crc32c, _nats, _protobuf

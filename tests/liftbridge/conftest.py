@@ -1,0 +1,33 @@
+"""A NATS server for all tests, a broker and a publisher for each. nats-py runs on asyncio only, and so do these tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+
+import pytest
+
+from feedapi_client.liftbridge import LiftbridgePublisher
+from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def nats_server() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture
+async def broker(nats_server: NatsServer, anyio_backend: str) -> AsyncIterator[LiftbridgeBroker]:
+    async with LiftbridgeBroker(nats_server.url) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def publisher(nats_server: NatsServer, broker: LiftbridgeBroker) -> AsyncIterator[LiftbridgePublisher]:
+    async with LiftbridgePublisher(nats_server.url, ack_timeout=5) as publisher:
+        yield publisher
