@@ -1,0 +1,427 @@
+"""What can go wrong at a publisher, to be scripted with `Publisher.fail`.
+
+::
+
+    publisher.fail(503, times=2)                                            # an error status, on fetch
+    publisher.fail(Status(429, headers={"retry-after": "1"}), partition=3)
+    publisher.fail(Replace({"partitions": [{"id": "70000"}]}), on="discovery", times=None)
+    publisher.fail(Truncate(after_lines=7))                                 # the connection ends in the middle of the eighth line
+
+Faults that break the connection or the framing (`Reset`, `Truncate`, `BrokenChunk`) need the publisher on a port (`Publisher.serve`); all others also work
+through `Publisher.asgi`. Any function ``(response, request, publisher) -> response`` is a fault too; see `feedapi_client.testing.exchange`.
+"""
+
+# ruff: noqa: ARG002, D102 - all faults have the one signature, which `Fault` documents
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import orjson
+
+from feedapi_client.testing.exchange import JSON, TEXT, Request, Response
+
+if TYPE_CHECKING:
+    from feedapi_client.testing.publisher import Publisher
+
+FaultTarget = Literal["fetch", "discovery", "any"]
+
+
+class Fault(Protocol):
+    """Changes the response to a request. Called with the publisher's lock held."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        """The response to send."""
+
+
+class FaultRule:
+    """A fault and when it strikes, as `Publisher.fail` returns it. `hits` counts how often it did."""
+
+    def __init__(self, fault: Fault, *, on: FaultTarget, partition: int | None, times: int | None, after: int) -> None:
+        if on not in ("fetch", "discovery", "any"):
+            raise ValueError(f"on must be fetch, discovery or any, not {on!r}")
+        self.fault = fault
+        self.on = on
+        self.partition = partition
+        self.times = times
+        self.after = after
+        self.hits = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether it may still strike."""
+        return self.times is None or self.hits < self.times
+
+    def remove(self) -> None:
+        """Let it strike no more."""
+        self.times = self.hits
+
+    def strikes(self, request: Request) -> bool:
+        """Whether it strikes this request; counts it."""
+        if not self.live or request.kind not in (("fetch", "discovery") if self.on == "any" else (self.on,)):
+            return False
+        if self.partition is not None and request.partition != self.partition:
+            return False
+        if self.after > 0:
+            self.after -= 1
+            return False
+        self.hits += 1
+        return True
+
+    def __repr__(self) -> str:
+        return f"<FaultRule {self.fault} on {self.on}, partition {self.partition}, {self.hits} of {self.times}>"
+
+
+def as_fault(fault: int | Fault) -> Fault:
+    """A fault, or an error status as one."""
+    return Status(fault) if isinstance(fault, int) else fault
+
+
+@dataclass(frozen=True)
+class Status:
+    """A response with a status, headers and a body of one's own."""
+
+    code: int
+    body: str | bytes = ""
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        body = self.body.encode() if isinstance(self.body, str) else self.body
+        return Response(self.code, {"content-type": TEXT, **self.headers}, body)
+
+
+@dataclass(frozen=True)
+class Redirect:
+    """A redirect, to a path of the same origin or to another URL. The query of the request is kept when the location has none."""
+
+    location: str
+    code: int = 302
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        return Response(self.code, {"location": self.location})
+
+
+@dataclass(frozen=True)
+class Html:
+    """An HTML page with status 200, as a login proxy answers."""
+
+    body: str = "<!DOCTYPE html><html><head><title>Sign in</title></head><body><form>Please sign in</form></body></html>"
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        return Response(200, {"content-type": "text/html; charset=utf-8"}, self.body.encode())
+
+
+@dataclass(frozen=True)
+class Replace:
+    """A 200 response with another body: any JSON value, or bytes as they are."""
+
+    body: Any
+    content_type: str = JSON
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        body = self.body if isinstance(self.body, bytes) else orjson.dumps(self.body, option=orjson.OPT_NON_STR_KEYS)
+        return Response(200, {"content-type": self.content_type}, body)
+
+
+@dataclass(frozen=True)
+class Edit:
+    """The discovery object, changed: `change` gets it decoded and returns another one (or changes it and returns None)."""
+
+    change: Callable[[Any], Any]
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        if response.status == 200 and request.kind == "discovery":
+            value = orjson.loads(response.body)
+            changed = self.change(value)
+            response.body = orjson.dumps(value if changed is None else changed, option=orjson.OPT_NON_STR_KEYS)
+        return response
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A 200 response whose body went through a function of one's own."""
+
+    change: Callable[[bytes], bytes]
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        if response.status == 200:
+            response.body = self.change(response.body)
+            response.transforms.append(self.change)
+        return response
+
+
+@dataclass(frozen=True)
+class Reset:
+    """The connection is reset: before anything is sent, or after a number of bytes or whole lines of the body (and half of the next line)."""
+
+    after_bytes: int | None = None
+    after_lines: int | None = None
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        before = self.after_bytes is None and self.after_lines is None
+        whole = _settled(response)
+        kept = b"" if before else _cut(whole.body, self.after_bytes, self.after_lines)
+        whole.declared, whole.body, whole.ending, whole.send_head = max(len(whole.body), len(kept) + 1), kept, "reset", not before
+        return whole
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """The connection is closed in the middle of the body, although Content-Length, or chunked framing, promised more. By default in the middle of the
+    last line."""
+
+    after_bytes: int | None = None
+    after_lines: int | None = None
+    chunked: bool = False
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = _settled(response)
+        kept = _cut(whole.body, self.after_bytes, self.after_lines)
+        whole.declared = None if self.chunked else len(whole.body) + 1
+        whole.body, whole.ending, whole.chunked = kept, "close", self.chunked
+        return whole
+
+
+@dataclass(frozen=True)
+class BrokenChunk:
+    """Chunked framing that is garbage behind the first chunk."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = _settled(response)
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
+        whole.raw = head + b"%x\r\n" % len(whole.body) + whole.body + b"\r\nthis is no chunk size\r\n"
+        return whole
+
+
+@dataclass(frozen=True)
+class CutLine:
+    """A complete response whose body ends in the middle of a line: of the last one, or of the one behind `after_lines` whole lines; then `text` follows."""
+
+    after_lines: int | None = None
+    text: str = ""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = _settled(response)
+        whole.body = _cut(whole.body, None, self.after_lines) + self.text.encode()
+        return whole
+
+
+@dataclass(frozen=True)
+class ErrorText(CutLine):
+    """What a publisher's framework does when the publisher fails midway: its error text is appended to the 200 response."""
+
+    text: str = "Internal server error"
+
+
+@dataclass(frozen=True)
+class NoFinalNewline:
+    r"""A complete response whose last line has no ``\n``."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = _settled(response)
+        whole.body = whole.body.removesuffix(b"\n")
+        return whole
+
+
+@dataclass(frozen=True)
+class NoCheckpoint:
+    """Events and no cursor. With `keep`, only the checkpoints behind the first `keep` ones are left out."""
+
+    keep: int = 0
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        seen = 0
+
+        def drop(lines: bytes) -> bytes:
+            nonlocal seen
+            kept = []
+            for line, command in _commands(lines):
+                seen += "cursor" in command
+                if "cursor" not in command or seen <= self.keep:
+                    kept.append(line)
+            return b"".join(kept)
+
+        return Rewrite(drop)(response, request, publisher)
+
+
+@dataclass(frozen=True)
+class SameCheckpoint:
+    """Events, and as the only cursor the one that was asked with."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        asked = request.cursor
+
+        def repeat(lines: bytes) -> bytes:
+            return b"".join(orjson.dumps({**command, "cursor": asked}) + b"\n" if "cursor" in command else line for line, command in _commands(lines))
+
+        return Rewrite(repeat)(response, request, publisher)
+
+
+@dataclass(frozen=True)
+class EmptyPage:
+    """No event, and a cursor that differs from the one asked with and stands for the same place; with ``moving=False`` the very cursor asked with."""
+
+    moving: bool = True
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        if response.status != 200 or request.cursor is None or request.partition is None:
+            return response
+        cursor = publisher._another_cursor(request.partition, request.cursor) if self.moving else request.cursor
+        lead = {"partition": request.partition} if publisher.dialect == "v1" else {}
+        response.body, response.follow = orjson.dumps({**lead, "cursor": cursor}) + b"\n", None
+        return response
+
+
+@dataclass(frozen=True)
+class EndlessLine:
+    """After the checkpoints that there are, a line that never ends."""
+
+    piece: int = 65536
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = _settled(response)
+        whole.body += b'{"data":{"endless":"' if publisher.dialect != "v2-draft" else b'{"event":{"endless":"'
+
+        def more() -> Iterator[bytes]:
+            while True:
+                yield b"x" * self.piece
+
+        whole.endless = more
+        return whole
+
+
+@dataclass(frozen=True)
+class EndlessRun:
+    """Events without end and without a checkpoint: those of the page, over and over."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = _settled(response)
+        events = b"".join(line for line, command in _commands(whole.body) if "cursor" not in command)
+        key = b'{"event":' if publisher.dialect == "v2-draft" else b'{"data":'
+        lines = events or key + b'{"endless":true}}\n'
+        whole.body = lines
+
+        def more() -> Iterator[bytes]:
+            while True:
+                yield lines * max(1, 65536 // len(lines))
+
+        whole.endless = more
+        return whole
+
+
+@dataclass(frozen=True)
+class UnknownCommands:
+    """Lines that are neither events nor checkpoints, before each line of the response."""
+
+    commands: tuple[Any, ...] = ({"command": "partitions-changed"}, {"resync": True, "partition": 0}, {})
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        noise = b"".join(orjson.dumps(command) + b"\n" for command in self.commands)
+        return Rewrite(lambda lines: b"".join(noise + line for line, _ in _commands(lines)))(response, request, publisher)
+
+
+@dataclass(frozen=True)
+class ExtraFields:
+    """Unknown fields before and behind the known ones, in every line, or in discovery and each of its partitions."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        if request.kind == "discovery":
+            return Edit(_with_extras)(response, request, publisher)
+        return Rewrite(_with_extra_fields)(response, request, publisher)
+
+
+@dataclass(frozen=True)
+class Delay:
+    """The response comes `seconds` late."""
+
+    seconds: float
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        response.delay = self.seconds
+        return response
+
+
+@dataclass(frozen=True)
+class Hang:
+    """No response at all, or nothing behind a number of bytes or lines of the body; the connection stays open."""
+
+    after_bytes: int | None = None
+    after_lines: int | None = None
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        silent = self.after_bytes is None and self.after_lines is None
+        whole = _settled(response)
+        whole.body = b"" if silent else _cut(whole.body, self.after_bytes, self.after_lines)
+        whole.ending, whole.send_head, whole.chunked = "hang", not silent, True
+        return whole
+
+
+@dataclass(frozen=True)
+class Trickle:
+    """The body in small pieces, `interval` seconds apart."""
+
+    piece: int = 1
+    interval: float = 0.0
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        response.piece, response.interval, response.chunked = self.piece, self.interval, True
+        return response
+
+
+@dataclass(frozen=True)
+class Gzip:
+    """The body is compressed, although nobody asked for it."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        whole = _settled(response)
+        whole.body = gzip.compress(whole.body)
+        whole.headers = {**whole.headers, "content-encoding": "gzip"}
+        return whole
+
+
+@dataclass(frozen=True)
+class Both:
+    """Several faults, one after the other."""
+
+    faults: tuple[Fault, ...]
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        for fault in self.faults:
+            response = fault(response, request, publisher)
+        return response
+
+
+def _settled(response: Response) -> Response:
+    """The response without what a stream would add to it later: its first lines are its body."""
+    if response.follow is not None:
+        response.body += response.follow.next_chunk()[0]
+        response.follow = None
+    return response
+
+
+def _commands(lines: bytes) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    for line in lines.split(b"\n")[:-1]:
+        yield line + b"\n", orjson.loads(line)
+
+
+def _cut(body: bytes, after_bytes: int | None, after_lines: int | None) -> bytes:
+    if after_bytes is not None:
+        return body[:after_bytes]
+    lines = body.split(b"\n")[:-1]
+    if not lines:
+        return body
+    whole = len(lines) - 1 if after_lines is None else min(after_lines, len(lines) - 1)
+    return b"".join(line + b"\n" for line in lines[:whole]) + lines[whole][: max(1, len(lines[whole]) // 2)]
+
+
+def _with_extras(found: dict[str, Any]) -> dict[str, Any]:
+    partitions = [{"x-rack": [1, {"a": None}], **partition, "weight": 0.5} for partition in found["partitions"]]
+    return {"x-build": {"n": 1}, **found, "partitions": partitions, "maxLag": None}
+
+
+def _with_extra_fields(lines: bytes) -> bytes:
+    # By hand, so that payloads stay as they are byte for byte.
+    return b"".join(b'{"x-before":[1,{"data":2}],' + line[1:-1] + b',"x-behind":{"cursor":null}}\n' for line in lines.split(b"\n")[:-1])
