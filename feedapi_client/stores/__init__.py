@@ -1,5 +1,34 @@
-"""Where cursors are kept."""
+"""Where cursors are kept. The stores of an extra are imported when they are first asked for."""
 
-from feedapi_client.stores.base import CursorStore
+from __future__ import annotations
 
-__all__ = ["CursorStore"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from feedapi_client.stores.base import AdministrableStore, CursorStore, JournalledStore
+from feedapi_client.stores.journal import Journal
+from feedapi_client.stores.memory import MemoryCursorStore
+from feedapi_client.stores.sqlite import SQLiteCursorStore
+
+if TYPE_CHECKING:
+    from feedapi_client.stores.redis import RedisCursorStore
+    from feedapi_client.stores.sql import SQLAlchemyCursorStore
+
+__all__ = [
+    "AdministrableStore",
+    "CursorStore",
+    "Journal",
+    "JournalledStore",
+    "MemoryCursorStore",
+    "RedisCursorStore",
+    "SQLAlchemyCursorStore",
+    "SQLiteCursorStore",
+]
+
+_LAZY = {"RedisCursorStore": "feedapi_client.stores.redis", "SQLAlchemyCursorStore": "feedapi_client.stores.sql"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(import_module(_LAZY[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,57 @@
+"""Cursors in memory: for tests, and for programs that start anew each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import anyio.lowlevel
+
+from feedapi_client.errors import StoreError
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores.base import Closable, check_predecessor, replace_positions
+
+
+class MemoryCursorStore(Closable):
+    """Keeps positions for as long as the object lives. Not for use from several threads. Takes part in no transaction."""
+
+    def __init__(self) -> None:
+        self._feeds: dict[FeedKey, dict[int, Position]] = {}
+
+    async def load(self, feed: FeedKey) -> dict[int, Position]:
+        """See `CursorStore.load`."""
+        await anyio.lowlevel.checkpoint()
+        return dict(self._feeds.get(feed, {}))
+
+    async def save(self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None) -> None:
+        """See `CursorStore.save`. Raises `StoreError` when a transaction is given."""
+        if transaction is not None:
+            raise StoreError("MemoryCursorStore can't take part in a transaction: use a store in the database that the effects go to", feed=feed.url)
+        await anyio.lowlevel.checkpoint()
+        stored = self._feeds.get(feed, {})
+        for partition, position in positions.items():
+            found = stored.get(partition)
+            check_predecessor(feed, partition, position, None if found is None else found.revision)
+        if positions:
+            self._feeds.setdefault(feed, {}).update(positions)
+
+    async def feeds(self) -> list[FeedKey]:
+        """See `AdministrableStore.feeds`."""
+        await anyio.lowlevel.checkpoint()
+        return sorted(self._feeds, key=str)
+
+    async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
+        """See `AdministrableStore.delete`."""
+        await anyio.lowlevel.checkpoint()
+        stored = self._feeds.get(feed, {})
+        for partition in list(stored) if partitions is None else partitions:
+            stored.pop(partition, None)
+        if not stored:
+            self._feeds.pop(feed, None)
+
+    async def replace(self, feed: FeedKey, positions: Mapping[int, Position]) -> dict[int, Position]:
+        """See `AdministrableStore.replace`."""
+        return await replace_positions(self, feed, positions)
+
+    def __repr__(self) -> str:
+        return f"<MemoryCursorStore: {len(self._feeds)} feeds, {sum(map(len, self._feeds.values()))} positions>"
