@@ -106,7 +106,10 @@ class Reader:
         self.dialect = dialect
         assert request.cursor is not None
         self.cursor = request.cursor
-        self.place, self.symbolic = _place_of(publisher, log, request.cursor)
+        try:
+            self.place, self.symbolic = publisher._place(log, request.cursor), request.cursor in (FIRST, LAST)
+        except ValueError as invalid:
+            raise Refused(400, str(invalid)) from None
         self.cut = _cut_of(publisher, request, dialect)
         self.visible = _visible(publisher, request, dialect)
         names = request.query.get("headers", "") if dialect == "v1" else ""
@@ -130,20 +133,6 @@ class Reader:
     def _cursor(self, place: Place) -> str:
         # At the end a consumer gets back the very cursor that it asked with.
         return self.cursor if place == self.place and not self.symbolic else self.publisher._encode(place)
-
-
-def _place_of(publisher: Publisher, log: PartitionLog, cursor: str) -> tuple[Place, bool]:
-    if cursor == FIRST:
-        return Place(log.id, 0, {}), True
-    if cursor == LAST:
-        return Place(log.id, log.end, {}), True
-    try:
-        place = publisher._decode(cursor)
-    except ValueError:
-        raise Refused(400, "not a cursor of this feed") from None
-    if not log.accepts(place.origin):
-        raise Refused(400, f"not a cursor of partition {log.id}")
-    return place, False
 
 
 def _cut_of(publisher: Publisher, request: Request, dialect: DialectName) -> Cut:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import anyio
 
 from feedapi_client.testing.answer import answer
-from feedapi_client.testing.exchange import Follow, Response, read_request
+from feedapi_client.testing.exchange import Follow, Request, Response, read_request
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,21 +54,33 @@ class FeedApp:
             return
         publisher = self.publisher
         request = read_request(publisher.path, scope, time.monotonic())
-        with publisher._lock:
-            rule = publisher._arrived(request)
-            response = answer(publisher, request)
-            if rule is not None:
-                response = rule.fault(response, request, publisher)
-            request.status = response.status
+        self._count(1)
         try:
+            response = self._answer(request)
             if response.plain:
                 await _send_head(response, send)
                 await send({"type": "http.response.body", "body": response.body, "more_body": False})
             else:
                 await _Delivery(publisher, response, receive, send, scope.get(CONNECTION)).run()
         finally:
-            with publisher._lock:
-                publisher.in_flight -= 1
+            self._count(-1)
+
+    def _answer(self, request: Request) -> Response:
+        publisher = self.publisher
+        with publisher._lock:
+            rule = publisher._arrived(request)
+            response = answer(publisher, request)
+            if rule is not None:
+                response = rule.fault(response, request, publisher)
+            request.status = response.status
+            publisher.counters[f"{request.kind} {response.status}"] += 1
+        return response
+
+    def _count(self, change: int) -> None:
+        publisher = self.publisher
+        with publisher._lock:
+            publisher.in_flight += change
+            publisher.max_in_flight = max(publisher.max_in_flight, publisher.in_flight)
 
 
 async def _send_head(response: Response, send: Send) -> None:

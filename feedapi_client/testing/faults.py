@@ -95,7 +95,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Redirect:
-    """A redirect, to a path of the same origin or to another URL. The query of the request is kept when the location has none."""
+    """A redirect, to a path of the same origin or to another URL."""
 
     location: str
     code: int = 302

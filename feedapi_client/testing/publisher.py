@@ -35,10 +35,10 @@ API::
       upgrade(dialect)                                                    same as assigning `dialect`; cursors carry over
       partitions -> dict[int, Partition]; open_partitions() -> list[int]; discovery() -> dict; token -> str
     Settings that may be assigned at any time: dialect, page_size, checkpoint_every, scan_limit, vary, stream, exactly_once, filters, key, quirks,
-      bearer (without that bearer token 401, with another 403), require_query ({name: value}, else 403), type_field ("type")
+      bearer (requests without that bearer token 401, with another 403), require_query ({name: value}, else 403), type_field ("type")
     Faults: fail(fault, *, on="fetch" | "discovery" | "any", partition=None, times=1 | None, after=0) -> FaultRule; heal(); faults -> list[FaultRule]
-    Watching: requests -> list[Request] (kind, partition, cursor, token, query, headers, path, time, status), counters, in_flight, max_in_flight,
-      clear_requests()
+    Watching: requests -> list[Request] (kind, partition, cursor, token, query, headers, path, time, status); clear_requests()
+      counters ("discovery", "fetch", "fetch 409" ...); in_flight, max_in_flight (responses under way)
       await wait(predicate, timeout=10.0)                                 until predicate() is true; asyncio and trio
     Serving: serve(host="127.0.0.1", port=0) -> Serving (async and plain context manager giving the URL); serving = serve; url; asgi (the ASGI app)
 
@@ -54,7 +54,6 @@ from __future__ import annotations
 import heapq
 import secrets
 import threading
-import time
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -64,7 +63,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 import orjson
 
-from feedapi_client.model import DialectName, Partition
+from feedapi_client.model import FIRST, LAST, DialectName, Partition
 from feedapi_client.testing.cursors import AWKWARD_PREFIX, Place, decode, encode
 from feedapi_client.testing.exchange import Request
 from feedapi_client.testing.faults import Fault, FaultRule, FaultTarget, as_fault
@@ -135,6 +134,8 @@ class Publisher:
         self.counters: Counter[str] = Counter()
         self.in_flight = 0
         self.max_in_flight = 0
+        if page_size < 1 or checkpoint_every < 1:
+            raise ValueError("page_size and checkpoint_every must be at least 1")
         for id in range(partitions) if isinstance(partitions, int) else partitions:
             self._new(id)
         self._roots = tuple(self._logs)
@@ -275,12 +276,13 @@ class Publisher:
         """Split a partition into new ones and return their ids.
 
         ``starts-after`` closes the partition and opens children for the events to come. ``cursor-from`` replaces it by children that share its whole
-        history by the hash of the entity; `key` finds the entity for this split. Raises ValueError for ids in use and in dialect v1.
+        history by the hash of the entity; `key` finds the entity for this split. Raises ValueError for ids in use, for a partition that has been
+        split before, and in dialect v1.
         """
         with self._lock:
             if self._dialect == "v1":
                 raise ValueError("dialect v1 has no splits: upgrade first")
-            parent = self._listed(partition)
+            parent = self._unsplit(partition)
             ids = tuple(self._free_ids(into)) if isinstance(into, int) else tuple(into)
             self._check_new(ids)
             if method == "starts-after":
@@ -298,7 +300,7 @@ class Publisher:
     def merge(self, partitions: Iterable[int], into: int | None = None) -> int:
         """Replace partitions by one that holds the history of all of them; return its id."""
         with self._lock:
-            parents = [self._listed(id) for id in partitions]
+            parents = [self._unsplit(id) for id in partitions]
             (id,) = self._free_ids(1) if into is None else (into,)
             self._check_new((id,))
             ancestors = [parent.id for parent in parents] + [one for parent in parents for one in parent.cursor_from]
@@ -430,6 +432,12 @@ class Publisher:
             raise ValueError(f"partition {partition} is not listed")
         return log
 
+    def _unsplit(self, partition: int) -> PartitionLog:
+        log = self._listed(partition)
+        if log.heirs:
+            raise ValueError(f"partition {partition} was split into {log.heirs} already: no topology could say what follows what")
+        return log
+
     def _writable(self, partition: int) -> PartitionLog:
         log = self._listed(partition)
         if log.closed:
@@ -467,15 +475,23 @@ class Publisher:
             entity = self.key(_decoded(payload))
         return raw, _hash(entity)
 
-    def _encode(self, place: Place) -> str:
-        cursor = encode(place.origin, place.base, place.ahead)
+    def _encode(self, place: Place, nonce: int | None = None) -> str:
+        cursor = encode(place.origin, place.base, place.ahead, nonce=nonce)
         return AWKWARD_PREFIX + cursor if self.quirks.awkward_cursors else cursor
 
     def _another_cursor(self, partition: int, cursor: str) -> str:
         """A cursor that differs from `cursor` and stands for the same place."""
-        place = Place(partition, 0, {}) if cursor.startswith("_") else self._decode(cursor)
         self._nonce += 1
-        return encode(place.origin, place.base, place.ahead, nonce=self._nonce)
+        return self._encode(self._place(self._logs[partition], cursor), self._nonce)
+
+    def _place(self, log: PartitionLog, cursor: str) -> Place:
+        """What a cursor, special or not, means in a partition. Raises ValueError for one that isn't valid there."""
+        if cursor in (FIRST, LAST):
+            return Place(log.id, 0 if cursor == FIRST else log.end, {})
+        place = self._decode(cursor)
+        if not log.accepts(place.origin):
+            raise ValueError(f"not a cursor of partition {log.id}")
+        return place
 
     def _decode(self, cursor: str) -> Place:
         place = decode(cursor.removeprefix(AWKWARD_PREFIX))
@@ -499,14 +515,9 @@ class Publisher:
         """Note a request; the fault that strikes it, if any. The caller holds the lock."""
         self._requests.append(request)
         self.counters[request.kind] += 1
-        self.in_flight += 1
-        self.max_in_flight = max(self.max_in_flight, self.in_flight)
         struck = next((rule for rule in self._rules if rule.strikes(request)), None)
         self._rules = [rule for rule in self._rules if rule.live]
         return struck
-
-    def _now(self) -> float:
-        return time.monotonic()
 
 
 def default_key(payload: Any) -> object:

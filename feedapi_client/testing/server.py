@@ -128,12 +128,19 @@ class Serving:
         server = await loop.create_server(lambda: _FeedProtocol(config, state, {}, loop), sock=listener)
         await self._stop.wait()
         server.close()
+        await _say_goodbye(state)
+        await server.wait_closed()
+
+
+async def _say_goodbye(state: ServerState) -> None:
+    """Close every connection, also one that was just being accepted, and see the requests end."""
+    this = asyncio.current_task()
+    deadline = asyncio.get_running_loop().time() + _GOODBYE
+    while (tasks := asyncio.all_tasks() - {this}) or state.connections:
         for protocol in tuple(state.connections):
             protocol.transport.abort()
-        if state.tasks:
-            _, late = await asyncio.wait(state.tasks, timeout=_GOODBYE)
-            for task in late:
+        if asyncio.get_running_loop().time() > deadline:
+            for task in tasks:
                 task.cancel()
-        while state.connections:  # noqa: ASYNC110 - their ends are queued in the loop already
-            await asyncio.sleep(0)
-        await server.wait_closed()
+        # Requests end by themselves once their connection is gone: a cancelled one would be logged as an error.
+        await asyncio.sleep(0)
