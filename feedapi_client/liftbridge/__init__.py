@@ -5,11 +5,13 @@ Everything here that talks to a broker needs asyncio, since nats-py and grpc.aio
 
 try:
     import google_crc32c as _google_crc32c
+    import gufo.liftbridge as _gufo
     import nats as _nats
     from google import protobuf as _protobuf
 except ImportError as error:
     raise ImportError(f"feedapi_client.liftbridge needs its extra: pip install 'feedapi-client[liftbridge]' (missing: {error.name})") from error
 
+from feedapi_client.liftbridge.api import LiftbridgeApi, PartitionMetadata, StreamMetadata
 from feedapi_client.liftbridge.envelope import AckError, AckPolicy, Envelope, MsgType, decode, encode
 from feedapi_client.liftbridge.errors import (
     AckTimeoutError,
@@ -39,20 +41,23 @@ __all__ = [
     "Envelope",
     "EnvelopeError",
     "IncorrectOffsetError",
+    "LiftbridgeApi",
     "LiftbridgeError",
     "LiftbridgePublisher",
     "Message",
     "MessageTooLargeError",
     "MsgType",
+    "PartitionMetadata",
     "PublishError",
     "PublishRefusedError",
     "PublisherStats",
     "RelayFencedError",
     "Stream",
     "StreamError",
+    "StreamMetadata",
     "decode",
     "encode",
     "key_partition",
 ]
 
-del _google_crc32c, _nats, _protobuf
+del _google_crc32c, _gufo, _nats, _protobuf

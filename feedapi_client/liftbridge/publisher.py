@@ -103,7 +103,7 @@ class LiftbridgePublisher:
         self._pending = Pending(max_in_flight, self.stats)
 
     async def __aenter__(self) -> LiftbridgePublisher:
-        _require_asyncio()
+        require_asyncio()
         client = self._servers if isinstance(self._servers, Client) else await self._connect(self._servers)
         self._inbox = client.new_inbox()
         self._subscription = await client.subscribe(self._inbox, cb=self._on_ack)
@@ -333,7 +333,8 @@ def _rows(
     return zip(values, itertools.repeat(None) if keys is None else keys, itertools.repeat(None) if headers is None else headers, strict=False)
 
 
-def _require_asyncio() -> None:
+def require_asyncio() -> None:
+    """Raise `LiftbridgeError` on any other event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError as error:

@@ -267,6 +267,12 @@ class LiftbridgeBroker:
         fault = self._fault(message)
         if fault is Fault.LOSE:
             return
+        ack = await self.accept(stream, partition, subject, message, size, fault)
+        if message.ackInbox and int(message.ackPolicy) != AckPolicy.NONE and fault is not Fault.DROP_ACK:
+            await self._answer(message.ackInbox, _answers(ack, fault))
+
+    async def accept(self, stream: BrokerStream, partition: int, subject: str, message: Message, size: int, fault: Fault | None = None) -> Ack:
+        """Check and store a message of `size` bytes as a broker does; the ack says what became of it."""
         ack = Ack(
             stream=stream.stream.name,
             partitionSubject=stream.stream.subject_of(partition),
@@ -281,8 +287,7 @@ class LiftbridgeBroker:
         else:
             ack.offset = await self._store(stream, partition, _stored(message, subject, ack.receptionTimestamp))
             ack.commitTimestamp = time.time_ns()
-        if message.ackInbox and int(message.ackPolicy) != AckPolicy.NONE and fault is not Fault.DROP_ACK:
-            await self._answer(message.ackInbox, _answers(ack, fault))
+        return ack
 
     def _fault(self, message: Message) -> Fault | None:
         if self.decide is not None and (fault := self.decide(message)) is not None:

@@ -1,0 +1,145 @@
+"""The gRPC side of the stand-in broker: the parts of Liftbridge's API that read streams back, on the API definition of gufo-liftbridge."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from gufo.liftbridge import api_pb2
+from gufo.liftbridge.api_pb2_grpc import APIServicer, add_APIServicer_to_server
+
+from feedapi_client.liftbridge.envelope import AckPolicy
+from feedapi_client.liftbridge.messages_pb2 import Message as Published
+
+if TYPE_CHECKING:
+    from feedapi_client.testing.liftbridge import BrokerStream, LiftbridgeBroker, StoredMessage
+
+_BROKER = "stand-in"
+
+
+async def serve(broker: LiftbridgeBroker, port: int) -> tuple[Any, int]:
+    """Serve the API on loopback; the server and its port (the one asked for unless 0)."""
+    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    add_APIServicer_to_server(_Servicer(broker), server)  # type: ignore[no-untyped-call]
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    return server, bound
+
+
+class _Servicer(APIServicer):  # type: ignore[misc]
+    def __init__(self, broker: LiftbridgeBroker) -> None:
+        self._broker = broker
+
+    async def CreateStream(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if not request.name or not request.subject:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream needs a name and a subject")
+        if request.name in self._broker.streams:
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "the stream exists")
+        await self._broker.create_stream(
+            request.name, request.subject, request.partitions or 1, concurrency_control=request.optimisticConcurrencyControl.value
+        )
+        return api_pb2.CreateStreamResponse()
+
+    async def DeleteStream(self, request: Any, context: Any) -> Any:  # noqa: N802
+        if self._broker.streams.pop(request.name, None) is None:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such stream")
+        return api_pb2.DeleteStreamResponse()
+
+    async def FetchMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        host, _, port = self._broker.address.rpartition(":")
+        answer = api_pb2.FetchMetadataResponse(brokers=[api_pb2.Broker(id=_BROKER, host=host, port=int(port))])
+        for name in request.streams or list(self._broker.streams):
+            if name in self._broker.streams:
+                answer.streamMetadata.append(self._describe(self._broker.streams[name]))
+            else:
+                answer.streamMetadata.append(api_pb2.StreamMetadata(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM))
+        return answer
+
+    async def FetchPartitionMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+        held = await self._held(request.stream, request.partition, context)
+        newest = self._broker.next_offset(held.stream.name, request.partition) - 1
+        return api_pb2.FetchPartitionMetadataResponse(
+            metadata=api_pb2.PartitionMetadata(id=request.partition, leader=_BROKER, highWatermark=newest, newestOffset=newest)
+        )
+
+    async def Subscribe(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
+        held = await self._held(request.stream, request.partition, context)
+        offset = self._start(request)
+        yield api_pb2.Message()
+        while True:
+            first = held.first_offset[request.partition]
+            messages = held.partitions[request.partition]
+            offset = max(offset, first)
+            while offset - held.first_offset[request.partition] < len(messages):
+                stored = messages[max(offset - held.first_offset[request.partition], 0)]
+                yield _message(held.stream.name, request.partition, stored)
+                offset = stored.offset + 1
+            async with held.grown:
+                await held.grown.wait_for(lambda at=offset: self._broker.next_offset(held.stream.name, request.partition) > at)
+
+    async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
+        held = await self._held(request.stream, request.partition, context)
+        answer = api_pb2.PublishResponse()
+        message = Published(
+            offset=request.expectedOffset,
+            key=request.key,
+            value=request.value,
+            headers=dict(request.headers),
+            correlationId=request.correlationId,
+            ackPolicy=request.ackPolicy,
+        )
+        ack = await self._broker.accept(held, request.partition, held.stream.subject_of(request.partition), message, len(request.value))
+        # Without a deadline the real broker does not wait for the ack either.
+        if ack is not None and request.ackPolicy != AckPolicy.NONE and context.time_remaining() is not None:
+            answer.ack.ParseFromString(ack.SerializeToString())
+        return answer
+
+    async def SetCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._held(request.stream, request.partition, context)
+        self._broker.cursors[request.stream, request.partition, request.cursorId] = request.offset
+        return api_pb2.SetCursorResponse()
+
+    async def FetchCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._held(request.stream, request.partition, context)
+        return api_pb2.FetchCursorResponse(offset=self._broker.cursors.get((request.stream, request.partition, request.cursorId), -1))
+
+    async def _held(self, stream: str, partition: int, context: Any) -> BrokerStream:
+        held = self._broker.streams.get(stream)
+        if held is None or not 0 <= partition < held.stream.partitions:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such partition")
+        assert held is not None
+        return held
+
+    def _start(self, request: Any) -> int:
+        following = self._broker.next_offset(request.stream, request.partition)
+        if request.startPosition == api_pb2.OFFSET:
+            return int(request.startOffset)
+        if request.startPosition == api_pb2.TIMESTAMP:
+            later = (m.offset for m in self._broker.messages(request.stream, request.partition) if m.timestamp >= request.startTimestamp)
+            return next(later, following)
+        if request.startPosition == api_pb2.EARLIEST:
+            return 0
+        return max(following - 1, 0) if request.startPosition == api_pb2.LATEST else following
+
+    def _describe(self, held: BrokerStream) -> Any:
+        answer = api_pb2.StreamMetadata(name=held.stream.name, subject=held.stream.subject, creationTimestamp=time.time_ns())
+        for partition in range(held.stream.partitions):
+            answer.partitions[partition].CopyFrom(api_pb2.PartitionMetadata(id=partition, leader=_BROKER, replicas=[_BROKER], isr=[_BROKER]))
+        return answer
+
+
+def _message(stream: str, partition: int, stored: StoredMessage) -> Any:
+    return api_pb2.Message(
+        offset=stored.offset,
+        key=stored.key,
+        value=stored.value,
+        timestamp=stored.timestamp,
+        stream=stream,
+        partition=partition,
+        subject=stored.subject,
+        headers=stored.headers,
+    )
+

@@ -1,0 +1,185 @@
+"""The gRPC API against an in-process server built on the same definition."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+
+import anyio
+import pytest
+
+from feedapi_client.liftbridge import BrokerUnavailableError, LiftbridgeApi, LiftbridgeError, LiftbridgePublisher, Message, Stream, StreamError
+from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer, free_port
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+async def broker(nats_server: NatsServer, anyio_backend: str) -> AsyncIterator[LiftbridgeBroker]:
+    async with LiftbridgeBroker(nats_server.url, grpc=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def api(broker: LiftbridgeBroker) -> AsyncIterator[LiftbridgeApi]:
+    async with LiftbridgeApi(broker.address, timeout=5) as api:
+        yield api
+
+
+async def read(messages: AsyncGenerator[Message, None], count: int) -> list[bytes]:
+    values: list[bytes] = []
+    async with aclosing(messages) as open_messages:
+        async for message in open_messages:
+            values.append(message.value)
+            if len(values) == count:
+                break
+    return values
+
+
+async def test_a_stream_is_created_once(api: LiftbridgeApi, broker: LiftbridgeBroker) -> None:
+    stream = Stream("s", "subject", 3)
+    assert await api.create_stream(stream, concurrency_control=True) is True
+    assert await api.create_stream(stream) is False
+    assert broker.streams["s"].concurrency_control
+    metadata = await api.metadata("s")
+    assert metadata.stream == stream
+    assert set(metadata.partitions) == {0, 1, 2}
+
+
+async def test_what_is_published_is_read_back_with_key_and_headers(api: LiftbridgeApi, publisher: LiftbridgePublisher) -> None:
+    await api.create_stream("s")
+    await publisher.publish("s", b"hello", key=b"k", headers={"h": b"x"})
+    async with aclosing(api.subscribe("s", 0)) as messages:
+        async for message in messages:
+            assert (message.offset, message.value, message.key, message.headers["h"]) == (0, b"hello", b"k", b"x")
+            assert isinstance(message, Message)
+            break
+
+
+@pytest.mark.parametrize(("start", "expected"), [(0, b"0"), (3, b"3"), ("earliest", b"0"), ("latest", b"4"), ("new", b"new")])
+async def test_a_subscription_starts_where_it_is_told_to(api: LiftbridgeApi, publisher: LiftbridgePublisher, start: int | str, expected: bytes) -> None:
+    await api.create_stream("s")
+    await publisher.publish_many("s", [b"%d" % i for i in range(5)])
+    seen: list[bytes] = []
+
+    async def first() -> None:
+        seen.extend(await read(api.subscribe("s", start), 1))  # type: ignore[arg-type]
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(first)
+        while not seen:
+            await anyio.sleep(0.05)
+            if start == "new":
+                await publisher.publish("s", b"new")
+    assert seen == [expected]
+
+
+async def test_a_subscription_ends_behind_the_offset_asked_for(api: LiftbridgeApi, publisher: LiftbridgePublisher) -> None:
+    await api.create_stream("s")
+    await publisher.publish_many("s", [b"%d" % i for i in range(2000)])
+    assert [message.offset async for message in api.subscribe("s", 500, until=1500)] == list(range(500, 1501))
+    assert [message async for message in api.subscribe("s", 7, until=6)] == []
+
+
+async def test_a_subscription_follows_what_comes_later(api: LiftbridgeApi, publisher: LiftbridgePublisher) -> None:
+    await api.create_stream(Stream("s", partitions=2))
+    seen: list[bytes] = []
+
+    async def follow() -> None:
+        seen.extend(await read(api.subscribe("s", 0, partition=1), 20))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follow)
+        for i in range(20):
+            await publisher.publish(Stream("s", partitions=2), b"%d" % i, partition=1)
+    assert seen == [b"%d" % i for i in range(20)]
+
+
+async def test_a_subscription_survives_a_restart_of_the_broker(api: LiftbridgeApi, broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await api.create_stream("s")
+    await publisher.publish_many("s", [b"0", b"1"])
+    seen: list[bytes] = []
+    async with aclosing(api.subscribe("s")) as messages:
+        async for message in messages:
+            seen.append(message.value)
+            if len(seen) == 2:
+                await broker.restart()
+                await publisher.publish_many("s", [b"2", b"3"])
+            if len(seen) == 4:
+                break
+    assert seen == [b"0", b"1", b"2", b"3"]
+
+
+async def test_a_subscription_that_stays_silent_ends_when_asked_to(api: LiftbridgeApi) -> None:
+    await api.create_stream("s")
+    with pytest.raises(BrokerUnavailableError, match="no message"):
+        await read(api.subscribe("s", idle_timeout=0.1), 1)
+
+
+async def test_a_partitions_metadata_holds_its_offsets(api: LiftbridgeApi, publisher: LiftbridgePublisher) -> None:
+    await api.create_stream("s")
+    empty = await api.partition_metadata("s")
+    assert (empty.newest_offset, empty.high_watermark) == (-1, -1)
+    await publisher.publish_many("s", [b"x"] * 3)
+    assert (await api.partition_metadata("s")).newest_offset == 2
+
+
+async def test_cursors_are_kept_by_name(api: LiftbridgeApi) -> None:
+    await api.create_stream("s")
+    assert await api.fetch_cursor("s", "mine") is None
+    await api.set_cursor("s", "mine", 41)
+    await api.set_cursor("s", "zero", 0)
+    assert await api.fetch_cursor("s", "mine") == 41
+    assert await api.fetch_cursor("s", "zero") == 0
+    assert await api.fetch_cursor("s", "yours") is None
+
+
+async def test_a_deleted_stream_is_gone(api: LiftbridgeApi) -> None:
+    await api.create_stream("s")
+    await api.delete_stream("s")
+    with pytest.raises(StreamError):
+        await api.metadata("s")
+
+
+async def test_a_missing_stream_or_partition_is_an_error_that_names_it(api: LiftbridgeApi) -> None:
+    with pytest.raises(StreamError, match="nothing"):
+        await api.partition_metadata("nothing")
+    with pytest.raises(StreamError, match="nothing"):
+        await read(api.subscribe("nothing"), 1)
+    with pytest.raises(StreamError, match="nothing"):
+        await api.delete_stream("nothing")
+    await api.create_stream("s")
+    with pytest.raises(StreamError, match="no partition 1"):
+        await read(api.subscribe("s", partition=1), 1)
+
+
+async def test_a_refused_request_is_an_error_with_the_brokers_words(api: LiftbridgeApi) -> None:
+    unnamed = Stream("s")
+    object.__setattr__(unnamed, "name", "")
+    with pytest.raises(LiftbridgeError, match="INVALID_ARGUMENT.*a name and a subject"):
+        await api.create_stream(unnamed)
+
+
+async def test_a_broker_that_is_not_there_is_an_error_after_the_timeout() -> None:
+    async with LiftbridgeApi(f"127.0.0.1:{free_port()}", timeout=0.5) as api:
+        with anyio.fail_after(10):
+            with pytest.raises(BrokerUnavailableError):
+                await api.metadata("s")
+            with pytest.raises(BrokerUnavailableError):
+                await read(api.subscribe("s"), 1)
+
+
+async def test_another_address_is_tried_when_the_first_does_not_answer(broker: LiftbridgeBroker) -> None:
+    async with LiftbridgeApi([f"127.0.0.1:{free_port()}", broker.address], timeout=5) as api:
+        assert await api.create_stream("s")
+
+
+def test_at_least_one_address_is_needed() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        LiftbridgeApi([])
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_on_trio_the_error_says_that_asyncio_is_needed(anyio_backend: str) -> None:
+    with pytest.raises(LiftbridgeError, match="asyncio"):
+        await LiftbridgeApi().__aenter__()

@@ -1,0 +1,420 @@
+"""The publisher against a real NATS server and the stand-in for the broker."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections.abc import Mapping
+
+import anyio
+import nats
+import pytest
+
+from feedapi_client.liftbridge import (
+    AckPolicy,
+    AckTimeoutError,
+    BrokerUnavailableError,
+    EncryptionError,
+    IncorrectOffsetError,
+    LiftbridgeError,
+    LiftbridgePublisher,
+    MessageTooLargeError,
+    PublishError,
+    PublishRefusedError,
+    Stream,
+    decode,
+    key_partition,
+)
+from feedapi_client.testing.liftbridge import Fault, LiftbridgeBroker, NatsServer, free_port
+from tests.liftbridge.helpers import eventually
+
+pytestmark = pytest.mark.anyio
+
+HEADERS: Mapping[str, bytes] = {"source": b"test"}
+
+
+def values(broker: LiftbridgeBroker, stream: str = "s", partition: int = 0) -> list[bytes]:
+    return [message.value for message in broker.messages(stream, partition)]
+
+
+async def test_a_publish_is_stored_and_returns_its_ack(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    ack = await publisher.publish("s", b"hello", key=b"k", headers=HEADERS)
+    assert ack is not None
+    assert (ack.stream, ack.offset, ack.msgSubject) == ("s", 0, "s")
+    [stored] = broker.messages("s")
+    assert (stored.value, stored.key, stored.headers["source"]) == (b"hello", b"k", b"test")
+    assert publisher.in_flight == 0
+
+
+async def test_many_are_stored_in_order_and_acked_in_order(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    sent = [b"%d" % i for i in range(5000)]
+    acks = await publisher.publish_many("s", sent)
+    assert [ack.offset for ack in acks if ack] == list(range(5000))
+    assert values(broker) == sent
+
+
+async def test_no_more_than_the_bound_are_in_flight(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+    await broker.create_stream("s")
+    seen = 0
+
+    def watch(message: object) -> None:
+        nonlocal seen
+        seen = max(seen, publisher.in_flight)
+
+    broker.decide = watch
+    async with LiftbridgePublisher(nats_server.url, max_in_flight=7) as publisher:
+        await publisher.publish_many("s", [b"x"] * 100)
+    assert 0 < seen <= 7
+
+
+async def test_concurrent_publishes_get_their_own_acks(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    offsets: dict[bytes, int] = {}
+
+    async def one(value: bytes) -> None:
+        ack = await publisher.publish("s", value)
+        assert ack is not None
+        offsets[value] = ack.offset
+
+    async with anyio.create_task_group() as tasks:
+        for i in range(50):
+            tasks.start_soon(one, b"%d" % i)
+    assert [value for value, _ in sorted(offsets.items(), key=lambda item: item[1])] == values(broker)
+
+
+async def test_all_acks_of_a_publisher_use_one_inbox(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    inboxes = set()
+    broker.decide = lambda message: inboxes.add(message.ackInbox)  # type: ignore[func-returns-value]
+    await publisher.publish_many("s", [b"x"] * 10)
+    await publisher.publish("s", b"y")
+    assert len(inboxes) == 1
+
+
+async def test_policy_all_is_acked_and_policy_none_is_not_waited_for(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    ack = await publisher.publish("s", b"all", ack_policy=AckPolicy.ALL)
+    assert ack is not None
+    assert ack.ackPolicy == AckPolicy.ALL
+    assert await publisher.publish("s", b"none", ack_policy=AckPolicy.NONE) is None
+    await publisher.publish("s", b"after")
+    assert values(broker) == [b"all", b"none", b"after"]
+
+
+async def test_the_expected_offset_is_on_the_wire_and_minus_one_unless_asked(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    offsets: list[int] = []
+    broker.decide = lambda message: offsets.append(message.offset)  # type: ignore[func-returns-value]
+    await publisher.publish("s", b"any")
+    await publisher.publish_many("s", [b"a", b"b"], expected_offset=1)
+    assert offsets == [-1, 1, 2]
+
+
+async def test_an_incorrect_offset_is_refused_and_names_stream_and_correlation_id(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s", concurrency_control=True)
+    await publisher.publish_many("s", [b"a", b"b"], expected_offset=0)
+    with pytest.raises(IncorrectOffsetError) as caught:
+        await publisher.publish("s", b"c", expected_offset=1)
+    assert caught.value.stream == "s"
+    assert caught.value.correlation_id in str(caught.value)
+    await publisher.publish("s", b"c", expected_offset=2)
+    await publisher.publish("s", b"d")
+    assert values(broker) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_a_message_over_the_known_limit_is_not_even_sent(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+    await broker.create_stream("s")
+    async with LiftbridgePublisher(nats_server.url, max_message_bytes=1000) as publisher:
+        with pytest.raises(MessageTooLargeError, match="not sent") as caught:
+            await publisher.publish_many("s", [b"fits", b"x" * 1000, b"behind it"])
+        assert caught.value.index == 1
+        assert publisher.in_flight == 0
+    assert values(broker) == [b"fits"]
+
+
+async def test_a_message_over_what_nats_carries_is_not_sent_when_the_brokers_limit_is_unknown(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+    await broker.create_stream("s")
+    async with LiftbridgePublisher(nats_server.url, max_message_bytes=None) as publisher:
+        with pytest.raises(MessageTooLargeError, match="not sent"):
+            await publisher.publish("s", b"x" * 1_048_576)
+    assert broker.received == 0
+
+
+async def test_the_brokers_own_size_limit_is_an_error(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s", max_message_bytes=500)
+    with pytest.raises(MessageTooLargeError, match="replicate"):
+        await publisher.publish("s", b"x" * 500)
+
+
+@pytest.mark.parametrize(("fault", "error"), [(Fault.REFUSE, PublishRefusedError), (Fault.ENCRYPTION, EncryptionError)])
+async def test_a_refusal_of_the_broker_is_its_own_error(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher, fault: Fault, error: type[PublishError]
+) -> None:
+    await broker.create_stream("s")
+    broker.script(fault)
+    with pytest.raises(error):
+        await publisher.publish("s", b"x")
+    assert await publisher.publish("s", b"y")
+
+
+async def test_a_broker_that_never_acks_ends_in_a_timeout(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+    await broker.create_stream("s")
+    broker.always = Fault.DROP_ACK
+    async with LiftbridgePublisher(nats_server.url, ack_timeout=0.2) as publisher:
+        with pytest.raises(AckTimeoutError) as caught:
+            await publisher.publish_many("s", [b"x", b"y"])
+        assert caught.value.stream == "s"
+        assert caught.value.index == 0
+        assert publisher.in_flight == 0
+        assert publisher.stats.failed == 2
+
+
+async def test_a_stream_that_nobody_serves_ends_in_a_timeout(publisher: LiftbridgePublisher) -> None:
+    with pytest.raises(AckTimeoutError):
+        await publisher.publish("nobody", b"x", timeout=0.1)
+
+
+async def test_each_publish_has_its_own_deadline(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    broker.always = Fault.DROP_ACK
+    ended: list[str] = []
+
+    async def one(name: str, timeout: float) -> None:
+        with pytest.raises(AckTimeoutError):
+            await publisher.publish("s", b"x", timeout=timeout)
+        ended.append(name)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(one, "long", 0.4)
+        tasks.start_soon(one, "short", 0.1)
+    assert ended == ["short", "long"]
+
+
+async def test_one_lost_message_among_many_fails_the_call_with_its_index(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+    await broker.create_stream("s")
+    broker.script(None, None, Fault.LOSE)
+    async with LiftbridgePublisher(nats_server.url, ack_timeout=0.3) as publisher:
+        with pytest.raises(AckTimeoutError) as caught:
+            await publisher.publish_many("s", [b"%d" % i for i in range(6)])
+        assert caught.value.index == 2
+    assert values(broker) == [b"0", b"1", b"3", b"4", b"5"]
+
+
+async def test_a_second_ack_is_not_counted(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    broker.always = Fault.DOUBLE_ACK
+    await publisher.publish_many("s", [b"x"] * 10)
+    await publisher.publish("s", b"y")
+    assert publisher.stats.acked == 11
+    assert publisher.stats.unmatched >= 10
+
+
+async def test_an_ack_of_another_stream_or_message_is_not_taken_for_ours(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    broker.script(Fault.FOREIGN_ACK, Fault.UNKNOWN_ACK)
+    for offset in range(2):
+        ack = await publisher.publish("s", b"x")
+        assert ack is not None
+        assert (ack.stream, ack.offset) == ("s", offset)
+    assert publisher.stats.unmatched == 2
+
+
+async def test_two_streams_on_one_subject_each_ack_and_ours_counts(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("other", "shared")
+    await broker.create_stream("mine", "shared")
+    acks = await publisher.publish_many(Stream("mine", "shared"), [b"x"] * 5)
+    assert {ack.stream for ack in acks if ack} == {"mine"}
+    assert len(values(broker, "other")) == len(values(broker, "mine")) == 5
+
+
+async def test_garbage_in_the_ack_inbox_is_ignored(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    broker.script(Fault.GARBAGE)
+    assert await publisher.publish("s", b"x")
+    assert publisher.stats.garbage == 3
+
+
+async def test_late_acks_are_not_counted(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+    await broker.create_stream("s")
+    broker.ack_delay = 0.3
+    async with LiftbridgePublisher(nats_server.url, ack_timeout=0.1) as publisher:
+        with pytest.raises(AckTimeoutError):
+            await publisher.publish("s", b"x")
+        broker.ack_delay = 0
+        assert await publisher.publish("s", b"y")
+        await eventually(lambda: publisher.stats.unmatched)
+        assert publisher.stats.acked == 1
+
+
+async def test_a_checksum_is_sent_unless_switched_off(nats_server: NatsServer) -> None:
+    client = await nats.connect(nats_server.url)
+    seen = await client.subscribe("raw")
+    for crc in (True, False):
+        async with LiftbridgePublisher(nats_server.url, crc=crc) as publisher:
+            await publisher.publish("raw", b"x", ack_policy=AckPolicy.NONE)
+            await publisher.publish_plain("other", b"")
+        assert decode((await seen.next_msg(5)).data).crc is crc
+    await client.close()
+
+
+async def test_partitions_have_their_own_subject_and_keys_choose_the_usual_one(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s", "subject", 4)
+    stream = Stream("s", "subject", 4)
+    keys = [b"key-%d" % i for i in range(20)]
+    acks = await publisher.publish_many(stream, keys, keys=keys)
+    assert [ack.msgSubject for ack in acks if ack] == [stream.subject_of(zlib.crc32(key) % 4) for key in keys]
+    assert await publisher.publish(stream, b"x", partition=3)
+    assert values(broker, "s", 3)[-1] == b"x"
+    assert {stream.subject_of(i) for i in range(4)} == {"subject", "subject.1", "subject.2", "subject.3"}
+    assert key_partition(b"123456789", 1000) == 0xCBF43926 % 1000
+
+
+async def test_a_partition_that_the_stream_has_not_is_refused(publisher: LiftbridgePublisher) -> None:
+    with pytest.raises(ValueError, match="0 to 1"):
+        await publisher.publish(Stream("s", partitions=2), b"x", partition=2)
+    assert publisher.in_flight == 0
+
+
+@pytest.mark.parametrize("name", ["subject", "reply"])
+async def test_headers_that_the_broker_overwrites_are_refused(publisher: LiftbridgePublisher, name: str) -> None:
+    with pytest.raises(ValueError, match="overwritten"):
+        await publisher.publish("s", b"x", headers={name: b""})
+
+
+async def test_own_headers_come_on_top_of_shared_ones(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    await publisher.publish_many("s", [b"a", b"b"], headers=HEADERS, headers_each=[{"n": b"0"}, {"n": b"1"}])
+    assert [(message.headers["source"], message.headers["n"]) for message in broker.messages("s")] == [(b"test", b"0"), (b"test", b"1")]
+
+
+async def test_a_plain_message_is_stored_as_an_opaque_value(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    await publisher.publish_plain("s", b"plain")
+    await publisher.publish("s", b"enveloped")
+    assert [(message.value, message.opaque) for message in broker.messages("s")] == [(b"plain", True), (b"enveloped", False)]
+
+
+async def test_a_broker_that_restarts_loses_only_what_it_was_not_there_for(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+    await broker.create_stream("s")
+    async with LiftbridgePublisher(nats_server.url, ack_timeout=0.3) as publisher:
+        await publisher.publish("s", b"before")
+        await broker.stop()
+        with pytest.raises(AckTimeoutError):
+            await publisher.publish("s", b"meanwhile")
+        await broker.start()
+        ack = await publisher.publish("s", b"after")
+    assert ack is not None
+    assert ack.offset == 1
+    assert values(broker) == [b"before", b"after"]
+
+
+async def test_a_restart_of_nats_loses_no_ack_and_counts_none_twice() -> None:
+    with NatsServer() as server:
+        async with LiftbridgeBroker(server.url) as broker, LiftbridgePublisher(server.url, ack_timeout=2, max_in_flight=64) as publisher:
+            await broker.create_stream("s")
+            acked: list[bytes] = []
+            failed: list[bytes] = []
+
+            async def publish_all() -> None:
+                for i in range(300):
+                    try:
+                        await publisher.publish("s", b"%d" % i)
+                        acked.append(b"%d" % i)
+                    except AckTimeoutError:
+                        failed.append(b"%d" % i)
+
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(publish_all)
+                for wait_for in (50, 150):
+                    await eventually(lambda wait_for=wait_for: len(acked) >= wait_for)  # type: ignore[misc]
+                    await anyio.to_thread.run_sync(server.restart)
+            assert len(acked) + len(failed) == 300
+            assert set(acked) <= set(values(broker))
+            assert publisher.stats.acked == len(acked)
+            assert publisher.stats.reconnects == 2
+            assert len(failed) <= 2
+
+
+async def test_publishing_while_nats_is_away_waits_and_goes_on() -> None:
+    with NatsServer() as server:
+        async with LiftbridgeBroker(server.url) as broker, LiftbridgePublisher(server.url) as publisher:
+            await broker.create_stream("s")
+            await publisher.publish("s", b"before")
+            server.stop()
+            await eventually(lambda: not publisher._client().is_connected)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(publisher.publish, "s", b"meanwhile")
+                await anyio.wait_all_tasks_blocked()
+                await anyio.to_thread.run_sync(server.start)
+            assert values(broker) == [b"before", b"meanwhile"]
+
+
+async def test_nats_that_stays_away_ends_in_a_timeout_that_says_not_sent() -> None:
+    with NatsServer() as server:
+        async with LiftbridgePublisher(server.url) as publisher:
+            server.stop()
+            await eventually(lambda: not publisher._client().is_connected)
+            with pytest.raises(AckTimeoutError, match="not sent"):
+                await publisher.publish("s", b"x", timeout=0.1)
+
+
+async def test_a_connection_that_can_not_be_made_is_one_error_without_credentials() -> None:
+    publisher = LiftbridgePublisher(f"nats://user:secret@127.0.0.1:{free_port()}", connect_timeout=0.3)
+    with pytest.raises(BrokerUnavailableError) as caught:
+        await publisher.__aenter__()
+    assert "secret" not in str(caught.value)
+
+
+async def test_closing_the_publisher_ends_what_waits(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+    await broker.create_stream("s")
+    broker.always = Fault.DROP_ACK
+    async with LiftbridgePublisher(nats_server.url) as publisher:
+        waiting = asyncio.create_task(publisher.publish("s", b"x"))
+        await eventually(lambda: broker.messages("s"))
+    with pytest.raises(AckTimeoutError, match="closed"):
+        await waiting
+
+
+async def test_a_cancelled_publish_leaves_nothing_behind(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+    await broker.create_stream("s")
+    broker.script(Fault.DROP_ACK)
+    with anyio.move_on_after(0.1) as scope:
+        await publisher.publish("s", b"x")
+    assert scope.cancelled_caught
+    assert publisher.in_flight == 0
+    assert await publisher.publish("s", b"y")
+
+
+async def test_cancelling_a_publish_that_waits_for_room_leaves_room_for_others(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+    await broker.create_stream("s")
+    broker.ack_delay = 0.2
+    async with LiftbridgePublisher(nats_server.url, max_in_flight=1) as publisher:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(publisher.publish, "s", b"first")
+            await anyio.wait_all_tasks_blocked()
+            with anyio.move_on_after(0.05):
+                await publisher.publish("s", b"second")
+        await publisher.publish("s", b"third")
+    assert values(broker) == [b"first", b"third"]
+
+
+async def test_a_callers_own_connection_stays_open(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+    await broker.create_stream("s")
+    client = await nats.connect(nats_server.url)
+    async with LiftbridgePublisher(client) as publisher:
+        await publisher.publish("s", b"x")
+    assert client.is_connected
+    await client.close()
+
+
+async def test_a_publisher_that_is_not_open_says_so() -> None:
+    with pytest.raises(LiftbridgeError, match="async with"):
+        await LiftbridgePublisher().publish("s", b"x")
+
+
+@pytest.mark.parametrize("anyio_backend", ["trio"])
+async def test_on_trio_the_error_says_that_asyncio_is_needed(anyio_backend: str) -> None:
+    with pytest.raises(LiftbridgeError, match="asyncio"):
+        await LiftbridgePublisher().__aenter__()
