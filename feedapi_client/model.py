@@ -108,7 +108,8 @@ class Event(msgspec.Struct, gc=False, eq=False):
         validate: Callable[[bytes], T] | None = getattr(type, "model_validate_json", None)
         if validate is not None:
             return validate(bytes(self._payload))
-        decoder: msgspec.json.Decoder[T] = _typed_decoder(type)
+        kind: Any = type
+        decoder: msgspec.json.Decoder[T] = _typed_decoder(kind)
         return decoder.decode(self._payload)
 
     def __repr__(self) -> str:

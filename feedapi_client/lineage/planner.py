@@ -172,11 +172,14 @@ class Planner:
             actions += self._consider(partition)
         return self._one_save(actions) if birth else actions
 
-    def checkpoint(self, partition: int, cursor: str) -> Position:
-        """The position that a commit of `cursor` saves. Changes nothing, so that a commit that was rolled back can be made again (R5)."""
+    def checkpoint(self, partition: int, cursor: str, *, after: Position | None = None) -> Position:
+        """The position that a commit of `cursor` saves, `after` the one known here or a later one that was saved since.
+
+        Changes nothing, so that a commit that was rolled back can be made again (R5).
+        """
         entry = self.entries[partition]
-        revision = entry.position.revision + 1 if entry.position else 1
-        return Position(cursor, "drained" if self._is_end(entry, cursor) else "open", revision)
+        predecessor = after or entry.position
+        return Position(cursor, "drained" if self._is_end(entry, cursor) else "open", predecessor.revision + 1 if predecessor else 1)
 
     def delivered(self, partition: int) -> None:
         """A batch of the partition is in the application's hands."""

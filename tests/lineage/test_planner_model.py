@@ -1,0 +1,196 @@
+"""The planner against a simple model: random topologies, histories, crashes. Nothing lost, nothing twice, no child before its parent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from feedapi_client.lineage.planner import Action, Fail, Planner, Rediscover, Report, Save, Start, State, Stop
+from feedapi_client.model import FIRST, FeedInfo, Partition, Position
+
+ENTITIES = 6
+Happening = tuple[int, int]  # entity, number
+
+
+@dataclass
+class Log:
+    """One partition of the model: a hole (None) is an event that went to another heir, so that cursors keep their meaning."""
+
+    owns: set[int]
+    happenings: list[Happening | None] = field(default_factory=list)
+    closed: bool = False
+    starts_after: int | None = None
+    cursor_from: tuple[int, ...] = ()
+
+
+class ModelFeed:
+    def __init__(self) -> None:
+        self.logs: dict[int, Log] = {0: Log(set(range(ENTITIES)))}
+        self.written = [0] * ENTITIES
+        self.next_id = 1
+        self.tells_last_cursor = True
+
+    def append(self, entity: int) -> None:
+        owner = next(log for log in self.logs.values() if entity in log.owns and not log.closed)
+        owner.happenings.append((entity, self.written[entity]))
+        self.written[entity] += 1
+
+    def split(self, parent: int, method: str, left: set[int]) -> None:
+        log = self.logs[parent]
+        for owns in (log.owns & left, log.owns - left):
+            child = Log(owns)
+            if method == "starts-after":
+                child.starts_after = parent
+            else:
+                child.cursor_from = (parent, *log.cursor_from)
+                child.happenings = [h if h is not None and h[0] in owns else None for h in log.happenings]
+            self.logs[self.next_id] = child
+            self.next_id += 1
+        if method == "starts-after":
+            log.closed = True
+        else:
+            del self.logs[parent]
+
+    def info(self) -> FeedInfo:
+        return FeedInfo(
+            "v2-draft",
+            {
+                p: Partition(
+                    p,
+                    log.closed,
+                    str(len(log.happenings)) if log.closed and self.tells_last_cursor and log.happenings else None,
+                    log.starts_after,
+                    log.cursor_from,
+                )
+                for p, log in self.logs.items()
+            },
+        )
+
+    def read(self, partition: int, cursor: str, size: int) -> tuple[list[Happening], str]:
+        at = 0 if cursor == FIRST else int(cursor)
+        page = self.logs[partition].happenings[at : at + size]
+        return [h for h in page if h is not None], str(at + len(page)) if page else cursor
+
+
+class PlannerModel(RuleBasedStateMachine):
+    """A driver that reads, delivers, commits, abandons and crashes at random, on a publisher that splits at random."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.feed = ModelFeed()
+        self.store: dict[int, Position] = {}
+        self.applied: list[list[int]] = [[] for _ in range(ENTITIES)]
+        self.planner = Planner(feed="model")
+        self.cursors: dict[int, str] = {}
+        self.hands: dict[int, tuple[list[Happening], str]] = {}
+
+    @initialize(tells=st.booleans())
+    def begin(self, tells: bool) -> None:
+        self.feed.tells_last_cursor = tells
+        self.discover()
+
+    def act(self, actions: list[Action]) -> None:
+        for action in actions:
+            match action:
+                case Save(positions):
+                    for partition, position in positions.items():
+                        stored = self.store.get(partition)
+                        assert (stored.revision if stored else 0) == position.revision - 1
+                    self.store |= positions
+                case Start(partition, cursor):
+                    self.cursors.setdefault(partition, cursor)
+                case Stop(partition):
+                    self.cursors.pop(partition, None)
+                case Fail(_, error):
+                    raise error
+                case Report(_, text):
+                    raise AssertionError(text)
+                case Rediscover():
+                    pass
+
+    @rule()
+    def discover(self) -> None:
+        self.act(self.planner.discover(self.feed.info()))
+
+    @rule(entity=st.integers(0, ENTITIES - 1))
+    def append(self, entity: int) -> None:
+        self.feed.append(entity)
+
+    @precondition(lambda self: self.feed.next_id < 12)
+    @rule(data=st.data(), method=st.sampled_from(["starts-after", "cursor-from"]), left=st.sets(st.integers(0, ENTITIES - 1)))
+    def split(self, data: st.DataObject, method: str, left: set[int]) -> None:
+        parent = data.draw(st.sampled_from([p for p, log in self.feed.logs.items() if not log.closed]))
+        self.feed.split(parent, method, left)
+
+    def readable(self) -> list[int]:
+        return [p for p in self.cursors if p in self.feed.logs and p not in self.hands]
+
+    @precondition(lambda self: self.readable())
+    @rule(data=st.data(), size=st.integers(1, 4))
+    def read(self, data: st.DataObject, size: int) -> None:
+        partition = data.draw(st.sampled_from(self.readable()))
+        self.read_one(partition, size)
+
+    def read_one(self, partition: int, size: int) -> None:
+        asked = self.cursors[partition]
+        asked_closed = self.planner.is_closed(partition)
+        events, cursor = self.feed.read(partition, asked, size)
+        if cursor == asked:
+            self.act(self.planner.ended(partition, asked, asked_closed=asked_closed))
+            return
+        self.planner.progressed(partition)
+        self.planner.delivered(partition)
+        self.cursors[partition] = cursor
+        self.hands[partition] = (events, cursor)
+
+    @precondition(lambda self: self.hands)
+    @rule(data=st.data())
+    def commit(self, data: st.DataObject) -> None:
+        self.commit_one(data.draw(st.sampled_from(sorted(self.hands))))
+
+    def commit_one(self, partition: int) -> None:
+        events, cursor = self.hands.pop(partition)
+        position = self.planner.checkpoint(partition, cursor)
+        stored = self.store.get(partition)
+        assert (stored.revision if stored else 0) == position.revision - 1
+        self.store[partition] = position
+        for entity, number in events:
+            self.applied[entity].append(number)
+        self.act(self.planner.released(partition, position))
+
+    @rule()
+    def crash(self) -> None:
+        self.planner = Planner(feed="model")
+        self.planner.load(self.store)
+        self.cursors, self.hands = {}, {}
+        self.discover()
+
+    @invariant()
+    def each_entity_in_order_and_once(self) -> None:
+        for numbers in self.applied:
+            assert numbers == list(range(len(numbers)))
+
+    @invariant()
+    def superseded_is_never_read(self) -> None:
+        for partition in self.cursors:
+            assert self.planner.entries[partition].state in (State.READING, State.CAUGHT_UP)
+
+    def teardown(self) -> None:
+        for _ in range(200):
+            for partition in list(self.hands):
+                self.commit_one(partition)
+            self.discover()
+            for partition in self.readable():
+                if partition in self.cursors:
+                    self.read_one(partition, 5)
+            if not self.hands and self.planner.finished():
+                break
+        assert [len(numbers) for numbers in self.applied] == self.feed.written
+        self.each_entity_in_order_and_once()
+
+
+TestPlannerModel = PlannerModel.TestCase
+TestPlannerModel.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
