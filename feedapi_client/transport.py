@@ -1,0 +1,489 @@
+"""HTTP: the only module that imports httpx.
+
+`Transport` and `SyncTransport` do the I/O and hold little more than that; what to send, what an answer means and which error it is stands in `_Endpoint`,
+which they share.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Awaitable, Callable
+from email.utils import parsedate_to_datetime
+from types import TracebackType
+from typing import Any, Generic, NoReturn, Self, TypeVar
+from urllib.parse import quote, unquote
+
+import anyio
+import httpx
+import tenacity
+
+from feedapi_client.errors import (
+    AuthenticationError,
+    FeedError,
+    FeedUnavailableError,
+    NegotiationError,
+    ProtocolError,
+    RequestRefusedError,
+    TornResponseError,
+    TransportError,
+)
+from feedapi_client.model import public_url
+from feedapi_client.options import Limits, RetryPolicy
+from feedapi_client.protocol.dialects import Params
+from feedapi_client.protocol.text import excerpt
+
+T = TypeVar("T")
+Client = TypeVar("Client", httpx.AsyncClient, httpx.Client)
+
+logger = logging.getLogger("feedapi_client")
+
+_MAX_REDIRECTS = 5
+_SPARE_CONNECTIONS = 4
+_EXCERPT_BYTES = 800
+_SHORTEST_SECRET = 4
+_PORTS = {"http": 80, "https": 443}
+_REFUSED = frozenset({400, 404, 409, 410})
+_LATER = frozenset({408, 425, 429})
+
+
+class _FeedURL(httpx.URL):
+    """The URL of one of our requests: httpx logs it, and `_HideQueries` knows it by its type."""
+
+
+class _HideQueries(logging.Filter):
+    """Takes query and credentials out of the request lines that httpx logs, for our requests only."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if isinstance(record.args, tuple) and any(isinstance(arg, _FeedURL) for arg in record.args):
+            record.args = tuple(public_url(str(arg)) if isinstance(arg, _FeedURL) else arg for arg in record.args)
+        return True
+
+
+# Once a process: a logger keeps a filter, and this one leaves all other requests alone.
+logging.getLogger("httpx").addFilter(_HideQueries())
+
+
+class _Endpoint(Generic[Client]):
+    """What both transports share: how a request is made, and what its answer means."""
+
+    def __init__(self, url: str, client: Client) -> None:
+        self.client: Client = client
+        base = _parse(url)
+        self.feed = public_url(url)
+        self.origin = _origin(base)
+        path, _, query = base.raw_path.decode("ascii").partition("?")
+        self._site = f"{base.scheme}://{base.netloc.decode('ascii')}"
+        self._path = path
+        self._query = query
+        self._basic = httpx.BasicAuth(base.username, base.password) if base.userinfo else None
+        self._secrets = _secrets(query, base)
+
+    @property
+    def auth(self) -> Any:
+        """The client's own auth comes first, then the credentials in the feed's URL."""
+        return self._basic if self._basic is not None and self.client.auth is None else httpx.USE_CLIENT_DEFAULT
+
+    def request(self, suffix: str, params: Params, *, partition: int | None = None, idle_timeout: float | None = None) -> httpx.Request:
+        """A GET of the feed. With `idle_timeout` the response may be silent for that long; else the client's own timeouts hold."""
+        path = self._path.rstrip("/") + suffix if suffix else self._path
+        own: list[str] = [str(self.client.params)] if self.client.params else []
+        query = "&".join(filter(None, [self._query, *own, *[f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in params]]))
+        try:
+            url = _FeedURL(f"{self._site}{path}?{query}" if query else self._site + path)
+        except httpx.InvalidURL as error:
+            raise ProtocolError("the request's URL is over 64 KiB: the cursor or the filters are too long to be sent", **self._where(partition)) from error
+        request = self.client.build_request("GET", url, timeout=self._timeout(idle_timeout))
+        request.url = url
+        return request
+
+    def _timeout(self, idle: float | None) -> Any:
+        if idle is None:
+            return httpx.USE_CLIENT_DEFAULT
+        own = self.client.timeout
+        return httpx.Timeout(connect=own.connect, read=idle, write=own.write, pool=own.pool)
+
+    def redirect(self, response: httpx.Response, *, partition: int | None, discovery: bool) -> httpx.Request | None:
+        """The request to follow a redirect with; None for an answer that is none. Raises when it leads to another origin."""
+        request = response.next_request
+        if request is None:
+            return None
+        if _origin(request.url) != self.origin:
+            raise self._redirect_error(
+                f"the feed redirects (status {response.status_code}) to another origin, {_shown_origin(request.url)}, which is refused: "
+                "no credentials are sent there. If the feed has moved, use its new URL",
+                partition,
+                discovery,
+            )
+        request.url = _FeedURL(request.url)
+        return request
+
+    def too_many_redirects(self, partition: int | None, discovery: bool) -> FeedError:
+        return self._redirect_error(f"more than {_MAX_REDIRECTS} redirects, one after the other", partition, discovery)
+
+    def _redirect_error(self, message: str, partition: int | None, discovery: bool) -> FeedError:
+        return (NegotiationError if discovery else TransportError)(message, **self._where(partition))
+
+    def refusal(self, response: httpx.Response, body: bytes, partition: int | None, *, discovery: bool = False) -> FeedError | None:
+        """The error that an answer's status means; None for one that is to be read: a 200, and whatever negotiation looks at."""
+        status = response.status_code
+        if status in _LATER or status >= 500:
+            wish = retry_after(response.headers.get("retry-after"), response.headers.get("date"))
+            message = f"the publisher answers status {status}{self._said(body)}"
+            return FeedUnavailableError(message, status=status, retry_after=wish, **self._where(partition))
+        if status in (401, 403):
+            return AuthenticationError(f"the publisher answers status {status}: check the credentials{self._said(body)}", **self._where(partition))
+        if status == 200 or discovery:
+            return None
+        if status in _REFUSED:
+            return RequestRefusedError(f"the publisher answers a fetch with status {status}{self._said(body)}", status=status, **self._where(partition))
+        return ProtocolError(f"the publisher answers a fetch with status {status}{self._said(body)}. Check the URL", **self._where(partition))
+
+    def _said(self, body: bytes) -> str:
+        return f": {self.quote(body)!r}" if body.strip() else ""
+
+    def quote(self, body: bytes) -> str:
+        """An excerpt of a response for a message, without the secrets that we sent and a publisher may echo."""
+        text = excerpt(body)
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text
+
+    def oversized(self, limit: int) -> FeedError:
+        return NegotiationError(f"the discovery is longer than {limit} bytes: raise Limits.max_discovery_bytes if it is to be expected", feed=self.feed)
+
+    def unanswered(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
+        """Raise our error for one of httpx that came before the answer."""
+        where = self._where(partition)
+        if isinstance(error, (httpx.LocalProtocolError, httpx.UnsupportedProtocol)):
+            # Its text may quote a header of ours, credentials included: it is not shown, and not chained.
+            raise TransportError("the request can't be sent: check the http client's headers and proxies", **where) from None
+        if isinstance(error, httpx.PoolTimeout):
+            raise FeedUnavailableError(
+                "no connection came free in time: give the http client a larger pool, or lower Limits.max_concurrent_fetches", **where
+            ) from error
+        raise FeedUnavailableError(f"no answer: {_described(error)}", **where) from _chainable(error)
+
+    def torn(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
+        """Raise our error for one of httpx that came within the body."""
+        raise TornResponseError(f"the response broke off: {_described(error)}", **self._where(partition)) from _chainable(error)
+
+    def _where(self, partition: int | None) -> dict[str, Any]:
+        return {"feed": self.feed, "partition": partition}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.feed}>"
+
+
+class Transport(_Endpoint[httpx.AsyncClient]):
+    """GET requests of one feed over httpx, on asyncio and trio. Several tasks may use it at once.
+
+    `http` is the caller's client: used as it is, and never closed. Without it the transport makes one of its own, and `aclose` closes that. Raises
+    `NegotiationError` for a URL that can't be one of a feed.
+    """
+
+    def __init__(self, url: str, *, http: httpx.AsyncClient | None = None, limits: Limits | None = None) -> None:
+        limits = limits or Limits()
+        _parse(url)
+        super().__init__(url, http or httpx.AsyncClient(limits=_pool(limits), timeout=limits.request_timeout))
+        self._owned = http is None
+
+    async def aclose(self) -> None:
+        """Close the client, unless it is the caller's."""
+        if self._owned:
+            await self.client.aclose()
+
+    async def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
+        """Status and body of an answer, for negotiation.
+
+        Raises `AuthenticationError`, `FeedUnavailableError`, `TornResponseError`, and `NegotiationError` for a body over `max_bytes` or a redirect to
+        another origin.
+        """
+        response = await self.send(self.request(suffix, params), partition=None, discovery=True)
+        try:
+            body = await self._read(response, max_bytes, None)
+        finally:
+            await response.aclose()
+        if len(body) > max_bytes:
+            raise self.oversized(max_bytes)
+        return response.status_code, body
+
+    def stream(self, suffix: str, params: Params, *, partition: int | None = None, idle_timeout: float | None = None) -> Answer:
+        """A fetch, to be entered: ``async with transport.stream(...) as answer: async for chunk in answer: ...``."""
+        return Answer(self, self.request(suffix, params, partition=partition, idle_timeout=idle_timeout), partition)
+
+    async def send(self, request: httpx.Request, *, partition: int | None, discovery: bool = False) -> httpx.Response:
+        """Send, follow redirects, and raise what the status means. The body of what is returned is still to be read."""
+        for _ in range(_MAX_REDIRECTS + 1):
+            try:
+                response = await self.client.send(request, stream=True, auth=self.auth, follow_redirects=False)
+            except httpx.HTTPError as error:
+                self.unanswered(error, partition)
+            if response.status_code == 200:
+                return response
+            try:
+                onward = self.redirect(response, partition=partition, discovery=discovery)
+                if onward is None:
+                    return await self._judged(response, partition, discovery)
+            except BaseException:
+                await response.aclose()
+                raise
+            await response.aclose()
+            request = onward
+        raise self.too_many_redirects(partition, discovery)
+
+    async def _judged(self, response: httpx.Response, partition: int | None, discovery: bool) -> httpx.Response:
+        if self.refusal(response, b"", partition, discovery=discovery) is None:
+            return response
+        try:
+            body = await self._read(response, _EXCERPT_BYTES, partition)
+        except TornResponseError:
+            body = b""
+        error = self.refusal(response, body, partition, discovery=discovery)
+        assert error is not None
+        raise error
+
+    async def _read(self, response: httpx.Response, limit: int, partition: int | None) -> bytes:
+        """The body, or as much of it as is a little over `limit`."""
+        body = bytearray()
+        try:
+            async for chunk in response.aiter_bytes():
+                body += chunk
+                if len(body) > limit:
+                    break
+        except httpx.HTTPError as error:
+            self.torn(error, partition)
+        return bytes(body)
+
+
+class Answer:
+    """A 200 response, while it is entered: an asynchronous iterator of its chunks.
+
+    Entering sends the request and raises what `Transport.get` does, and `RequestRefusedError` and `ProtocolError` for the other statuses. Iterating raises
+    `TornResponseError` when the body breaks off. Leaving closes the connection if the body was not read to its end.
+    """
+
+    __slots__ = ("_chunks", "_partition", "_request", "_response", "_transport")
+
+    def __init__(self, transport: Transport, request: httpx.Request, partition: int | None) -> None:
+        self._transport = transport
+        self._request = request
+        self._partition = partition
+
+    async def __aenter__(self) -> Self:
+        self._response = await self._transport.send(self._request, partition=self._partition)
+        self._chunks = self._response.aiter_bytes()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self._response.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> bytes:
+        try:
+            return await self._chunks.__anext__()
+        except httpx.HTTPError as error:
+            self._transport.torn(error, self._partition)
+
+
+class SyncTransport(_Endpoint[httpx.Client]):
+    """The same over `httpx.Client`."""
+
+    def __init__(self, url: str, *, http: httpx.Client | None = None, limits: Limits | None = None) -> None:
+        limits = limits or Limits()
+        _parse(url)
+        super().__init__(url, http or httpx.Client(limits=_pool(limits), timeout=limits.request_timeout))
+        self._owned = http is None
+
+    def close(self) -> None:
+        """Close the client, unless it is the caller's."""
+        if self._owned:
+            self.client.close()
+
+    def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
+        """See `Transport.get`."""
+        response = self.send(self.request(suffix, params), partition=None, discovery=True)
+        try:
+            body = self._read(response, max_bytes, None)
+        finally:
+            response.close()
+        if len(body) > max_bytes:
+            raise self.oversized(max_bytes)
+        return response.status_code, body
+
+    def stream(self, suffix: str, params: Params, *, partition: int | None = None, idle_timeout: float | None = None) -> SyncAnswer:
+        """See `Transport.stream`."""
+        return SyncAnswer(self, self.request(suffix, params, partition=partition, idle_timeout=idle_timeout), partition)
+
+    def send(self, request: httpx.Request, *, partition: int | None, discovery: bool = False) -> httpx.Response:
+        """See `Transport.send`."""
+        for _ in range(_MAX_REDIRECTS + 1):
+            try:
+                response = self.client.send(request, stream=True, auth=self.auth, follow_redirects=False)
+            except httpx.HTTPError as error:
+                self.unanswered(error, partition)
+            if response.status_code == 200:
+                return response
+            try:
+                onward = self.redirect(response, partition=partition, discovery=discovery)
+                if onward is None:
+                    return self._judged(response, partition, discovery)
+            except BaseException:
+                response.close()
+                raise
+            response.close()
+            request = onward
+        raise self.too_many_redirects(partition, discovery)
+
+    def _judged(self, response: httpx.Response, partition: int | None, discovery: bool) -> httpx.Response:
+        if self.refusal(response, b"", partition, discovery=discovery) is None:
+            return response
+        try:
+            body = self._read(response, _EXCERPT_BYTES, partition)
+        except TornResponseError:
+            body = b""
+        error = self.refusal(response, body, partition, discovery=discovery)
+        assert error is not None
+        raise error
+
+    def _read(self, response: httpx.Response, limit: int, partition: int | None) -> bytes:
+        body = bytearray()
+        try:
+            for chunk in response.iter_bytes():
+                body += chunk
+                if len(body) > limit:
+                    break
+        except httpx.HTTPError as error:
+            self.torn(error, partition)
+        return bytes(body)
+
+
+class SyncAnswer:
+    """See `Answer`."""
+
+    __slots__ = ("_chunks", "_partition", "_request", "_response", "_transport")
+
+    def __init__(self, transport: SyncTransport, request: httpx.Request, partition: int | None) -> None:
+        self._transport = transport
+        self._request = request
+        self._partition = partition
+
+    def __enter__(self) -> Self:
+        self._response = self._transport.send(self._request, partition=self._partition)
+        self._chunks = self._response.iter_bytes()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self._response.close()
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> bytes:
+        try:
+            return next(self._chunks)
+        except httpx.HTTPError as error:
+            self._transport.torn(error, self._partition)
+
+
+def backoff(policy: RetryPolicy, attempt: int, error: FeedError | None = None) -> float:
+    """Seconds to wait after failed attempt number `attempt` (from 1): what the server asked for, within bounds, or exponential backoff with full jitter."""
+    wish = error.retry_after if isinstance(error, FeedUnavailableError) else None
+    if wish is not None:
+        return min(wish, policy.max_retry_after)
+    state = tenacity.RetryCallState(None, None, (), {})  # type: ignore[arg-type]
+    state.attempt_number = attempt + 1
+    return float(tenacity.wait_random_exponential(multiplier=policy.base_delay, max=policy.max_delay)(state))
+
+
+async def retrying(policy: RetryPolicy, call: Callable[[], Awaitable[T]]) -> T:
+    """`call`, again and again as `policy` says; its last error once that gives up. Only a `FeedError` is ever retried."""
+    return await tenacity.AsyncRetrying(sleep=anyio.sleep, **_rules(policy))(call)
+
+
+def retrying_sync(policy: RetryPolicy, call: Callable[[], T]) -> T:
+    """See `retrying`."""
+    return tenacity.Retrying(sleep=time.sleep, **_rules(policy))(call)
+
+
+def _rules(policy: RetryPolicy) -> dict[str, Any]:
+    def failed(state: tenacity.RetryCallState) -> FeedError:
+        error = state.outcome.exception() if state.outcome else None
+        assert isinstance(error, FeedError)
+        return error
+
+    return {
+        "retry": tenacity.retry_if_exception(lambda error: isinstance(error, FeedError) and policy.decide(error) == "retry"),
+        "wait": lambda state: backoff(policy, state.attempt_number, failed(state)),
+        "stop": tenacity.stop_never if policy.give_up_after is None else tenacity.stop_before_delay(policy.give_up_after),
+        "before_sleep": lambda state: logger.warning("%s; attempt %d in %.1f s", failed(state), state.attempt_number + 1, state.upcoming_sleep),
+        "reraise": True,
+    }
+
+
+def retry_after(value: str | None, now: str | None = None) -> float | None:
+    """Seconds that a Retry-After header asks for, in either of its forms; None without one, or for one that can't be read.
+
+    `now` is the response's Date: taken together, the two do not depend on how the publisher's clock differs from ours.
+    """
+    if value is None:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        later = _timestamp(value)
+        if later is None:
+            return None
+        seconds = later - (_timestamp(now) or time.time())
+    return max(0.0, seconds) if math.isfinite(seconds) else None
+
+
+def _timestamp(date: str | None) -> float | None:
+    try:
+        return parsedate_to_datetime(date).timestamp() if date else None
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _parse(url: str) -> httpx.URL:
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError, ValueError) as error:
+        # The reason may quote a part of the URL, which may be a part of a password.
+        raise NegotiationError(f"the feed's URL can't be read ({type(error).__name__})") from None
+    if parsed.scheme not in _PORTS or not parsed.host:
+        raise NegotiationError("the feed's URL must begin with http:// or https:// and name a host")
+    return parsed
+
+
+def _pool(limits: Limits) -> httpx.Limits:
+    size = limits.max_concurrent_fetches + _SPARE_CONNECTIONS
+    return httpx.Limits(max_connections=size, max_keepalive_connections=size)
+
+
+def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
+    return url.scheme, url.host, url.port or _PORTS.get(url.scheme)
+
+
+def _shown_origin(url: httpx.URL) -> str:
+    return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
+
+
+def _secrets(query: str, base: httpx.URL) -> list[str]:
+    """What a publisher might echo of the feed's URL; longest first, so that no rest of one stays."""
+    values = [query, *(pair.partition("=")[2] for pair in query.split("&")), base.password, base.userinfo.decode("ascii")]
+    found = {form for value in values for form in (value, unquote(value), unquote(value.replace("+", " "))) if len(form) >= _SHORTEST_SECRET}
+    return sorted(found, key=len, reverse=True)
+
+
+def _described(error: httpx.HTTPError) -> str:
+    text = str(error)
+    return f"{type(error).__name__}: {text}" if text and _chainable(error) is not None else type(error).__name__
+
+
+def _chainable(error: httpx.HTTPError) -> httpx.HTTPError | None:
+    """The error itself, unless its text quotes received bytes, which may be a payload."""
+    return None if "b'" in str(error) or 'b"' in str(error) else error
