@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Self, TypeVar
@@ -36,6 +36,7 @@ from feedapi_client.protocol.text import excerpt
 
 T = TypeVar("T")
 Client = TypeVar("Client", httpx.AsyncClient, httpx.Client)
+Exchange = Generator[Any, Any, tuple[httpx.Response, bytes]]
 
 logger = logging.getLogger("feedapi_client")
 
@@ -104,7 +105,39 @@ class _Endpoint(Generic[Client]):
         own = self.client.timeout
         return httpx.Timeout(connect=own.connect, read=idle, write=own.write, pool=own.pool)
 
-    def redirect(self, response: httpx.Response, *, partition: int | None, discovery: bool) -> httpx.Request | None:
+    def exchange(self, request: httpx.Request, partition: int | None, *, discovery: bool = False, limit: int = _EXCERPT_BYTES) -> Exchange:
+        """What both transports do, as a generator of its I/O: it yields what `_send` and `_read` return, and takes back what comes of it.
+
+        Returns an answer that is to be read. A fetch's body is still to come then; at a discovery it is there, up to a little over `limit` bytes.
+        """
+        for _ in range(_MAX_REDIRECTS + 1):
+            try:
+                response = yield self._send(request)
+            except httpx.HTTPError as error:
+                self._unanswered(error, partition)
+            if response.status_code == 200 and not discovery:
+                return response, b""
+            try:
+                body = yield self._read(response, limit)
+            except httpx.HTTPError as error:
+                if response.status_code == 200:
+                    self.torn(error, partition)
+                body = b""
+            onward = self._redirect(response, partition, discovery)
+            if onward is None:
+                self._judge(response, body, partition, discovery)
+                return response, body
+            request = onward
+        raise self._redirect_error(f"more than {_MAX_REDIRECTS} redirects, one after the other", partition, discovery)
+
+    def _send(self, request: httpx.Request) -> Any:
+        raise NotImplementedError
+
+    def _read(self, response: httpx.Response, limit: int) -> Any:
+        """The body, or as much of it as is a little over `limit`; closes the response."""
+        raise NotImplementedError
+
+    def _redirect(self, response: httpx.Response, partition: int | None, discovery: bool) -> httpx.Request | None:
         """The request to follow a redirect with; None for an answer that is none. Raises when it leads to another origin."""
         request = response.next_request
         if request is None:
@@ -119,29 +152,24 @@ class _Endpoint(Generic[Client]):
         request.url = _FeedURL(request.url)
         return request
 
-    def too_many_redirects(self, partition: int | None, discovery: bool) -> FeedError:
-        return self._redirect_error(f"more than {_MAX_REDIRECTS} redirects, one after the other", partition, discovery)
-
     def _redirect_error(self, message: str, partition: int | None, discovery: bool) -> FeedError:
         return (NegotiationError if discovery else TransportError)(message, **self._where(partition))
 
-    def refusal(self, response: httpx.Response, body: bytes, partition: int | None, *, discovery: bool = False) -> FeedError | None:
-        """The error that an answer's status means; None for one that is to be read: a 200, and whatever negotiation looks at."""
-        status = response.status_code
+    def _judge(self, response: httpx.Response, body: bytes, partition: int | None, discovery: bool) -> None:
+        """Raise what an answer's status means, unless it is for negotiation to look at."""
+        status, where = response.status_code, self._where(partition)
+        said = f": {self.quote(body)!r}" if body.strip() else ""
         if status in _LATER or status >= 500:
             wish = retry_after(response.headers.get("retry-after"), response.headers.get("date"))
-            message = f"the publisher answers status {status}{self._said(body)}"
-            return FeedUnavailableError(message, status=status, retry_after=wish, **self._where(partition))
+            raise FeedUnavailableError(f"the publisher answers status {status}{said}", status=status, retry_after=wish, **where)
         if status in (401, 403):
-            return AuthenticationError(f"the publisher answers status {status}: check the credentials{self._said(body)}", **self._where(partition))
-        if status == 200 or discovery:
-            return None
+            raise AuthenticationError(f"the publisher answers status {status}{said}. Check the credentials", **where)
+        if discovery:
+            return
+        message = f"the publisher answers a fetch with status {status}{said}"
         if status in _REFUSED:
-            return RequestRefusedError(f"the publisher answers a fetch with status {status}{self._said(body)}", status=status, **self._where(partition))
-        return ProtocolError(f"the publisher answers a fetch with status {status}{self._said(body)}. Check the URL", **self._where(partition))
-
-    def _said(self, body: bytes) -> str:
-        return f": {self.quote(body)!r}" if body.strip() else ""
+            raise RequestRefusedError(message, status=status, **where)
+        raise ProtocolError(f"{message}. Check the URL", **where)
 
     def quote(self, body: bytes) -> str:
         """An excerpt of a response for a message, without the secrets that we sent and a publisher may echo."""
@@ -150,10 +178,13 @@ class _Endpoint(Generic[Client]):
             text = text.replace(secret, "***")
         return text
 
-    def oversized(self, limit: int) -> FeedError:
-        return NegotiationError(f"the discovery is longer than {limit} bytes: raise Limits.max_discovery_bytes if it is to be expected", feed=self.feed)
+    def bounded(self, body: bytes, limit: int) -> bytes:
+        """The body itself; raises when it is longer than `limit`."""
+        if len(body) <= limit:
+            return body
+        raise NegotiationError(f"the discovery is longer than {limit} bytes: raise Limits.max_discovery_bytes if that is to be expected", feed=self.feed)
 
-    def unanswered(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
+    def _unanswered(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
         """Raise our error for one of httpx that came before the answer."""
         where = self._where(partition)
         if isinstance(error, (httpx.LocalProtocolError, httpx.UnsupportedProtocol)):
@@ -200,60 +231,42 @@ class Transport(_Endpoint[httpx.AsyncClient]):
         Raises `AuthenticationError`, `FeedUnavailableError`, `TornResponseError`, and `NegotiationError` for a body over `max_bytes` or a redirect to
         another origin.
         """
-        response = await self.send(self.request(suffix, params), partition=None, discovery=True)
-        try:
-            body = await self._read(response, max_bytes, None)
-        finally:
-            await response.aclose()
-        if len(body) > max_bytes:
-            raise self.oversized(max_bytes)
-        return response.status_code, body
+        response, body = await self.drive(self.exchange(self.request(suffix, params), None, discovery=True, limit=max_bytes))
+        return response.status_code, self.bounded(body, max_bytes)
 
     def stream(self, suffix: str, params: Params, *, partition: int | None = None, idle_timeout: float | None = None) -> Answer:
         """A fetch, to be entered: ``async with transport.stream(...) as answer: async for chunk in answer: ...``."""
         return Answer(self, self.request(suffix, params, partition=partition, idle_timeout=idle_timeout), partition)
 
-    async def send(self, request: httpx.Request, *, partition: int | None, discovery: bool = False) -> httpx.Response:
-        """Send, follow redirects, and raise what the status means. The body of what is returned is still to be read."""
-        for _ in range(_MAX_REDIRECTS + 1):
-            try:
-                response = await self.client.send(request, stream=True, auth=self.auth, follow_redirects=False)
-            except httpx.HTTPError as error:
-                self.unanswered(error, partition)
-            if response.status_code == 200:
-                return response
-            try:
-                onward = self.redirect(response, partition=partition, discovery=discovery)
-                if onward is None:
-                    return await self._judged(response, partition, discovery)
-            except BaseException:
-                await response.aclose()
-                raise
-            await response.aclose()
-            request = onward
-        raise self.too_many_redirects(partition, discovery)
-
-    async def _judged(self, response: httpx.Response, partition: int | None, discovery: bool) -> httpx.Response:
-        if self.refusal(response, b"", partition, discovery=discovery) is None:
-            return response
+    @staticmethod
+    async def drive(exchange: Exchange) -> tuple[httpx.Response, bytes]:
+        """Do an exchange's I/O."""
         try:
-            body = await self._read(response, _EXCERPT_BYTES, partition)
-        except TornResponseError:
-            body = b""
-        error = self.refusal(response, body, partition, discovery=discovery)
-        assert error is not None
-        raise error
+            step = next(exchange)
+            while True:
+                try:
+                    result = await step
+                except BaseException as error:  # noqa: BLE001 - the exchange says what becomes of it, of a cancellation too
+                    step = exchange.throw(error)
+                else:
+                    step = exchange.send(result)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
-    async def _read(self, response: httpx.Response, limit: int, partition: int | None) -> bytes:
-        """The body, or as much of it as is a little over `limit`."""
+    def _send(self, request: httpx.Request) -> Awaitable[httpx.Response]:
+        return self.client.send(request, stream=True, auth=self.auth, follow_redirects=False)
+
+    async def _read(self, response: httpx.Response, limit: int) -> bytes:
         body = bytearray()
+        chunks = response.aiter_bytes()
         try:
-            async for chunk in response.aiter_bytes():
+            async for chunk in chunks:
                 body += chunk
                 if len(body) > limit:
+                    await _abandon(chunks)
                     break
-        except httpx.HTTPError as error:
-            self.torn(error, partition)
+        finally:
+            await response.aclose()
         return bytes(body)
 
 
@@ -264,29 +277,52 @@ class Answer:
     `TornResponseError` when the body breaks off. Leaving closes the connection if the body was not read to its end.
     """
 
-    __slots__ = ("_chunks", "_partition", "_request", "_response", "_transport")
+    __slots__ = ("_chunks", "_partition", "_request", "_response", "_transport", "_under_way")
 
     def __init__(self, transport: Transport, request: httpx.Request, partition: int | None) -> None:
         self._transport = transport
         self._request = request
         self._partition = partition
+        self._under_way = False
 
     async def __aenter__(self) -> Self:
-        self._response = await self._transport.send(self._request, partition=self._partition)
+        self._response, _ = await self._transport.drive(self._transport.exchange(self._request, self._partition))
         self._chunks = self._response.aiter_bytes()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        await self._response.aclose()
+        try:
+            if self._under_way:
+                await _abandon(self._chunks)
+        finally:
+            await self._response.aclose()
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> bytes:
+        self._under_way = False  # until there is a chunk: an exception ends the iteration
         try:
-            return await self._chunks.__anext__()
+            chunk = await self._chunks.__anext__()
         except httpx.HTTPError as error:
             self._transport.torn(error, self._partition)
+        self._under_way = True
+        return chunk
+
+
+async def _abandon(chunks: AsyncIterator[bytes]) -> None:
+    """End a body that is not read to its end.
+
+    httpx iterates through a chain of generators, and closing the outermost leaves the others to the garbage collector, which trio warns of. A read that is
+    cancelled ends them all, in order.
+    """
+    with anyio.CancelScope(shield=True) as scope:
+        scope.cancel()
+        try:
+            async for _ in chunks:  # what is in memory already comes without a wait
+                pass
+        except httpx.HTTPError:
+            pass
 
 
 class SyncTransport(_Endpoint[httpx.Client]):
@@ -305,59 +341,35 @@ class SyncTransport(_Endpoint[httpx.Client]):
 
     def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
         """See `Transport.get`."""
-        response = self.send(self.request(suffix, params), partition=None, discovery=True)
-        try:
-            body = self._read(response, max_bytes, None)
-        finally:
-            response.close()
-        if len(body) > max_bytes:
-            raise self.oversized(max_bytes)
-        return response.status_code, body
+        response, body = self.drive(self.exchange(self.request(suffix, params), None, discovery=True, limit=max_bytes))
+        return response.status_code, self.bounded(body, max_bytes)
 
     def stream(self, suffix: str, params: Params, *, partition: int | None = None, idle_timeout: float | None = None) -> SyncAnswer:
         """See `Transport.stream`."""
         return SyncAnswer(self, self.request(suffix, params, partition=partition, idle_timeout=idle_timeout), partition)
 
-    def send(self, request: httpx.Request, *, partition: int | None, discovery: bool = False) -> httpx.Response:
-        """See `Transport.send`."""
-        for _ in range(_MAX_REDIRECTS + 1):
-            try:
-                response = self.client.send(request, stream=True, auth=self.auth, follow_redirects=False)
-            except httpx.HTTPError as error:
-                self.unanswered(error, partition)
-            if response.status_code == 200:
-                return response
-            try:
-                onward = self.redirect(response, partition=partition, discovery=discovery)
-                if onward is None:
-                    return self._judged(response, partition, discovery)
-            except BaseException:
-                response.close()
-                raise
-            response.close()
-            request = onward
-        raise self.too_many_redirects(partition, discovery)
-
-    def _judged(self, response: httpx.Response, partition: int | None, discovery: bool) -> httpx.Response:
-        if self.refusal(response, b"", partition, discovery=discovery) is None:
-            return response
+    @staticmethod
+    def drive(exchange: Exchange) -> tuple[httpx.Response, bytes]:
+        """Do an exchange's I/O, which happens in its own calls here."""
         try:
-            body = self._read(response, _EXCERPT_BYTES, partition)
-        except TornResponseError:
-            body = b""
-        error = self.refusal(response, body, partition, discovery=discovery)
-        assert error is not None
-        raise error
+            step = next(exchange)
+            while True:
+                step = exchange.send(step)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
 
-    def _read(self, response: httpx.Response, limit: int, partition: int | None) -> bytes:
+    def _send(self, request: httpx.Request) -> httpx.Response:
+        return self.client.send(request, stream=True, auth=self.auth, follow_redirects=False)
+
+    def _read(self, response: httpx.Response, limit: int) -> bytes:
         body = bytearray()
         try:
             for chunk in response.iter_bytes():
                 body += chunk
                 if len(body) > limit:
                     break
-        except httpx.HTTPError as error:
-            self.torn(error, partition)
+        finally:
+            response.close()
         return bytes(body)
 
 
@@ -372,7 +384,7 @@ class SyncAnswer:
         self._partition = partition
 
     def __enter__(self) -> Self:
-        self._response = self._transport.send(self._request, partition=self._partition)
+        self._response, _ = self._transport.drive(self._transport.exchange(self._request, self._partition))
         self._chunks = self._response.iter_bytes()
         return self
 
@@ -401,7 +413,11 @@ def backoff(policy: RetryPolicy, attempt: int, error: FeedError | None = None) -
 
 async def retrying(policy: RetryPolicy, call: Callable[[], Awaitable[T]]) -> T:
     """`call`, again and again as `policy` says; its last error once that gives up. Only a `FeedError` is ever retried."""
-    return await tenacity.AsyncRetrying(sleep=anyio.sleep, **_rules(policy))(call)
+
+    async def attempt() -> T:  # whatever `call` is, this is what tenacity takes for a coroutine function
+        return await call()
+
+    return await tenacity.AsyncRetrying(sleep=anyio.sleep, **_rules(policy))(attempt)
 
 
 def retrying_sync(policy: RetryPolicy, call: Callable[[], T]) -> T:
