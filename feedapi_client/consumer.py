@@ -1,0 +1,240 @@
+"""`FeedConsumer`: a feed as an async iterator."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Literal, Self
+
+import anyio
+import httpx
+import orjson
+from anyio.abc import TaskGroup
+
+from feedapi_client.client import FeedClient
+from feedapi_client.model import Batch, Decoder, Event, FeedKey, public_url
+from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+from feedapi_client.session import Session, Settings
+from feedapi_client.status import ConsumerStatus
+from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.memory import MemoryCursorStore
+
+log = logging.getLogger("feedapi_client")
+
+Handler = Callable[[Batch], Awaitable[object]]
+
+
+class FeedConsumer:
+    """Reads a feed, every event in order within its partition and, with its cursors in the application's own transaction, exactly once.
+
+    ::
+
+        async with FeedConsumer("https://service/myfeed", store=SQLiteCursorStore("cursors.db")) as consumer:
+            async for event in consumer:
+                ...
+
+    Entering the block loads the cursors and discovers the feed; for an empty store that is the consumer's birth: nothing published after it is missed.
+    Then consume in one of three ways: ``async for event in consumer``, ``async for batch in consumer.batches()``, ``await consumer.run(handle)``. One
+    at a time: beginning another one ends the one before. Each starts from what is committed, so that an iteration that was left early loses nothing.
+    Runs on asyncio and on trio. Not thread-safe.
+
+    Arguments:
+        url: the feed's endpoint. Its query is sent with every request; credentials in it become basic authentication.
+        store: where cursors are kept; without one in memory, for as long as the object lives.
+        name: tells consumers of the same feed apart. Two at a time with one name fence each other: one of them ends with `FencedError`.
+        start: where a new name begins, "first", "last", or a cursor for each partition (the others at the first event).
+        ordered: a partition is read only after those that it starts after. False reads all at once.
+        follow: go on at the end of the feed. False ends the iteration once every partition was read to its end.
+        decoder: what `Event.json` uses.
+        v1_partitions: the number of partitions of a ZeroEventHub (version 1) feed, which can't be discovered.
+        fetch, retry, limits: see `FetchOptions`, `RetryPolicy`, `Limits`.
+        on_error: what a partition that can't go on does: "raise" ends the iteration, "park" stops it and its descendants.
+        http: the caller's client, for authentication, TLS, proxies or HTTP/2. It is used as it is and stays open.
+
+    Raises, on entry or while iterating: `NegotiationError`, `ProtocolError`, `TransportError`, `StoreError` and their subclasses.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        store: CursorStore | None = None,
+        name: str = "default",
+        start: Literal["first", "last"] | Mapping[int, str] = "first",
+        ordered: bool = True,
+        follow: bool = True,
+        decoder: Decoder = orjson.loads,
+        v1_partitions: int | None = None,
+        fetch: FetchOptions | None = None,
+        retry: RetryPolicy | None = None,
+        limits: Limits | None = None,
+        on_error: Literal["raise", "park"] = "raise",
+        http: httpx.AsyncClient | None = None,
+    ) -> None:
+        if on_error not in ("raise", "park"):
+            raise ValueError(f"on_error must be 'raise' or 'park', not {on_error!r}")
+        if not name:
+            raise ValueError("name must not be empty")
+        if isinstance(start, str) and start not in ("first", "last"):
+            raise ValueError(f"start must be 'first', 'last' or a mapping of partition to cursor, not {start!r}")
+        fetch, retry, limits = fetch or FetchOptions(), retry or RetryPolicy(), limits or Limits()
+        self.feed = public_url(url)
+        self.store: CursorStore = MemoryCursorStore() if store is None else store
+        self.key = FeedKey(url, name, fetch.selection())
+        self._client = FeedClient(url, http=http, v1_partitions=v1_partitions, fetch=fetch, retry=retry, limits=limits, decoder=decoder)
+        self._settings = Settings(key=self.key, start=start, ordered=ordered, follow=follow, on_error=on_error, stream=fetch.stream, limits=limits, retry=retry)
+        self._tasks: TaskGroup | None = None
+        self._session: Session | None = None
+        self._begun = False
+
+    def __repr__(self) -> str:
+        return f"<FeedConsumer {self.key}: {self._session!r}>"
+
+    async def __aenter__(self) -> Self:
+        if self._tasks is not None:
+            raise RuntimeError("the consumer is open already")
+        await self._client.__aenter__()
+        try:
+            self._session = await self._open_session()
+            tasks = anyio.create_task_group()
+            await tasks.__aenter__()
+        except BaseException as error:
+            await self._client.__aexit__(type(error), error, error.__traceback__)
+            raise
+        self._tasks = tasks
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        assert self._tasks is not None
+        if self._session is not None:
+            self._session.close()
+        tasks, self._tasks = self._tasks, None
+        tasks.cancel_scope.cancel()
+        try:
+            # Without the exception: the group would wrap it, and an application catches what it raised.
+            await tasks.__aexit__(None, None, None)
+        finally:
+            await self._client.__aexit__(kind, error, traceback)
+
+    # ------------------------------------------------------------------ three ways to consume
+
+    def __aiter__(self) -> AsyncIterator[Event]:
+        """Events one by one. A batch is committed when the loop asks for the event after its last one."""
+        return _Events(self.batches())
+
+    def batches(self) -> AsyncIterator[Batch]:
+        """Batches of all partitions, one at a time. Nothing is committed but by ``await batch.commit(...)``, in the order of delivery.
+
+        Committing may skip batches: a cursor covers all before it. Raises `CommitOrderError` without `follow` when a partition can't start because the
+        last batch of its parent was not committed.
+        """
+        return _Batches(self)
+
+    async def run(self, handle: Handler, *, max_concurrency: int = 32) -> None:
+        """Call ``await handle(batch)`` for each batch: partitions concurrently, up to `max_concurrency` at once, each one's batches in order.
+
+        A batch that the handler has not committed itself is committed when it returns. The first exception of a handler cancels the others and is
+        raised; so does cancelling `run`. Returns at the end of the feed (without `follow`) or after `stop`.
+        """
+        session = await self._begin()
+        failure: list[BaseException] = []
+        slots = anyio.Semaphore(max_concurrency)
+
+        async def work(batch: Batch) -> None:
+            try:
+                await handle(batch)
+                await session.settle(batch)
+            except Exception as error:  # noqa: BLE001 - raised below, without a group around it
+                failure.append(error)
+                tasks.cancel_scope.cancel()
+            finally:
+                slots.release()
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                await slots.acquire()
+                while (batch := await session.next()) is not None:
+                    tasks.start_soon(work, batch)
+                    await slots.acquire()
+        except BaseExceptionGroup as group:
+            raise group.exceptions[0] from None
+        finally:
+            session.close()
+        if failure:
+            raise failure[0]
+
+    def stop(self) -> None:
+        """End the iteration after what the application has in hand. To be called from the event loop."""
+        if self._session is not None:
+            self._session.stop()
+
+    def status(self) -> ConsumerStatus:
+        """A snapshot of every partition. Costs time linear in their number."""
+        return ConsumerStatus(self.feed) if self._session is None else self._session.status()
+
+    # ------------------------------------------------------------------ sessions
+
+    async def _open_session(self) -> Session:
+        session = Session(self._settings, self._client, self.store)
+        await session.open()
+        return session
+
+    async def _begin(self) -> Session:
+        """The session of a new iteration: the one that entry opened, or a new one from what is committed."""
+        if self._tasks is None or self._session is None:
+            raise RuntimeError("the consumer is not open: use it inside 'async with'")
+        if self._begun:
+            self._session.close()
+            self._session = await self._open_session()
+        self._begun = True
+        self._tasks.start_soon(self._session.run)
+        return self._session
+
+
+class _Batches:
+    """`FeedConsumer.batches()`. A class, not a generator: leaving the loop must need no clean-up."""
+
+    def __init__(self, consumer: FeedConsumer) -> None:
+        self._consumer = consumer
+        self._session: Session | None = None
+        self._in_hand: int | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Batch:
+        session = self._session
+        if session is None:
+            session = self._session = await self._consumer._begin()
+        if self._in_hand is not None:
+            partition, self._in_hand = self._in_hand, None
+            await session.release(partition)
+        batch = await session.next()
+        if batch is None:
+            session.close()
+            raise StopAsyncIteration
+        self._in_hand = batch.partition
+        return batch
+
+
+class _Events:
+    """``async for event in consumer``."""
+
+    def __init__(self, batches: AsyncIterator[Batch]) -> None:
+        self._batches = batches
+        self._batch: Batch | None = None
+        self._events: Iterator[Event] = iter(())
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while True:
+            for event in self._events:
+                return event
+            if self._batch is not None:
+                batch, self._batch = self._batch, None
+                await batch.commit()
+            self._batch = await self._batches.__anext__()
+            self._events = iter(self._batch.events)

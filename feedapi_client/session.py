@@ -1,0 +1,586 @@
+"""One iteration over a feed: the planner's actions carried out, workers run, batches handed over and committed.
+
+A session starts from what the store holds and ends with its iteration; the next iteration gets a new one. That is why leaving a loop loses nothing: what
+was not committed is read again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from typing import Any, Literal
+
+import anyio
+
+from feedapi_client.budget import Budget
+from feedapi_client.client import FeedClient
+from feedapi_client.errors import (
+    AuthenticationError,
+    CommitOrderError,
+    CursorRejectedError,
+    FeedError,
+    NegotiationError,
+    ProtocolError,
+    RequestRefusedError,
+    StoreError,
+)
+from feedapi_client.lineage.planner import Action, Fail, Planner, Rediscover, Report, Save, Start, StartAt, State, Stop
+from feedapi_client.model import Batch, FeedInfo, FeedKey, Position
+from feedapi_client.options import Limits, RetryPolicy
+from feedapi_client.scheduler import Scheduler
+from feedapi_client.status import ConsumerStatus, PartitionStatus
+from feedapi_client.stores.base import CursorStore
+from feedapi_client.transport import backoff
+from feedapi_client.worker import Crowded, Outcome, SavedBatch, Worker
+
+log = logging.getLogger("feedapi_client")
+
+DISCOVERY_GAP_SECONDS = 0.05
+"""Between two discoveries, however many ask for one."""
+UNKNOWN_COMMAND_GAP_SECONDS = 5.0
+"""Between two discoveries that only an unknown command asks for."""
+SHARED_STREAM_MILLISECONDS = 5000
+"""How long a streamed response lasts when more partitions want to be read than there are slots."""
+REPORTS_KEPT = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What the consumer was told."""
+
+    key: FeedKey
+    start: StartAt
+    ordered: bool
+    follow: bool
+    on_error: Literal["raise", "park"]
+    stream: bool | int
+    limits: Limits
+    retry: RetryPolicy
+
+
+class Session:
+    """Drives one planner. Its public methods are called from the iterating task, or, by `run`, from several handler tasks at once."""
+
+    def __init__(self, settings: Settings, client: FeedClient, store: CursorStore) -> None:
+        self.settings = settings
+        self.client = client
+        self.store = store
+        self.limits = settings.limits
+        self.feed = settings.key.url
+        self.budget = Budget(settings.limits.max_buffered_bytes)
+        self.planner = Planner(feed=self.feed, start=settings.start, ordered=settings.ordered)
+        self.workers: dict[int, Worker] = {}
+        self.info: FeedInfo
+        self.reports: deque[str] = deque(maxlen=REPORTS_KEPT)
+        self.since: dict[int, datetime] = {}
+        self.failure: BaseException | None = None
+        self.over = False
+        self._stopping = False
+        self._scheduler: Scheduler[Worker] = Scheduler(self._work, settings.limits.max_concurrent_fetches)
+        self._lock = anyio.Lock()
+        self._scope = anyio.CancelScope()
+        self._ready: deque[Worker] = deque()
+        self._wake = anyio.Event()
+        self._released: set[Worker] = set()
+        self._refused: set[Worker] = set()
+        self._at_end: set[int] = set()
+        self._discover_at = 0.0
+        self._discovered_at = 0.0
+        self._discovery_wanted = False
+        self._discover_sooner = anyio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Session {self.planner!r} {self._scheduler!r} {self.budget!r}>"
+
+    # ------------------------------------------------------------------ life
+
+    async def open(self) -> None:
+        """Load the positions, discover, and save the birth positions of an empty store. Raises what these raise."""
+        self.planner.load(await self._load())
+        self.info = await self.client.discover()
+        ends = await self._present_ends(self.planner.unresolved(self.info))
+        await self._apply(self.planner.discover(self.info, ends=ends))
+        self._note_discovery()
+        if self.failure is not None:
+            raise self.failure
+
+    async def run(self) -> None:
+        """Fetch and discover until the iteration ends. Never raises: a failure goes to the iterating task."""
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(self._scheduler.run)
+                    tasks.start_soon(self._discover_forever)
+        except Exception as error:  # noqa: BLE001 - handed to the iterating task, which raises it
+            self._fail(_only(error))
+
+    def close(self) -> None:
+        """End the session: nothing is fetched or committed any more."""
+        self.over = True
+        self._scope.cancel()
+        self._wake.set()
+
+    def stop(self) -> None:
+        """End the iteration after the batch that is in the application's hands."""
+        self._stopping = True
+        self._wake.set()
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            self.failure = error
+        self._wake.set()
+
+    # ------------------------------------------------------------------ towards the application
+
+    async def next(self) -> Batch | None:
+        """The next batch of any partition that has none in the application's hands; None at the end. Raises the session's failure."""
+        await anyio.lowlevel.checkpoint()
+        while True:
+            if self.failure is not None:
+                raise self.failure
+            await self._acknowledge()
+            if self._stopping or self.over:
+                return None
+            while self._ready:
+                worker = self._ready.popleft()
+                worker.queued = False
+                if worker.pending and not worker.in_hand and not worker.stopped:
+                    return await self._take(worker)
+            if not self.settings.follow and self._finished():
+                return None
+            self._wake = anyio.Event()
+            await self._wake.wait()
+
+    async def _take(self, worker: Worker) -> Batch:
+        events, cursor = worker.take()
+        self.planner.delivered(worker.partition)
+        batch = Batch(worker.partition, events, cursor, partial(self.commit, worker, worker.batches))
+        if worker.end is not None and not worker.pending:
+            await self._ended(worker)
+        self._resume(worker)
+        return batch
+
+    async def release(self, partition: int) -> None:
+        """The application asks for the next batch: what it committed of this one counts from now on (R5)."""
+        worker = self.workers[partition]
+        worker.in_hand = False
+        self._released.add(worker)
+        if worker.pending:
+            self.deliverable(worker)
+        if self.failure is None:
+            await self._acknowledge()
+
+    async def settle(self, batch: Batch) -> None:
+        """A handler has returned: commit what it did not commit itself, and go on."""
+        worker = self.workers[batch.partition]
+        if not worker.saves:
+            await batch.commit()
+        await self.release(batch.partition)
+
+    async def _acknowledge(self) -> None:
+        while self._released:
+            worker = self._released.pop()
+            if worker.in_hand:
+                continue
+            position = worker.saves[-1].position if worker.saves else None
+            if worker.saves:
+                worker.committed = worker.saves[-1].number
+                worker.saves.clear()
+            await self._apply(self.planner.released(worker.partition, position))
+            self._wake.set()
+
+    async def commit(self, worker: Worker, number: int, batch: Batch, transaction: Any) -> None:
+        """Save the batch's cursor; see `Batch.commit`."""
+        if self.over:
+            raise self._out_of_order(batch, "its iteration has ended, and what was not committed is read again by the next one")
+        if number <= worker.committed or (worker.saves and worker.saves[-1].number > number):
+            if worker.saves and worker.saves[-1].number == number:
+                return
+            raise self._out_of_order(batch, "a later batch of the partition was committed before")
+        if self.planner.entries[batch.partition].state is State.SUPERSEDED:
+            raise self._out_of_order(batch, "the partition was split, and its heirs went on from the last committed cursor")
+        if transaction is None and any(save.number == number and save.durable for save in worker.saves):
+            return
+        earlier = [save for save in worker.saves if save.number < number]
+        position = self.planner.checkpoint(batch.partition, batch.cursor, after=earlier[-1].position if earlier else None)
+        await self._save({batch.partition: position}, transaction)
+        worker.saves = [*earlier, SavedBatch(number, position, transaction is None)]
+        if not worker.in_hand:
+            self._released.add(worker)
+
+    def _out_of_order(self, batch: Batch, why: str) -> CommitOrderError:
+        return CommitOrderError(f"a batch up to cursor {batch.cursor!r} can't be committed: {why}", feed=self.feed, partition=batch.partition)
+
+    def _finished(self) -> bool:
+        if self._discovery_wanted:
+            return False
+        if self.planner.finished():
+            return True
+        reading = [e.id for e in self.planner.entries.values() if e.state is State.READING] if self._at_end else []
+        if not reading or not self._at_end.issuperset(reading) or any(self.workers[p].in_hand for p in reading):
+            return False
+        # All was read, but the application did not commit the end of some closed partitions.
+        waiting = [e.id for e in self.planner.entries.values() if e.state is State.WAITING and set(e.waits_for) & self._at_end]
+        if waiting:
+            raise CommitOrderError(
+                f"partition {waiting[0]} waits until the last batch of this one is committed, and it was not: await batch.commit() before asking for the next",
+                feed=self.feed,
+                partition=reading[0],
+            )
+        return True
+
+    # ------------------------------------------------------------------ the workers' driver
+
+    def is_closed(self, partition: int) -> bool:
+        """The last discovery said closed."""
+        return self.planner.is_closed(partition)
+
+    def slots_wanted(self) -> bool:
+        """Other partitions are due and have no slot."""
+        return self._scheduler.contended
+
+    def stream_for(self, worker: Worker) -> bool | int:
+        """Long responses for open partitions; the end of a closed one, and of all without `follow`, shows only in a complete response."""
+        stream = self.settings.stream
+        if not stream or not self.settings.follow or not self.info.stream or self.is_closed(worker.partition):
+            return False
+        if len(self.workers) <= self.limits.max_concurrent_fetches:
+            return stream
+        return SHARED_STREAM_MILLISECONDS if stream is True else min(stream, SHARED_STREAM_MILLISECONDS)
+
+    def deliverable(self, worker: Worker) -> None:
+        """The worker holds something for the application."""
+        if not worker.queued and not worker.in_hand:
+            worker.queued = True
+            self._ready.append(worker)
+            self._wake.set()
+
+    def report(self, partition: int | None, text: str) -> None:
+        """Tell the operator: in the log, and in `status()`."""
+        line = f"feed {self.feed}{'' if partition is None else f', partition {partition}'}: {text}"
+        self.reports.append(line)
+        log.warning("%s", line)
+
+    def unknown_command(self) -> None:
+        """Perhaps "list the partitions again" (R10)."""
+        self._discover_by(max(anyio.current_time(), self._discovered_at + UNKNOWN_COMMAND_GAP_SECONDS))
+
+    # ------------------------------------------------------------------ fetching
+
+    async def _work(self, worker: Worker) -> None:
+        if worker.stopped:
+            return
+        if worker.scope is not None:  # cancelled, and not yet unwound
+            self._scheduler.schedule(worker, DISCOVERY_GAP_SECONDS)
+            return
+        with anyio.CancelScope() as worker.scope:
+            asked = worker.read_cursor
+            try:
+                outcome = await worker.fetch()
+            except Crowded:
+                worker.scope = None
+                if not worker.pending:
+                    self._scheduler.schedule(worker, self.limits.poll_interval)
+            except FeedError as error:
+                worker.scope = None
+                await self._on_error(worker, error, progressed=worker.read_cursor != asked)
+            else:
+                worker.scope = None
+                self._recovered(worker)
+                await self._after(worker, outcome)
+        worker.scope = None
+
+    def _recovered(self, worker: Worker) -> None:
+        worker.failures, worker.refusals, worker.failing_since = 0, 0, None
+        if worker.error is not None:
+            worker.error = None
+            self.since.pop(worker.partition, None)
+
+    async def _after(self, worker: Worker, outcome: Outcome) -> None:
+        if worker.stopped:
+            return
+        if outcome is Outcome.STUCK:
+            self._scheduler.schedule(worker, backoff(self.settings.retry, worker.stuck, None))
+        elif outcome is Outcome.PROGRESS:
+            self.planner.progressed(worker.partition)
+            worker.poll_delay = self.limits.poll_interval
+            self._resume(worker)
+        elif not worker.pending:
+            await self._ended(worker)
+
+    def _resume(self, worker: Worker) -> None:
+        """Fetch on, unless enough is waiting for the application or the end was seen."""
+        if not worker.idle or worker.stopped or worker.end is not None or worker in self._refused or worker.error is not None:
+            return
+        if worker.pending_bytes < self.limits.max_batch_bytes:
+            # Cursors that move on every request, without an event, would otherwise be a busy loop.
+            self._scheduler.schedule(worker, self.limits.poll_interval if worker.empty_pages > self.limits.max_attempts_without_progress else 0.0)
+
+    async def _ended(self, worker: Worker) -> None:
+        """The end was seen and all before it delivered: it travels behind the last batch, so that it can't overtake one."""
+        assert worker.end is not None
+        (cursor, asked_closed), worker.end = worker.end, None
+        await self._apply(self.planner.ended(worker.partition, cursor, asked_closed=asked_closed))
+        entry = self.planner.entries[worker.partition]
+        if entry.state is State.CAUGHT_UP and self.settings.follow:
+            self._scheduler.schedule(worker, worker.poll_delay)
+            worker.poll_delay = min(worker.poll_delay * 2, self.limits.max_poll_interval)
+        elif entry.state is State.READING and entry.end is not None:
+            self._at_end.add(worker.partition)  # drained once the application commits
+            worker.end = (cursor, asked_closed)
+        elif entry.state is State.READING:
+            self._scheduler.schedule(worker)
+        self._wake.set()
+
+    # ------------------------------------------------------------------ errors
+
+    async def _on_error(self, worker: Worker, error: FeedError, *, progressed: bool) -> None:
+        if worker.stopped:
+            return
+        if progressed:
+            self._recovered(worker)
+        now = anyio.current_time()
+        if worker.failing_since is None:
+            worker.failing_since = now
+            self.since[worker.partition] = datetime.now(UTC)
+        worker.error = error
+        if isinstance(error, RequestRefusedError):
+            await self._on_refusal(worker, error)
+            return
+        retry = self.settings.retry
+        given_up = retry.give_up_after is not None and now - worker.failing_since >= retry.give_up_after
+        if retry.decide(error) == "fatal" or given_up:
+            await self._fail_partition(worker.partition, error)
+            return
+        worker.failures += 1
+        delay = backoff(retry, worker.failures, error)
+        log.warning("%s; attempt %d in %.1f s", error, worker.failures + 1, delay)
+        self._scheduler.schedule(worker, delay)
+
+    async def _on_refusal(self, worker: Worker, error: RequestRefusedError) -> None:
+        """400, 404, 409, 410: discover again, then ask again (R10)."""
+        if worker.asked_info is not self.info:
+            worker.error = None
+            self._scheduler.schedule(worker)
+            return
+        worker.refusals += 1
+        conflict = error.status == 409
+        if worker.refusals >= (self.limits.max_attempts_without_progress if conflict else 2):
+            final: FeedError = (
+                ProtocolError(
+                    f"409 Conflict again, {worker.refusals} times, each with the token of a new discovery", feed=self.feed, partition=worker.partition
+                )
+                if conflict
+                else CursorRejectedError(
+                    f"the partition is listed and refuses the cursor {worker.read_cursor!r} with {error.status}: {error.message}. "
+                    "Reset its cursor if the publisher no longer has that place",
+                    feed=self.feed,
+                    partition=worker.partition,
+                )
+            )
+            final.__cause__ = error
+            await self._fail_partition(worker.partition, final)
+            return
+        self._refused.add(worker)
+        self.rediscover()
+
+    async def _fail_partition(self, partition: int, error: FeedError) -> None:
+        self.since.setdefault(partition, datetime.now(UTC))
+        await self._apply([*self.planner.fail(partition, error), Fail(partition, error)])
+
+    # ------------------------------------------------------------------ discovery
+
+    def rediscover(self) -> None:
+        """Discover again soon."""
+        self._discovery_wanted = True
+        self._discover_by(max(anyio.current_time(), self._discovered_at + DISCOVERY_GAP_SECONDS))
+
+    def _discover_by(self, when: float) -> None:
+        if when < self._discover_at:
+            self._discover_at = when
+            self._discover_sooner.set()
+
+    def _note_discovery(self) -> None:
+        self._discovered_at = anyio.current_time()
+        self._discover_at = self._discovered_at + self.limits.discovery_interval
+
+    async def _discover_forever(self) -> None:
+        failing_since: float | None = None
+        failures = 0
+        while True:
+            while (pause := self._discover_at - anyio.current_time()) > 0:
+                self._discover_sooner = anyio.Event()
+                with anyio.move_on_after(pause):
+                    await self._discover_sooner.wait()
+            self._discovery_wanted = False
+            self._discover_at = float("inf")
+            try:
+                await self._discover()
+            except StoreError:
+                raise
+            except FeedError as error:
+                failures += 1
+                failing_since = failing_since or anyio.current_time()
+                self.report(None, f"keeps its last good topology: {error.message if error.partition is None else error}")
+                self._discovery_failed(error, failing_since, failures)
+            else:
+                failing_since, failures = None, 0
+
+    async def _discover(self) -> None:
+        info = await self.client.discover()
+        moved = info.token != self.info.token or info.dialect != self.info.dialect
+        actions = self.planner.discover(info)
+        self.info = info
+        self._note_discovery()
+        await self._apply(actions)
+        refused, self._refused = self._refused, set()
+        for worker in refused:
+            if not worker.stopped:
+                self._scheduler.schedule(worker, backoff(self.settings.retry, worker.refusals - 1, None) if worker.refusals > 1 else 0.0)
+        if moved:
+            self._reopen_streams()
+        self._wake.set()
+
+    def _reopen_streams(self) -> None:
+        """A response held open on the old token would not end by itself."""
+        for worker in self.workers.values():
+            if worker.scope is not None and not worker.stopped and self.settings.stream:
+                worker.scope.cancel()
+                self._scheduler.schedule(worker)
+
+    def _discovery_failed(self, error: FeedError, since: float, failures: int) -> None:
+        retry = self.settings.retry
+        self._note_discovery()
+        blocked = bool(self._refused) or (not self.settings.follow and self.planner.finished())
+        given_up = retry.give_up_after is not None and anyio.current_time() - since >= retry.give_up_after
+        if blocked and (given_up or isinstance(error, (AuthenticationError, NegotiationError))):
+            raise error
+        self._discovery_wanted = blocked
+        if blocked:
+            self._discover_by(anyio.current_time() + max(DISCOVERY_GAP_SECONDS, backoff(retry, failures, error)))
+
+    async def _present_ends(self, partitions: list[int]) -> dict[int, str]:
+        ends: dict[int, str] = {}
+        limiter = anyio.CapacityLimiter(self.limits.max_concurrent_fetches)
+
+        async def ask(partition: int) -> None:
+            async with limiter:
+                ends[partition] = await self.client.end_of(partition)
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for partition in partitions:
+                    tasks.start_soon(ask, partition)
+        except BaseExceptionGroup as error:
+            raise _only(error) from None
+        return ends
+
+    # ------------------------------------------------------------------ the planner's actions
+
+    async def _apply(self, actions: list[Action]) -> None:
+        """Carry out in order; several callers take turns, so that saves reach the store in the planner's order."""
+        if not actions:
+            return
+        async with self._lock:
+            for action in actions:
+                if isinstance(action, Save):
+                    await self._save(action.positions, None)
+                else:
+                    self._carry_out(action)
+
+    def _carry_out(self, action: Start | Stop | Rediscover | Report | Fail | Save) -> None:
+        match action:
+            case Start(partition, cursor):
+                self._start(partition, cursor)
+            case Stop(partition):
+                if partition in self.workers:
+                    self.workers[partition].stop()
+                    self._refused.discard(self.workers[partition])
+                    self._at_end.discard(partition)
+            case Rediscover():
+                self.rediscover()
+            case Report(partition_or_none, text):
+                self.report(partition_or_none, text)
+            case Fail(partition, error):
+                if self.settings.on_error == "raise":
+                    self._fail(error)
+                else:
+                    self.report(None, f"parked: {error}")
+                    self._wake.set()
+
+    def _start(self, partition: int, cursor: str) -> None:
+        worker = self.workers.get(partition)
+        if worker is None:
+            worker = self.workers[partition] = Worker(partition, cursor, self)
+        if worker.stopped:
+            worker.stopped = False
+            worker.error = None
+            self._scheduler.schedule(worker)
+        elif worker.scope is None and not worker.pending:
+            worker.end = None
+            self._scheduler.schedule(worker)
+
+    async def _load(self) -> dict[int, Position]:
+        positions: dict[int, Position] = await _translated(self.store.load(self.settings.key), self.feed, "loading cursors")
+        return positions
+
+    async def _save(self, positions: Mapping[int, Position], transaction: Any) -> None:
+        with anyio.move_on_after(self.limits.commit_timeout, shield=True) as scope:
+            await _translated(self.store.save(self.settings.key, positions, transaction=transaction), self.feed, "saving cursors")
+        if scope.cancelled_caught:
+            raise StoreError(f"saving cursors took longer than Limits.commit_timeout, {self.limits.commit_timeout} s", feed=self.feed)
+
+    # ------------------------------------------------------------------ for people
+
+    def status(self) -> ConsumerStatus:
+        """A snapshot."""
+        info: FeedInfo | None = getattr(self, "info", None)
+        return ConsumerStatus(
+            feed=self.feed,
+            dialect=info.dialect if info else None,
+            buffered_bytes=self.budget.used,
+            partitions={p: self._partition_status(p) for p in sorted(self.planner.entries)},
+            reports=tuple(self.reports),
+        )
+
+    def _partition_status(self, partition: int) -> PartitionStatus:
+        entry, worker = self.planner.entries[partition], self.workers.get(partition)
+        error = entry.error or (worker.error if worker else None)
+        state = entry.state.value
+        if entry.state is State.WAITING and entry.waits_for:
+            state = f"waiting for {', '.join(map(str, entry.waits_for))}"
+        elif entry.running and error is not None:
+            state = "retrying"
+        at_end = entry.state in (State.CAUGHT_UP, State.DRAINED) and error is None
+        return PartitionStatus(
+            partition=partition,
+            state=state,
+            cursor=entry.position.cursor if entry.position else None,
+            events=worker.events if worker else 0,
+            last_event=worker.last_event if worker else None,
+            last_contact=worker.contact if worker else None,
+            lag=0 if at_end else "unknown",
+            waits_for=entry.waits_for if entry.state is State.WAITING else (),
+            error=str(error) if error else None,
+            since=self.since.get(partition) if error else None,
+        )
+
+
+async def _translated(call: Awaitable[Any], feed: str, doing: str) -> Any:
+    try:
+        return await call
+    except FeedError:
+        raise
+    except Exception as error:
+        raise StoreError(f"{doing} failed: {type(error).__name__}", feed=feed) from error
+
+
+def _only(error: BaseException) -> BaseException:
+    """The first failure of a task group, without the group around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
