@@ -1,0 +1,27 @@
+"""A feed as a Spark DataFrame, in batch and as an exactly-once stream (extra ``spark``: PySpark 4.2 or later).
+
+::
+
+    from feedapi_client.spark import FeedDataSource
+
+    spark.dataSource.register(FeedDataSource)  # not needed where the wheel is installed: PySpark finds the format by itself
+    spark.read.format("feedapi").option("url", "https://service/myfeed").load()
+    spark.readStream.format("feedapi").option("url", ...).option("stagingLocation", "s3://bucket/staging").load()
+
+`feedapi_client.spark.options.OPTION_NAMES` lists the options, `feedapi_client.spark.schema.spark_schema` the columns.
+"""
+
+try:
+    import numpy  # noqa: F401
+    import obstore  # noqa: F401
+    import pyarrow  # type: ignore[import-untyped]  # noqa: F401
+    import pyspark.sql.datasource  # noqa: F401
+    import zstandard  # noqa: F401
+except ImportError as error:
+    raise ImportError("feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'") from error
+
+from feedapi_client.spark.options import OptionError, SourceOptions
+from feedapi_client.spark.source import FeedDataSource
+from feedapi_client.spark.staging import StagingError
+
+__all__ = ["FeedDataSource", "OptionError", "SourceOptions", "StagingError"]

@@ -1,0 +1,295 @@
+"""The options of ``format("feedapi")``: strings in, checked values out. Imports no Spark."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import orjson
+
+from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+
+MAX_PARTITION = 32767
+
+_SECRET = re.compile("auth|cookie|key|token|secret|passw|credential|signature", re.IGNORECASE)
+_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_SPARK_LIMITS = {"max_poll_interval": 2.0, "max_batch_bytes": 4 * 1024 * 1024}
+
+
+class OptionError(ValueError):
+    """An option is unknown, missing or wrong. One line that names every option at fault."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """What a read or a stream was asked for. Picklable: it travels to the executors, secrets do not (see `feedapi_client.spark.auth`)."""
+
+    url: str
+    v1_partitions: int | None = None
+    start: Any = "first"
+    ordered: bool = True
+    partitions: frozenset[int] | None = None
+    max_events_per_partition: int = 100_000
+    max_partitions_per_task: int | None = None
+    staging_location: str | None = None
+    payload: Literal["string", "variant"] = "string"
+    available_now_timeout: float = 3600.0
+    filters: Mapping[str, str] = field(default_factory=dict)
+    fetch: FetchOptions = field(default_factory=FetchOptions)
+    limits: Limits = field(default_factory=lambda: _limits())  # noqa: PLW0108 - defined below
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    header_env: Mapping[str, str] = field(default_factory=dict)
+    auth_env: str | None = None
+    auth_callable: str | None = None
+
+    def __repr__(self) -> str:
+        # Options end up in plans and logs; a URL's query and header values may be secrets.
+        return f"<SourceOptions of {urlsplit(self.url).hostname}>"
+
+
+# ---------------------------------------------------------------------- one value
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return value.strip()
+
+
+def _integer(least: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError("must be a whole number") from None
+        if number < least:
+            raise ValueError(f"must be at least {least}")
+        return number
+
+    return parse
+
+
+def _seconds(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError("must be a number of seconds") from None
+    if not number >= 0:
+        raise ValueError("must not be negative")
+    return number
+
+
+def _seconds_or_none(value: str) -> float | None:
+    return None if value.strip().lower() == "none" else _seconds(value)
+
+
+def _boolean(value: str) -> bool:
+    if value.strip().lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return value.strip().lower() == "true"
+
+
+def _names(value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in re.split("[;,]", value) if name.strip())
+    if not names:
+        raise ValueError("must name at least one, separated by ';' or ','")
+    return names
+
+
+def _url(value: str) -> str:
+    try:
+        parts = urlsplit(value.strip())
+        credentials = parts.username or parts.password
+    except ValueError:
+        raise ValueError("must be an http or https URL") from None
+    if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
+        raise ValueError("must be an http or https URL")
+    if credentials:
+        raise ValueError("must not hold credentials, which would stand in query plans: use authEnv or authCallable")
+    return value.strip()
+
+
+def _start(value: str) -> Any:
+    if value.strip().lower() in ("first", "last"):
+        return value.strip().lower()
+    problem = 'must be first, last, or a JSON object of partition to cursor such as {"0": "abc"}'
+    try:
+        given = orjson.loads(value)
+        cursors = {_partition(key): cursor for key, cursor in given.items()}
+    except (ValueError, AttributeError):
+        raise ValueError(problem) from None
+    if not cursors or not all(isinstance(cursor, str) and cursor and cursor.isascii() and cursor.isprintable() for cursor in cursors.values()):
+        raise ValueError(f"{problem}; cursors are printable ASCII")
+    return cursors
+
+
+def _partition(value: str) -> int:
+    number = int(value)
+    if not 0 <= number <= MAX_PARTITION:
+        raise ValueError(f"partitions are numbers from 0 to {MAX_PARTITION}")
+    return number
+
+
+def _partitions(value: str) -> frozenset[int]:
+    chosen: set[int] = set()
+    try:
+        for part in value.split(","):
+            first, dash, last = part.strip().partition("-")
+            chosen.update(range(_partition(first), _partition(last) + 1) if dash else [_partition(first)])
+    except ValueError:
+        raise ValueError(f"must be numbers and ranges from 0 to {MAX_PARTITION}, such as 0,3,8-15") from None
+    if not chosen:
+        raise ValueError("holds an empty range")
+    return frozenset(chosen)
+
+
+def _stream(value: str) -> int:
+    if value.strip().lower() in ("true", "y"):
+        raise ValueError("must be a number of milliseconds: a response without an end never fills an epoch")
+    return _integer(1)(value)
+
+
+def _payload(value: str) -> str:
+    if value.strip().lower() not in ("string", "variant"):
+        raise ValueError("must be string or variant")
+    return value.strip().lower()
+
+
+def _import_path(value: str) -> str:
+    if not _IMPORT_PATH.fullmatch(value.strip()):
+        raise ValueError("must be an import path such as package.module:function")
+    return value.strip()
+
+
+# ---------------------------------------------------------------------- all of them
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+_SOURCE: dict[str, Callable[[str], Any]] = {
+    "url": _url,
+    "v1_partitions": _integer(1),
+    "ordered": _boolean,
+    "partitions": _partitions,
+    "max_events_per_partition": _integer(1),
+    "max_partitions_per_task": _integer(1),
+    "staging_location": _text,
+    "payload": _payload,
+    "available_now_timeout": _seconds,
+    "auth_env": _text,
+    "auth_callable": _import_path,
+}
+_FETCH: dict[str, Callable[[str], Any]] = {
+    "page_size_hint": _integer(1),
+    "stream": _stream,
+    "event_types": _names,
+    "skip_event_types": _names,
+    "v1_headers": _names,
+}
+_LIMITS: dict[str, Callable[[str], Any]] = {f.name: _seconds if isinstance(f.default, float) else _integer(1) for f in fields(Limits)}
+_RETRY: dict[str, Callable[[str], Any]] = {f.name: _seconds_or_none for f in fields(RetryPolicy) if f.name != "decide"}
+_FAMILIES = ("filter.", "header.", "headerEnv.")
+_ALIASES = {"path": "url", "startingcursors": "start"}
+
+OPTION_NAMES = sorted([*map(_camel, [*_SOURCE, *_FETCH, *_LIMITS, *_RETRY]), "startingCursors", *(f"{family}NAME" for family in _FAMILIES)])
+"""Every option, as it is spelled in documentation; Spark ignores the case of option names."""
+
+_PARSERS = {_camel(name).lower(): (name, parse) for group in (_SOURCE, _FETCH, _LIMITS, _RETRY) for name, parse in group.items()}
+_PARSERS["startingcursors"] = ("start", _start)
+
+
+def parse_options(given: Mapping[str, str]) -> SourceOptions:
+    """The checked options of one read or stream; ``path`` (the argument of ``load``) stands for ``url``.
+
+    Raises `OptionError` with every problem in one line. No value is quoted: it may be a secret.
+    """
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    families: dict[str, dict[str, str]] = {family.lower(): {} for family in _FAMILIES}
+    for option, value in given.items():
+        name = _ALIASES.get(option.lower(), option.lower()) if option.lower() == "path" else option.lower()
+        family = next((f for f in families if name.startswith(f) and len(name) > len(f)), None)
+        if family is not None:
+            families[family][option[len(family) :]] = str(value)
+        elif name not in _PARSERS:
+            problems.append(_unknown(option))
+        else:
+            _take(option, str(value), name, values, problems)
+    _check(values, families, problems)
+    if problems:
+        raise OptionError(f"feedapi source: {'; '.join(problems)}")
+    return _build(values, families)
+
+
+def _take(option: str, value: str, name: str, values: dict[str, Any], problems: list[str]) -> None:
+    target, parse = _PARSERS[name]
+    try:
+        parsed = parse(value)
+    except ValueError as error:
+        problems.append(f"option {_spelling(option)} {error}")
+        return
+    if target == "url" and values.get("url", parsed) != parsed:
+        problems.append("option url and the path given to load() differ: give one of them")
+    values[target] = parsed
+
+
+def _check(values: dict[str, Any], families: dict[str, dict[str, str]], problems: list[str]) -> None:
+    if "url" not in values and not any("option url" in problem or "option path" in problem for problem in problems):
+        problems.append("option url is missing: the address of the feed")
+    problems += [
+        f"option header.{name} would put a secret into the query plan: name an environment variable with headerEnv.{name} or authEnv, "
+        "or give a function with authCallable"
+        for name in families["header."]
+        if _SECRET.search(name)
+    ]
+    if "auth_env" in values and "auth_callable" in values:
+        problems.append("options authEnv and authCallable exclude each other: give one of them")
+    for group, kind in ((_FETCH, FetchOptions), (_LIMITS, _limits), (_RETRY, RetryPolicy)):
+        try:
+            kind(**{name: values[name] for name in group if name in values})
+        except ValueError as error:
+            problems.append(_in_option_names(str(error)))
+
+
+def _limits(**values: Any) -> Limits:
+    defaults: dict[str, Any] = dict(_SPARK_LIMITS)
+    defaults["max_poll_interval"] = max(defaults["max_poll_interval"], values.get("poll_interval", 0))
+    return Limits(**{**defaults, **values})
+
+
+def _build(values: dict[str, Any], families: dict[str, dict[str, str]]) -> SourceOptions:
+    def part(group: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: values[name] for name in group if name in values}
+
+    return SourceOptions(
+        **part(_SOURCE),
+        start=values.get("start", "first"),
+        filters=families["filter."],
+        fetch=FetchOptions(**part(_FETCH)),
+        limits=_limits(**part(_LIMITS)),
+        retry=RetryPolicy(**part(_RETRY)),
+        headers=families["header."],
+        header_env=families["headerenv."],
+    )
+
+
+def _unknown(option: str) -> str:
+    close = difflib.get_close_matches(option.lower(), [name.lower() for name in OPTION_NAMES], n=1)
+    return f"unknown option {option}" + (f" (did you mean {_spelling(close[0])}?)" if close else "")
+
+
+def _spelling(option: str) -> str:
+    return next((name for name in OPTION_NAMES if name.lower() == option.lower()), option)
+
+
+def _in_option_names(message: str) -> str:
+    message = re.sub(r"\b(?:FetchOptions|Limits|RetryPolicy)(?:\.|: )", "", message)
+    return "option " + re.sub(r"\b[a-z]+(?:_[a-z0-9]+)+\b", lambda match: _camel(match.group()), message)

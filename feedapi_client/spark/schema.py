@@ -1,0 +1,131 @@
+"""The columns of ``format("feedapi")``, and how staged bytes become Arrow batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+try:
+    import numpy as np
+    import pyarrow as pa  # type: ignore[import-untyped]
+    from pyspark.sql.types import IntegerType, LongType, MapType, StringType, StructField, StructType, VariantType, VariantVal
+except ImportError as error:  # pragma: no cover - the message is the point
+    raise ImportError("feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'") from error
+
+import orjson
+
+Payload = Literal["string", "variant"]
+
+_NEWLINE = 10
+_VARIANT = pa.struct([pa.field("value", pa.binary(), nullable=False), pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"})])
+
+
+def spark_schema(payload: Payload) -> StructType:
+    """The columns, in their order.
+
+    ``partition`` the event was read from; ``cursor`` of the checkpoint that closes its batch; ``sequence`` counts the events of the partition within the
+    read (a batch read, or the whole life of a streaming query); ``data`` the payload as sent; ``headers`` of dialect v1; ``depth`` how many partitions
+    come before this one in its lineage. ``orderBy("depth", "sequence")`` restores the order within an entity.
+    """
+    return StructType(
+        [
+            StructField("partition", IntegerType(), False),
+            StructField("cursor", StringType(), False),
+            StructField("sequence", LongType(), False),
+            StructField("data", VariantType() if payload == "variant" else StringType(), False),
+            StructField("headers", MapType(StringType(), StringType()), False),
+            StructField("depth", IntegerType(), False),
+        ]
+    )
+
+
+def arrow_schema(payload: Payload) -> pa.Schema:
+    """The same columns for Arrow. PySpark compares types exactly."""
+    return pa.schema(
+        [
+            pa.field("partition", pa.int32(), nullable=False),
+            pa.field("cursor", pa.string(), nullable=False),
+            pa.field("sequence", pa.int64(), nullable=False),
+            pa.field("data", _VARIANT if payload == "variant" else pa.string(), nullable=False),
+            pa.field("headers", pa.map_(pa.string(), pa.string()), nullable=False),
+            pa.field("depth", pa.int32(), nullable=False),
+        ]
+    )
+
+
+@dataclass(slots=True)
+class Rows:
+    """Makes the Arrow batches of one partition's events; keeps count between calls.
+
+    `marks` are (number of events, cursor of the checkpoint behind them), in the order of the events.
+    """
+
+    partition: int
+    depth: int
+    sequence: int
+    payload: Payload
+    marks: Sequence[tuple[int, str]]
+    done: int = 0
+
+    def batch(self, lines: bytes, headers: Sequence[bytes] | None = None) -> pa.RecordBatch:
+        """The batch of payloads, one a line; `headers` are JSON objects, one an event."""
+        data = split_lines(lines)
+        count = len(data)
+        first = self.sequence + self.done
+        columns = [
+            constant(self.partition, count, pa.int32()),
+            self._cursors(count),
+            pa.array(np.arange(first, first + count, dtype=np.int64)),
+            variants(data) if self.payload == "variant" else data,
+            header_maps(headers) if headers else no_headers(count),
+            constant(self.depth, count, pa.int32()),
+        ]
+        self.done += count
+        return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.payload))
+
+    def _cursors(self, count: int) -> pa.Array:
+        ends = np.cumsum(np.fromiter((number for number, _ in self.marks), dtype=np.int64, count=len(self.marks)))
+        first = int(np.searchsorted(ends, self.done, side="right"))
+        last = int(np.searchsorted(ends, self.done + count - 1, side="right"))
+        if first == last:
+            return constant(self.marks[first][1], count, pa.string())
+        which = np.searchsorted(ends, np.arange(self.done, self.done + count), side="right") - first
+        return pa.array([cursor for _, cursor in self.marks[first : last + 1]], pa.string()).take(pa.array(which))
+
+
+def constant(value: Any, count: int, type: pa.DataType) -> pa.Array:
+    """An array of one value."""
+    return pa.repeat(pa.scalar(value, type), count)
+
+
+def split_lines(lines: bytes) -> pa.Array:
+    """The lines as an array of strings, without a Python object for each of them. The last line may lack its newline."""
+    if not lines.endswith(b"\n"):
+        lines += b"\n"
+    raw = np.frombuffer(lines, dtype=np.uint8)
+    ends = np.flatnonzero(raw == _NEWLINE)
+    offsets = np.zeros(len(ends) + 1, dtype=np.int32)
+    offsets[1:] = ends - np.arange(len(ends))
+    return pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(lines.replace(b"\n", b"")))
+
+
+def variants(data: pa.Array) -> pa.Array:
+    """The JSON texts as VARIANT values."""
+    parsed = [VariantVal.parseJson(text) for text in data.to_pylist()]
+    values = pa.array([one.value for one in parsed], pa.binary())
+    return pa.StructArray.from_arrays([values, pa.array([one.metadata for one in parsed], pa.binary())], fields=list(_VARIANT))
+
+
+def no_headers(count: int) -> pa.Array:
+    """Empty maps."""
+    return pa.MapArray.from_arrays(pa.array(np.zeros(count + 1, dtype=np.int32)), pa.array([], pa.string()), pa.array([], pa.string()))
+
+
+def header_maps(headers: Iterable[bytes]) -> pa.Array:
+    """Maps of text; a header that is no text keeps its JSON form."""
+    return pa.array([[(name, _text(value)) for name, value in (orjson.loads(line) or {}).items()] for line in headers], pa.map_(pa.string(), pa.string()))
+
+
+def _text(value: Any) -> str | None:
+    return value if value is None or isinstance(value, str) else orjson.dumps(value).decode()
