@@ -29,6 +29,9 @@ from feedapi_client.liftbridge.errors import (
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.pending import PublisherStats
 from feedapi_client.liftbridge.publisher import ANY_OFFSET, LiftbridgePublisher, Stream, key_partition
+from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader
+from feedapi_client.liftbridge.relay import Relay, RelayProgress
+from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
 
 __all__ = [
     "ANY_OFFSET",
@@ -47,12 +50,18 @@ __all__ = [
     "Message",
     "MessageTooLargeError",
     "MsgType",
+    "OutgoingBatch",
     "PartitionMetadata",
     "PublishError",
     "PublishRefusedError",
     "PublisherStats",
+    "Relay",
     "RelayFencedError",
+    "RelayProgress",
+    "RelayReader",
+    "RelayedBatch",
     "Stream",
+    "StreamCursorStore",
     "StreamError",
     "StreamMetadata",
     "decode",

@@ -92,7 +92,7 @@ class LiftbridgePublisher:
         self.stats = PublisherStats()
         self.ack_timeout = ack_timeout
         self._servers = servers
-        self._policy = ack_policy
+        self.ack_policy = ack_policy
         self._crc = crc
         self._limit = max_message_bytes
         self._connect_timeout = connect_timeout
@@ -169,7 +169,7 @@ class LiftbridgePublisher:
         `publish`, with its position as ``index``.
         """
         target = Stream(stream) if isinstance(stream, str) else stream
-        policy = self._policy if ack_policy is None else ack_policy
+        policy = self.ack_policy if ack_policy is None else ack_policy
         group = Group(target.name)
         try:
             encoder = self._encoder(policy, headers, expected_offset)

@@ -97,7 +97,7 @@ def nats_server_path() -> str:
     return found
 
 
-class Fault(StrEnum):
+class BrokerFault(StrEnum):
     """What the broker does wrong with one publish."""
 
     LOSE = "lose"
@@ -146,19 +146,19 @@ class BrokerStream:
 class LiftbridgeBroker:
     """The stand-in. Use it in `async with`; create streams, publish to it, look at `messages`, and make it misbehave with `script`, `always` and `ack_delay`.
 
-    `decide` is asked for the fault of each publish first (a message in, a `Fault` or None out), then the script, then `always`.
+    `decide` is asked for the fault of each publish first (a message in, a `BrokerFault` or None out), then the script, then `always`.
     """
 
     def __init__(self, nats_url: str, *, grpc: bool = False) -> None:
         self.ack_delay = 0.0
-        self.always: Fault | None = None
-        self.decide: Callable[[Message], Fault | None] | None = None
+        self.always: BrokerFault | None = None
+        self.decide: Callable[[Message], BrokerFault | None] | None = None
         self.streams: dict[str, BrokerStream] = {}
         self.cursors: dict[tuple[str, int, str], int] = {}
         self.received = 0
         self._nats_url = nats_url
         self._with_grpc = grpc
-        self._script: deque[Fault | None] = deque()
+        self._script: deque[BrokerFault | None] = deque()
         self._client: Client | None = None
         self._server: Any = None
         self._port = 0
@@ -236,7 +236,7 @@ class LiftbridgeBroker:
         held.first_offset[partition] = before
         held.partitions[partition][:] = [message for message in held.partitions[partition] if message.offset >= before]
 
-    def script(self, *faults: Fault | None) -> None:
+    def script(self, *faults: BrokerFault | None) -> None:
         """What goes wrong with the next publishes, one entry for each; None is for one that goes well."""
         self._script.extend(faults)
 
@@ -265,13 +265,13 @@ class LiftbridgeBroker:
 
     async def _publish(self, stream: BrokerStream, partition: int, subject: str, message: Message, size: int) -> None:
         fault = self._fault(message)
-        if fault is Fault.LOSE:
+        if fault is BrokerFault.LOSE:
             return
         ack = await self.accept(stream, partition, subject, message, size, fault)
-        if message.ackInbox and int(message.ackPolicy) != AckPolicy.NONE and fault is not Fault.DROP_ACK:
+        if message.ackInbox and int(message.ackPolicy) != AckPolicy.NONE and fault is not BrokerFault.DROP_ACK:
             await self._answer(message.ackInbox, _answers(ack, fault))
 
-    async def accept(self, stream: BrokerStream, partition: int, subject: str, message: Message, size: int, fault: Fault | None = None) -> Ack:
+    async def accept(self, stream: BrokerStream, partition: int, subject: str, message: Message, size: int, fault: BrokerFault | None = None) -> Ack:
         """Check and store a message of `size` bytes as a broker does; the ack says what became of it."""
         ack = Ack(
             stream=stream.stream.name,
@@ -289,15 +289,15 @@ class LiftbridgeBroker:
             ack.commitTimestamp = time.time_ns()
         return ack
 
-    def _fault(self, message: Message) -> Fault | None:
+    def _fault(self, message: Message) -> BrokerFault | None:
         if self.decide is not None and (fault := self.decide(message)) is not None:
             return fault
         return self._script.popleft() if self._script else self.always
 
-    def _refusal(self, stream: BrokerStream, partition: int, message: Message, size: int, fault: Fault | None) -> AckError:
-        if fault is Fault.REFUSE:
+    def _refusal(self, stream: BrokerStream, partition: int, message: Message, size: int, fault: BrokerFault | None) -> AckError:
+        if fault is BrokerFault.REFUSE:
             return AckError.UNKNOWN
-        if fault is Fault.ENCRYPTION:
+        if fault is BrokerFault.ENCRYPTION:
             return AckError.ENCRYPTION
         if size > stream.max_message_bytes:
             return AckError.TOO_LARGE
@@ -343,16 +343,16 @@ def _stored(message: Message, subject: str, timestamp: int) -> StoredMessage:
     return StoredMessage(0, message.value, message.key, headers, timestamp, subject)
 
 
-def _answers(ack: Ack, fault: Fault | None) -> list[bytes]:
+def _answers(ack: Ack, fault: BrokerFault | None) -> list[bytes]:
     answer = encode(ack)
-    if fault is Fault.DOUBLE_ACK:
+    if fault is BrokerFault.DOUBLE_ACK:
         return [answer, answer]
-    if fault is Fault.GARBAGE:
+    if fault is BrokerFault.GARBAGE:
         return [b"garbage", answer[:9], encode(b"\xff\xff\xff", 1), answer]
-    if fault in (Fault.FOREIGN_ACK, Fault.UNKNOWN_ACK):
+    if fault in (BrokerFault.FOREIGN_ACK, BrokerFault.UNKNOWN_ACK):
         other = Ack()
         other.CopyFrom(ack)
-        if fault is Fault.FOREIGN_ACK:
+        if fault is BrokerFault.FOREIGN_ACK:
             other.stream += "-of-another"
         else:
             other.correlationId += "-of-another"

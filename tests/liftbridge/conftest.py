@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from feedapi_client.liftbridge import LiftbridgePublisher
+from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
 
 
@@ -31,3 +31,16 @@ async def broker(nats_server: NatsServer, anyio_backend: str) -> AsyncIterator[L
 async def publisher(nats_server: NatsServer, broker: LiftbridgeBroker) -> AsyncIterator[LiftbridgePublisher]:
     async with LiftbridgePublisher(nats_server.url, ack_timeout=5) as publisher:
         yield publisher
+
+
+@pytest.fixture
+async def api_broker(nats_server: NatsServer, anyio_backend: str) -> AsyncIterator[LiftbridgeBroker]:
+    """A broker that also answers the gRPC API."""
+    async with LiftbridgeBroker(nats_server.url, grpc=True) as broker:
+        yield broker
+
+
+@pytest.fixture
+async def api(api_broker: LiftbridgeBroker) -> AsyncIterator[LiftbridgeApi]:
+    async with LiftbridgeApi(api_broker.address, timeout=5) as api:
+        yield api

@@ -25,7 +25,7 @@ from feedapi_client.liftbridge import (
     decode,
     key_partition,
 )
-from feedapi_client.testing.liftbridge import Fault, LiftbridgeBroker, NatsServer, free_port
+from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer, free_port
 from tests.liftbridge.helpers import eventually
 
 pytestmark = pytest.mark.anyio
@@ -148,9 +148,9 @@ async def test_the_brokers_own_size_limit_is_an_error(broker: LiftbridgeBroker, 
         await publisher.publish("s", b"x" * 500)
 
 
-@pytest.mark.parametrize(("fault", "error"), [(Fault.REFUSE, PublishRefusedError), (Fault.ENCRYPTION, EncryptionError)])
+@pytest.mark.parametrize(("fault", "error"), [(BrokerFault.REFUSE, PublishRefusedError), (BrokerFault.ENCRYPTION, EncryptionError)])
 async def test_a_refusal_of_the_broker_is_its_own_error(
-    broker: LiftbridgeBroker, publisher: LiftbridgePublisher, fault: Fault, error: type[PublishError]
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher, fault: BrokerFault, error: type[PublishError]
 ) -> None:
     await broker.create_stream("s")
     broker.script(fault)
@@ -161,7 +161,7 @@ async def test_a_refusal_of_the_broker_is_its_own_error(
 
 async def test_a_broker_that_never_acks_ends_in_a_timeout(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
     await broker.create_stream("s")
-    broker.always = Fault.DROP_ACK
+    broker.always = BrokerFault.DROP_ACK
     async with LiftbridgePublisher(nats_server.url, ack_timeout=0.2) as publisher:
         with pytest.raises(AckTimeoutError) as caught:
             await publisher.publish_many("s", [b"x", b"y"])
@@ -178,7 +178,7 @@ async def test_a_stream_that_nobody_serves_ends_in_a_timeout(publisher: Liftbrid
 
 async def test_each_publish_has_its_own_deadline(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
     await broker.create_stream("s")
-    broker.always = Fault.DROP_ACK
+    broker.always = BrokerFault.DROP_ACK
     ended: list[str] = []
 
     async def one(name: str, timeout: float) -> None:
@@ -194,7 +194,7 @@ async def test_each_publish_has_its_own_deadline(broker: LiftbridgeBroker, publi
 
 async def test_one_lost_message_among_many_fails_the_call_with_its_index(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
     await broker.create_stream("s")
-    broker.script(None, None, Fault.LOSE)
+    broker.script(None, None, BrokerFault.LOSE)
     async with LiftbridgePublisher(nats_server.url, ack_timeout=0.3) as publisher:
         with pytest.raises(AckTimeoutError) as caught:
             await publisher.publish_many("s", [b"%d" % i for i in range(6)])
@@ -204,7 +204,7 @@ async def test_one_lost_message_among_many_fails_the_call_with_its_index(nats_se
 
 async def test_a_second_ack_is_not_counted(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
     await broker.create_stream("s")
-    broker.always = Fault.DOUBLE_ACK
+    broker.always = BrokerFault.DOUBLE_ACK
     await publisher.publish_many("s", [b"x"] * 10)
     await publisher.publish("s", b"y")
     assert publisher.stats.acked == 11
@@ -213,7 +213,7 @@ async def test_a_second_ack_is_not_counted(broker: LiftbridgeBroker, publisher: 
 
 async def test_an_ack_of_another_stream_or_message_is_not_taken_for_ours(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
     await broker.create_stream("s")
-    broker.script(Fault.FOREIGN_ACK, Fault.UNKNOWN_ACK)
+    broker.script(BrokerFault.FOREIGN_ACK, BrokerFault.UNKNOWN_ACK)
     for offset in range(2):
         ack = await publisher.publish("s", b"x")
         assert ack is not None
@@ -231,7 +231,7 @@ async def test_two_streams_on_one_subject_each_ack_and_ours_counts(broker: Liftb
 
 async def test_garbage_in_the_ack_inbox_is_ignored(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
     await broker.create_stream("s")
-    broker.script(Fault.GARBAGE)
+    broker.script(BrokerFault.GARBAGE)
     assert await publisher.publish("s", b"x")
     assert publisher.stats.garbage == 3
 
@@ -369,7 +369,7 @@ async def test_a_connection_that_can_not_be_made_is_one_error_without_credential
 
 async def test_closing_the_publisher_ends_what_waits(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
     await broker.create_stream("s")
-    broker.always = Fault.DROP_ACK
+    broker.always = BrokerFault.DROP_ACK
     async with LiftbridgePublisher(nats_server.url) as publisher:
         waiting = asyncio.create_task(publisher.publish("s", b"x"))
         await eventually(lambda: broker.messages("s"))
@@ -379,7 +379,7 @@ async def test_closing_the_publisher_ends_what_waits(nats_server: NatsServer, br
 
 async def test_a_cancelled_publish_leaves_nothing_behind(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
     await broker.create_stream("s")
-    broker.script(Fault.DROP_ACK)
+    broker.script(BrokerFault.DROP_ACK)
     with anyio.move_on_after(0.1) as scope:
         await publisher.publish("s", b"x")
     assert scope.cancelled_caught
