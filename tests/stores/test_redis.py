@@ -1,0 +1,128 @@
+"""RedisCursorStore passes the contract on a real server."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import redis
+import redis.asyncio
+
+from feedapi_client.errors import StoreError
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores.redis import RedisCursorStore
+from feedapi_client.testing.store_contract import AdministrableStoreContract
+from tests.servers import Redis
+
+pytestmark = pytest.mark.anyio
+FEED = FeedKey("https://service.test/feed")
+
+
+@pytest.fixture
+def empty_redis(redis_server: Redis) -> Redis:
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+    return redis_server
+
+
+@pytest.fixture
+def asyncio_only() -> str:
+    return "asyncio"
+
+
+class TestRedisCursorStore(AdministrableStoreContract):
+    supports_transactions = False
+    supports_second_handle = True
+    supports_failure_injection = True
+    decode_responses = False
+
+    @pytest.fixture(params=["asyncio"])
+    def anyio_backend(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture
+    async def store(self, empty_redis: Redis) -> AsyncIterator[RedisCursorStore]:
+        async with redis.asyncio.Redis.from_url(empty_redis.url, decode_responses=self.decode_responses) as client:
+            self.url = empty_redis.url
+            yield RedisCursorStore(client)
+
+    @asynccontextmanager
+    async def second_handle(self, store: RedisCursorStore) -> AsyncIterator[RedisCursorStore]:
+        async with RedisCursorStore(self.url) as second:
+            yield second
+
+    @asynccontextmanager
+    async def failing(self, store: RedisCursorStore) -> AsyncIterator[None]:
+        async with redis.asyncio.Redis.from_url(self.url) as client:
+            await client.config_set("maxmemory", 1)
+            yield
+            await client.config_set("maxmemory", 0)
+
+
+class TestRedisCursorStoreThatDecodes(TestRedisCursorStore):
+    decode_responses = True
+
+
+class TestOnRedis:
+    @pytest.fixture(params=["asyncio"])
+    def anyio_backend(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    async def test_prefixes_are_apart(self, empty_redis: Redis) -> None:
+        async with RedisCursorStore(empty_redis.url, prefix="a*:") as first, RedisCursorStore(empty_redis.url, prefix="ab:") as second:
+            await first.save(FEED, {0: Position("a")})
+            assert await second.load(FEED) == {}
+            assert (await first.feeds(), await second.feeds()) == ([FEED], [])
+
+    async def test_keys_of_others_are_not_feeds(self, empty_redis: Redis) -> None:
+        with redis.Redis.from_url(empty_redis.url) as client:
+            client.set("feedapi:note", "x")
+            client.hset("feedapi:table", "a", "b")
+        async with RedisCursorStore(empty_redis.url) as store:
+            assert await store.feeds() == []
+
+    async def test_a_key_of_another_kind_is_a_store_error(self, empty_redis: Redis) -> None:
+        with redis.Redis.from_url(empty_redis.url) as client:
+            client.set(f"feedapi:{FEED.id}", "x")
+        async with RedisCursorStore(empty_redis.url) as store:
+            with pytest.raises(StoreError, match="Redis failed"):
+                await store.save(FEED, {0: Position("a")})
+
+    async def test_r19_an_unreachable_server_is_a_store_error_without_the_password(self) -> None:
+        async with RedisCursorStore("redis://:secret-password@127.0.0.1:1/0") as store:
+            with pytest.raises(StoreError, match="Redis failed: ConnectionError") as failed:
+                await store.load(FEED)
+        assert "secret" not in f"{failed.value} {failed.value.__cause__} {store!r}"
+
+    async def test_a_save_survives_the_loss_of_the_script_cache(self, empty_redis: Redis) -> None:
+        async with RedisCursorStore(empty_redis.url) as store:
+            await store.save(FEED, {0: Position("a")})
+            with redis.Redis.from_url(empty_redis.url) as client:
+                client.script_flush()
+            await store.save(FEED, {0: Position("b", revision=2)})
+            assert await store.load(FEED) == {0: Position("b", revision=2)}
+
+    async def test_a_server_that_does_not_answer_is_a_store_error(self, empty_redis: Redis) -> None:
+        with redis.Redis.from_url(empty_redis.url) as client:
+            client.client_pause(1_000)
+            async with RedisCursorStore(empty_redis.url, timeout=0.1) as store:
+                with pytest.raises(StoreError, match=re.escape("did not answer within 0.1 s")):
+                    await store.save(FEED, {0: Position("a")})
+            client.client_unpause()
+        async with RedisCursorStore(empty_redis.url) as store:
+            await store.load(FEED)
+
+
+async def test_on_trio_operations_say_what_to_use(anyio_backend: str) -> None:
+    if anyio_backend == "asyncio":
+        return
+    store = RedisCursorStore("redis://127.0.0.1:1/0")
+    with pytest.raises(StoreError, match="asyncio only"):
+        await store.load(FEED)
+
+
+def test_a_blocking_client_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"redis\.asyncio"):
+        RedisCursorStore(redis.Redis())
