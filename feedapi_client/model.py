@@ -67,6 +67,9 @@ class EventOrigin:
     decoder: Decoder = orjson.loads
 
 
+_NOWHERE = EventOrigin(-1)
+
+
 class Event(msgspec.Struct, gc=False, eq=False):
     """One event. Also the record that a line of NDJSON is decoded into, which is why it can be as cheap as it is: each dialect has a subclass that
     names the fields as its lines do.
@@ -77,12 +80,11 @@ class Event(msgspec.Struct, gc=False, eq=False):
     _payload: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="data")
     _cursor: str | None = msgspec.field(default=None, name="cursor")
     _headers: dict[str, Any] | None = msgspec.field(default=None, name="\x7fheaders")
-    _origin: EventOrigin | None = msgspec.field(default=None, name="\x7forigin")
+    _origin: EventOrigin = msgspec.field(default=_NOWHERE, name="\x7forigin")
 
     @property
     def partition(self) -> int:
         """The partition that the event was read from."""
-        assert self._origin is not None
         return self._origin.partition
 
     @property
@@ -97,7 +99,6 @@ class Event(msgspec.Struct, gc=False, eq=False):
 
     def json(self) -> Any:
         """The payload, decoded by the consumer's `decoder` (orjson unless told otherwise). Raises what the decoder raises."""
-        assert self._origin is not None
         return self._origin.decoder(bytes(self._payload))
 
     def decode(self, type: type[T]) -> T:
@@ -114,7 +115,7 @@ class Event(msgspec.Struct, gc=False, eq=False):
 
     def __repr__(self) -> str:
         # Never the payload: events end up in log records.
-        return f"<Event of partition {self._origin.partition if self._origin else '?'}, {len(bytes(self._payload))} bytes>"
+        return f"<Event of partition {self._origin.partition}, {len(bytes(self._payload))} bytes>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (make_event, (self.partition, bytes(self._payload), self._headers))

@@ -1,0 +1,97 @@
+"""A feed of fixed pages, served from memory by a process of its own, so that the client is what is measured."""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from multiprocessing.connection import Connection
+from urllib.parse import parse_qs, urlsplit
+
+import orjson
+
+PAYLOAD_PAD = 62
+
+
+def payload(number: int) -> bytes:
+    """An event of about 150 bytes with its line."""
+    return b'{"id":"%012d","type":"order.created","entity":"e-%06d","amount":%d,"note":"%s"}' % (number, number % 1000, 1000 + number % 9000, b"x" * PAYLOAD_PAD)
+
+
+def build_pages(events: int, page_size: int, *, dialect: str, partition: int = 0, checkpoint_every: int = 100) -> dict[str, bytes]:
+    """Bodies by the cursor they are asked for with; the last one only repeats its cursor."""
+    name = b'"event"' if dialect == "v2-draft" else b'"data"'
+    lead = b'{"partition":%d,' % partition if dialect == "v1" else b"{"
+    pages: dict[str, bytes] = {}
+    asked = "_first"
+    for start in range(0, events, page_size):
+        lines: list[bytes] = []
+        end = min(start + page_size, events)
+        for number in range(start, end):
+            lines.append(lead + name + b":" + payload(number) + b"}\n")
+            if (number + 1) % checkpoint_every == 0 or number + 1 == end:
+                lines.append(lead + b'"cursor":"%020d"}\n' % (number + 1))
+        pages[asked] = b"".join(lines)
+        asked = f"{end:020d}"
+    pages[asked] = lead + b'"cursor":"%s"}\n' % asked.encode()
+    return pages
+
+
+def _serve(out: Connection, dialect: str, partitions: int, events: int, page_size: int, endless: bool) -> None:
+    pages = build_pages(events, page_size, dialect=dialect)
+    again = next(iter(pages.values()))
+    last = list(pages)[-1]
+    if endless:  # cursors that never end: the last page leads to the first one, under another name
+        pages.pop(last)
+    discovery: dict[str, object] = {"partitions": [{"id": str(p)} for p in range(partitions)]}
+    if dialect == "v2-token":
+        discovery["token"] = "t"
+    listing = orjson.dumps(discovery)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+
+        def do_GET(self) -> None:
+            query = parse_qs(urlsplit(self.path).query)
+            cursor = next((values[0] for name, values in query.items() if name.startswith("cursor")), None)
+            if cursor is not None:
+                self._answer(200, pages[cursor] if cursor in pages else again)
+            elif dialect == "v1":
+                self._answer(400, b"handshake error: partition count missing")
+            else:
+                self._answer(200, listing)
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.wfile.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 256
+        address_family = socket.AF_INET
+
+    server = Server(("127.0.0.1", 0), Handler)
+    out.send(server.server_address[1])
+    server.serve_forever()
+
+
+@contextmanager
+def static_feed(
+    *, dialect: str = "v2-token", partitions: int = 1, events: int = 1_000_000, page_size: int = 20_000, endless: bool = False
+) -> Iterator[str]:
+    """The URL of the feed; each partition has the same `events`, `endless`: over and over."""
+    context = multiprocessing.get_context("spawn")
+    receive, send = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(send, dialect, partitions, events, page_size, endless), daemon=True)
+    process.start()
+    try:
+        yield f"http://127.0.0.1:{receive.recv()}/feed"
+    finally:
+        process.terminate()
+        process.join()
