@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import grpc
 import grpc.aio
@@ -22,9 +22,18 @@ from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.publisher import Stream, require_asyncio
 
 _MAX_MESSAGE = 16 * 1024 * 1024
+_CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", _MAX_MESSAGE),
+    ("grpc.max_send_message_length", _MAX_MESSAGE),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
 _RETRY_PAUSE = 0.2
 _Code = grpc.StatusCode
 _LATER = frozenset({_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.FAILED_PRECONDITION, _Code.INTERNAL, _Code.ABORTED, _Code.CANCELLED})
+
+T = TypeVar("T")
 
 Start = int | Literal["earliest", "latest", "new"]
 _STARTS = {"earliest": api_pb2.EARLIEST, "latest": api_pb2.LATEST, "new": api_pb2.NEW_ONLY}
@@ -90,26 +99,31 @@ class LiftbridgeApi:
         if min_isr is not None:
             request.minIsr.value = min_isr
         try:
-            await self._call(target.name, lambda stub: stub.CreateStream(request, timeout=self._timeout))
+            await self._retry(lambda: self._call(target.name, lambda stub: stub.CreateStream(request, timeout=self._timeout)))
         except _AlreadyExistsError:
             return False
         return True
 
     async def delete_stream(self, stream: str) -> None:
         """Delete the stream and all that it holds."""
-        await self._call(stream, lambda stub: stub.DeleteStream(api_pb2.DeleteStreamRequest(name=stream), timeout=self._timeout))
+        request = api_pb2.DeleteStreamRequest(name=stream)
+        await self._retry(lambda: self._call(stream, lambda stub: stub.DeleteStream(request, timeout=self._timeout)))
 
     async def metadata(self, stream: str) -> StreamMetadata:
         """The stream's subject, partitions and leaders."""
-        cluster = await self._cluster(stream)
+        cluster = await self._retry(lambda: self._cluster(stream))
         return cluster.streams[stream]
 
     async def partition_metadata(self, stream: str, partition: int = 0) -> PartitionMetadata:
         """A partition's state, its offsets included, from its leader."""
-        address = await self._leader(stream, partition)
         request = api_pb2.FetchPartitionMetadataRequest(stream=stream, partition=partition)
-        answer = await self._call(stream, lambda stub: stub.FetchPartitionMetadata(request, timeout=self._timeout), [address])
-        return _partition(answer.metadata)
+
+        async def ask() -> PartitionMetadata:
+            address = await self._leader(stream, partition)
+            answer = await self._call(stream, lambda stub: stub.FetchPartitionMetadata(request, timeout=self._timeout), [address])
+            return _partition(answer.metadata)
+
+        return await self._retry(ask)
 
     async def subscribe(
         self, stream: str, start: Start = "earliest", *, partition: int = 0, until: int | None = None, idle_timeout: float | None = None
@@ -137,13 +151,21 @@ class LiftbridgeApi:
     async def set_cursor(self, stream: str, cursor_id: str, offset: int, *, partition: int = 0) -> None:
         """Keep an offset under a name in the cluster."""
         request = api_pb2.SetCursorRequest(stream=stream, partition=partition, cursorId=cursor_id, offset=offset)
-        await self._call(stream, lambda stub: stub.SetCursor(request, timeout=self._timeout), await self._brokers())
+
+        async def ask() -> None:
+            await self._call(stream, lambda stub: stub.SetCursor(request, timeout=self._timeout), await self._brokers())
+
+        await self._retry(ask)
 
     async def fetch_cursor(self, stream: str, cursor_id: str, *, partition: int = 0) -> int | None:
         """The offset kept under a name; None when there is none."""
         request = api_pb2.FetchCursorRequest(stream=stream, partition=partition, cursorId=cursor_id)
-        answer = await self._call(stream, lambda stub: stub.FetchCursor(request, timeout=self._timeout), await self._brokers())
-        return int(answer.offset) if answer.offset >= 0 else None
+
+        async def ask() -> int | None:
+            answer = await self._call(stream, lambda stub: stub.FetchCursor(request, timeout=self._timeout), await self._brokers())
+            return int(answer.offset) if answer.offset >= 0 else None
+
+        return await self._retry(ask)
 
     async def _subscribe_once(self, stream: str, start: Start, partition: int, idle_timeout: float | None) -> AsyncGenerator[Message, None]:
         channel = self._channel(await self._leader(stream, partition))
@@ -171,6 +193,18 @@ class LiftbridgeApi:
             raise BrokerUnavailableError(f"stream {stream}: the broker ended the subscription")
         assert isinstance(message, Message)
         return message
+
+    async def _retry(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """Ask again for `timeout` seconds while no broker answers, or the leader is another one than the metadata said."""
+        now = asyncio.get_running_loop().time
+        end = now() + self._timeout
+        while True:
+            try:
+                return await ask()
+            except BrokerUnavailableError:
+                if now() >= end:
+                    raise
+            await asyncio.sleep(_RETRY_PAUSE)
 
     async def _brokers(self) -> list[str]:
         return list((await self._cluster(None)).brokers.values())
@@ -211,11 +245,10 @@ class LiftbridgeApi:
 
     def _channel(self, address: str) -> grpc.aio.Channel:
         if address not in self._channels:
-            options = [("grpc.max_receive_message_length", _MAX_MESSAGE), ("grpc.max_send_message_length", _MAX_MESSAGE)]
             if self._credentials is None:
-                self._channels[address] = grpc.aio.insecure_channel(address, options)
+                self._channels[address] = grpc.aio.insecure_channel(address, _CHANNEL_OPTIONS)
             else:
-                self._channels[address] = grpc.aio.secure_channel(address, self._credentials, options)
+                self._channels[address] = grpc.aio.secure_channel(address, self._credentials, _CHANNEL_OPTIONS)
         return self._channels[address]
 
 

@@ -270,11 +270,18 @@ class StreamCursorStore:
 
     async def _require_concurrency_control(self) -> None:
         """Without it nothing would be fenced, silently. A stream with it refuses an offset that can't be."""
-        try:
-            await self._publisher.publish(self.stream, b"", partition=self._partition, expected_offset=_IMPOSSIBLE, headers={FORMAT: b"probe"})
-        except IncorrectOffsetError:
-            return
-        raise StreamError("it has no optimistic concurrency control, without which nothing is exactly once", stream=self.stream.name)
+        failure: AckTimeoutError | None = None
+        for _ in range(self._attempts):
+            try:
+                await self._publisher.publish(self.stream, b"", partition=self._partition, expected_offset=_IMPOSSIBLE, headers={FORMAT: b"probe"})
+            except IncorrectOffsetError:
+                return
+            except AckTimeoutError as error:
+                failure = error
+            else:
+                raise StreamError("it has no optimistic concurrency control, without which nothing is exactly once", stream=self.stream.name)
+        assert failure is not None
+        raise failure
 
 
 @dataclass(frozen=True, slots=True)

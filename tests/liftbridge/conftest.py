@@ -42,5 +42,5 @@ async def api_broker(nats_server: NatsServer, anyio_backend: str) -> AsyncIterat
 
 @pytest.fixture
 async def api(api_broker: LiftbridgeBroker) -> AsyncIterator[LiftbridgeApi]:
-    async with LiftbridgeApi(api_broker.address, timeout=5) as api:
+    async with LiftbridgeApi(api_broker.address, timeout=2) as api:
         yield api

@@ -125,7 +125,7 @@ async def test_the_cursor_is_never_ahead_of_the_acks(feedapi_publisher_factory: 
     feed.extend(0, events(1000))
     store = MemoryCursorStore()
     broker.decide = lambda message: BrokerFault.DROP_ACK if orjson.loads(message.value)["n"] >= 500 else None
-    async with LiftbridgePublisher(nats_server.url, ack_timeout=0.2) as publisher:
+    async with LiftbridgePublisher(nats_server.url, ack_timeout=0.5) as publisher:
         with pytest.raises(AckTimeoutError):
             async with FeedConsumer(feed.url or "", store=store, follow=False, limits=Limits(max_batch_bytes=1000)) as consumer:
                 await Relay(consumer, publisher, "s", attempts=2).run()
@@ -142,7 +142,7 @@ async def test_a_lost_message_is_published_again_with_all_behind_it(feedapi_publ
     await broker.create_stream("s")
     feedapi_publisher.extend(0, events(10))
     broker.script(None, None, None, BrokerFault.LOSE)
-    async with LiftbridgePublisher(nats_server.url, ack_timeout=0.2) as publisher:
+    async with LiftbridgePublisher(nats_server.url, ack_timeout=1) as publisher:
         done = await relay(feedapi_publisher, publisher)
     assert numbers(broker) == [0, 1, 2, *range(4, 10), *range(3, 10)]
     assert done.progress.retries == 1
