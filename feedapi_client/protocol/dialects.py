@@ -55,6 +55,14 @@ class Dialect:
     event_types: bool
     filters: bool
 
+    def heads(self, partition: int) -> list[bytes]:
+        """How a line with an event begins, up to its payload's first byte, as JSON encoders write it: with and without spaces."""
+        heads = []
+        for space in ("", " "):
+            start = f'"partition":{space}{partition},{space}' if self.names_partition else ""
+            heads += [f'{{{start}"{self.payload_key}":{space}{first}'.encode() for first in '{"']
+        return heads
+
     def fetch_params(self, info: FeedInfo, partition: int, cursor: str, options: FetchOptions, *, stream: bool | int = False) -> Params:
         """The query of a fetch, not encoded yet. `stream` (True, or milliseconds) is used where the feed offers it, and a page fetched elsewhere."""
         params = self.address(info, partition, cursor)

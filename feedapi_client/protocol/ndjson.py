@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from io import BytesIO
 from typing import Any, NamedTuple, NoReturn
 
 import msgspec
@@ -23,6 +24,8 @@ _NOTHING = msgspec.Raw()
 # Between payloads: long, and made of a byte that JSON can't hold, so that counting it with the byte behind it skips through the payloads.
 _FENCE = b"\x1e" * 16
 _PIECE = 128
+_LONGEST_KEY = 32
+_FEW = 16
 _KINDS = {ord("["): "a list", ord("t"): "a boolean", ord("f"): "a boolean", ord("n"): "null"}
 
 
@@ -57,6 +60,7 @@ class PageDecoder:
         "_partition",
         "_ready",
         "_run_cursor",
+        "_shape",
         "_tail",
         "cursor",
         "ready_bytes",
@@ -69,6 +73,7 @@ class PageDecoder:
         self._lines = _decoder(dialect.line)
         self._feed = feed
         self._partition = partition
+        self._shape = _Shape(dialect, partition)
         self._origin = EventOrigin(partition, decoder)
         self._max_line_bytes = max_line_bytes
         self._error: FeedError | None = None
@@ -100,10 +105,8 @@ class PageDecoder:
         self._check()
         cut = data.rfind(b"\n") + 1
         if cut:
-            block = data[:cut]
-            if self._tail:
-                block = b"".join((self._tail, block))
-                self._tail.clear()
+            block = b"".join((self._tail, memoryview(data)[:cut])) if self._tail or cut < len(data) else data
+            self._tail.clear()
             if not self._decode_block(block):
                 self._decode_lines(block)
         if cut < len(data):
@@ -137,8 +140,8 @@ class PageDecoder:
             records = self._lines.decode_lines(block)
         except (ValueError, RecursionError):
             return False
-        # Counting newlines by what is left without them is the fastest way there is. msgspec takes newlines as mere white space, we do not.
-        if len(records) != len(block) - len(block.replace(b"\n", b"")) or len(block) > self._max_line_bytes:
+        lines = BytesIO(block).readlines()  # on b"\n" only; msgspec takes newlines as mere white space
+        if len(records) != len(lines) or (len(block) > self._max_line_bytes and max(map(len, lines)) > self._max_line_bytes):
             return False
         if self._dialect.names_partition and not self._partitions_fit(records):
             return False
@@ -148,24 +151,23 @@ class PageDecoder:
             record._origin = origin
             if record._cursor is not None:
                 marks.append(index)
-        events, closed = _split(records, marks)
-        if not _payloads_fit(events) or not all(records[index]._cursor and records[index]._payload == _NOTHING for index in marks):
+        if not self._shape.fits(block, lines, records, marks):
             return False
-        self._add(events, closed, records, marks, block)
+        self._add(records, marks, lines, len(block))
         return True
 
-    def _add(self, events: list[Event], closed: int, records: list[Event], marks: list[int], block: bytes) -> None:
-        self.saw_events = self.saw_events or bool(events)
-        if not marks:
-            self._open += events
-            self._open_bytes += len(block)
-            return
-        last = marks[-1]
-        behind = _bytes_behind(block, len(records) - last - 1)
-        self._open += events[:closed] if closed < len(events) else events
-        self._checkpoint(records[last]._cursor or "", len(block) - behind)
-        self._open = events[closed:]
-        self._open_bytes = behind
+    def _add(self, records: list[Event], marks: list[int], lines: list[bytes], size: int) -> None:
+        self.saw_events = self.saw_events or len(records) > len(marks)
+        start = 0
+        for index in marks:
+            self._open += records[start:index]
+            start = index + 1
+        if marks:
+            behind = sum(map(len, lines[start:]))
+            self._checkpoint(records[start - 1]._cursor or "", size - behind)
+            size = behind
+        self._open += records[start:]
+        self._open_bytes += size
 
     def _checkpoint(self, cursor: str, size: int) -> None:
         if self._ready:
@@ -235,45 +237,72 @@ class PageDecoder:
 
     def _torn(self, line: bytes, error: Exception, complete: bool) -> FeedError:
         what = "holds a line that is no protocol message" if complete else "ended in the middle of a line"
-        torn = self._error_of(TornResponseError, f"the response {what} ({len(line)} bytes{_quote(line)})")
+        torn = self._error_of(TornResponseError, f"the response {what} ({len(line)} bytes){_quote(line)}")
         # msgspec names fields and positions, never values; what it could not decode at all may be quoted, and is left out.
         torn.__cause__ = error if isinstance(error, msgspec.MsgspecError) else None
         return torn
 
 
-def _split(records: list[Event], marks: list[int]) -> tuple[list[Event], int]:
-    """The records without the checkpoints at `marks`, and how many of them stand before the last one."""
-    if not marks:
-        return records, 0
-    events: list[Event] = []
-    start = 0
-    for index in marks:
-        events += records[start:index]
-        start = index + 1
-    closed = len(events)
-    events += records[start:]
-    return events, closed
+class _Shape:
+    """Checks a block of lines: each holds one record, an event whose payload is an object or a string, or a checkpoint. Errs on the side of doubt.
+
+    A publisher writes its lines alike: when as many lines begin with the same head, up to a payload's first byte, as there are events, those lines are
+    what they seem, and the few checkpoints are looked at one by one. (Between ``}`` and ``{`` a newline can only stand outside of a record.) The head that
+    is tried first goes on to the end of the payload's first key, because a longer needle is found faster.
+    """
+
+    __slots__ = ("_dialect", "_needles", "_partition")
+
+    def __init__(self, dialect: Dialect, partition: int) -> None:
+        self._dialect = dialect
+        self._partition = partition
+        self._needles: list[bytes] = []
+
+    def fits(self, block: bytes, lines: list[bytes], records: list[Event], marks: list[int]) -> bool:
+        events = len(records) - len(marks)
+        needles = self._needles or (self._learn(block) if events > _FEW else [])
+        for index, needle in enumerate(needles):
+            if block.count(needle) + block.startswith(needle[2:]) == events:
+                self._needles = needles[index:]
+                return all(self._is_mark(lines[at], records[at]) for at in marks)
+        self._needles = []
+        if block.count(b"}\n{") != len(lines) - 1 or block[:1] != b"{" or block[-2:] != b"}\n":
+            return False
+        marked = all(records[at]._cursor and records[at]._payload == _NOTHING for at in marks)
+        return marked and _payloads_fit([record._payload for record in records if record._cursor is None])
+
+    def _is_mark(self, line: bytes, record: Event) -> bool:
+        if line == b'{"cursor":%b}\n' % orjson.dumps(record._cursor):
+            return bool(record._cursor)
+        try:
+            alone = _decoder(self._dialect.line).decode(line)
+        except (ValueError, RecursionError):
+            return False
+        return bool(alone._cursor) and alone._cursor == record._cursor and alone._payload == _NOTHING
+
+    def _learn(self, block: bytes) -> list[bytes]:
+        heads = self._dialect.heads(self._partition)
+        for start in (0, block.find(b"\n") + 1):
+            for head in heads:
+                if block.startswith(head, start):
+                    begin = start + len(head)
+                    end = block.find(b'":', begin, begin + _LONGEST_KEY) + 2
+                    return [b"}\n" + block[start : max(begin, end)], b"}\n" + head]
+        return []
 
 
-def _payloads_fit(events: list[Event]) -> bool:
+def _payloads_fit(payloads: list[msgspec.Raw]) -> bool:
     """Whether every payload is an object, or every one a string: their first bytes are counted, some payloads at a time.
 
     (Joined all at once they take so much memory that the allocator gives it back to the system each time, which costs more than the count.)
     """
-    payloads = [event._payload for event in events]
-    first = bytes(payloads[0])[:1] if payloads else b"{"
+    if not payloads:
+        return True
+    first = bytes(payloads[0])[:1]
     if first not in (b"{", b'"'):
         return False
     needle = _FENCE + first
-    return len(events) == sum(_FENCE.join([b"", *payloads[at : at + _PIECE]]).count(needle) for at in range(0, len(payloads), _PIECE))
-
-
-def _bytes_behind(block: bytes, lines: int) -> int:
-    """The size of the last so many lines of a block that ends with a newline."""
-    end = len(block) - 1
-    for _ in range(lines):
-        end = block.rfind(b"\n", 0, end)
-    return len(block) - 1 - end
+    return len(payloads) == sum(_FENCE.join([b"", *payloads[at : at + _PIECE]]).count(needle) for at in range(0, len(payloads), _PIECE))
 
 
 def _quote(line: bytes) -> str:
@@ -283,4 +312,4 @@ def _quote(line: bytes) -> str:
         if text.startswith(mark):
             return ""
     text = text.partition(b"{")[0]
-    return f": {excerpt(text)}" if text else ""
+    return f": '{excerpt(text)}'" if text else ""
