@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import Literal, Self
 
@@ -21,6 +22,8 @@ from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.memory import MemoryCursorStore
 
 log = logging.getLogger("feedapi_client")
+
+_CLOSE_SECONDS = 5.0
 
 Handler = Callable[[Batch], Awaitable[object]]
 
@@ -82,7 +85,8 @@ class FeedConsumer:
         self.feed = public_url(url)
         self.store: CursorStore = MemoryCursorStore() if store is None else store
         self.key = FeedKey(url, name, fetch.selection())
-        self._client = FeedClient(url, http=http, v1_partitions=v1_partitions, fetch=fetch, retry=retry, limits=limits, decoder=decoder)
+        self._new_client = partial(FeedClient, url, http=http, v1_partitions=v1_partitions, fetch=fetch, retry=retry, limits=limits, decoder=decoder)
+        self._client: FeedClient | None = self._new_client()  # now, to refuse an impossible URL at once
         self._settings = Settings(key=self.key, start=start, ordered=ordered, follow=follow, on_error=on_error, stream=fetch.stream, limits=limits, retry=retry)
         self._tasks: TaskGroup | None = None
         self._session: Session | None = None
@@ -94,13 +98,12 @@ class FeedConsumer:
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
             raise RuntimeError("the consumer is open already")
-        await self._client.__aenter__()
         try:
-            self._session = await self._open_session()
+            self._session, self._begun = await self._open_session(), False
             tasks = anyio.create_task_group()
             await tasks.__aenter__()
-        except BaseException as error:
-            await self._client.__aexit__(type(error), error, error.__traceback__)
+        except BaseException:
+            await self._close_client()
             raise
         self._tasks = tasks
         return self
@@ -115,7 +118,13 @@ class FeedConsumer:
             # Without the exception: the group would wrap it, and an application catches what it raised.
             await tasks.__aexit__(None, None, None)
         finally:
-            await self._client.__aexit__(kind, error, traceback)
+            await self._close_client()
+
+    async def _close_client(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
+                await client.aclose()
 
     # ------------------------------------------------------------------ three ways to consume
 
@@ -176,6 +185,8 @@ class FeedConsumer:
     # ------------------------------------------------------------------ sessions
 
     async def _open_session(self) -> Session:
+        if self._client is None:
+            self._client = self._new_client()
         session = Session(self._settings, self._client, self.store)
         await session.open()
         return session
