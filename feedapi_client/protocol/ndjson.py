@@ -286,7 +286,7 @@ class _Shape:
             for head in heads:
                 if block.startswith(head, start):
                     begin = start + len(head)
-                    end = block.find(b'":', begin, begin + _LONGEST_KEY) + 2
+                    end = block.find(b'":', begin, begin + _LONGEST_KEY) + 1
                     return [b"}\n" + block[start : max(begin, end)], b"}\n" + head]
         return []
 
