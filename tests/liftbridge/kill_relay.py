@@ -1,0 +1,143 @@
+"""Kill a relay with SIGKILL at random moments while a feed grows, splits and changes its token; then look at what is in the stream.
+
+The long run: ``python -m tests.liftbridge.kill_relay --mode events --kills 100`` (modes: at-least-once, batch, events).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import anyio
+import orjson
+
+from feedapi_client.liftbridge import LiftbridgeApi, RelayReader
+from feedapi_client.testing import Publisher
+from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
+from feedapi_client.testing.publisher import SplitMethod
+from tests.liftbridge.helpers import eventually
+
+ENTITIES = 20
+EVENTS_A_KILL = 400
+MESSAGES_A_KILL = {"at-least-once": 300, "events": 300, "batch": 6}
+SECONDS_TO_CATCH_UP = 60
+MOST_PARTITIONS = 12
+METHODS: tuple[SplitMethod, ...] = ("starts-after", "cursor-from")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was published, what a reader that knows nothing sees in the stream, and what ours hands on (at least once: the same)."""
+
+    published: list[int]
+    plain: list[int]
+    kept: list[int]
+
+    def lost(self) -> set[int]:
+        return set(self.published) - set(self.plain)
+
+    @staticmethod
+    def in_order(numbers: Sequence[int]) -> bool:
+        """Each entity's events come in order, the first time that they come."""
+        seen = list(dict.fromkeys(numbers))
+        return all((mine := [n for n in seen if n % ENTITIES == entity]) == sorted(mine) for entity in range(ENTITIES))
+
+
+class Feed:
+    """A feed that grows, and now and then splits or gets another token."""
+
+    def __init__(self, seed: int) -> None:
+        self.publisher = Publisher(2, page_size=150, checkpoint_every=20, seed=seed)
+        self.random = random.Random(seed)
+        self.count = 0
+
+    def grow(self, events: int) -> None:
+        for n in range(self.count, self.count + events):
+            self.publisher.publish(f"e{n % ENTITIES}", {"entity": f"e{n % ENTITIES}", "n": n})
+        self.count += events
+
+    def change(self) -> None:
+        if self.random.random() < 0.5:
+            self.publisher.rotate_token()
+        elif len(partitions := self.publisher.open_partitions()) < MOST_PARTITIONS:
+            self.publisher.split(self.random.choice(partitions), method=self.random.choice(METHODS))
+
+
+async def kill_relay(mode: str, kills: int, seed: int) -> Outcome:
+    """Run the relay, kill it so many times, let it catch up, and read the stream."""
+    feed = Feed(seed)
+    with feed.publisher.serve() as url, NatsServer() as nats, tempfile.TemporaryDirectory() as folder:
+        async with LiftbridgeBroker(nats.url, grpc=True) as broker:
+            await broker.create_stream("s", concurrency_control=mode != "at-least-once")
+            command = [sys.executable, "-m", "tests.liftbridge.relay_program", mode, url, nats.url, broker.address, str(Path(folder) / "cursors.db")]
+            for _ in range(kills):
+                await _run_and_kill(command, feed, broker, MESSAGES_A_KILL[mode])
+            process = _start(command)
+            try:
+                with anyio.fail_after(SECONDS_TO_CATCH_UP):
+                    while len(set(kept := await _kept(mode, broker))) < feed.count and process.poll() is None:  # noqa: ASYNC110
+                        await asyncio.sleep(0.1)
+            finally:
+                process.kill()
+                process.wait()
+            return Outcome(list(range(feed.count)), _plain(broker), kept)
+
+
+def _start(command: list[str]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command)
+
+
+async def _run_and_kill(command: list[str], feed: Feed, broker: LiftbridgeBroker, most: int) -> None:
+    process = _start(command)
+    try:
+        start = broker.received
+        # Between two messages of a batch, between two batches, at the very start: wherever the message before the last one happens to be.
+        target = start + feed.random.choice([1, 2, feed.random.randrange(1, most), feed.random.randrange(1, most)])
+        for _ in range(4):
+            feed.grow(EVENTS_A_KILL // 4)
+            feed.change()
+            await asyncio.sleep(0)
+        await eventually(lambda: process.poll() is not None or broker.received >= target)
+        assert process.poll() is None, "the relay ended by itself"
+        await asyncio.sleep(feed.random.random() * 0.05)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _plain(broker: LiftbridgeBroker) -> list[int]:
+    return [orjson.loads(line)["n"] for message in broker.messages("s") for line in message.value.split(b"\n") if line]
+
+
+async def _kept(mode: str, broker: LiftbridgeBroker) -> list[int]:
+    """What a reader of that mode works with."""
+    if mode == "at-least-once" or not broker.messages("s"):
+        return _plain(broker)
+    async with LiftbridgeApi(broker.address) as api:
+        reader = RelayReader(api, "s", until=broker.next_offset("s") - 1)
+        return [orjson.loads(event)["n"] async for batch in reader for event in batch.events]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mode", choices=["at-least-once", "batch", "events"], default="events")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    seed = random.randrange(2**32) if options.seed is None else options.seed
+    outcome = anyio.run(kill_relay, options.mode, options.kills, seed)
+    kept = outcome.kept
+    print(f"mode {options.mode}, seed {seed}, {options.kills} kills, {len(outcome.published)} events")
+    print(f"in the stream {len(outcome.plain)}, of which again {len(outcome.plain) - len(set(outcome.plain))}; lost {len(outcome.lost())}")
+    print(f"handed on {len(kept)}, of which again {len(kept) - len(set(kept))}; in order: {Outcome.in_order(kept)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""The relay killed with SIGKILL at random moments. The long run is a program: see `tests.liftbridge.kill_relay`."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.liftbridge.kill_relay import Outcome, kill_relay
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+KILLS = 8
+
+
+async def test_at_least_once_loses_nothing_when_killed() -> None:
+    outcome = await kill_relay("at-least-once", KILLS, seed := random.randrange(2**32))
+    assert not outcome.lost(), f"seed {seed}"
+    assert Outcome.in_order(outcome.kept), f"seed {seed}"
+
+
+@pytest.mark.parametrize("format", ["batch", "events"])
+async def test_exactly_once_shows_each_event_once_and_in_order_when_killed(format: str) -> None:
+    outcome = await kill_relay(format, KILLS, seed := random.randrange(2**32))
+    assert sorted(outcome.kept) == outcome.published, f"seed {seed}"
+    assert Outcome.in_order(outcome.kept), f"seed {seed}"
+    if format == "batch":
+        assert outcome.plain == outcome.kept
