@@ -14,7 +14,7 @@ from feedapi_client.lineage.planner import Fail, Planner
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.ndjson import Run
-from feedapi_client.spark.fetch import Feed, PartitionReader, Target, open_feed, read_end
+from feedapi_client.spark.fetch import Feed, PartitionReader, Target, read_end
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.schema import Rows
 from feedapi_client.spark.tracker import check_partitions
@@ -50,17 +50,17 @@ class FeedReader(DataSourceReader):
 
     def partitions(self) -> list[InputPartition]:
         """One for each lineage chain. Raises `FeedError`, `OptionError`."""
-        with open_feed(self.options) as feed:
-            info = feed.info
-            return [ChainPartition(Chain(targets, _slim(info, targets), feed.fetch_options)) for targets in chains(self.options, feed, info)]
+        feed = Feed(self.options)
+        info = feed.info
+        return [ChainPartition(Chain(targets, _slim(info, targets), feed.fetch_options)) for targets in chains(self.options, feed, info)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a chain. A feed without partitions has one task without rows. Raises `FeedError`."""
         if not isinstance(partition, ChainPartition):
             return
-        with open_feed(self.options, partition.chain.fetch, partition.chain.info) as feed:
-            for target in partition.chain.targets:
-                yield from _read(self.options, feed, target)
+        feed = Feed(self.options, partition.chain.fetch, partition.chain.info)
+        for target in partition.chain.targets:
+            yield from _read(self.options, feed, target)
 
 
 def chains(options: SourceOptions, feed: Feed, info: FeedInfo) -> list[list[Target]]:

@@ -7,7 +7,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,11 +18,12 @@ from feedapi_client.protocol.dialects import check_options
 from feedapi_client.protocol.ndjson import PageDecoder, Run
 from feedapi_client.spark.auth import authorize
 from feedapi_client.spark.options import OptionError, SourceOptions
-from feedapi_client.transport import backoff
+from feedapi_client.transport import SyncTransport, backoff
 
 _log = logging.getLogger(__name__)
 
 _CONFLICT = 409
+_SHARED_CLIENTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,9 @@ class Feed:
         self.options = options
         self._lock = threading.Lock()
         self._info = info
-        self._first = self.client = self._client(fetch or replace(options.fetch, filters={}), None)
+        self._http = shared_http(options)
         self._resolved = fetch is not None
-        authorize(self._first.transport.client, options)
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._first.close()
+        self.client = self._client(fetch or replace(options.fetch, filters={}))
 
     @property
     def url(self) -> str:
@@ -101,13 +97,13 @@ class Feed:
             if not self._resolved:
                 fetch = replace(self.options.fetch, filters=_resolve(self.options.filters, info))
                 check_options(info, fetch, feed=self.url)
-                self.client, self._resolved = self._client(fetch, self._first.transport.client), True
+                self.client, self._resolved = self._client(fetch), True
             self._info = info
             return info
 
-    def _client(self, fetch: FetchOptions, http: Any) -> SyncFeedClient:
+    def _client(self, fetch: FetchOptions) -> SyncFeedClient:
         options = self.options
-        return SyncFeedClient(options.url, http=http, fetch=fetch, limits=options.limits, retry=options.retry, v1_partitions=options.v1_partitions)
+        return SyncFeedClient(options.url, http=self._http, fetch=fetch, limits=options.limits, retry=options.retry, v1_partitions=options.v1_partitions)
 
 
 def _resolve(wanted: Mapping[str, str], info: FeedInfo) -> dict[str, str]:
@@ -124,14 +120,32 @@ def _resolve(wanted: Mapping[str, str], info: FeedInfo) -> dict[str, str]:
     return resolved
 
 
-@contextmanager
-def open_feed(options: SourceOptions, fetch: FetchOptions | None = None, info: FeedInfo | None = None) -> Iterator[Feed]:
-    """A `Feed` that is closed at the end of the block."""
-    feed = Feed(options, fetch, info)
-    try:
-        yield feed
-    finally:
-        feed.close()
+_http_clients: dict[Any, Any] = {}
+_http_lock = threading.Lock()
+
+
+def shared_http(options: SourceOptions) -> Any:
+    """The `httpx.Client` of this process for such options, with fresh credentials.
+
+    Python workers outlive a task: the next epoch finds its connections open, and need not load certificates again. Raises `OptionError`.
+    """
+    headers = tuple(tuple(sorted(pairs.items())) for pairs in (options.headers, options.header_env))
+    key = (options.url, options.limits, headers, options.auth_env, options.auth_callable)
+    with _http_lock:
+        if key not in _http_clients:
+            while len(_http_clients) >= _SHARED_CLIENTS:
+                del _http_clients[next(iter(_http_clients))]
+            _http_clients[key] = SyncTransport(options.url, limits=options.limits).client
+        client = _http_clients[key]
+    authorize(client, options)
+    return client
+
+
+def close_connections() -> None:
+    """Close what this process holds open. Readers made before can't be used any more."""
+    with _http_lock:
+        while _http_clients:
+            _http_clients.popitem()[1].close()
 
 
 # ---------------------------------------------------------------------- reading

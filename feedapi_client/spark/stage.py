@@ -14,7 +14,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.ndjson import Run
-from feedapi_client.spark.fetch import Feed, Outcome, PartitionReader, Target, open_feed
+from feedapi_client.spark.fetch import Feed, Outcome, PartitionReader, Target
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.schema import Payload, Rows
 from feedapi_client.spark.staging import MissingObjectError, Section, Staging, StagingError, compress, decompress, decompress_lines, pack, unpack
@@ -98,12 +98,12 @@ def fetch_group(options: SourceOptions, group: Group) -> bytes:
     def read(feed: Feed, target: Target, into: _Staged) -> Outcome:
         return PartitionReader(feed, target, limit=group.limit, full=full, patience=_PATIENCE).read(into.take)
 
-    with open_feed(options, group.fetch, group.info) as feed:
-        if len(staged) == 1:
-            outcomes = [read(feed, group.targets[0], staged[0])]
-        else:
-            with ThreadPoolExecutor(min(_THREADS, options.limits.max_concurrent_fetches, len(staged)), thread_name_prefix="feedapi-fetch") as pool:
-                outcomes = list(pool.map(lambda pair: read(feed, *pair), zip(group.targets, staged, strict=True)))
+    feed = Feed(options, group.fetch, group.info)
+    if len(staged) == 1:
+        outcomes = [read(feed, group.targets[0], staged[0])]
+    else:
+        with ThreadPoolExecutor(min(_THREADS, options.limits.max_concurrent_fetches, len(staged)), thread_name_prefix="feedapi-fetch") as pool:
+            outcomes = list(pool.map(lambda pair: read(feed, *pair), zip(group.targets, staged, strict=True)))
     parts = [{**asdict(outcome), "sequence": target.sequence, "depth": target.depth} for outcome, target in zip(outcomes, group.targets, strict=True)]
     return pack(parts, [section for one in staged for section in one.sections()])
 

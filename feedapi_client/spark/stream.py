@@ -53,6 +53,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._tracker: Tracker | None = None
         self._at: tuple[str, int] | None = None  # the epoch whose plan the tracker made or took over
         self._absorbed = False
+        self._planned_here = False
         self._plans: dict[tuple[str, int], Plan] = {}
         self._available_now: _AvailableNow | None = None
 
@@ -122,12 +123,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _log.warning("old epochs were not deleted, the next commit tries again: %s", error)
         self._plans = {key: plan for key, plan in self._plans.items() if key[1] >= int(end["epoch"])}
 
-    def stop(self) -> None:
-        """Close the connections. Not relied upon: Spark may end the process instead."""
-        if self._feed is not None:
-            self._feed.close()
-            self._feed = None
-
     # ------------------------------------------------------------------ on executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -148,7 +143,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert tracker is not None
         tracker.available_now = self._available_now
         if not self._absorbed:
-            tracker.absorb(self._results(run, epoch))
+            tracker.absorb(self._results(run, epoch), fresh=self._planned_here)
             self._absorbed = True
         return tracker
 
@@ -157,16 +152,16 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._tracker, self._absorbed, self._at = Tracker.born(self.options, self._open()), True, None
             return
         self._tracker = Tracker.restored(self.options, self._open(), self._plan(run, epoch))
-        self._absorbed = False
+        self._absorbed = self._planned_here = False
 
     def _adopt(self, run: str, epoch: int) -> Offset:
         self._tracker = Tracker.restored(self.options, self._open(), self._plan(run, epoch))
-        self._at, self._absorbed = (run, epoch), False
+        self._at, self._absorbed, self._planned_here = (run, epoch), False, False
         return _offset(run, epoch)
 
     def _remember(self, run: str, epoch: int, plan: Plan) -> None:
         self._plans[run, epoch] = plan
-        self._at, self._absorbed = (run, epoch), False
+        self._at, self._absorbed, self._planned_here = (run, epoch), False, True
 
     def _results(self, run: str, epoch: int) -> list[Outcome]:
         """What the epoch's staged objects say. A group without one was not read by the sink: it is sealed, so that it never is."""

@@ -140,12 +140,13 @@ class Tracker:
 
     # ------------------------------------------------------------------ what the executors report
 
-    def absorb(self, outcomes: Iterable[Outcome]) -> None:
-        """The results of the planned epoch; partitions without one keep their cursors. Raises `FeedError`."""
+    def absorb(self, outcomes: Iterable[Outcome], *, fresh: bool) -> None:
+        """The results of the planned epoch; partitions without one keep their cursors. Not `fresh`: they may be from before the trigger began, and what
+        was caught up then need not be now. Raises `FeedError`."""
         for outcome in outcomes:
-            self._absorb(outcome)
+            self._absorb(outcome, fresh=fresh)
 
-    def _absorb(self, outcome: Outcome) -> None:
+    def _absorb(self, outcome: Outcome, *, fresh: bool = True) -> None:
         partition = outcome.partition
         self.sequences[partition] = self.sequences.get(partition, 0) + outcome.events
         self._note(outcome)
@@ -155,7 +156,7 @@ class Tracker:
             actions += self.planner.released(partition, self.planner.checkpoint(partition, outcome.cursor))
         if outcome.ended:
             actions += self.planner.ended(partition, outcome.cursor, asked_closed=outcome.asked_closed)
-            if self.available_now is not None:
+            if self.available_now is not None and fresh:
                 self.available_now.caught_up.add(partition)
         self._perform(actions)
 

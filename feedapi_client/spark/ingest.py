@@ -1,0 +1,284 @@
+"""A ready pipeline: a feed into a table, exactly once. ``python -m feedapi_client.spark.ingest``, ``spark-submit`` of this file, or ``feedapi ingest``.
+
+::
+
+    python -m feedapi_client.spark.ingest https://service/myfeed /data/orders --schema "id STRING, amount DOUBLE" --trigger available-now
+
+Each micro-batch is written as a whole under its number, in place of what an earlier attempt of the same batch left: that makes it exactly once, with
+any reader of the result. Files go to ``OUTPUT/batch=<n>``; a table of another format (Iceberg, Delta) gets a column ``batch`` whose rows are replaced.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.observation import Observation
+from pyspark.sql.streaming.query import StreamingQuery
+
+from feedapi_client.errors import FeedError
+from feedapi_client.spark.source import FeedDataSource
+
+Transform = Callable[[DataFrame, int], DataFrame | None]
+
+FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro")
+CORRUPT = "_corrupt"
+
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
+_PLACE = "_feedapi"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingest:
+    """What to ingest, and how.
+
+    `output` is a folder for file formats, else the name of a table. `schema` (DDL) makes columns of the payload; what does not fit it is kept in column
+    ``_corrupt``. `transform` gets each micro-batch and its number, and returns what is to be written, or None when it wrote by itself (it may be called
+    again with the same batch). `checkpoint` and `staging` default to a folder inside `output` for file formats. `options` are those of the source,
+    `writer_options` those of the format. `trigger` is ``available-now`` or an interval such as ``10s``.
+    """
+
+    url: str
+    output: str
+    format: str = "parquet"
+    schema: str | None = None
+    partition_by: Sequence[str] = ()
+    trigger: str = "available-now"
+    transform: Transform | None = None
+    checkpoint: str | None = None
+    staging: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    writer_options: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.format not in FILE_FORMATS and (self.checkpoint is None or self.staging is None):
+            raise ValueError(f"format {self.format} writes to a table: say with --checkpoint and --staging where the query keeps its own files")
+        trigger_options(self.trigger)
+
+
+@dataclass
+class Summary:
+    """What one run wrote. `unparsed` events did not fit the schema."""
+
+    output: str
+    batches: int = 0
+    rows: int = 0
+    unparsed: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        rate = f", {self.rows / self.seconds:,.0f} rows/s" if self.seconds else ""
+        unparsed = f", {self.unparsed:,} of them not fitting the schema (column {CORRUPT})" if self.unparsed else ""
+        return f"{self.rows:,} rows{unparsed} in {self.batches} batches to {self.output} in {self.seconds:.1f} s{rate}"
+
+
+def trigger_options(text: str) -> dict[str, Any]:
+    """The keyword of ``DataStreamWriter.trigger``. Raises ValueError."""
+    if text in ("available-now", "availableNow"):
+        return {"availableNow": True}
+    interval = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text.strip())
+    if interval is None:
+        raise ValueError(f"trigger must be available-now or an interval such as 500ms, 10s, 5m, not {text!r}")
+    return {"processingTime": f"{interval[1]} {_UNITS[interval[2]]}"}
+
+
+def start(spark: SparkSession, job: Ingest) -> tuple[StreamingQuery, Summary]:
+    """Start the query. The summary grows with every batch. Raises ValueError for an output that another query wrote, and what Spark raises."""
+    checkpoint = job.checkpoint or f"{job.output.rstrip('/')}/{_PLACE}/checkpoint"
+    staging = job.staging or f"{_as_url(job.output).rstrip('/')}/{_PLACE}/staging"
+    _check_fresh(spark, job, checkpoint)
+    spark.dataSource.register(FeedDataSource)
+    summary = Summary(job.output)
+    source = spark.readStream.format("feedapi").options(**{"stagingLocation": staging, **job.options, "url": job.url}).load()
+    writer = source.writeStream.foreachBatch(_writer(job, summary)).option("checkpointLocation", checkpoint)
+    return writer.trigger(**trigger_options(job.trigger)).start(), summary
+
+
+def run(spark: SparkSession, job: Ingest) -> Summary:
+    """Ingest until the trigger is done, or the query is stopped. Raises what Spark raises when it fails."""
+    began = time.monotonic()
+    query, summary = start(spark, job)
+    try:
+        query.awaitTermination()
+    finally:
+        summary.seconds = time.monotonic() - began
+    return summary
+
+
+# ---------------------------------------------------------------------- one batch
+
+
+def _writer(job: Ingest, summary: Summary) -> Callable[[DataFrame, int], None]:
+    def write(batch: DataFrame, number: int) -> None:
+        counts = Observation()
+        typed = _typed(batch, job.schema)
+        unparsed = F.count(F.col(CORRUPT)) if CORRUPT in typed.columns else F.lit(0)
+        rows: DataFrame | None = typed.observe(counts, F.count(F.lit(1)).alias("rows"), F.max(F.lit(0)).alias("none"), unparsed.alias("unparsed"))
+        if job.transform is not None and rows is not None:
+            rows = job.transform(rows, number)
+        if rows is not None:
+            (_write_files if job.format in FILE_FORMATS else _write_table)(job, rows, number)
+            summary.rows += counts.get["rows"]
+            summary.unparsed += counts.get["unparsed"]
+        summary.batches += 1
+
+    return write
+
+
+def _typed(batch: DataFrame, schema: str | None) -> DataFrame:
+    if schema is None:
+        return batch
+    parsed = F.from_json("data", f"{schema}, {CORRUPT} STRING", {"columnNameOfCorruptRecord": CORRUPT})
+    return batch.withColumn("data", parsed).select("partition", "cursor", "depth", "sequence", "headers", "data.*")
+
+
+def _write_files(job: Ingest, rows: DataFrame, number: int) -> None:
+    writer = rows.write.format(job.format).mode("overwrite").options(**job.writer_options)
+    if job.partition_by:
+        writer = writer.partitionBy(*job.partition_by)
+    writer.save(f"{job.output.rstrip('/')}/batch={number}")
+
+
+def _write_table(job: Ingest, rows: DataFrame, number: int) -> None:
+    numbered = rows.withColumn("batch", F.lit(number).cast("long"))
+    if not rows.sparkSession.catalog.tableExists(job.output):
+        create = numbered.limit(0).writeTo(job.output).using(job.format).options(**job.writer_options)
+        if job.partition_by:
+            create = create.partitionedBy(*[F.col(name) for name in job.partition_by])
+        create.create()
+    numbered.writeTo(job.output).options(**job.writer_options).overwrite(F.col("batch") == F.lit(number))
+
+
+def _check_fresh(spark: SparkSession, job: Ingest, checkpoint: str) -> None:
+    """A new query would number its batches from 0 again, and replace those of the old one by other events."""
+    if job.format in FILE_FORMATS and _matches(spark, f"{job.output.rstrip('/')}/batch=*") and not _matches(spark, f"{checkpoint}/offsets/*"):
+        raise ValueError(f"{job.output} holds batches, but {checkpoint} is not the checkpoint that they were written with: give that one, or another output")
+
+
+def _matches(spark: SparkSession, pattern: str) -> bool:
+    jvm: Any = spark._jvm
+    path = jvm.org.apache.hadoop.fs.Path(pattern)
+    return bool(path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).globStatus(path))
+
+
+def _as_url(path: str) -> str:
+    from pathlib import Path
+
+    return path if "://" in path else Path(path.removeprefix("file:")).absolute().as_uri()
+
+
+# ---------------------------------------------------------------------- command line
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    arguments = argparse.ArgumentParser(prog="feedapi ingest", description="Ingest a feed into a table with Spark, exactly once.")
+    arguments.add_argument("url", help="the feed")
+    arguments.add_argument("output", help="folder for file formats, else the name of a table")
+    arguments.add_argument("--format", default="parquet", help=f"{', '.join(FILE_FORMATS)}, or any installed table format (default: parquet)")
+    arguments.add_argument("--schema", help="columns of the payload as DDL, such as 'id STRING, amount DOUBLE'; without it the payload stays JSON")
+    arguments.add_argument("--partition-by", action="append", default=[], metavar="COLUMN", help="folder or partition column; may be repeated")
+    arguments.add_argument("--trigger", default="available-now", help="available-now, or an interval such as 10s (default: available-now)")
+    arguments.add_argument("--transform", metavar="MODULE:FUNCTION", help="function (DataFrame, batch number) -> DataFrame, called with each micro-batch")
+    arguments.add_argument("--checkpoint", help="checkpoint location of the query (default: inside a file output)")
+    arguments.add_argument("--staging", help="staging location of the source (default: inside a file output)")
+    arguments.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="option of the source, such as authEnv=FEED_TOKEN")
+    arguments.add_argument("--writer-option", action="append", default=[], metavar="NAME=VALUE", help="option of the format")
+    arguments.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="Spark configuration, such as spark.master=local[2]")
+    arguments.add_argument("--json", action="store_true", help="print the summary as JSON")
+    return arguments
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command: 0 when it ended well, 1 when the pipeline failed, 2 for wrong arguments; one line on stderr says why."""
+    given = parser().parse_args(argv)
+    try:
+        job = Ingest(
+            url=given.url,
+            output=given.output,
+            format=given.format,
+            schema=given.schema,
+            partition_by=given.partition_by,
+            trigger=given.trigger,
+            transform=_function(given.transform) if given.transform else None,
+            checkpoint=given.checkpoint,
+            staging=given.staging,
+            options=_pairs("--option", given.option),
+            writer_options=_pairs("--writer-option", given.writer_option),
+        )
+        conf = _pairs("--conf", given.conf)
+    except ValueError as error:
+        return _complain(error, 2)
+    builder: Any = SparkSession.builder
+    spark = builder.appName("feedapi ingest").config(map=conf).getOrCreate() if conf else builder.appName("feedapi ingest").getOrCreate()
+    try:
+        summary = _run_until_signal(spark, job)
+    except (ValueError, FeedError, PySparkException) as error:
+        return _complain(error, 2 if isinstance(error, ValueError) else 1)
+    finally:
+        spark.stop()
+    sys.stdout.write(f"{json.dumps(asdict(summary)) if given.json else summary}\n")
+    return 0
+
+
+def _run_until_signal(spark: SparkSession, job: Ingest) -> Summary:
+    """As `run`; SIGINT and SIGTERM end the query after the batch under way has been given up, which the next run does again."""
+    began = time.monotonic()
+    stopping: list[int] = []
+    handlers = {number: signal.signal(number, lambda *signalled: stopping.append(signalled[0])) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        query, summary = start(spark, job)
+        while not stopping and not query.awaitTermination(1):
+            pass
+        if query.isActive:
+            query.stop()
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+def _pairs(argument: str, given: Sequence[str]) -> dict[str, str]:
+    for pair in given:
+        if "=" not in pair:
+            raise ValueError(f"{argument} takes NAME=VALUE, not {pair!r}")
+    return dict(pair.split("=", 1) for pair in given)
+
+
+def _function(path: str) -> Transform:
+    module, colon, name = path.partition(":")
+    try:
+        function: Any = getattr(importlib.import_module(module), name) if colon else None
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--transform: {path} can't be imported: {error}") from error
+    if not callable(function):
+        raise ValueError(f"--transform: {path} is not MODULE:FUNCTION")
+    return function  # type: ignore[no-any-return]
+
+
+def _complain(error: Exception, code: int) -> int:
+    sys.stderr.write(f"feedapi ingest: {plain_message(error)}\n")
+    return code
+
+
+def plain_message(error: Exception) -> str:
+    """The one line that matters: of an error of ours that Spark wrapped in tracebacks of several languages, that error's own text."""
+    text = str(error)
+    ours = re.findall(r"^(?:\w+\.)*feedapi_client\.[\w.]+(?:Error|Exception): (.+)$", text, re.MULTILINE)
+    return ours[-1].strip() if ours else text.strip().split("\n", 1)[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

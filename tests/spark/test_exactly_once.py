@@ -1,0 +1,460 @@
+"""First fetch wins, driven as Spark drives it, with crashes at every point (no JVM: `engine.Engine` stands in for Spark's loop)."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedapi_client.errors import CursorRejectedError, LineageError
+from feedapi_client.spark import stage, tracker
+from feedapi_client.spark.options import parse_options
+from feedapi_client.spark.staging import StagingError
+from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
+from feedapi_client.testing import Publisher
+from tests.spark.engine import Crash, Engine, problems
+from tests.spark.refetching import RefetchingReader
+
+Start = Callable[..., Engine]
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> str:
+    return tmp_path.as_uri()
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher(partitions=2, page_size=40, checkpoint_every=10, seed=7)
+    with publisher.serve():
+        yield publisher
+
+
+def publish(publisher: Publisher, count: int, *, first: int = 0, entities: int = 7) -> None:
+    for n in range(first, first + count):
+        entity = f"e{n % entities}"
+        publisher.publish(entity, {"entity": entity, "n": n})
+
+
+def options_for(publisher: Publisher, **given: Any) -> Any:
+    assert publisher.url is not None
+    return parse_options({"url": publisher.url, "pollInterval": "0.001", "maxPollInterval": "0.001", "baseDelay": "0.01", **given})
+
+
+@pytest.fixture
+def start(publisher: Publisher, staging: str) -> Start:
+    def start(crash_at: Callable[[str], None] = lambda point: None, **given: Any) -> Engine:
+        options = options_for(publisher, **given)
+        return Engine(lambda: FeedStreamReader(options, staging), crash_at)
+
+    return start
+
+
+def crashing(seed: int, probability: float) -> Callable[[str], None]:
+    chance = random.Random(seed)
+
+    def crash_at(point: str) -> None:
+        if chance.random() < probability:
+            raise Crash(point)
+
+    return crash_at
+
+
+def finish(engine: Engine) -> None:
+    engine._crash_at = lambda point: None
+    engine.available_now()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_event_is_lost_or_doubled_through_crashes_splits_and_token_changes(start: Start, publisher: Publisher, seed: int) -> None:
+    engine = start(crashing(seed, 0.25), maxEventsPerPartition="30")
+    chance = random.Random(seed)
+    for step in range(12):
+        publish(publisher, 40, first=40 * step)
+        for _ in range(chance.randrange(6)):
+            engine.trigger()
+        if step == 3:
+            publisher.split(0, into=2, method=chance.choice(["starts-after", "cursor-from"]))
+        if step == 6:
+            publisher.split(1, into=2, method=chance.choice(["starts-after", "cursor-from"]))
+        if step == 8:
+            publisher.rotate_token()
+    finish(engine)
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_the_check_can_fail_a_refetching_reader_loses_or_doubles_events(publisher: Publisher) -> None:
+    options = options_for(publisher, maxEventsPerPartition="30")
+    found: list[str] = []
+    for seed in range(6):
+        engine = Engine(lambda: RefetchingReader(options), crashing(seed, 0.25))
+        engine.rows = _NoMemory()
+        for step in range(12):
+            publish(publisher, 40, first=480 * seed + 40 * step)
+            for _ in range(6):
+                engine.trigger()
+        engine._crash_at = lambda point: None
+        engine.run()
+        found += [problem for problem in problems(engine.all_rows(), publisher.payloads()) if problem.startswith("lost") or "times" in problem]
+    assert found
+
+
+class _NoMemory(dict[int, list[dict[str, Any]]]):
+    """A sink that takes the latest attempt, and can't tell that it differs."""
+
+    def __contains__(self, batch: object) -> bool:
+        return False
+
+
+@pytest.mark.parametrize("point", ["planned", "logged", "staged", "sunk"])
+def test_a_crash_at_each_point_replays_the_same_rows(start: Start, publisher: Publisher, point: str) -> None:
+    publish(publisher, 100)
+    crashes = iter([True, True, False, True])
+
+    def crash_at(reached: str) -> None:
+        if reached == point and next(crashes, False):
+            raise Crash(reached)
+
+    engine = start(crash_at, maxEventsPerPartition="20")
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+@pytest.mark.parametrize("dialect", ["v1", "v2-draft", "v2-token"])
+def test_every_dialect_streams(staging: str, dialect: Any) -> None:
+    publisher = Publisher(partitions=2, page_size=20, checkpoint_every=5, dialect=dialect, seed=1)
+    publish(publisher, 100)
+    with publisher.serve():
+        given = {"v1Partitions": "2"} if dialect == "v1" else {}
+        engine = Engine(lambda: FeedStreamReader(options_for(publisher, **given), staging))
+        engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_a_sink_that_reads_twice_sees_the_same_rows(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 200)
+    engine = start(maxEventsPerPartition="50")
+    engine.reread = 3
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_what_a_sink_did_not_read_comes_with_the_next_batch(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 200)
+    engine = start(maxEventsPerPartition="50")
+    engine.skip = lambda batch: batch in (0, 2)
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_a_batch_that_was_not_read_stays_empty_forever(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 20)
+    engine = start()
+    engine.skip = lambda batch: batch == 0
+    engine.trigger()
+    late = engine.reader.partitions(engine.reader.initialOffset(), _offset(engine, 0))
+    engine.run()
+    assert [row for part in late for arrow in engine.reader.read(part) for row in arrow.to_pylist()] == []
+
+
+def _offset(engine: Engine, batch: int) -> Any:
+    return json.loads(engine.offsets[batch])
+
+
+def test_two_tasks_of_one_group_deliver_the_rows_of_the_first(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 300)
+    engine = start(maxEventsPerPartition="100")
+    first = engine.reader.initialOffset()
+    end = engine.reader.latestOffset(first, engine.reader.getDefaultReadLimit())
+    (part, *_) = engine.reader.partitions(first, end)
+    results: list[list[Any]] = []
+
+    def task() -> None:
+        results.append([row for arrow in engine.reader.read(part) for row in arrow.to_pylist()])
+
+    threads = [threading.Thread(target=task) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert results[0]
+    assert all(rows == results[0] for rows in results)
+
+
+def test_idle_triggers_write_no_batch(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 50)
+    engine = start()
+    engine.run()
+    batches = len(engine.offsets)
+    for _ in range(20):
+        assert not engine.trigger()
+    assert len(engine.offsets) == batches
+    publish(publisher, 1, first=50)
+    engine.run()
+    assert len(engine.offsets) == batches + 1
+
+
+def test_no_batch_is_empty_although_the_limit_falls_on_the_end(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 140)
+    engine = start(maxEventsPerPartition="10")
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+    assert all(engine.rows.values())
+
+
+def test_empty_pages_that_move_the_cursor_make_no_batch(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 10)
+    engine = start()
+    engine.run()
+    batches = len(engine.offsets)
+    for partition in publisher.open_partitions():
+        publisher.append_internal(partition, 500)
+    engine.run()
+    assert len(engine.offsets) == batches
+    publish(publisher, 10, first=10)
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_a_partition_gives_at_most_its_limit(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 500)
+    engine = start(maxEventsPerPartition="35")
+    engine.run()
+    for rows in engine.rows.values():
+        for partition in (0, 1):
+            assert sum(row["partition"] == partition for row in rows) <= 35
+
+
+def test_r13_a_run_longer_than_the_limit_is_still_read(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    publisher.vary = False
+    engine = start(maxEventsPerPartition="3")
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_sequence_counts_on_over_batches_and_restarts(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 200)
+    engine = start(crashing(3, 0.3), maxEventsPerPartition="20")
+    for _ in range(60):
+        engine.trigger()
+    finish(engine)
+    for partition in (0, 1):
+        numbers = [row["sequence"] for row in engine.all_rows() if row["partition"] == partition]
+        assert numbers == list(range(len(numbers)))
+
+
+def test_r4_children_come_in_a_later_batch_than_their_parent(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 200)
+    publisher.split(0, into=2, method="starts-after")
+    publish(publisher, 200, first=200)
+    engine = start(maxEventsPerPartition="50")
+    engine.run()
+    of = {partition: [batch for batch, rows in engine.rows.items() if any(row["partition"] == partition for row in rows)] for partition in (0, 2, 3)}
+    assert max(of[0]) < min(of[2] + of[3])
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_r4_unordered_reads_children_at_once(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 200)
+    publisher.split(0, into=2, method="starts-after")
+    publish(publisher, 200, first=200)
+    engine = start(maxEventsPerPartition="50", ordered="false")
+    engine.trigger()
+    assert {row["partition"] for row in engine.rows[0]} == {0, 1, 2, 3}
+
+
+def test_r7_last_reads_nothing_that_was_there_and_all_that_comes(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    engine = start(startingCursors="last")
+    engine.run()
+    assert list(engine.all_rows()) == []
+    engine.restart()
+    publish(publisher, 50, first=100)
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()[100:]) == []
+
+
+def test_r7_last_holds_through_a_restart_before_the_first_event(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    engine = start(startingCursors="last")
+    engine.trigger()
+    publish(publisher, 50, first=100)
+    finish(engine)
+    assert problems(engine.all_rows(), publisher.payloads()[100:]) == []
+
+
+def test_r7_cursors_given_by_hand(start: Start, publisher: Publisher) -> None:
+    publisher.vary = False
+    publish(publisher, 30)
+    cursor = publisher.end_cursor(0)
+    before = publisher.payloads(0)
+    publish(publisher, 30, first=30)
+    engine = start(startingCursors=f'{{"0": "{cursor}"}}')
+    engine.run()
+    assert problems(engine.all_rows(), [event for event in publisher.payloads() if event not in before]) == []
+
+
+def test_r9_heirs_go_on_from_the_cursor_of_their_ancestor(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 200)
+    engine = start(maxEventsPerPartition="50")
+    engine.trigger()
+    publisher.split(0, into=3, method="cursor-from")
+    publish(publisher, 200, first=200)
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_r10_a_new_token_in_the_middle_of_an_epoch(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    engine = start()
+    first = engine.reader.initialOffset()
+    end = engine.reader.latestOffset(first, engine.reader.getDefaultReadLimit())
+    publisher.rotate_token()
+    rows = [row for part in engine.reader.partitions(first, end) for arrow in engine.reader.read(part) for row in arrow.to_pylist()]
+    assert problems(rows, publisher.payloads()) == []
+
+
+def test_r10_a_split_between_plan_and_fetch(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    engine = start()
+    engine._crash_at = lambda point: publisher.split(0, into=2, method="cursor-from") if point == "logged" and 0 in publisher.partitions else None
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_r10_a_cursor_that_is_refused_again_and_again_is_an_error(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 10)
+    publisher.fail(400, partition=0, times=None)
+    with pytest.raises(CursorRejectedError, match="partition 0"):
+        start().run()
+
+
+def test_r14_a_partition_that_fails_does_not_hold_up_the_others(start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+    publish(publisher, 100)
+    publisher.fail(503, partition=0, times=None)
+    monkeypatch.setattr(stage, "_PATIENCE", 0.05)
+    monkeypatch.setattr(tracker, "_PROBE_PATIENCE", 0.05)
+    engine = start(maxPartitionsPerTask="1", giveUpAfter="none")
+    engine.trigger()
+    assert {row["partition"] for row in engine.all_rows()} == {1}
+    publisher.heal()
+    finish(engine)
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_old_epochs_are_deleted(start: Start, publisher: Publisher, tmp_path: Path) -> None:
+    engine = start(maxEventsPerPartition="20")
+    for step in range(10):
+        publish(publisher, 40, first=40 * step)
+        engine.run()
+    epochs = {path.name for path in tmp_path.rglob("plan/*")}
+    assert len(engine.offsets) >= 10
+    assert len(epochs) <= 2
+    assert len({path.parent.name for path in tmp_path.rglob("data/*/*")}) <= 2
+
+
+def test_several_queries_share_a_staging_location(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 200)
+    engines = [start(maxEventsPerPartition=str(size)) for size in (20, 30, 1000)]
+    for _ in range(30):
+        for engine in engines:
+            engine.trigger()
+    for engine in engines:
+        engine.run()
+        assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_a_plan_that_is_gone_is_a_loud_error(start: Start, publisher: Publisher, tmp_path: Path) -> None:
+    publish(publisher, 10)
+    engine = start()
+    engine.run()
+    for path in tmp_path.rglob("plan/*"):
+        path.unlink()
+    engine.restart()
+    with pytest.raises(StagingError, match="plan of epoch 0 is gone"):
+        engine.trigger()
+
+
+def test_an_executor_that_does_not_see_the_staging_location_says_so(start: Start, publisher: Publisher, tmp_path: Path) -> None:
+    publish(publisher, 10)
+    engine = start()
+    first = engine.reader.initialOffset()
+    end = engine.reader.latestOffset(first, engine.reader.getDefaultReadLimit())
+    (part, *_) = engine.reader.partitions(first, end)
+    assert isinstance(part, StreamPartition)
+    elsewhere = FeedStreamReader(engine.reader.options, (tmp_path / "elsewhere").as_uri())  # type: ignore[attr-defined]
+    with pytest.raises(StagingError, match="not shared by driver and executors"):
+        list(elsewhere.read(part))
+
+
+def test_a_checkpoint_of_another_selection_is_refused(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 10)
+    engine = start()
+    engine.run()
+    other = options_for(publisher, eventTypes="a;b")
+    location = engine.reader.location  # type: ignore[attr-defined]
+    engine._make = lambda: FeedStreamReader(other, location)
+    engine.restart()
+    with pytest.raises(LineageError, match="another selection of events"):
+        engine.trigger()
+
+
+def test_available_now_ends_while_the_publisher_goes_on(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    engine = start(maxEventsPerPartition="20")
+    published = iter(range(100, 100_000))
+
+    def more(point: str) -> None:
+        if point == "sunk":
+            publish(publisher, 1, first=next(published))
+
+    engine._crash_at = more
+    engine.available_now()
+    assert len(list(engine.all_rows())) >= 100
+
+
+def test_available_now_reads_a_split_to_its_end(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    publisher.split(0, into=2, method="starts-after")
+    publish(publisher, 100, first=100)
+    publisher.split(2, into=2, method="starts-after")
+    publish(publisher, 100, first=200)
+    engine = start()
+    engine.available_now()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_available_now_keeps_to_its_time(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    engine = start(availableNowTimeout="0")
+    engine.available_now()
+    assert list(engine.all_rows()) == []
+
+
+def test_chosen_partitions_and_what_descends_from_them(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    engine = start(partitions="1")
+    engine.run()
+    publisher.split(1, into=2, method="cursor-from")
+    publisher.split(0, into=2, method="cursor-from")
+    publish(publisher, 100, first=100)
+    finish(engine)
+    assert {row["partition"] for row in engine.all_rows()} == {1, 2, 3}
+
+
+def test_progress_says_how_many_partitions_are_in_which_state(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    publisher.split(0, into=2, method="starts-after")
+    engine = start()
+    engine.run()
+    report = engine.reader.reportLatestOffset()
+    assert report is not None
+    assert report["partitions"] == 4
+    assert report["drained"] == 1
+    assert report["caughtUp"] == 3
