@@ -144,7 +144,7 @@ def _cut_of(publisher: Publisher, request: Request, dialect: DialectName) -> Cut
         if not hint.isdigit() or int(hint) < 1:
             raise Refused(400, "the page size hint is not a positive number")
         size = min(int(hint), MAX_PAGE)
-    return Cut(size, publisher.checkpoint_every, max(size, publisher.scan_limit))
+    return Cut(size, publisher.checkpoint_every, max(size, publisher.scan_limit), goes_on=dialect != "v1" and request.stream is not None)
 
 
 def _visible(publisher: Publisher, request: Request, dialect: DialectName) -> Visible | None:

@@ -72,11 +72,13 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How pages are cut: events in a page, events between two checkpoints, log entries looked at for one page at most."""
+    """How pages are cut: events in a page, events between two checkpoints, log entries looked at for one page at most, and whether the response goes on
+    behind the page (so that all of it must be checkpointed)."""
 
     size: int
     every: int
     scan: int
+    goes_on: bool = False
 
 
 def plain_page(log: PartitionLog, place: Place, cut: Cut) -> Page:
@@ -112,7 +114,7 @@ def picked_page(log: PartitionLog, place: Place, cut: Cut, visible: Visible | No
             shown, target = [], _run_length(cut, rng)
         if not left:
             break
-    return _finish(window, runs, shown, rng)
+    return _finish(window, runs, shown, None if cut.goes_on else rng)
 
 
 def _run_length(cut: Cut, rng: Random | None) -> int:

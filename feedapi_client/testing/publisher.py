@@ -173,11 +173,10 @@ class Publisher:
             if headers:
                 self._headers[self._seq] = headers
             log.add(self._seq, hash, raw)
-            self._seq += 1
-            place = Place(partition, self._seq, {})
+            end = self._seq = self._seq + 1
             if self._wakeups:
                 self._wake(partition)
-        return self._encode(place)
+        return self._encode_plain(partition, end)
 
     def extend(self, partition: int, payloads: Iterable[Payload]) -> str:
         """Append many events and return the cursor behind the last one."""
@@ -231,7 +230,7 @@ class Publisher:
     def end_cursor(self, partition: int) -> str:
         """The cursor behind the last event of the partition."""
         with self._lock:
-            return self._encode(Place(partition, self._logs[partition].end, {}))
+            return self._encode_plain(partition, self._logs[partition].end)
 
     # Topology
 
@@ -478,6 +477,9 @@ class Publisher:
     def _encode(self, place: Place, nonce: int | None = None) -> str:
         cursor = encode(place.origin, place.base, place.ahead, nonce=nonce)
         return AWKWARD_PREFIX + cursor if self.quirks.awkward_cursors else cursor
+
+    def _encode_plain(self, partition: int, seq: int) -> str:
+        return AWKWARD_PREFIX + encode(partition, seq) if self.quirks.awkward_cursors else encode(partition, seq)
 
     def _another_cursor(self, partition: int, cursor: str) -> str:
         """A cursor that differs from `cursor` and stands for the same place."""
