@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import anyio
 import anyio.lowlevel
@@ -119,6 +119,8 @@ class SQLAlchemyCursorStore(Closable):
     ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise TypeError(f"SQLAlchemyCursorStore needs an AsyncEngine (sqlalchemy.ext.asyncio.create_async_engine), not a {type(engine).__name__}")
+        if _autocommit(engine.sync_engine.get_execution_options(), engine.dialect):
+            raise ValueError("SQLAlchemyCursorStore needs an engine with transactions, and this one has the isolation level AUTOCOMMIT")
         self.engine = engine
         metadata = sa.MetaData() if metadata is None else metadata
         self.table = _once(cursor_table, table, metadata, schema)
@@ -146,9 +148,8 @@ class SQLAlchemyCursorStore(Closable):
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
-        async with self._guard(feed):
-            async with self.engine.connect() as connection:
-                return await self._load(connection, feed)
+        async with self._guard(feed), self.engine.connect() as connection:
+            return await self._load(connection, feed)
 
     async def save(self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None) -> None:
         """See `CursorStore.save`. `transaction` is the caller's `AsyncConnection` or `AsyncSession`."""
@@ -163,10 +164,9 @@ class SQLAlchemyCursorStore(Closable):
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`."""
         columns = self.table.c
-        async with self._guard(None):
-            async with self.engine.connect() as connection:
-                rows = await connection.execute(sa.select(columns.feed_url, columns.consumer, columns.filters).distinct())
-                return sorted((FeedKey(url, name, orjson.loads(filters)) for url, name, filters in rows), key=str)
+        async with self._guard(None), self.engine.connect() as connection:
+            rows = await connection.execute(sa.select(columns.feed_url, columns.consumer, columns.filters).distinct())
+            return sorted((FeedKey(url, name, orjson.loads(filters)) for url, name, filters in rows), key=str)
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """See `AdministrableStore.delete`."""
@@ -189,9 +189,8 @@ class SQLAlchemyCursorStore(Closable):
 
     async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
         """See `JournalledStore.positions_at`."""
-        async with self._guard(feed):
-            async with self.engine.connect() as connection:
-                return await self._history(connection, feed, when)
+        async with self._guard(feed), self.engine.connect() as connection:
+            return await self._history(connection, feed, when)
 
     async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
         """See `JournalledStore.rewind`."""
@@ -211,25 +210,27 @@ class SQLAlchemyCursorStore(Closable):
         for attempt in range(1, _SAVE_ATTEMPTS + 1):
             try:
                 async with self.engine.begin() as connection:
-                    return await self._write(connection, feed, positions)
+                    await self._write(connection, feed, positions)
             except (_RefusedError, DBAPIError) as error:
                 if not _conflict(error):
                     raise
                 async with self.engine.connect() as connection:
                     await self._blame(connection, feed, positions)
                 if attempt == _SAVE_ATTEMPTS:
-                    raise _unexplained(feed, error) from error
+                    _give_up(feed, error)
+            else:
+                return
 
     async def _save_within(self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]) -> None:
-        # A single UPDATE does all or nothing, without an error that PostgreSQL would end the transaction for. All else needs a savepoint.
-        single = len(positions) == 1 and next(iter(positions.values())).revision > 1 and self._journal is None
+        # The UPDATE of one row does all or nothing, without an error that PostgreSQL would end the transaction for. All else needs a savepoint.
+        single = len(positions) == 1 and next(iter(positions.values())).revision > 1
         try:
             await self._begin(connection)
             async with nullcontext() if single else connection.begin_nested():
                 await self._write(connection, feed, positions)
         except (_RefusedError, IntegrityError) as error:
             await self._blame(connection, feed, positions)
-            raise _unexplained(feed, error) from error
+            _give_up(feed, error)
 
     async def _administer(self, feed: FeedKey, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
         async with self._guard(feed):
@@ -259,8 +260,7 @@ class SQLAlchemyCursorStore(Closable):
             raise StoreError(f"transaction must be an AsyncConnection or an AsyncSession, not a {type(transaction).__name__}", feed=feed.url)
         if transaction.dialect.name != self.engine.dialect.name:
             raise StoreError(f"the transaction is on {transaction.dialect.name}, but the cursors are on {self.engine.dialect.name}", feed=feed.url)
-        options = transaction.sync_connection.get_execution_options() if transaction.sync_connection else {}
-        if options.get("isolation_level") == "AUTOCOMMIT":
+        if transaction.sync_connection is not None and _autocommit(transaction.sync_connection.get_execution_options(), transaction.dialect):
             raise StoreError("the connection is in autocommit mode: there is no transaction that the save could be part of", feed=feed.url)
         return transaction
 
@@ -303,8 +303,9 @@ class SQLAlchemyCursorStore(Closable):
         at = now()
         await self._prune(connection, feed, at)
         for chunk in _chunks({p: new for p, new in positions.items() if new.revision > 1}):
-            await self._archive(connection, feed, chunk, at)
-            changed = await connection.execute(self._update(feed, chunk, at))
+            matching = self._matching(feed, {p: new.revision - 1 for p, new in chunk.items()})
+            await self._archive(connection, matching, at)
+            changed = await connection.execute(self._update(matching, chunk, at))
             if changed.rowcount != len(chunk):
                 raise _RefusedError
         if born := [self._row(feed, p, new, at) for p, new in sorted(positions.items()) if new.revision <= 1]:
@@ -323,10 +324,10 @@ class SQLAlchemyCursorStore(Closable):
             "filters": orjson.dumps(feed.filters).decode(),
         }
 
-    def _update(self, feed: FeedKey, positions: Mapping[int, Position], at: int) -> sa.Update:
+    def _update(self, matching: list[sa.ColumnElement[bool]], positions: Mapping[int, Position], at: int) -> sa.Update:
         return (
             sa.update(self.table)
-            .where(*self._matching(feed, positions, {p: new.revision - 1 for p, new in positions.items()}))
+            .where(*matching)
             .values(
                 feed_cursor=self._by_partition("feed_cursor", {p: new.cursor for p, new in positions.items()}),
                 status=self._by_partition("status", {p: new.status for p, new in positions.items()}),
@@ -335,9 +336,10 @@ class SQLAlchemyCursorStore(Closable):
             )
         )
 
-    def _matching(self, feed: FeedKey, partitions: Iterable[int], revisions: Mapping[int, int]) -> list[sa.ColumnElement[bool]]:
+    def _matching(self, feed: FeedKey, revisions: Mapping[int, int]) -> list[sa.ColumnElement[bool]]:
+        """The rows of these partitions that have these revisions."""
         columns = self.table.c
-        return [columns.feed_id == feed.id, columns.partition_id.in_(list(partitions)), columns.revision == self._by_partition("revision", revisions)]
+        return [columns.feed_id == feed.id, columns.partition_id.in_(list(revisions)), columns.revision == self._by_partition("revision", revisions)]
 
     def _by_partition(self, name: str, values: Mapping[int, Any]) -> sa.ColumnElement[Any]:
         """The value that belongs to a row's partition, for a column."""
@@ -349,14 +351,14 @@ class SQLAlchemyCursorStore(Closable):
         parameters = [sa.bindparam(f"{name}{partition}", value, type_) for partition, value in values.items()]
         return sa.type_coerce(sa.text(f"CASE partition_id {branches} END").bindparams(*parameters), type_)
 
-    async def _archive(self, connection: AsyncConnection, feed: FeedKey, partitions: Iterable[int], at: int) -> None:
+    async def _archive(self, connection: AsyncConnection, matching: list[sa.ColumnElement[bool]], at: int) -> None:
         if self.journal_table is None:
             return
         columns = self.table.c
         names = ["feed_id", "replaced_at", "partition_id", "revision", "feed_cursor", "status", "saved_at"]
         replaced = sa.select(
             columns.feed_id, sa.literal(at, sa.BigInteger), columns.partition_id, columns.revision, columns.feed_cursor, columns.status, columns.saved_at
-        ).where(columns.feed_id == feed.id, columns.partition_id.in_(list(partitions)))
+        ).where(*matching)
         # Locked as the UPDATE that follows will lock them: two consumers that both had read them could only deadlock.
         await connection.execute(sa.insert(self.journal_table).from_select(names, replaced.with_for_update()))
 
@@ -368,9 +370,9 @@ class SQLAlchemyCursorStore(Closable):
     async def _delete(self, connection: AsyncConnection, feed: FeedKey, doomed: Mapping[int, Position]) -> None:
         at = now()
         for chunk in _chunks(doomed):
-            await self._archive(connection, feed, chunk, at)
-            revisions = {partition: found.revision for partition, found in chunk.items()}
-            deleted = await connection.execute(sa.delete(self.table).where(*self._matching(feed, chunk, revisions)))
+            matching = self._matching(feed, {partition: found.revision for partition, found in chunk.items()})
+            await self._archive(connection, matching, at)
+            deleted = await connection.execute(sa.delete(self.table).where(*matching))
             if deleted.rowcount != len(chunk):
                 raise _RefusedError
 
@@ -430,7 +432,13 @@ def _conflict(error: Exception) -> bool:
     return any(code in _CONFLICTS for code in codes)
 
 
-def _unexplained(feed: FeedKey, error: Exception) -> Exception:
+def _give_up(feed: FeedKey, error: Exception) -> NoReturn:
+    """No revision explains why the save was refused."""
     if isinstance(error, _RefusedError):
-        return StoreError("the positions changed while they were being saved: load them and try again", feed=feed.url)
-    return error
+        raise StoreError("the positions changed while they were being saved: load them and try again", feed=feed.url) from None
+    raise error
+
+
+def _autocommit(options: Mapping[str, Any], dialect: Any) -> bool:
+    """Whether statements are committed one by one; `options` are those of the connection or engine, the dialect knows what create_engine was given."""
+    return bool(options.get("isolation_level", getattr(dialect, "_on_connect_isolation_level", None)) == "AUTOCOMMIT")

@@ -280,6 +280,8 @@ class SQLiteCursorStore(Closable):
             yield _Query("BEGIN")
         if self._connection is None:
             yield from _tables_script(self._tables())
+        if not positions:
+            return
         yield _Query("SAVEPOINT feedapi_save")
         try:
             yield from self._save_script(feed, positions)

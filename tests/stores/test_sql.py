@@ -2,30 +2,48 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.orm import Session
+from sqlalchemy.schema import CreateTable
 
+from feedapi_client.errors import FencedError, StoreError
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.sql import SQLAlchemyCursorStore
-from feedapi_client.testing.store_contract import AdministrableStoreContract
+from feedapi_client.testing.store_contract import AdministrableStoreContract, advanced, opening
 from tests.servers import MariaDB, Postgres
+from tests.stores.journal_contract import JournalContract, Make
 
 pytestmark = pytest.mark.anyio
+FEED = FeedKey("https://service.test/feed")
+
+
+@pytest.fixture(params=["asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+async def drop_tables(engine: AsyncEngine) -> None:
+    async with engine.begin() as connection:
+        for table in ("feedapi_cursors", "feedapi_cursors_journal", "effects"):
+            await connection.execute(sa.text(f"DROP TABLE IF EXISTS {table}"))
 
 
 class SQLContract(AdministrableStoreContract):
     supports_transactions = True
     supports_second_handle = True
     supports_failure_injection = True
-
-    @pytest.fixture(params=["asyncio"])
-    def anyio_backend(self, request: pytest.FixtureRequest) -> str:
-        return str(request.param)
 
     @pytest.fixture
     def url(self) -> str:
@@ -35,8 +53,7 @@ class SQLContract(AdministrableStoreContract):
     async def store(self, url: str) -> AsyncIterator[SQLAlchemyCursorStore]:
         engine = create_async_engine(url)
         store = SQLAlchemyCursorStore(engine)
-        async with engine.begin() as connection:
-            await connection.run_sync(store.table.metadata.drop_all)
+        await drop_tables(engine)
         await store.create_tables()
         yield store
         await engine.dispose()
@@ -82,17 +99,6 @@ class TestPostgresWithAsyncpg(SQLContract):
         return postgres.url("asyncpg")
 
 
-class TestPostgresWithSession(SQLContract):
-    """`transaction` is an AsyncSession."""
-
-    @pytest.fixture
-    def url(self, postgres: Postgres) -> str:
-        return postgres.url("psycopg")
-
-    async def begin(self, store: SQLAlchemyCursorStore) -> AsyncSession:
-        return AsyncSession(store.engine)
-
-
 class TestSQLiteWithAiosqlite(SQLContract):
     @pytest.fixture
     def url(self, tmp_path: Path) -> str:
@@ -117,3 +123,340 @@ class TestMariaDBWithAsyncmy(SQLContract):
         await self._execute(store.engine, trigger.format("INSERT"), trigger.format("UPDATE"))
         yield
         await self._execute(store.engine, "DROP TRIGGER fail_INSERT", "DROP TRIGGER fail_UPDATE")
+
+
+# The journal
+
+
+class SQLJournal(JournalContract):
+    @pytest.fixture
+    def url(self) -> str:
+        raise NotImplementedError
+
+    @pytest.fixture
+    async def make(self, url: str) -> AsyncIterator[Make]:
+        engine = create_async_engine(url)
+        await drop_tables(engine)
+
+        async def make(journal: Journal | None) -> SQLAlchemyCursorStore:
+            store = SQLAlchemyCursorStore(engine, journal=journal)
+            await store.create_tables()
+            return store
+
+        yield make
+        await engine.dispose()
+
+    async def journal_rows(self, store: JournalledStore) -> int:
+        assert isinstance(store, SQLAlchemyCursorStore)
+        async with store.engine.connect() as connection:
+            return (await connection.execute(sa.text("SELECT COUNT(*) FROM feedapi_cursors_journal"))).scalar_one()
+
+
+class TestJournalOnPostgresWithPsycopg(SQLJournal):
+    @pytest.fixture
+    def url(self, postgres: Postgres) -> str:
+        return postgres.url("psycopg")
+
+
+class TestJournalOnPostgresWithAsyncpg(SQLJournal):
+    @pytest.fixture
+    def url(self, postgres: Postgres) -> str:
+        return postgres.url("asyncpg")
+
+
+class TestJournalOnSQLite(SQLJournal):
+    @pytest.fixture
+    def url(self, tmp_path: Path) -> str:
+        return f"sqlite+aiosqlite:///{tmp_path}/cursors.db"
+
+
+class TestJournalOnMariaDB(SQLJournal):
+    @pytest.fixture
+    def url(self, mariadb: MariaDB) -> str:
+        return mariadb.url("asyncmy")
+
+
+# The application's own transaction, on each database
+
+
+@pytest.fixture(params=["postgres psycopg", "postgres asyncpg", "sqlite", "mariadb"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    server, _, driver = str(request.param).partition(" ")
+    if server == "sqlite":
+        return f"sqlite+aiosqlite:///{tmp_path}/app.db"
+    running: Postgres | MariaDB = request.getfixturevalue(server)
+    return running.url(driver) if driver else running.url()
+
+
+@pytest.fixture
+async def engine(url: str) -> AsyncIterator[AsyncEngine]:
+    engine = create_async_engine(url)
+    await drop_tables(engine)
+    async with engine.begin() as connection:
+        await connection.execute(sa.text("CREATE TABLE effects (n INTEGER)"))
+    yield engine
+    await drop_tables(engine)
+    await engine.dispose()
+
+
+@pytest.fixture
+async def store(engine: AsyncEngine) -> SQLAlchemyCursorStore:
+    store = SQLAlchemyCursorStore(engine)
+    await store.create_tables()
+    return store
+
+
+async def apply(transaction: AsyncConnection | AsyncSession) -> None:
+    await transaction.execute(sa.text("INSERT INTO effects VALUES (1)"))
+
+
+async def effects(engine: AsyncEngine) -> int:
+    async with engine.connect() as connection:
+        return (await connection.execute(sa.text("SELECT COUNT(*) FROM effects"))).scalar_one()
+
+
+async def test_r5_cursor_and_effect_stand_or_fall_together(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+    async with engine.connect() as connection:
+        await apply(connection)
+        await store.save(FEED, opening(), transaction=connection)
+        await connection.rollback()
+    assert (await effects(engine), await store.load(FEED)) == (0, {})
+    async with engine.begin() as connection:
+        await apply(connection)
+        await store.save(FEED, opening(), transaction=connection)
+    assert (await effects(engine), await store.load(FEED)) == (1, opening())
+
+
+async def test_r5_a_save_before_the_first_effect_is_in_the_transaction(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+    async with engine.connect() as connection:
+        await store.save(FEED, opening(range(3)), transaction=connection)
+        await apply(connection)
+        await connection.rollback()
+    assert (await effects(engine), await store.load(FEED)) == (0, {})
+
+
+async def test_r5_a_session_is_a_transaction(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+    sessions = async_sessionmaker(engine)
+    positions = opening(range(3))
+    async with sessions() as session:
+        await apply(session)
+        await store.save(FEED, positions, transaction=session)
+        await session.rollback()
+    assert (await effects(engine), await store.load(FEED)) == (0, {})
+    async with sessions() as session, session.begin():
+        await store.save(FEED, positions, transaction=session)
+        await apply(session)
+    async with sessions() as session:
+        await store.save(FEED, advanced(opening()), transaction=session)
+        await session.commit()
+    assert (await effects(engine), await store.load(FEED)) == (1, {**positions, **advanced(opening())})
+
+
+@pytest.mark.parametrize("refused", [{0: Position("x", revision=9)}, opening(range(5)), {1: Position("new"), 0: Position("x", revision=9)}])
+async def test_r17_a_refused_save_leaves_a_transaction_that_can_even_commit(
+    store: SQLAlchemyCursorStore, engine: AsyncEngine, refused: dict[int, Position]
+) -> None:
+    await store.save(FEED, opening())
+    async with engine.begin() as connection:
+        await apply(connection)
+        with pytest.raises(FencedError) as failed:
+            await store.save(FEED, refused, transaction=connection)
+        await apply(connection)
+    assert failed.value.partition == 0
+    assert (await effects(engine), await store.load(FEED)) == (2, opening())
+
+
+async def test_r17_of_two_transactions_at_once_the_second_is_refused(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+    await store.save(FEED, opening())
+    results: list[str] = []
+
+    async def consume(name: str) -> None:
+        try:
+            async with engine.begin() as connection:
+                await apply(connection)
+                await store.save(FEED, advanced(opening(), name), transaction=connection)
+            results.append("saved")
+        except FencedError:
+            results.append("fenced")
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(consume, "a")
+        group.start_soon(consume, "b")
+    assert sorted(results) == ["fenced", "saved"]
+    assert await effects(engine) == 1
+
+
+async def test_the_usual_save_is_one_statement_and_with_a_journal_one_insert_more(engine: AsyncEngine) -> None:
+    store = SQLAlchemyCursorStore(engine, journal=Journal(keep=None))
+    await store.create_tables()
+    await store.save(FEED, opening())
+    statements: list[str] = []
+
+    def note(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        statements.append(statement.split()[0])
+
+    sa.event.listen(engine.sync_engine, "before_cursor_execute", note)
+    await SQLAlchemyCursorStore(engine).save(FEED, advanced(opening()))
+    assert statements == ["UPDATE"]
+    await store.save(FEED, advanced(advanced(opening())))
+    assert statements == ["UPDATE", "INSERT", "UPDATE"]
+
+
+async def test_a_save_of_all_partitions_is_a_few_statements(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+    statements: list[str] = []
+    sa.event.listen(engine.sync_engine, "before_cursor_execute", lambda connection, cursor, statement, *_: statements.append(statement))
+    positions = opening(range(32_767))
+    await store.save(FEED, positions)
+    assert len(statements) == 1
+    await store.save(FEED, advanced(positions))
+    assert len(statements) < 70
+
+
+async def test_both_sqlite_stores_work_on_one_file(tmp_path: Path) -> None:
+    from feedapi_client.stores import SQLiteCursorStore
+
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/cursors.db")
+    first = SQLAlchemyCursorStore(engine, journal=Journal(keep=None))
+    await first.create_tables()
+    async with SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal(keep=None)) as second:
+        await first.save(FEED, opening(range(3)))
+        await second.save(FEED, advanced(opening(range(3))))
+        await first.save(FEED, advanced(advanced(opening(range(3)))))
+        assert await first.load(FEED) == await second.load(FEED) == advanced(advanced(opening(range(3))))
+        assert await first.feeds() == await second.feeds() == [FEED]
+    await engine.dispose()
+
+
+# Tables
+
+
+async def test_create_tables_may_be_called_by_several_at_once(url: str, engine: AsyncEngine) -> None:
+    async with AsyncExitStack() as stack:
+        engines = [create_async_engine(url) for _ in range(4)]
+        for other in engines:
+            stack.push_async_callback(other.dispose)
+        async with anyio.create_task_group() as group:
+            for other in engines:
+                group.start_soon(SQLAlchemyCursorStore(other, journal=Journal()).create_tables)
+    await SQLAlchemyCursorStore(engine).save(FEED, opening())
+
+
+async def test_the_table_is_part_of_the_callers_metadata(engine: AsyncEngine) -> None:
+    metadata = sa.MetaData()
+    store = SQLAlchemyCursorStore(engine, table="my_cursors", metadata=metadata, journal=Journal())
+    again = SQLAlchemyCursorStore(engine, table="my_cursors", metadata=metadata)
+    assert set(metadata.tables) == {"my_cursors", "my_cursors_journal"}
+    assert store.table is again.table is metadata.tables["my_cursors"]
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.create_all)
+    await store.save(FEED, opening())
+    async with engine.begin() as connection:
+        await connection.run_sync(metadata.drop_all)
+
+
+async def test_a_missing_table_is_a_store_error_that_says_how_to_make_it(engine: AsyncEngine) -> None:
+    store = SQLAlchemyCursorStore(engine)
+    with pytest.raises(StoreError, match=r"create_tables\(\)") as failed:
+        await store.load(FEED)
+    assert isinstance(failed.value.__cause__, DBAPIError)
+    with pytest.raises(StoreError, match=r"create_tables\(\)"):
+        await store.save(FEED, opening())
+
+
+@pytest.mark.parametrize("dialect", [mssql.dialect(), mysql.dialect(), postgresql.dialect(), sqlite.dialect()], ids=lambda dialect: dialect.name)
+def test_statements_compile_for_every_dialect(dialect: Any) -> None:
+    store = SQLAlchemyCursorStore(create_async_engine("sqlite+aiosqlite://"), journal=Journal())
+    assert store.journal_table is not None
+    for table in (store.table, store.journal_table):
+        assert "feed_cursor" in str(CreateTable(table).compile(dialect=dialect))
+    for number in (1, 500):
+        positions = {p: Position(f"c{p}", "drained" if p % 2 else "open", p + 2) for p in range(number)}
+        matching = store._matching(FEED, {p: new.revision for p, new in positions.items()})
+        statement = store._update(matching, positions, 1).compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
+        assert len(statement.params) < 2_100
+        assert str(statement).startswith("UPDATE feedapi_cursors SET")
+    created = str(CreateTable(store.table).compile(dialect=dialect))
+    assert {"mssql": "NVARCHAR(max)", "mysql": "LONGTEXT"}.get(dialect.name, "TEXT") in created
+
+
+# Bad input
+
+
+async def test_what_is_no_async_transaction_is_refused(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+    for wrong in (object(), Session(), engine):
+        with pytest.raises(StoreError, match="AsyncConnection or an AsyncSession"):
+            await store.save(FEED, opening(), transaction=wrong)
+
+
+async def test_a_transaction_of_another_database_is_refused(store: SQLAlchemyCursorStore, engine: AsyncEngine, postgres: Postgres) -> None:
+    other = create_async_engine("sqlite+aiosqlite://" if engine.dialect.name != "sqlite" else postgres.url())
+    async with other.connect() as connection:
+        with pytest.raises(StoreError, match="but the cursors are on"):
+            await store.save(FEED, opening(), transaction=connection)
+    await other.dispose()
+
+
+async def test_autocommit_is_no_transaction(store: SQLAlchemyCursorStore, engine: AsyncEngine, url: str) -> None:
+    async with engine.connect() as connection:
+        await connection.execution_options(isolation_level="AUTOCOMMIT")
+        with pytest.raises(StoreError, match="autocommit mode"):
+            await store.save(FEED, opening(), transaction=connection)
+    for autocommit in (engine.execution_options(isolation_level="AUTOCOMMIT"), create_async_engine(url, isolation_level="AUTOCOMMIT")):
+        with pytest.raises(ValueError, match="AUTOCOMMIT"):
+            SQLAlchemyCursorStore(autocommit)
+
+
+def test_a_blocking_engine_is_refused() -> None:
+    with pytest.raises(TypeError, match="create_async_engine"):
+        SQLAlchemyCursorStore(sa.create_engine("sqlite://"))  # type: ignore[arg-type]
+
+
+async def test_text_that_the_database_can_not_keep_is_a_store_error(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+    for cursor in ("\ud800", *(["\x00"] if engine.dialect.name == "postgresql" else [])):
+        with pytest.raises(StoreError, match="failed"):
+            await store.save(FEED, {0: Position(cursor)})
+    await store.save(FEED, opening())
+    assert await store.load(FEED) == opening()
+
+
+@pytest.mark.parametrize("driver", ["postgresql+psycopg", "postgresql+asyncpg", "mysql+asyncmy"])
+async def test_r19_an_unreachable_database_is_a_store_error_without_the_password(driver: str) -> None:
+    engine = create_async_engine(f"{driver}://user:secret-password@127.0.0.1:1/db")
+    store = SQLAlchemyCursorStore(engine, timeout=10)
+    with pytest.raises(StoreError) as failed:
+        await store.load(FEED)
+    assert "secret" not in f"{failed.value} {failed.value.__cause__} {store!r}"
+    await engine.dispose()
+
+
+async def test_a_database_that_does_not_answer_is_a_store_error(postgres: Postgres) -> None:
+    engine = create_async_engine(postgres.url())
+    await drop_tables(engine)
+    store = SQLAlchemyCursorStore(engine, timeout=0.3)
+    await SQLAlchemyCursorStore(engine).create_tables()
+    await store.save(FEED, opening())
+    async with engine.begin() as connection:
+        await connection.execute(sa.text("LOCK TABLE feedapi_cursors IN ACCESS EXCLUSIVE MODE"))
+        with pytest.raises(StoreError, match=r"did not answer within 0\.3 s"):
+            await store.save(FEED, advanced(opening()))
+    await store.save(FEED, advanced(opening()))
+    await engine.dispose()
+
+
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
+async def test_r17_fencing_at_stricter_isolation(postgres: Postgres, mariadb: MariaDB, level: str) -> None:
+    for url in (postgres.url("psycopg"), postgres.url("asyncpg"), mariadb.url()):
+        engine = create_async_engine(url, isolation_level=level)
+        await drop_tables(engine)
+        store = SQLAlchemyCursorStore(engine, journal=Journal())
+        await store.create_tables()
+        for revision in range(1, 6):
+            results = await asyncio.gather(*(store.save(FEED, {0: Position(str(n), revision=revision)}) for n in range(6)), return_exceptions=True)
+            assert sorted(type(result).__name__ for result in results) == ["FencedError"] * 5 + ["NoneType"]
+        await engine.dispose()
+
+
+def test_on_trio_operations_say_what_to_use() -> None:
+    store = SQLAlchemyCursorStore(create_async_engine("sqlite+aiosqlite://"))
+    with pytest.raises(StoreError, match="asyncio only"):
+        anyio.run(store.load, FEED, backend="trio")

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import aiosqlite
+import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
+from feedapi_client.errors import FencedError, StoreError
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
-from feedapi_client.testing.store_contract import AdministrableStoreContract
+from feedapi_client.testing.store_contract import AdministrableStoreContract, advanced, opening
+from tests.stores.journal_contract import JournalContract, Make
 
 pytestmark = pytest.mark.anyio
+FEED = FeedKey("https://service.test/feed")
 
 
 class TestSQLiteCursorStore(AdministrableStoreContract):
@@ -54,3 +65,244 @@ class TestSQLiteCursorStore(AdministrableStoreContract):
         with sqlite3.connect(store.path) as connection:
             connection.executescript("DROP TRIGGER fail_INSERT; DROP TRIGGER fail_UPDATE")
         connection.close()
+
+
+class TestSQLiteJournal(JournalContract):
+    @pytest.fixture
+    async def make(self, tmp_path: Path) -> AsyncIterator[Make]:
+        async with AsyncExitStack() as stack:
+
+            async def make(journal: Journal | None) -> SQLiteCursorStore:
+                return await stack.enter_async_context(SQLiteCursorStore(tmp_path / "cursors.db", journal=journal))
+
+            yield make
+
+    async def journal_rows(self, store: JournalledStore) -> int:
+        assert isinstance(store, SQLiteCursorStore)
+        connection = sqlite3.connect(store.path)
+        try:
+            return int(connection.execute("SELECT COUNT(*) FROM feedapi_cursors_journal").fetchone()[0])
+        finally:
+            connection.close()
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncIterator[SQLiteCursorStore]:
+    async with SQLiteCursorStore(tmp_path / "app.db") as store:
+        yield store
+
+
+@pytest.fixture
+def application(store: SQLiteCursorStore) -> sqlite3.Connection:
+    connection = sqlite3.connect(store.path)
+    connection.execute("CREATE TABLE effects (n INTEGER)")
+    connection.commit()
+    return connection
+
+
+# The caller's transaction
+
+
+async def test_r5_cursor_and_effect_stand_or_fall_together(store: SQLiteCursorStore, application: sqlite3.Connection) -> None:
+    for finish, expected in ((application.rollback, {}), (application.commit, opening())):
+        application.execute("INSERT INTO effects VALUES (1)")
+        await store.save(FEED, opening(), transaction=application)
+        finish()
+        assert application.execute("SELECT COUNT(*) FROM effects").fetchone() == (len(expected),)
+        assert await store.load(FEED) == expected
+    application.close()
+
+
+async def test_a_refused_save_leaves_the_effects_before_it_to_the_caller(store: SQLiteCursorStore, application: sqlite3.Connection) -> None:
+    await store.save(FEED, opening())
+    application.execute("INSERT INTO effects VALUES (1)")
+    with pytest.raises(FencedError):
+        await store.save(FEED, {**opening(), 1: Position("new")}, transaction=application)
+    application.commit()
+    assert application.execute("SELECT COUNT(*) FROM effects").fetchone() == (1,)
+    assert await store.load(FEED) == opening()
+    application.close()
+
+
+async def test_a_failed_save_leaves_nothing_of_itself_in_the_transaction(store: SQLiteCursorStore, application: sqlite3.Connection) -> None:
+    await store.load(FEED)
+    application.execute("CREATE TRIGGER fail BEFORE INSERT ON feedapi_cursors WHEN NEW.partition_id = 5 BEGIN SELECT RAISE(FAIL, 'disk on fire'); END")
+    application.commit()
+    application.execute("INSERT INTO effects VALUES (1)")
+    with pytest.raises(StoreError, match="disk on fire"):
+        await store.save(FEED, opening(range(10)), transaction=application)
+    application.commit()
+    assert await store.load(FEED) == {}
+    application.close()
+
+
+async def test_a_connection_in_autocommit_mode_needs_a_begin(store: SQLiteCursorStore, application: sqlite3.Connection) -> None:
+    application.isolation_level = None
+    with pytest.raises(StoreError, match="BEGIN one first"):
+        await store.save(FEED, opening(), transaction=application)
+    application.execute("BEGIN")
+    await store.save(FEED, opening(), transaction=application)
+    application.execute("ROLLBACK")
+    assert await store.load(FEED) == {}
+    application.close()
+
+
+async def test_a_connection_to_another_file_is_refused(store: SQLiteCursorStore, tmp_path: Path) -> None:
+    for other in (tmp_path / "other.db", ":memory:"):
+        connection = sqlite3.connect(other)
+        with pytest.raises(StoreError, match="use one file for both"):
+            await store.save(FEED, opening(), transaction=connection)
+        connection.close()
+
+
+async def test_the_same_file_by_another_path_is_accepted(store: SQLiteCursorStore, application: sqlite3.Connection, tmp_path: Path) -> None:
+    application.close()
+    os.symlink(store.path, tmp_path / "link.db")
+    connection = sqlite3.connect(tmp_path / "link.db")
+    await store.save(FEED, opening(), transaction=connection)
+    connection.commit()
+    connection.close()
+    assert await store.load(FEED) == opening()
+
+
+async def test_a_connection_of_another_thread_is_a_clear_error(store: SQLiteCursorStore) -> None:
+    connection = await anyio.to_thread.run_sync(lambda: sqlite3.connect(store.path, check_same_thread=True))
+    with pytest.raises(StoreError, match="check_same_thread=False"):
+        await store.save(FEED, opening(), transaction=connection)
+
+
+async def test_an_aiosqlite_connection_is_a_transaction(store: SQLiteCursorStore, anyio_backend: str) -> None:
+    if anyio_backend != "asyncio":
+        return  # aiosqlite knows asyncio only
+    async with aiosqlite.connect(store.path) as connection:
+        for finish, expected in ((connection.rollback, {}), (connection.commit, opening(range(3)))):
+            await store.save(FEED, opening(range(3)), transaction=connection)
+            await finish()
+            assert await store.load(FEED) == expected
+        with pytest.raises(FencedError):
+            await store.save(FEED, {**advanced(opening()), 1: Position("late")}, transaction=connection)
+        await store.save(FEED, advanced(opening()), transaction=connection)
+        await connection.commit()
+    assert await store.load(FEED) == {**opening(range(3)), **advanced(opening())}
+
+
+async def test_the_first_save_of_all_may_be_in_the_callers_transaction(store: SQLiteCursorStore) -> None:
+    connection = sqlite3.connect(store.path)
+    await store.save(FEED, opening(), transaction=connection)
+    connection.commit()
+    connection.close()
+    assert await store.load(FEED) == opening()
+
+
+# The file
+
+
+async def test_the_file_is_made_on_first_use(tmp_path: Path) -> None:
+    async with SQLiteCursorStore(tmp_path / "new.db") as store:
+        assert not (tmp_path / "new.db").exists()
+        await store.load(FEED)
+        assert (tmp_path / "new.db").exists()
+
+
+async def test_a_closed_store_opens_again(store: SQLiteCursorStore) -> None:
+    await store.save(FEED, opening())
+    await store.aclose()
+    await store.aclose()
+    assert await store.load(FEED) == opening()
+
+
+async def test_a_store_in_memory(tmp_path: Path) -> None:
+    async with SQLiteCursorStore(":memory:") as store:
+        await store.save(FEED, opening())
+        assert await store.load(FEED) == opening()
+
+
+@pytest.mark.parametrize("content", [b"this is no database, and long enough to say so" * 100, b"SQLite format 3\x00" + b"\xff" * 4096])
+async def test_a_damaged_or_foreign_file_is_a_store_error(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "cursors.db"
+    path.write_bytes(content)
+    async with SQLiteCursorStore(path) as store:
+        with pytest.raises(StoreError, match=r"cursors\.db failed: ") as failed:
+            await store.load(FEED)
+        assert isinstance(failed.value.__cause__, sqlite3.Error)
+    assert path.read_bytes() == content
+
+
+async def test_a_file_damaged_in_the_middle_is_a_store_error(tmp_path: Path) -> None:
+    path = tmp_path / "cursors.db"
+    async with SQLiteCursorStore(path) as store:
+        await store.save(FEED, opening(range(5_000)))
+    damaged = bytearray(path.read_bytes())
+    damaged[8192:] = b"\x5a" * (len(damaged) - 8192)
+    path.write_bytes(damaged)
+    async with SQLiteCursorStore(path) as store:
+        with pytest.raises(StoreError, match="malformed"):
+            await store.load(FEED)
+
+
+async def test_another_applications_table_of_that_name_is_a_store_error(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "cursors.db") as connection:
+        connection.execute("CREATE TABLE feedapi_cursors (a, b)")
+    connection.close()
+    async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
+        with pytest.raises(StoreError, match="no such column"):
+            await store.load(FEED)
+
+
+async def test_a_directory_that_is_missing_is_a_store_error(tmp_path: Path) -> None:
+    async with SQLiteCursorStore(tmp_path / "missing" / "cursors.db") as store:
+        with pytest.raises(StoreError, match="unable to open database file"):
+            await store.load(FEED)
+
+
+async def test_a_writer_that_holds_the_file_too_long_is_a_store_error(tmp_path: Path) -> None:
+    async with SQLiteCursorStore(tmp_path / "cursors.db", busy_timeout=0.05) as store:
+        await store.load(FEED)
+        connection = sqlite3.connect(store.path)
+        connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="Another writer holds the file"):
+            await store.save(FEED, opening())
+        connection.rollback()
+        connection.close()
+        await store.save(FEED, opening())
+
+
+async def test_an_unknown_status_is_a_store_error(store: SQLiteCursorStore) -> None:
+    await store.save(FEED, opening((3,)))
+    with sqlite3.connect(store.path) as connection:
+        connection.execute("UPDATE feedapi_cursors SET status = 'paused'")
+    connection.close()
+    with pytest.raises(StoreError, match=r"partition 3: .*'paused'"):
+        await store.load(FEED)
+
+
+# Several processes
+
+
+def _consume(path: str, start: object, results: object) -> None:
+    async def consume() -> int:
+        saved = 0
+        async with SQLiteCursorStore(path) as store:
+            start.wait()  # type: ignore[attr-defined]
+            for revision in range(1, 31):
+                try:
+                    await store.save(FEED, {0: Position(str(os.getpid()), revision=revision)})
+                    saved += 1
+                except FencedError:
+                    while len(await store.load(FEED)) == 0 or (await store.load(FEED))[0].revision < revision:
+                        await anyio.lowlevel.checkpoint()
+        return saved
+
+    results.put(anyio.run(consume))  # type: ignore[attr-defined]
+
+
+def test_r17_of_several_processes_each_revision_is_saved_by_one(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    start, results = context.Barrier(3), context.Queue()
+    processes = [context.Process(target=_consume, args=(str(tmp_path / "cursors.db"), start, results)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    assert sum(results.get(timeout=60) for _ in processes) == 30
+    for process in processes:
+        process.join(30)
+        assert process.exitcode == 0
