@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Literal, Self
@@ -14,6 +14,7 @@ import orjson
 from anyio.abc import TaskGroup
 
 from feedapi_client.client import FeedClient
+from feedapi_client.failure import Handler, OnFailure, failure_handler
 from feedapi_client.model import Batch, Decoder, Event, FeedKey, public_url
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.session import Session, Settings
@@ -24,8 +25,6 @@ from feedapi_client.stores.memory import MemoryCursorStore
 log = logging.getLogger("feedapi_client")
 
 _CLOSE_SECONDS = 5.0
-
-Handler = Callable[[Batch], Awaitable[object]]
 
 
 class FeedConsumer:
@@ -140,12 +139,14 @@ class FeedConsumer:
         """
         return _Batches(self)
 
-    async def run(self, handle: Handler, *, max_concurrency: int = 32) -> None:
+    async def run(self, handle: Handler, *, on_failure: OnFailure = "raise", max_concurrency: int = 32) -> None:
         """Call ``await handle(batch)`` for each batch: partitions concurrently, up to `max_concurrency` at once, each one's batches in order.
 
-        A batch that the handler has not committed itself is committed when it returns. The first exception of a handler cancels the others and is
-        raised; so does cancelling `run`. Returns at the end of the feed (without `follow`) or after `stop`.
+        A batch that the handler has not committed itself is committed when it returns. `on_failure` says what becomes of a batch whose handler raises:
+        "raise" (the exception cancels the other handlers and is raised here), "retry" or a `Retry`, "quarantine" or a `Quarantine`; see
+        `feedapi_client.failure`. Cancelling `run` cancels the handlers. Returns at the end of the feed (without `follow`) or after `stop`.
         """
+        handle = await failure_handler(handle, on_failure, self.key, self.store)
         session = await self._begin()
         failure: list[BaseException] = []
         slots = anyio.Semaphore(max_concurrency)
