@@ -1,0 +1,5 @@
+"""``python -m feedapi_client.cli``."""
+
+from feedapi_client.cli import main
+
+main()

@@ -1,0 +1,152 @@
+"""The cursor store that ``--store`` names."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import typer
+
+from feedapi_client.cli.report import CommandError
+from feedapi_client.errors import StoreError
+from feedapi_client.stores.base import AdministrableStore
+from feedapi_client.stores.journal import Journal
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+TABLE = "feedapi_cursors"
+_ENVIRONMENT = "env:"
+_REDIS = ("redis", "rediss", "unix")
+# SQLAlchemy would take a driver that is not asynchronous.
+_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "mysql": "mysql+asyncmy", "mariadb": "mariadb+asyncmy"}
+
+
+@asynccontextmanager
+async def open_store(spec: str, *, create: bool, table: str = TABLE, journal: Journal | None = None) -> AsyncIterator[AdministrableStore]:
+    """The store, closed at the end of the block. Without `create` it has to exist already, so that a slip of the pen makes no new one.
+
+    With or without `journal` the positions that are replaced are kept where a journal has been begun: a gap would spoil it.
+    Raises `CommandError` and `StoreError`.
+    """
+    spec = _resolved(spec)
+    scheme = spec.partition("://")[0] if "://" in spec else ""
+    if not scheme:
+        store = _sqlite(Path(spec), create, table, journal)
+        async with store:
+            yield store
+    elif scheme in _REDIS:
+        async with _redis(spec, table) as store:
+            yield store
+    else:
+        async with _sqlalchemy(spec, create, table, journal) as store:
+            yield store
+
+
+def _resolved(spec: str) -> str:
+    if not spec.startswith(_ENVIRONMENT):
+        return spec
+    variable = spec.removeprefix(_ENVIRONMENT)
+    value = os.environ.get(variable, "")
+    if not value:
+        raise typer.BadParameter(f"--store: the environment variable {variable} is not set")
+    return value
+
+
+def _sqlite(path: Path, create: bool, table: str, journal: Journal | None) -> Any:
+    from feedapi_client.stores.sqlite import SQLiteCursorStore
+
+    if table != TABLE:
+        raise typer.BadParameter(f"--table: a file keeps its cursors in the table {TABLE}; give a URL (sqlite+aiosqlite:///{path}) for another one")
+    tables = _tables(path)
+    if not create and tables is None:
+        raise CommandError(f"{path}: there is no such cursor store")
+    if not create and TABLE not in (tables or ()):
+        raise CommandError(f"{path}: the database holds no cursors (no table {TABLE})")
+    kept = Journal(keep=None) if f"{TABLE}_journal" in (tables or ()) else None
+    return SQLiteCursorStore(path, journal=journal or kept)
+
+
+def _tables(path: Path) -> set[str] | None:
+    """The tables of a database file; None when there is no file."""
+    if not path.exists():
+        return None
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise StoreError(f"the cursor database {path} failed: {error}") from error
+
+
+@asynccontextmanager
+async def _sqlalchemy(url: str, create: bool, table: str, journal: Journal | None) -> AsyncIterator[AdministrableStore]:
+    try:
+        from feedapi_client.stores.sql import SQLAlchemyCursorStore
+    except ImportError as missing:
+        raise CommandError(str(missing)) from None
+    if re.fullmatch(r"\w+", table) is None:
+        raise typer.BadParameter("--table takes letters, digits and _")
+    engine = _engine(url)
+    try:
+        tables = await _database_tables(engine, table)
+        if not create and table not in tables:
+            raise CommandError(f"{_shown(url)}: the database holds no cursors (no table {table})")
+        kept = Journal(keep=None) if f"{table}_journal" in tables else None
+        store = SQLAlchemyCursorStore(engine, table=table, journal=journal or kept)
+        if create:
+            await store.create_tables()
+        yield store
+    finally:
+        await engine.dispose()
+
+
+def _engine(url: str) -> AsyncEngine:
+    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    scheme, rest = url.split("://", 1)
+    try:
+        return create_async_engine(f"{_DRIVERS.get(scheme, scheme)}://{rest}")
+    except ModuleNotFoundError as missing:
+        raise CommandError(f"{_shown(url)}: the database driver is not installed (no module {missing.name})") from None
+    except (SQLAlchemyError, ValueError) as error:
+        raise CommandError(f"{_shown(url)}: this is no database URL that can be used: {type(error).__name__}. Use for example postgresql+psycopg://…") from None
+
+
+async def _database_tables(engine: AsyncEngine, table: str) -> set[str]:
+    import sqlalchemy as sa
+    from sqlalchemy.exc import SQLAlchemyError
+
+    try:
+        async with engine.connect() as connection:
+            inspect = await connection.run_sync(lambda sync: [name for name in (table, f"{table}_journal") if sa.inspect(sync).has_table(name)])
+    except (SQLAlchemyError, OSError) as error:
+        foreign = getattr(error, "orig", None) or error
+        raise StoreError(f"the cursor database {_shown(str(engine.url))} can't be reached: {type(foreign).__name__}") from error
+    return set(inspect)
+
+
+def _redis(url: str, prefix: str) -> Any:
+    try:
+        from feedapi_client.stores.redis import RedisCursorStore
+    except ImportError as missing:
+        raise CommandError(str(missing)) from None
+    try:
+        return RedisCursorStore(url) if prefix == TABLE else RedisCursorStore(url, prefix=prefix)
+    except ValueError:
+        raise CommandError(f"{_shown(url)}: this is no Redis URL that can be used. Use for example redis://localhost:6379/0") from None
+
+
+def _shown(url: str) -> str:
+    """The URL without user, password and query."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
