@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from email.utils import parsedate_to_datetime
 from types import TracebackType
 from typing import Any, Generic, NoReturn, Self, TypeVar
@@ -44,6 +44,7 @@ _MAX_REDIRECTS = 5
 _SPARE_CONNECTIONS = 4
 _EXCERPT_BYTES = 800
 _SHORTEST_SECRET = 4
+_PLAIN_HEADERS = frozenset({"host", "accept", "accept-encoding", "connection", "user-agent"})
 _PORTS = {"http": 80, "https": 443}
 _REFUSED = frozenset({400, 404, 409, 410})
 _LATER = frozenset({408, 425, 429})
@@ -80,6 +81,7 @@ class _Endpoint(Generic[Client]):
         self._query = query
         self._basic = httpx.BasicAuth(base.username, base.password) if base.userinfo else None
         self._secrets = _secrets(query, base)
+        self._sent: httpx.Headers = httpx.Headers()
 
     @property
     def auth(self) -> Any:
@@ -117,6 +119,7 @@ class _Endpoint(Generic[Client]):
                 self._unanswered(error, partition)
             if response.status_code == 200 and not discovery:
                 return response, b""
+            self._sent = response.request.headers
             try:
                 body = yield self._read(response, limit)
             except httpx.HTTPError as error:
@@ -174,8 +177,10 @@ class _Endpoint(Generic[Client]):
     def quote(self, body: bytes) -> str:
         """An excerpt of a response for a message, without the secrets that we sent and a publisher may echo."""
         text = excerpt(body)
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
+        sent: Iterator[str] = (word for name, value in self._sent.items() if name not in _PLAIN_HEADERS for word in value.split())
+        for secret in sorted({*self._secrets, *sent}, key=len, reverse=True):  # the longest first, so that no rest of one stays
+            if len(secret) >= _SHORTEST_SECRET:
+                text = text.replace(secret, "***")
         return text
 
     def bounded(self, body: bytes, limit: int) -> bytes:
@@ -488,11 +493,10 @@ def _shown_origin(url: httpx.URL) -> str:
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
 
 
-def _secrets(query: str, base: httpx.URL) -> list[str]:
-    """What a publisher might echo of the feed's URL; longest first, so that no rest of one stays."""
+def _secrets(query: str, base: httpx.URL) -> set[str]:
+    """What a publisher might echo of the feed's URL."""
     values = [query, *(pair.partition("=")[2] for pair in query.split("&")), base.password, base.userinfo.decode("ascii")]
-    found = {form for value in values for form in (value, unquote(value), unquote(value.replace("+", " "))) if len(form) >= _SHORTEST_SECRET}
-    return sorted(found, key=len, reverse=True)
+    return {form for value in values for form in (value, unquote(value), unquote(value.replace("+", " ")))}
 
 
 def _described(error: httpx.HTTPError) -> str:

@@ -1,0 +1,111 @@
+"""A server that sends the very bytes a test gives it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from urllib.parse import unquote_plus
+
+import anyio
+from anyio.abc import SocketAttribute, SocketStream
+
+
+@dataclass
+class Request:
+    target: str
+    headers: dict[str, str]
+
+    @property
+    def path(self) -> str:
+        return self.target.partition("?")[0]
+
+    @property
+    def query(self) -> dict[str, str]:
+        pairs = self.target.partition("?")[2].split("&")
+        return {unquote_plus(name): unquote_plus(value) for name, _, value in (pair.partition("=") for pair in pairs) if name}
+
+
+@dataclass
+class Reply:
+    """Raw bytes; `close` ends the connection after them, `hold` keeps it open and silent. Else the connection takes the next request."""
+
+    raw: bytes
+    close: bool = False
+    hold: bool = False
+
+
+def ok(body: bytes, *headers: str, status: str = "200 OK") -> Reply:
+    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers]
+    return Reply("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+
+
+def start(body: bytes = b"", *headers: str, length: int | None = None) -> bytes:
+    """The beginning of a response: chunked, or of a length that may not come."""
+    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    sent = body if length is not None else chunk(body) if body else b""
+    return "\r\n".join(["HTTP/1.1 200 OK", framing, *headers]).encode() + b"\r\n\r\n" + sent
+
+
+def chunk(body: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(body), body)
+
+
+@dataclass
+class Wire:
+    answer: Callable[[Request], Reply]
+    port: int = 0
+    requests: list[Request] = field(default_factory=list)
+    closed: anyio.Event = field(default_factory=anyio.Event)
+    """Set once the client has closed a connection."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/feed"
+
+    async def _serve(self, stream: SocketStream) -> None:
+        async with stream:
+            received = b""
+            try:
+                while True:
+                    while b"\r\n\r\n" not in received:
+                        received += await stream.receive()
+                    head, _, received = received.partition(b"\r\n\r\n")
+                    if not await self._reply(stream, head.decode("ascii")):
+                        return
+            except (anyio.EndOfStream, anyio.BrokenResourceError):
+                self.closed.set()
+
+    async def _reply(self, stream: SocketStream, head: str) -> bool:
+        first, *lines = head.split("\r\n")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        self.requests.append(Request(first.split(" ")[1], headers))
+        reply = self.answer(self.requests[-1])
+        await stream.send(reply.raw)
+        if reply.hold:
+            await stream.receive()
+        return not reply.close
+
+
+@asynccontextmanager
+async def wire(answer: Callable[[Request], Reply]) -> AsyncIterator[Wire]:
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    async with listener, anyio.create_task_group() as tasks:
+        server = Wire(answer, listener.extra(SocketAttribute.local_port))
+        tasks.start_soon(listener.serve, server._serve)
+        yield server
+        tasks.cancel_scope.cancel()
+
+
+DISCOVERY = b'{"token":"t","partitions":[{"id":"0"},{"id":"1"}],"stream":true}'
+
+
+def feed(page: Callable[[Request], Reply] | bytes) -> Callable[[Request], Reply]:
+    """A feed of dialect v2-token: discovery, and `page` for its fetches."""
+
+    def answer(request: Request) -> Reply:
+        if "/events" not in request.path:
+            return ok(DISCOVERY)
+        return ok(page) if isinstance(page, bytes) else page(request)
+
+    return answer
