@@ -10,7 +10,7 @@ import orjson
 
 from feedapi_client.model import FIRST, LAST, DialectName
 from feedapi_client.testing.cursors import Place
-from feedapi_client.testing.exchange import NDJSON, Follow, Refused, Request, Response, json_response, text_response
+from feedapi_client.testing.exchange import NDJSON, Follow, Refused, Request, Response, json_response, number, text_response
 from feedapi_client.testing.log import Cut, PartitionLog, Visible
 from feedapi_client.testing.wire import LineWriter
 
@@ -79,7 +79,7 @@ def _dialect_of(publisher: Publisher, request: Request) -> DialectName:
 
 
 def _check_v1(publisher: Publisher, request: Request) -> None:
-    count = len(publisher.partitions)
+    count = publisher._count()
     if "n" not in request.query:
         raise Refused(400, "handshake error: partition count missing")
     if request.query["n"] != str(count):
@@ -141,9 +141,10 @@ def _cut_of(publisher: Publisher, request: Request, dialect: DialectName) -> Cut
         raise Refused(400, "stream and pageSizeHint exclude each other")
     size = publisher.page_size
     if hint is not None:
-        if not hint.isdigit() or int(hint) < 1:
+        wanted = number(hint)
+        if not wanted:
             raise Refused(400, "the page size hint is not a positive number")
-        size = min(int(hint), MAX_PAGE)
+        size = min(wanted, MAX_PAGE)
     return Cut(size, publisher.checkpoint_every, max(size, publisher.scan_limit), goes_on=dialect != "v1" and request.stream is not None)
 
 
@@ -186,9 +187,10 @@ def _field(raw: bytes, field: str) -> str | None:
 def _follow(publisher: Publisher, reader: Reader, stream: str) -> Follow:
     if not publisher.stream:
         raise Refused(400, "stream is not supported")
-    if stream != "y" and not stream.isdigit():
+    milliseconds = number(stream)
+    if stream != "y" and milliseconds is None:
         raise Refused(400, "stream is neither y nor a number of milliseconds")
-    until = None if stream == "y" else time.monotonic() + int(stream) / 1000
+    until = None if milliseconds is None else time.monotonic() + milliseconds / 1000
     sent = False
 
     def next_chunk() -> tuple[bytes, bool]:

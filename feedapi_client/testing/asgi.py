@@ -60,6 +60,7 @@ class FeedApp:
             if response.plain:
                 await _send_head(response, send)
                 await send({"type": "http.response.body", "body": response.body, "more_body": False})
+                self.publisher.bytes_sent += len(response.body)
             else:
                 await _Delivery(publisher, response, receive, send, scope.get(CONNECTION)).run()
         finally:
@@ -142,6 +143,7 @@ class _Delivery:
 
     async def _body(self, piece: bytes) -> None:
         await self.send({"type": "http.response.body", "body": piece, "more_body": True})
+        self.publisher.bytes_sent += len(piece)
         await anyio.lowlevel.checkpoint()
 
     async def _end(self, ending: str) -> None:

@@ -47,7 +47,7 @@ def read_request(feed_path: str, scope: Mapping[str, Any], now: float) -> Reques
         _read_arguments(request)
     elif request.path == feed_path + "/events":
         request.kind = "fetch"
-        request.partition = _number(query.get("partition"))
+        request.partition = number(query.get("partition"))
         request.cursor = query.get("cursor")
     return request
 
@@ -57,7 +57,7 @@ def _read_arguments(request: Request) -> None:
     v1 = [name for name in query if name.startswith("cursor") and name[6:].isdigit()]
     if "partition" in query or "cursor" in query:
         request.kind = "fetch"
-        request.partition, request.cursor = _number(query.get("partition")), query.get("cursor")
+        request.partition, request.cursor = number(query.get("partition")), query.get("cursor")
     elif v1 or "n" in query:
         request.kind = "fetch"
         if len(v1) == 1:
@@ -66,7 +66,8 @@ def _read_arguments(request: Request) -> None:
         request.kind = "discovery"
 
 
-def _number(text: str | None) -> int | None:
+def number(text: str | None) -> int | None:
+    """The number that a query argument holds; None without one."""
     return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 9 else None
 
 

@@ -384,7 +384,7 @@ class Gzip:
 
 @dataclass(frozen=True)
 class Both:
-    """Several faults, one after the other."""
+    """Several faults at once, applied to the response one after the other: ``Both((Delay(0.5), ErrorText()))``."""
 
     faults: tuple[Fault, ...]
 

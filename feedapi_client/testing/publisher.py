@@ -38,9 +38,15 @@ API::
       bearer (requests without that bearer token 401, with another 403), require_query ({name: value}, else 403), type_field ("type")
     Faults: fail(fault, *, on="fetch" | "discovery" | "any", partition=None, times=1 | None, after=0) -> FaultRule; heal(); faults -> list[FaultRule]
     Watching: requests -> list[Request] (kind, partition, cursor, token, query, headers, path, time, status); clear_requests()
-      counters ("discovery", "fetch", "fetch 409" ...); in_flight, max_in_flight (responses under way)
+      counters ("discovery", "fetch", "fetch 409" ...); in_flight, max_in_flight (responses under way); bytes_sent (of bodies)
       await wait(predicate, timeout=10.0)                                 until predicate() is true; asyncio and trio
     Serving: serve(host="127.0.0.1", port=0) -> Serving (async and plain context manager giving the URL); serving = serve; url; asgi (the ASGI app)
+
+Faults (module `feedapi_client.testing.faults`; an int is `Status`): Status(code, body, headers), Redirect(location, code), Html(), Replace(json or bytes),
+Edit(change the discovery), Rewrite(bytes -> bytes), Reset(after_bytes, after_lines), Truncate(after_bytes, after_lines, chunked), BrokenChunk(),
+CutLine(after_lines, text), ErrorText(after_lines), NoFinalNewline(), NoCheckpoint(keep), SameCheckpoint(), EmptyPage(moving), EndlessLine(), EndlessRun(),
+UnknownCommands(commands), ExtraFields(), Delay(seconds), Hang(after_bytes, after_lines), Trickle(piece, interval), Gzip(), Both((fault, fault, ...)), or a function of
+your own.
 
 A cursor-from split redistributes the whole history. When it hits a partition that itself starts after another one, discovery can't say both (the
 specification allows one mechanism), so a consumer that has not read the older partition yet loses the order between the two. Avoid it where order is what
@@ -79,7 +85,7 @@ Filter = Callable[[Any, str], bool]
 SplitMethod = Literal["starts-after", "cursor-from"]
 
 DIALECTS: tuple[DialectName, ...] = ("v1", "v2-draft", "v2-token")
-KEPT_REQUESTS = 100_000
+KEPT_REQUESTS = 20_000
 
 
 class Publisher:
@@ -134,11 +140,15 @@ class Publisher:
         self.counters: Counter[str] = Counter()
         self.in_flight = 0
         self.max_in_flight = 0
+        self.bytes_sent = 0
+        self._listed_count: int | None = None
         if page_size < 1 or checkpoint_every < 1:
             raise ValueError("page_size and checkpoint_every must be at least 1")
-        for id in range(partitions) if isinstance(partitions, int) else partitions:
+        self._roots = tuple(range(partitions)) if isinstance(partitions, int) else tuple(partitions)
+        if self._roots:
+            self._check_new(self._roots)
+        for id in self._roots:
             self._new(id)
-        self._roots = tuple(self._logs)
         self.dialect = dialect
 
     # Settings
@@ -360,7 +370,7 @@ class Publisher:
 
     @property
     def requests(self) -> list[Request]:
-        """The requests so far, oldest first (the last 100,000)."""
+        """The requests so far, oldest first (the last 20,000)."""
         with self._lock:
             return list(self._requests)
 
@@ -369,7 +379,7 @@ class Publisher:
         with self._lock:
             self._requests.clear()
             self.counters.clear()
-            self.max_in_flight = self.in_flight
+            self.max_in_flight, self.bytes_sent = self.in_flight, 0
 
     async def wait(self, predicate: Callable[[], object], timeout: float = 10.0) -> None:
         """Wait until `predicate()` is true. Raises TimeoutError after `timeout` seconds."""
@@ -455,7 +465,13 @@ class Publisher:
             home.add(seq, hash, raw)
         parent.listed = False
 
+    def _count(self) -> int:
+        if self._listed_count is None:
+            self._listed_count = sum(log.listed for log in self._logs.values())
+        return self._listed_count
+
     def _changed(self) -> None:
+        self._listed_count = None
         if not self.quirks.keep_token:
             self.token = _new_token()
         self._wake()

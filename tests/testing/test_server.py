@@ -203,3 +203,28 @@ def test_public_names_exist() -> None:
         assert getattr(testing, name) is not None
     with pytest.raises(AttributeError, match="nothing"):
         testing.nothing  # noqa: B018
+
+
+def test_a_client_that_does_not_read_is_not_sent_without_end() -> None:
+    publisher = Publisher(dialect="v2-draft", stream=True, page_size=100)
+    publisher.extend(0, [{"pad": "x" * 1000}] * 50_000)
+    query = {"partition": 0, "cursor": "_first", "stream": "y"}
+    with publisher.serve() as url, httpx.Client(verify=False) as http, http.stream("GET", url, params=query):
+        seen = -1
+        while seen != publisher.bytes_sent:
+            seen = publisher.bytes_sent
+            time.sleep(0.1)
+    assert 0 < seen < 25_000_000
+
+
+@pytest.mark.parametrize("partitions", [(1, 1), (-1,), (32768,), 32769])
+def test_ids_are_checked(partitions: object) -> None:
+    with pytest.raises(ValueError, match="partition"):
+        Publisher(partitions)  # type: ignore[arg-type]
+
+
+def test_a_full_house_of_partitions(feed: Callable[..., Feed]) -> None:
+    one = feed(32768)
+    one.publisher.append(32767, {"n": 1})
+    assert len(one.discover()["partitions"]) == 32768
+    assert one.read_all(32767) == [{"n": 1}]
