@@ -502,6 +502,20 @@ class CursorStoreContract:
         await store.save(FEED, advanced(expected))
         assert await store.load(FEED) == advanced(expected)
 
+    async def test_a_save_cancelled_at_any_of_its_first_steps_has_saved_all_or_nothing(self, store: CursorStore) -> None:
+        expected = opening(range(10))
+        await store.save(FEED, expected)
+        for steps in range(20):
+            later = advanced(expected)
+            async with anyio.create_task_group() as group:
+                group.start_soon(store.save, FEED, later)
+                for _ in range(steps):
+                    await anyio.lowlevel.checkpoint()
+                group.cancel_scope.cancel()
+            found = await store.load(FEED)
+            assert found in (expected, later)
+            expected = found
+
     async def test_a_cancelled_queue_of_saves_leaves_the_store_usable(self, store: CursorStore) -> None:
         async def consume(partition: int) -> None:
             for revision in range(1, 1_000):

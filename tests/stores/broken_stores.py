@@ -1,0 +1,98 @@
+"""Stores that break a promise, each with the contract tests run on it by test_contract.py. Not collected by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import anyio.lowlevel
+import pytest
+
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores.base import check_predecessor
+from feedapi_client.stores.memory import MemoryCursorStore
+from feedapi_client.testing import CursorStoreContract
+
+Positions = Mapping[int, Position]
+
+
+class _Bare(CursorStoreContract):
+    supports_transactions = supports_second_handle = supports_failure_injection = False
+    make: type[MemoryCursorStore] = MemoryCursorStore
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    @pytest.fixture
+    def store(self) -> MemoryCursorStore:
+        return self.make()
+
+
+class TestGood(_Bare):
+    pass
+
+
+class TestUndeclared(CursorStoreContract):
+    anyio_backend = _Bare.anyio_backend
+    store = _Bare.store
+    make = MemoryCursorStore
+
+
+class TestWithoutHooks(_Bare):
+    supports_transactions = supports_second_handle = supports_failure_injection = True
+
+
+class TestAnyRevision(_Bare):
+    class make(MemoryCursorStore):  # noqa: N801
+        async def save(self, feed: FeedKey, positions: Positions, *, transaction: Any = None) -> None:
+            self._feeds.setdefault(feed, {}).update(positions)
+
+
+class TestOneByOne(_Bare):
+    class make(MemoryCursorStore):  # noqa: N801
+        async def save(self, feed: FeedKey, positions: Positions, *, transaction: Any = None) -> None:
+            for partition, position in positions.items():
+                await super().save(feed, {partition: position}, transaction=transaction)
+
+
+class TestIgnoresTheTransaction(_Bare):
+    class make(MemoryCursorStore):  # noqa: N801
+        async def save(self, feed: FeedKey, positions: Positions, *, transaction: Any = None) -> None:
+            await super().save(feed, positions)
+
+
+class TestMixesFeeds(_Bare):
+    class make(MemoryCursorStore):  # noqa: N801
+        async def load(self, feed: FeedKey) -> dict[int, Position]:
+            return {partition: position for positions in self._feeds.values() for partition, position in positions.items()}
+
+
+class TestLosesTheStatus(_Bare):
+    class make(MemoryCursorStore):  # noqa: N801
+        async def load(self, feed: FeedKey) -> dict[int, Position]:
+            return {p: Position(found.cursor, "open", found.revision) for p, found in (await super().load(feed)).items()}
+
+
+class TestStripsCursors(_Bare):
+    class make(MemoryCursorStore):  # noqa: N801
+        async def load(self, feed: FeedKey) -> dict[int, Position]:
+            return {p: Position(found.cursor.strip(), found.status, found.revision) for p, found in (await super().load(feed)).items()}
+
+
+class TestLooksAndLeapsLater(_Bare):
+    class make(MemoryCursorStore):  # noqa: N801
+        async def save(self, feed: FeedKey, positions: Positions, *, transaction: Any = None) -> None:
+            stored = await self.load(feed)
+            for partition, position in positions.items():
+                check_predecessor(feed, partition, position, stored[partition].revision if partition in stored else None)
+            await anyio.lowlevel.checkpoint()
+            self._feeds.setdefault(feed, {}).update(positions)
+
+
+class TestCancelledHalfway(_Bare):
+    class make(MemoryCursorStore):  # noqa: N801
+        async def save(self, feed: FeedKey, positions: Positions, *, transaction: Any = None) -> None:
+            await super().save(feed, {p: position for p, position in positions.items() if p % 2}, transaction=transaction)
+            await anyio.lowlevel.checkpoint()
+            await super().save(feed, {p: position for p, position in positions.items() if not p % 2}, transaction=transaction)
