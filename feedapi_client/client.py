@@ -63,7 +63,8 @@ class _Client:
 
     def _plan(self, info: FeedInfo, partition: int, cursor: str, stream: bool | int) -> tuple[Dialect, Params, float | None]:
         dialect = DIALECTS[info.dialect]
-        idle_timeout = self.limits.stream_idle_timeout if stream is not False and info.stream else None
+        # A reader that keeps its own idle time, as the consumer does, ends the response before the transport calls it broken.
+        idle_timeout = self.limits.stream_idle_timeout + self.limits.request_timeout if stream is not False and info.stream else None
         return dialect, dialect.fetch_params(info, partition, cursor, self.options, stream=stream), idle_timeout
 
     def _page_decoder(self, dialect: Dialect, partition: int) -> PageDecoder:
@@ -288,7 +289,7 @@ class Fetch:
 
     async def __anext__(self) -> Batch:
         try:
-            reading = self._reading or await self._begin(stream=self._client.options.stream)
+            reading = self._reading or await self._begin(stream=self._client.options.streaming)
             while (batch := reading.batch()) is None:
                 if reading.over:
                     raise StopAsyncIteration
@@ -426,7 +427,7 @@ class SyncFetch:
 
     def __next__(self) -> Batch:
         try:
-            reading = self._reading or self._begin(stream=self._client.options.stream)
+            reading = self._reading or self._begin(stream=self._client.options.streaming)
             while (batch := reading.batch()) is None:
                 if reading.over:
                     raise StopIteration

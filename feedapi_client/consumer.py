@@ -86,7 +86,9 @@ class FeedConsumer:
         self.key = FeedKey(url, name, fetch.selection())
         self._new_client = partial(FeedClient, url, http=http, v1_partitions=v1_partitions, fetch=fetch, retry=retry, limits=limits, decoder=decoder)
         self._client: FeedClient | None = self._new_client()  # now, to refuse an impossible URL at once
-        self._settings = Settings(key=self.key, start=start, ordered=ordered, follow=follow, on_error=on_error, stream=fetch.stream, limits=limits, retry=retry)
+        self._settings = Settings(
+            key=self.key, start=start, ordered=ordered, follow=follow, on_error=on_error, stream=fetch.streaming, limits=limits, retry=retry
+        )
         self._tasks: TaskGroup | None = None
         self._session: Session | None = None
         self._begun = False

@@ -16,15 +16,15 @@ from feedapi_client.errors import FeedError, FeedUnavailableError, TornResponseE
 class FetchOptions:
     """What a fetch asks the publisher for.
 
-    `page_size_hint` (events a response) and `stream` exclude each other. `stream` is True for a response without end, or a number of milliseconds;
-    it is used where the feed offers it. `filters`, `event_types` and `skip_event_types` select events: they are part of a cursor's identity, and
+    `page_size_hint` (events a response) and `stream` exclude each other. `stream` is True (or "y") for a response without end, or a number of
+    milliseconds; it is used where the feed offers it. `filters`, `event_types` and `skip_event_types` select events: they are part of a cursor's identity, and
     a dialect that can't carry them is an error, never a silently wrong selection. `v1_headers` names event headers to include (``["_all"]`` for all).
 
     Raises ValueError for combinations that the protocol forbids.
     """
 
     page_size_hint: int | None = None
-    stream: bool | int = False
+    stream: bool | int | Literal["y"] = False
     filters: Mapping[str, str] = field(default_factory=dict)
     event_types: Sequence[str] = ()
     skip_event_types: Sequence[str] = ()
@@ -38,10 +38,15 @@ class FetchOptions:
             raise ValueError("FetchOptions: page_size_hint and stream exclude each other: give one of them")
         if self.page_size_hint is not None and self.page_size_hint < 1:
             raise ValueError(f"FetchOptions.page_size_hint must be at least 1, not {self.page_size_hint}")
-        if self.stream is not True and self.stream is not False and self.stream < 1:
-            raise ValueError(f"FetchOptions.stream must be True, False or a positive number of milliseconds, not {self.stream}")
+        if not isinstance(self.streaming, int) or (self.streaming is not False and self.streaming < 1):
+            raise ValueError(f"FetchOptions.stream must be True, False or a positive number of milliseconds, not {self.stream!r}")
         if self.event_types and self.skip_event_types:
             raise ValueError("FetchOptions: event_types and skip_event_types exclude each other: give one of them")
+
+    @property
+    def streaming(self) -> bool | int:
+        """`stream` as True, False or milliseconds."""
+        return True if self.stream == "y" else self.stream
 
     def selection(self) -> dict[str, str]:
         """What selects events, as the pairs that enter a `FeedKey`."""
@@ -68,7 +73,7 @@ class Limits:
     max_discovery_bytes: int = 32 * 1024 * 1024
     """Length of a discovery response."""
     poll_interval: float = 0.2
-    """Pause at the end of an open partition; doubles up to `max_poll_interval` and falls back at the first event."""
+    """Pause at the end of an open partition; doubles up to `max_poll_interval` (at least itself) and falls back at the first event."""
     max_poll_interval: float = 10.0
     discovery_interval: float = 60.0
     """Pause between two discoveries when nothing else asks for one."""
@@ -85,10 +90,6 @@ class Limits:
         for name in self.__slots__:
             if not getattr(self, name) > 0:
                 raise ValueError(f"Limits.{name} must be positive, not {getattr(self, name)}")
-        if self.max_line_bytes > self.max_buffered_bytes:
-            raise ValueError("Limits.max_line_bytes must not be larger than max_buffered_bytes")
-        if self.max_poll_interval < self.poll_interval:
-            raise ValueError("Limits.max_poll_interval must not be smaller than poll_interval")
 
 
 Decision = Literal["retry", "fatal"]

@@ -309,6 +309,8 @@ class Session:
             self.planner.progressed(worker.partition)
             worker.poll_delay = self.limits.poll_interval
             self._resume(worker)
+        elif outcome is Outcome.IDLE:
+            self._resume(worker)
         elif not worker.pending:
             await self._ended(worker)
 
@@ -328,7 +330,8 @@ class Session:
         entry = self.planner.entries[worker.partition]
         if entry.state is State.CAUGHT_UP and self.settings.follow:
             self._scheduler.schedule(worker, worker.poll_delay)
-            worker.poll_delay = min(worker.poll_delay * 2, self.limits.max_poll_interval)
+            if not worker.streamed:  # a stream has done the waiting itself
+                worker.poll_delay = max(worker.poll_delay, min(worker.poll_delay * 2, self.limits.max_poll_interval))
         elif entry.state is State.READING and entry.end is not None:
             self._at_end.add(worker.partition)  # drained once the application commits
             worker.end = (cursor, asked_closed)

@@ -63,6 +63,7 @@ class Outcome(Enum):
 
     PROGRESS = "the cursor moved"
     END = "no event, and the cursor asked with"
+    IDLE = "nothing for so long that the stream is opened anew"
     STUCK = "events, or nothing at all, and no new cursor"
 
 
@@ -84,7 +85,7 @@ class Worker:
     __slots__ = (
         "asked_closed", "asked_info", "batches", "committed", "contact", "delivered_cursor", "driver", "empty_pages", "end", "error", "events",
         "failing_since", "failures", "held", "in_hand", "last_event", "no_progress", "partition", "pending", "pending_bytes", "poll_delay", "queued",
-        "read_cursor", "refusals", "saves", "scope", "stopped", "stuck", "taken", "ticket", "unread_bytes", "wants_discovery",
+        "read_cursor", "refusals", "saves", "scope", "stopped", "streamed", "stuck", "taken", "ticket", "unread_bytes", "wants_discovery",
     )  # fmt: skip
 
     def __init__(self, partition: int, cursor: str, driver: Driver) -> None:
@@ -109,6 +110,7 @@ class Worker:
         self.stopped = False
         self.asked_info: FeedInfo | None = None
         self.asked_closed = False
+        self.streamed = False
         self.poll_delay = driver.limits.poll_interval
         self.empty_pages = 0
         self.unread_bytes = 0
@@ -136,24 +138,31 @@ class Worker:
         asked, self.asked_info = self.read_cursor, driver.info
         self.asked_closed = driver.is_closed(self.partition)
         stream = driver.stream_for(self)
+        self.streamed = bool(stream)
         async with driver.client.open(driver.info, self.partition, asked, stream=stream) as response:
             self.contact = datetime.now(UTC)
             decoder = response.decoder
             try:
-                await self._read(response, asked, streamed=bool(stream))
-                decoder.finish()
+                with anyio.CancelScope() as idle:
+                    await self._read(response, asked, idle)
+                    decoder.finish()
             finally:
                 self._collect(decoder, asked)
                 self._drop_rest()
                 if decoder.unknown_commands:
                     driver.unknown_command()
-        return self._judge(decoder, asked)
+        return Outcome.IDLE if idle.cancelled_caught else self._judge(decoder, asked)
 
-    async def _read(self, response: Response, asked: str, *, streamed: bool) -> None:
+    async def _read(self, response: Response, asked: str, idle: anyio.CancelScope) -> None:
+        """Read to the end of the response. A streamed one that brings nothing for too long is ended by `idle` (R15)."""
         decoder, limits, now = response.decoder, self.driver.limits, anyio.current_time
-        hand_over = 1 if streamed else HAND_OVER_BYTES
+        hand_over = 1 if self.streamed else HAND_OVER_BYTES
         last = now()
+        if self.streamed:
+            idle.deadline = last + limits.stream_idle_timeout
         async for chunk in response.chunks():
+            if self.streamed:
+                idle.deadline = float("inf")
             try:
                 decoder.feed(chunk)
             finally:
@@ -165,6 +174,8 @@ class Worker:
                 self._collect(decoder, asked)
                 await self._wait_for_room()
                 last = now()
+            if self.streamed:
+                idle.deadline = now() + limits.stream_idle_timeout
 
     async def _wait_for_room(self) -> None:
         """Stop reading from the socket until the application has taken something (R16)."""
