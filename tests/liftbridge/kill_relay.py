@@ -57,6 +57,7 @@ class Feed:
         self.publisher = Publisher(2, page_size=150, checkpoint_every=20, seed=seed)
         self.random = random.Random(seed)
         self.count = 0
+        self.followers: set[int] = set()
 
     def grow(self, events: int) -> None:
         for n in range(self.count, self.count + events):
@@ -64,10 +65,15 @@ class Feed:
         self.count += events
 
     def change(self) -> None:
+        # The protocol can't say that a partition has another's cursors and starts after a third: once split by the first method, always by it.
         if self.random.random() < 0.5:
             self.publisher.rotate_token()
         elif len(partitions := self.publisher.open_partitions()) < MOST_PARTITIONS:
-            self.publisher.split(self.random.choice(partitions), method=self.random.choice(METHODS))
+            partition = self.random.choice(partitions)
+            method = METHODS[0] if partition in self.followers else self.random.choice(METHODS)
+            children = self.publisher.split(partition, method=method)
+            if method == METHODS[0]:
+                self.followers.update(children)
 
 
 async def kill_relay(mode: str, kills: int, seed: int) -> Outcome:
