@@ -11,8 +11,10 @@ Rewinding restores the store's contents at that time, and nothing else. So the c
   ``_first``. Its own later cursor would skip what the ancestor hands over again.
 - Every position gets the next revision, also those that did not change, so that a running consumer ends with `FencedError` at its next save. Stop it
   all the same before rewinding: between the rewind and that save it goes on to deliver.
-- Which ancestors a partition inherits from is up to the discovery of today. When a partition split twice since and the publisher names only direct
-  parents, a grandchild has no ancestor with a position left and R9 decides; publishers that name the whole path, as the specification suggests, are safe.
+- Which ancestors a partition inherits from is up to the discovery of today, as for a consumer that was switched off during all the splits since. When
+  a partition split twice by cursor transfer and the publisher names only direct parents, a grandchild has no ancestor with a position left and R9
+  decides; publishers that name the whole path, as the specification suggests, are safe. In long chains of both methods the order between a parent and
+  the heirs of its children holds only as far as the discovery still tells who they descend from.
 
 The journal never guesses: where it does not know what was stored at a time (before it was switched on, beyond `keep`, while another process saved without
 it), there is a `StoreError`. A rewind is itself journalled, so it can be undone by another one. Times are those of the consumers' clocks at the save.

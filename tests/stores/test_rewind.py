@@ -1,0 +1,98 @@
+"""A consumer that is taken back to a time, across splits of both methods, gets exactly what it had not handled then."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from feedapi_client import FeedKey, FencedError
+from feedapi_client.stores import Journal, SQLiteCursorStore
+from feedapi_client.testing import Publisher
+from tests.consumer.helpers import PATIENCE, by_entity, consume, fill
+
+pytestmark = pytest.mark.anyio
+History = list[tuple[datetime, list[Any]]]
+
+
+async def read_to_the_end(publisher: Publisher, store: SQLiteCursorStore, handled: list[Any], history: History) -> None:
+    """Consume what there is, and note after each commit what had been handled when."""
+    async with consume(publisher, store=store, follow=False) as consumer:
+        with anyio.fail_after(PATIENCE):
+            async for batch in consumer.batches():
+                handled += [event.json() for event in batch.events]
+                await batch.commit()
+                history.append((datetime.now(UTC), list(handled)))
+
+
+async def live_through(publisher: Publisher, store: SQLiteCursorStore, splits: list[str], dice: random.Random) -> History:
+    handled: list[Any] = []
+    history: History = []
+    fill(publisher, 40)
+    await read_to_the_end(publisher, store, handled, history)
+    for number, method in enumerate(splits, 1):
+        fill(publisher, 20, start=100 * number)
+        if dice.random() < 0.5:
+            await read_to_the_end(publisher, store, handled, history)
+        publisher.split(dice.choice(publisher.open_partitions()), method=method)  # type: ignore[arg-type]
+        if dice.random() < 0.5:
+            publisher.rotate_token()
+        fill(publisher, 40, start=100 * number + 50)
+        await read_to_the_end(publisher, store, handled, history)
+    return history
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "splits",
+    [["starts-after"], ["cursor-from"], ["cursor-from", "starts-after"], ["starts-after", "cursor-from", "starts-after"]],
+    ids="+".join,
+)
+async def test_after_a_rewind_each_event_not_handled_then_comes_once_and_in_order(
+    feedapi_publisher_factory: Callable[..., Publisher], tmp_path: Path, splits: list[str], seed: int
+) -> None:
+    dice = random.Random(seed)
+    publisher = feedapi_publisher_factory(page_size=9, checkpoint_every=4)
+    async with SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal(keep=None)) as store:
+        history = await live_through(publisher, store, splits, dice)
+        (feed,) = await store.feeds()
+        for when, handled in dice.sample(history, 4):
+            await store.rewind(feed, when)
+            again: list[Any] = []
+            await read_to_the_end(publisher, store, again, [])
+            assert by_entity(handled + again) == by_entity(publisher.payloads())
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_after_a_rewind_across_many_splits_nothing_is_lost_or_comes_twice(
+    feedapi_publisher_factory: Callable[..., Publisher], tmp_path: Path, seed: int
+) -> None:
+    """Only that: when an ancestor and its parent are both gone from the list, nothing says any more what an heir has to wait for."""
+    dice = random.Random(seed)
+    publisher = feedapi_publisher_factory(page_size=9, checkpoint_every=4)
+    async with SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal(keep=None)) as store:
+        history = await live_through(publisher, store, ["cursor-from", "cursor-from", "starts-after", "cursor-from", "starts-after"], dice)
+        (feed,) = await store.feeds()
+        for when, handled in dice.sample(history, 3):
+            await store.rewind(feed, when)
+            again: list[Any] = []
+            await read_to_the_end(publisher, store, again, [])
+            assert sorted(payload["n"] for payload in handled + again) == sorted(payload["n"] for payload in publisher.payloads())
+
+
+async def test_r17_a_rewind_stops_a_running_consumer(feedapi_publisher_factory: Callable[..., Publisher], tmp_path: Path) -> None:
+    publisher = feedapi_publisher_factory(page_size=5, checkpoint_every=5)
+    fill(publisher, 10)
+    async with SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal()) as store, consume(publisher, store=store) as consumer:
+        stream = consumer.batches()
+        await (await anext(stream)).commit()
+        fill(publisher, 10, start=10)
+        batch = await anext(stream)
+        await store.rewind(FeedKey(publisher.url or ""), datetime.now(UTC))
+        with pytest.raises(FencedError):
+            await batch.commit()
