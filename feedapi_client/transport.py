@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from email.utils import parsedate_to_datetime
 from types import TracebackType
@@ -63,8 +64,25 @@ class _HideQueries(logging.Filter):
         return True
 
 
-# Once a process: a logger keeps a filter, and this one leaves all other requests alone.
+class _HideSecrets(logging.Filter):
+    """Takes the secrets of feeds in use out of what the layers below httpx log at DEBUG: headers of responses, and of requests over HTTP/2."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        hidden = said
+        for endpoint in list(_ENDPOINTS):
+            hidden = endpoint.hide(hidden)
+        if hidden != said:
+            record.msg, record.args = hidden, ()
+        return True
+
+
+_ENDPOINTS: weakref.WeakSet[_Endpoint[Any]] = weakref.WeakSet()
+
+# Once a process: loggers keep their filters, and these leave all other requests alone.
 logging.getLogger("httpx").addFilter(_HideQueries())
+for _name in ("httpcore.connection", "httpcore.http11", "httpcore.http2", "httpcore.proxy", "httpcore.socks", "hpack.hpack", "hpack.table"):
+    logging.getLogger(_name).addFilter(_HideSecrets())
 
 
 class _Endpoint(Generic[Client]):
@@ -82,6 +100,7 @@ class _Endpoint(Generic[Client]):
         self._basic = httpx.BasicAuth(base.username, base.password) if base.userinfo else None
         self._secrets = _secrets(query, base)
         self._sent: httpx.Headers = httpx.Headers()
+        _ENDPOINTS.add(self)
 
     @property
     def auth(self) -> Any:
@@ -176,7 +195,10 @@ class _Endpoint(Generic[Client]):
 
     def quote(self, body: bytes) -> str:
         """An excerpt of a response for a message, without the secrets that we sent and a publisher may echo."""
-        text = excerpt(body)
+        return self.hide(excerpt(body))
+
+    def hide(self, text: str) -> str:
+        """The text without the query of the feed's URL, and without what was last sent in headers such as Authorization and Cookie."""
         sent: Iterator[str] = (word for name, value in self._sent.items() if name not in _PLAIN_HEADERS for word in value.split())
         for secret in sorted({*self._secrets, *sent}, key=len, reverse=True):  # the longest first, so that no rest of one stays
             if len(secret) >= _SHORTEST_SECRET:
@@ -221,7 +243,7 @@ class Transport(_Endpoint[httpx.AsyncClient]):
 
     def __init__(self, url: str, *, http: httpx.AsyncClient | None = None, limits: Limits | None = None) -> None:
         limits = limits or Limits()
-        _parse(url)
+        _check(url, http, httpx.AsyncClient)
         super().__init__(url, http or httpx.AsyncClient(limits=_pool(limits), timeout=limits.request_timeout))
         self._owned = http is None
 
@@ -335,7 +357,7 @@ class SyncTransport(_Endpoint[httpx.Client]):
 
     def __init__(self, url: str, *, http: httpx.Client | None = None, limits: Limits | None = None) -> None:
         limits = limits or Limits()
-        _parse(url)
+        _check(url, http, httpx.Client)
         super().__init__(url, http or httpx.Client(limits=_pool(limits), timeout=limits.request_timeout))
         self._owned = http is None
 
@@ -480,9 +502,16 @@ def _parse(url: str) -> httpx.URL:
     return parsed
 
 
+def _check(url: str, http: object, kind: type) -> None:
+    _parse(url)
+    if http is not None and not isinstance(http, kind):
+        raise TypeError(f"http must be an httpx.{kind.__name__}, not {type(http).__name__}")
+
+
 def _pool(limits: Limits) -> httpx.Limits:
     size = limits.max_concurrent_fetches + _SPARE_CONNECTIONS
-    return httpx.Limits(max_connections=size, max_keepalive_connections=size)
+    # An idle partition's connection lives until its next poll.
+    return httpx.Limits(max_connections=size, max_keepalive_connections=size, keepalive_expiry=2 * limits.max_poll_interval)
 
 
 def _origin(url: httpx.URL) -> tuple[str, str, int | None]:

@@ -26,6 +26,7 @@ _FENCE = b"\x1e" * 16
 _PIECE = 128
 _LONGEST_KEY = 32
 _FEW = 16
+_MANY = 8
 _KINDS = {ord("["): "a list", ord("t"): "a boolean", ord("f"): "a boolean", ord("n"): "null"}
 
 
@@ -259,17 +260,23 @@ class _Shape:
         self._needles: list[bytes] = []
 
     def fits(self, block: bytes, lines: list[bytes], records: list[Event], marks: list[int]) -> bool:
-        events = len(records) - len(marks)
+        alike = self._begin_alike(block, len(records) - len(marks))
+        if alike and len(marks) * _MANY < len(lines):
+            return all(self._is_mark(lines[at], records[at]) for at in marks)
+        if block.count(b"}\n{") != len(lines) - 1 or block[:1] != b"{" or block[-2:] != b"}\n":
+            return False
+        if not all(records[at]._cursor and records[at]._payload == _NOTHING for at in marks):
+            return False
+        return alike or _payloads_fit([record._payload for record in records if record._cursor is None])
+
+    def _begin_alike(self, block: bytes, events: int) -> bool:
         needles = self._needles or (self._learn(block) if events > _FEW else [])
         for index, needle in enumerate(needles):
             if block.count(needle) + block.startswith(needle[2:]) == events:
                 self._needles = needles[index:]
-                return all(self._is_mark(lines[at], records[at]) for at in marks)
+                return True
         self._needles = []
-        if block.count(b"}\n{") != len(lines) - 1 or block[:1] != b"{" or block[-2:] != b"}\n":
-            return False
-        marked = all(records[at]._cursor and records[at]._payload == _NOTHING for at in marks)
-        return marked and _payloads_fit([record._payload for record in records if record._cursor is None])
+        return False
 
     def _is_mark(self, line: bytes, record: Event) -> bool:
         if line == b'{"cursor":%b}\n' % orjson.dumps(record._cursor):
