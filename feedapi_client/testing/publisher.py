@@ -45,8 +45,8 @@ API::
 Faults (module `feedapi_client.testing.faults`; an int is `Status`): Status(code, body, headers), Redirect(location, code), Html(), Replace(json or bytes),
 Edit(change the discovery), Rewrite(bytes -> bytes), Reset(after_bytes, after_lines), Truncate(after_bytes, after_lines, chunked), BrokenChunk(),
 CutLine(after_lines, text), ErrorText(after_lines), NoFinalNewline(), NoCheckpoint(keep), SameCheckpoint(), EmptyPage(moving), EndlessLine(), EndlessRun(),
-UnknownCommands(commands), ExtraFields(), Delay(seconds), Hang(after_bytes, after_lines), Trickle(piece, interval), Gzip(), Both((fault, fault, ...)), or a function of
-your own.
+UnknownCommands(commands), ExtraFields(), Delay(seconds), Hang(after_bytes, after_lines), Trickle(piece, interval), Gzip(), Both((fault, fault, ...)),
+or a function of your own.
 
 A cursor-from split redistributes the whole history. When it hits a partition that itself starts after another one, discovery can't say both (the
 specification allows one mechanism), so a consumer that has not read the older partition yet loses the order between the two. Avoid it where order is what

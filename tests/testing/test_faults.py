@@ -274,7 +274,7 @@ def test_hang_without_an_answer(token: Feed) -> None:
 
 def test_hang_in_the_middle(one: Feed) -> None:
     one.publisher.fail(faults.Hang(after_lines=2))
-    got = received(one, timeout=0.1)
+    got = received(one, timeout=0.5)
     assert isinstance(got.error, httpx.ReadTimeout)
     assert got.body.count(b"\n") == 2
 

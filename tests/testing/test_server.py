@@ -210,10 +210,10 @@ def test_a_client_that_does_not_read_is_not_sent_without_end() -> None:
     publisher.extend(0, [{"pad": "x" * 1000}] * 50_000)
     query = {"partition": 0, "cursor": "_first", "stream": "y"}
     with publisher.serve() as url, httpx.Client(verify=False) as http, http.stream("GET", url, params=query):
-        seen = -1
-        while seen != publisher.bytes_sent:
+        seen = 0
+        while not seen or seen != publisher.bytes_sent:
             seen = publisher.bytes_sent
-            time.sleep(0.1)
+            time.sleep(0.2)
     assert 0 < seen < 25_000_000
 
 
