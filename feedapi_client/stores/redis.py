@@ -58,7 +58,8 @@ class RedisCursorStore(Closable):
 
     Redis takes no part in the transactions of another database: `save` raises `StoreError` when a transaction is given. A consumer that crashes between
     its effects and the commit gets the batch again: *at least once*. For exactly once keep the cursors where the effects are. Give Redis persistence
-    (``appendonly yes``) and ``maxmemory-policy noeviction``: without its cursors a consumer starts anew.
+    (``appendonly yes``) and ``maxmemory-policy noeviction``: without its cursors a consumer starts anew. redis-py repeats a command whose connection
+    broke: where the first one had arrived all the same, the save is refused as if by another consumer, and the consumer has to be started again.
 
     `client` is the caller's `redis.asyncio.Redis` or `RedisCluster` and stays the caller's, or a URL; then the store has a client of its own, which
     `aclose` closes. `timeout` (seconds) bounds each operation. A save that has begun is finished although its task is cancelled. asyncio only: on trio
