@@ -1,0 +1,66 @@
+"""A consumer process: started, watched, killed."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import IO
+
+_SILENCE_SECONDS = 60.0
+_ROOT = Path(__file__).parents[2]
+
+
+class StalledError(Exception):
+    """The consumer gave no sign of life."""
+
+
+class ConsumerProcess:
+    """``with ConsumerProcess(...) as consumer``: killed at the latest when the block ends."""
+
+    def __init__(self, url: str, database: str, *options: str) -> None:
+        self._command = [sys.executable, "-m", "tests.plug.consumer", url, database, *options]
+        self._errors: IO[bytes]
+        self.process: subprocess.Popen[bytes]
+
+    def __enter__(self) -> ConsumerProcess:
+        self.process = subprocess.Popen(self._command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self.process.poll() is None:
+            self.kill()
+        assert self.process.stdout is not None
+        assert self.process.stderr is not None
+        self.process.stdout.close()
+        self.process.stderr.close()
+
+    def signs(self) -> bytes:
+        """Signs of life since the last call, at least one; b"" when the process has ended. Raises StalledError after a minute of silence."""
+        assert self.process.stdout is not None
+        ready, _, _ = select.select([self.process.stdout], [], [], _SILENCE_SECONDS)
+        if not ready:
+            raise StalledError(f"no sign of life for {_SILENCE_SECONDS:.0f} s")
+        return os.read(self.process.stdout.fileno(), 65536)
+
+    def finish(self) -> int:
+        """Read signs until the process ends; its exit code."""
+        while self.signs():
+            pass
+        return self.process.wait(_SILENCE_SECONDS)
+
+    def errors(self) -> str:
+        """What it wrote to stderr. To be called when it has ended."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read().decode(errors="replace")
+
+    def kill(self, after: float = 0.0) -> None:
+        """Pull the plug, `after` seconds from now."""
+        time.sleep(after)
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
