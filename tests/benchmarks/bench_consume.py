@@ -10,6 +10,7 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from importlib.util import find_spec
 
 import httpx
 import msgspec
@@ -100,6 +101,35 @@ async def events_json(url: str) -> int:
     return count
 
 
+async def v1_json(url: str) -> int:
+    async with FeedConsumer(url, follow=False, v1_partitions=1) as consumer:
+        count = 0
+        async for batch in consumer.batches():
+            for event in batch.events:
+                event.json()
+                count += 1
+            await batch.commit()
+    return count
+
+
+async def zeroeventhub(url: str) -> int:
+    """The v1 client from PyPI, which decodes every payload."""
+    from zeroeventhub import Client, Cursor, Event
+
+    cursor, count = Cursor(0, "_first"), 0
+    async with httpx.AsyncClient() as http:
+        client = Client(url, 1, http)
+        while True:
+            before = count
+            async for item in client.fetch_events([cursor]):
+                if isinstance(item, Event):
+                    count += 1
+                else:
+                    cursor = item
+            if count == before:
+                return count
+
+
 MEASURES: list[tuple[str, Loop, Loop, float | None]] = [
     ("batches(), payloads untouched / httpx + decode_lines", batches_untouched, bare_raw, 0.7),
     ("batches(), each .raw taken / httpx + decode_lines", batches_raw, bare_raw, None),
@@ -122,15 +152,25 @@ def main() -> None:
     parser.add_argument("--page-size", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    table = Table("measure", "ours, M events/s", "bare, M events/s", "ratio", "bar")
+    table = Table("measure", "ours, M events/s", "theirs, M events/s", "ratio", "bar")
+
+    def measure(name: str, ours: Loop, theirs: Loop, bar: float | None, url: str, events: int) -> None:
+        rates: tuple[list[float], list[float]] = ([], [])
+        for _ in track(range(options.rounds), description=name, transient=True):
+            rates[0].append(timed(ours, url, events))
+            rates[1].append(timed(theirs, url, events))
+        us, them = (statistics.median(r) for r in rates)
+        table.add_row(name, f"{us / 1e6:.3f}", f"{them / 1e6:.3f}", f"{us / them:.2f}", "" if bar is None else f">= {bar}")
+
     with static_feed(events=options.events, page_size=options.page_size) as url:
         for name, ours, bare, bar in MEASURES:
-            rates: tuple[list[float], list[float]] = ([], [])
-            for _ in track(range(options.rounds), description=name, transient=True):
-                rates[0].append(timed(ours, url, options.events))
-                rates[1].append(timed(bare, url, options.events))
-            us, them = (statistics.median(r) for r in rates)
-            table.add_row(name, f"{us / 1e6:.2f}", f"{them / 1e6:.2f}", f"{us / them:.2f}", "" if bar is None else f">= {bar}")
+            measure(name, ours, bare, bar, url, options.events)
+    if find_spec("zeroeventhub"):
+        events = options.events // 5
+        with static_feed(dialect="v1", events=events, page_size=options.page_size) as url:
+            measure("v1, decoded / zeroeventhub from PyPI", v1_json, zeroeventhub, 4, url, events)
+    else:
+        print("zeroeventhub is not installed: pip install --no-deps zeroeventhub, and this compares with it")
     Console().print(table)
 
 
