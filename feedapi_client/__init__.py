@@ -14,38 +14,39 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.client import FeedClient, Page, SyncFeedClient
-from feedapi_client.consumer import FeedConsumer
-from feedapi_client.errors import (
-    AmbiguousLineageError,
-    AuthenticationError,
-    BufferLimitError,
-    CommitOrderError,
-    CursorRejectedError,
-    FeedError,
-    FeedUnavailableError,
-    FencedError,
-    LineageError,
-    LineTooLongError,
-    LostPartitionError,
-    NegotiationError,
-    NoProgressError,
-    ProtocolError,
-    RequestRefusedError,
-    StoreError,
-    TornResponseError,
-    TransportError,
-)
-from feedapi_client.model import FIRST, LAST, Batch, Event, FeedInfo, FeedKey, Partition, Position
-from feedapi_client.options import FetchOptions, Limits, RetryPolicy, default_decision
-from feedapi_client.status import ConsumerStatus, PartitionStatus
-from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.memory import MemoryCursorStore
-from feedapi_client.stores.sqlite import SQLiteCursorStore
-
 if TYPE_CHECKING:
+    from feedapi_client.client import FeedClient, Page, SyncFeedClient
+    from feedapi_client.consumer import FeedConsumer
+    from feedapi_client.errors import (
+        AmbiguousLineageError,
+        AuthenticationError,
+        BufferLimitError,
+        CommitOrderError,
+        CursorRejectedError,
+        FeedError,
+        FeedUnavailableError,
+        FencedError,
+        LineageError,
+        LineTooLongError,
+        LostPartitionError,
+        NegotiationError,
+        NoProgressError,
+        ProtocolError,
+        RequestRefusedError,
+        StoreError,
+        TornResponseError,
+        TransportError,
+    )
+    from feedapi_client.failure import Quarantine, Retry
+    from feedapi_client.model import FIRST, LAST, Batch, Event, FeedInfo, FeedKey, Partition, Position
+    from feedapi_client.options import FetchOptions, Limits, RetryPolicy, default_decision
+    from feedapi_client.status import ConsumerStatus, PartitionStatus
+    from feedapi_client.stores.base import CursorStore
+    from feedapi_client.stores.journal import Journal
+    from feedapi_client.stores.memory import MemoryCursorStore
     from feedapi_client.stores.redis import RedisCursorStore
     from feedapi_client.stores.sql import SQLAlchemyCursorStore
+    from feedapi_client.stores.sqlite import SQLiteCursorStore
 
 __version__ = "0.1.0"
 
@@ -69,6 +70,7 @@ __all__ = [
     "FeedUnavailableError",
     "FencedError",
     "FetchOptions",
+    "Journal",
     "Limits",
     "LineTooLongError",
     "LineageError",
@@ -81,10 +83,10 @@ __all__ = [
     "PartitionStatus",
     "Position",
     "ProtocolError",
-    "RedisCursorStore",
+    "Quarantine",
     "RequestRefusedError",
+    "Retry",
     "RetryPolicy",
-    "SQLAlchemyCursorStore",
     "SQLiteCursorStore",
     "StoreError",
     "SyncFeedClient",
@@ -93,11 +95,29 @@ __all__ = [
     "default_decision",
 ]
 
-# Need an extra, which is asked for only when they are used.
-_LAZY = {"SQLAlchemyCursorStore": "feedapi_client.stores.sql", "RedisCursorStore": "feedapi_client.stores.redis"}
+# Public as well, but not in __all__: a star import must not ask for an extra.
+_OF_EXTRAS = ("RedisCursorStore", "SQLAlchemyCursorStore")
+
+# Loaded when first asked for: what a program does not use costs it nothing, and the stores of an extra ask for it only when they are used.
+_HOME = {
+    "client": ("FeedClient", "Page", "SyncFeedClient"),
+    "consumer": ("FeedConsumer",),
+    "errors": tuple(name for name in __all__ if name.endswith("Error")),
+    "failure": ("Quarantine", "Retry"),
+    "model": ("FIRST", "LAST", "Batch", "Event", "FeedInfo", "FeedKey", "Partition", "Position"),
+    "options": ("FetchOptions", "Limits", "RetryPolicy", "default_decision"),
+    "status": ("ConsumerStatus", "PartitionStatus"),
+    "stores": ("CursorStore", "Journal", "MemoryCursorStore", "SQLiteCursorStore", *_OF_EXTRAS),
+}
+_MODULE_OF = {name: f"feedapi_client.{module}" for module, names in _HOME.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        return getattr(import_module(_LAZY[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__, *_OF_EXTRAS})
