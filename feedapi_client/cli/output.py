@@ -75,32 +75,40 @@ class Stdout:
 
 
 def _write(data: bytes) -> None:
-    out = sys.stdout.buffer
+    descriptor = _descriptor()
     try:
-        out.write(data)
-        out.flush()
+        if descriptor is None:
+            sys.stdout.buffer.write(data)
+        else:
+            _write_all(descriptor, data)
     except BrokenPipeError:
-        _forget(out)
         raise OutputClosedError from None
     except OSError as error:
-        _forget(out)
         raise OSError(error.errno, f"writing to stdout failed: {error.strerror}") from None
 
 
-def _forget(out: object) -> None:
-    # What is left in the buffer would be written, and fail, once more when the interpreter ends.
-    descriptor = getattr(out, "fileno", lambda: None)()
-    if descriptor is not None:
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, descriptor)
-        os.close(null)
+def _write_all(descriptor: int, data: bytes) -> None:
+    # Not by sys.stdout, which writes less than it was given when Python runs unbuffered, and keeps what failed for a second try when it ends.
+    left = memoryview(data)
+    while left:
+        try:
+            left = left[os.write(descriptor, left) :]
+        except BlockingIOError:  # somebody else made the terminal non-blocking
+            select.select([], [descriptor], [])
+
+
+def _descriptor() -> int | None:
+    """Of stdout; None where that is no file."""
+    try:
+        return sys.stdout.fileno()
+    except (OSError, ValueError):
+        return None
 
 
 def _pipe() -> int | None:
     """The descriptor of stdout where it is a pipe whose reader can be watched."""
-    try:
-        descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):
+    descriptor = _descriptor()
+    if descriptor is None or not hasattr(select, "poll"):
         return None
     mode = os.fstat(descriptor).st_mode
-    return descriptor if hasattr(select, "poll") and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)) else None
+    return descriptor if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) else None

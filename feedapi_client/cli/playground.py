@@ -7,6 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import anyio
+from anyio.abc import TaskStatus
 
 from feedapi_client.cli.report import CommandError
 
@@ -48,10 +49,10 @@ class Playground:
         except OSError as error:
             raise CommandError(f"port {port} of 127.0.0.1 can't be had: {error.strerror or error}") from None
         try:
-            print(url, flush=True)
-            self._say_what_to_try(url)
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._until_signal, tasks.cancel_scope)
+                await tasks.start(self._until_signal, tasks.cancel_scope)
+                print(url, flush=True)
+                self._say_what_to_try(url)
                 tasks.start_soon(self._feed)
                 if self.split_every:
                     tasks.start_soon(self._every, self.split_every, self.split)
@@ -93,8 +94,9 @@ class Playground:
             await anyio.sleep(seconds)
             do()
 
-    async def _until_signal(self, scope: anyio.CancelScope) -> None:
+    async def _until_signal(self, scope: anyio.CancelScope, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
             async for _ in signals:
                 scope.cancel()
 

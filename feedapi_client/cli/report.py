@@ -66,10 +66,11 @@ class Commands(TyperGroup):
 def _usage(error: Any) -> int:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "feedapi"
-    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
-        print(context.get_help(), file=sys.stderr)
+    if type(error).__name__ == "NoArgsIsHelpError":
+        # Making the error has printed the help; without rich the help is its message.
+        print(error.format_message().strip(), file=sys.stderr)
         return USAGE
-    _complain(f"{error.format_message()} ({path} --help says more)")
+    _complain(f"{error.format_message().rstrip('.')} ({path} --help says more)")
     return int(error.exit_code)
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 _SECONDS = {"s sec second": 1, "m min minute": 60, "h hr hour": 3600, "d day": 86400, "w week": 604800}
 _UNITS = {unit: seconds for units, seconds in _SECONDS.items() for unit in units.split()}
-_UNIT = re.compile(r"(\d+(?:\.\d+)?|an?)\s*([a-z]+?)s?(?=[\s,\d]|$)", re.IGNORECASE)
+_UNIT = re.compile(r"(\d+(?:\.\d+)?|\ban?\b)\s*([a-z]+?)s?(?=[\s,\d]|$)", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
 EXAMPLES = "'2 hours ago', '90 min ago', '1 day 6 hours ago', 14:30, 2031-05-04T14:30 (local time), 2031-05-04T12:30Z"
 

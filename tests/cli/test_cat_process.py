@@ -1,0 +1,151 @@
+"""``feedapi cat`` as a process: signals, pipes, terminals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from feedapi_client.testing import Publisher, faults
+from tests.cli.conftest import WAIT
+
+pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and pipes of POSIX")
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+_BIG = 300
+
+
+def _cursor(store: Path) -> str:
+    connection = sqlite3.connect(store)
+    (found,) = connection.execute("SELECT feed_cursor FROM feedapi_cursors").fetchone()
+    connection.close()
+    return str(found)
+
+
+def _fill(publisher: Publisher, count: int = 10) -> None:
+    publisher.extend(0, [{"n": n} for n in range(count)])
+
+
+def _fill_big(publisher: Publisher) -> None:
+    """One batch of more than a pipe holds."""
+    publisher.page_size = publisher.checkpoint_every = _BIG
+    publisher.extend(0, [{"n": n, "text": "x" * 1000} for n in range(_BIG)])
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_it_after_the_batch_in_hand(spawn: Spawn, feedapi_publisher: Publisher, store: Path, number: signal.Signals, code: int) -> None:
+    _fill(feedapi_publisher)
+    process = spawn("cat", feedapi_publisher.url, "--follow", "--store", store)
+    assert process.stdout is not None
+    printed = [process.stdout.readline() for _ in range(10)]
+    process.send_signal(number)
+    rest, errors = process.communicate(timeout=WAIT)
+    assert (process.returncode, rest, errors) == (code, b"", b"")
+    assert len(printed) == 10
+    assert _cursor(store) == feedapi_publisher.end_cursor(0)
+
+
+def test_a_signal_ends_it_while_the_feed_does_not_answer(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+    hung = feedapi_publisher.fail(faults.Hang(), on="discovery", times=None)
+    process = spawn("cat", feedapi_publisher.url)
+    while not hung.hits:
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=WAIT)
+    assert (process.returncode, errors) == (130, b"")
+
+
+def test_a_second_signal_ends_it_although_nobody_reads(spawn: Spawn, feedapi_publisher: Publisher, store: Path) -> None:
+    _fill_big(feedapi_publisher)
+    process = spawn("cat", feedapi_publisher.url, "--store", store)
+    assert process.stdout is not None
+    process.stdout.read(1)  # it is writing now, and the pipe is full
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)
+    assert process.returncode == 130
+    assert _cursor(store) == "_first"
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_r5_a_closed_pipe_is_a_clean_end_and_nothing_unwritten_is_committed(spawn: Spawn, feedapi_publisher: Publisher, store: Path, unbuffered: str) -> None:
+    _fill_big(feedapi_publisher)
+    process = spawn("cat", feedapi_publisher.url, "--store", store, env={"PYTHONUNBUFFERED": unbuffered})
+    assert process.stdout is not None
+    process.stdout.read(1)
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate(timeout=WAIT)
+    assert (process.returncode, errors) == (0, b"")
+    assert _cursor(store) == "_first"
+
+
+def test_a_pipe_closed_while_the_feed_is_idle_ends_it(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+    _fill(feedapi_publisher, 1)
+    process = spawn("cat", feedapi_publisher.url, "--follow")
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    process.stdout = None
+    _, errors = process.communicate(timeout=WAIT)
+    assert (process.returncode, errors) == (0, b"")
+
+
+def test_all_of_a_batch_is_written_to_a_slow_reader(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+    _fill_big(feedapi_publisher)
+    process = spawn("cat", feedapi_publisher.url, env={"PYTHONUNBUFFERED": "1"})
+    assert process.stdout is not None
+    assert len(process.stdout.readlines()) == _BIG
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_a_full_disk_is_one_line(spawn: Spawn, feedapi_publisher: Publisher, store: Path) -> None:
+    _fill(feedapi_publisher)
+    with Path("/dev/full").open("wb") as full:
+        process = spawn("cat", feedapi_publisher.url, "--store", store, stdout=full)
+        _, errors = process.communicate(timeout=WAIT)
+    assert process.returncode == 1
+    assert errors == b"feedapi: writing to stdout failed: No space left on device\n"
+    assert _cursor(store) == "_first"
+
+
+def test_follow_prints_what_comes_later(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+    process = spawn("cat", feedapi_publisher.url, "--follow", "--raw")
+    assert process.stdout is not None
+    for n in range(3):
+        feedapi_publisher.append(0, {"n": n})
+        assert process.stdout.readline() == b'{"n":%d}\n' % n
+
+
+def _run_on_terminal(spawn: Spawn, *args: object) -> str:
+    """What a command that writes its events to a file writes to stderr, which is a terminal."""
+    import pty
+
+    ours, theirs = pty.openpty()
+    process = spawn(*args, stdout=subprocess.DEVNULL, stderr=theirs, env={"TERM": "xterm", "COLUMNS": "120"})
+    os.close(theirs)
+    shown = b""
+    with suppress(OSError):  # the terminal's other end is closed
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    assert process.wait(WAIT) == 0
+    return shown.decode()
+
+
+def test_progress_is_shown_on_a_terminal(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+    _fill(feedapi_publisher)
+    assert "10 events" in _run_on_terminal(spawn, "cat", feedapi_publisher.url)
+
+
+def test_quiet_shows_no_progress(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+    _fill(feedapi_publisher)
+    assert _run_on_terminal(spawn, "cat", feedapi_publisher.url, "--quiet") == ""

@@ -1,0 +1,93 @@
+"""``feedapi serve``."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from feedapi_client import SyncFeedClient
+from feedapi_client.cli.playground import Playground
+from feedapi_client.testing import Publisher
+from tests.cli.conftest import WAIT, Feedapi
+
+Spawn = Callable[..., subprocess.Popen[bytes]]
+
+
+def _url(process: subprocess.Popen[bytes]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().decode().strip()
+
+
+@pytest.mark.parametrize("dialect", ["v1", "v2-draft", "v2-token"])
+def test_it_serves_a_feed_and_prints_its_url(spawn: Spawn, dialect: str) -> None:
+    process = spawn("serve", "--dialect", dialect, "--partitions", 3, "--history", 30, "--rate", 0)
+    with SyncFeedClient(_url(process), v1_partitions=3) as client:
+        info = client.discover()
+        pages = [client.fetch(partition, "_first").read() for partition in info.partitions]
+    assert info.dialect == dialect
+    events = [event.json() for page in pages for event in page.events]
+    assert len(events) == 30
+    assert events[0].keys() == {"entity", "n", "type"}
+
+
+def test_events_keep_coming(spawn: Spawn) -> None:
+    process = spawn("serve", "--partitions", 1, "--history", 0, "--rate", 200)
+    url = _url(process)
+    reader = spawn("cat", url, "--follow", "--raw")
+    assert reader.stdout is not None
+    assert reader.stdout.readline().startswith(b'{"entity":"order-0","n":1')
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_its_regular_end(spawn: Spawn, number: signal.Signals) -> None:
+    process = spawn("serve")
+    url = _url(process)
+    process.send_signal(number)
+    _, hints = process.communicate(timeout=WAIT)
+    assert process.returncode == 0
+    assert f"feedapi discover {url}".encode() in hints
+    assert b"Traceback" not in hints
+
+
+def test_a_port_that_is_taken_is_one_line(feedapi: Feedapi) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = feedapi("serve", "--port", port)
+    assert result.exit_code == 1
+    assert f"port {port} of 127.0.0.1 can't be had" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_a_bearer_token_comes_from_the_environment(spawn: Spawn, feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEED_AUTH", "Bearer token-of-the-day")
+    url = _url(spawn("serve", "--bearer-env", "FEED_AUTH"))
+    assert feedapi("discover", url).exit_code == 1
+    assert feedapi("discover", url, "--auth-env", "FEED_AUTH").exit_code == 0
+
+
+def _playground(publisher: Publisher, **settings: float) -> Playground:
+    return Playground(publisher, **{"rate": 0, "entities": 10, "split_every": 0, "rotate_every": 0, "max_events": 1000, **settings})  # type: ignore[arg-type]
+
+
+def test_splits_use_both_methods_and_lose_no_event() -> None:
+    publisher = Publisher(2)
+    playground = _playground(publisher)
+    for _ in range(4):
+        playground.publish(20)
+        playground.split()
+    assert len(publisher.payloads()) == 80
+    lineage = publisher.partitions.values()
+    assert any(p.starts_after is not None for p in lineage)
+    assert any(p.cursor_from for p in lineage)
+
+
+def test_splitting_ends_somewhere() -> None:
+    publisher = Publisher(1)
+    playground = _playground(publisher)
+    for _ in range(100):
+        playground.split()
+    assert len(publisher.open_partitions()) == 64
