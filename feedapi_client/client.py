@@ -45,6 +45,7 @@ class _Client:
     """What both clients share."""
 
     feed: str
+    transport: Transport | SyncTransport
 
     def __init__(self, v1_partitions: int | None, fetch: FetchOptions | None, retry: RetryPolicy | None, limits: Limits, decoder: Decoder) -> None:
         check_v1_partitions(v1_partitions)
@@ -68,7 +69,14 @@ class _Client:
         return dialect, dialect.fetch_params(info, partition, cursor, self.options, stream=stream), idle_timeout
 
     def _page_decoder(self, dialect: Dialect, partition: int) -> PageDecoder:
-        return PageDecoder(dialect, feed=self.feed, partition=partition, decoder=self.decoder, max_line_bytes=self.limits.max_line_bytes)
+        return PageDecoder(
+            dialect,
+            feed=self.feed,
+            partition=partition,
+            decoder=self.decoder,
+            max_line_bytes=self.limits.max_line_bytes,
+            quote=self.transport.quote,
+        )
 
     def _no_end(self, partition: int) -> NoProgressError:
         return NoProgressError("the publisher answers a fetch from _last without a cursor", feed=self.feed, partition=partition)
@@ -103,7 +111,7 @@ class FeedClient(_Client):
         decoder: Decoder = orjson.loads,
     ) -> None:
         super().__init__(v1_partitions, fetch, retry, limits or Limits(), decoder)
-        self.transport = Transport(url, http=http, limits=self.limits)
+        self.transport: Transport = Transport(url, http=http, limits=self.limits)
         self.feed = self.transport.feed
 
     async def __aenter__(self) -> Self:
@@ -338,7 +346,7 @@ class SyncFeedClient(_Client):
         decoder: Decoder = orjson.loads,
     ) -> None:
         super().__init__(v1_partitions, fetch, retry, limits or Limits(), decoder)
-        self.transport = SyncTransport(url, http=http, limits=self.limits)
+        self.transport: SyncTransport = SyncTransport(url, http=http, limits=self.limits)
         self.feed = self.transport.feed
 
     def __enter__(self) -> Self:

@@ -43,7 +43,7 @@ logger = logging.getLogger("feedapi_client")
 
 _MAX_REDIRECTS = 5
 _SPARE_CONNECTIONS = 4
-_EXCERPT_BYTES = 800
+_EXCERPT_BYTES = 1600
 _SHORTEST_SECRET = 4
 _PLAIN_HEADERS = frozenset({"host", "accept", "accept-encoding", "connection", "user-agent"})
 _PORTS = {"http": 80, "https": 443}
@@ -195,7 +195,7 @@ class _Endpoint(Generic[Client]):
 
     def quote(self, body: bytes) -> str:
         """An excerpt of a response for a message, without the secrets that we sent and a publisher may echo."""
-        return self.hide(excerpt(body))
+        return excerpt(body, self.hide)
 
     def hide(self, text: str) -> str:
         """The text without the query of the feed's URL, and without what was last sent in headers such as Authorization and Cookie."""
@@ -221,11 +221,11 @@ class _Endpoint(Generic[Client]):
             raise FeedUnavailableError(
                 "no connection came free in time: give the http client a larger pool, or lower Limits.max_concurrent_fetches", **where
             ) from error
-        raise FeedUnavailableError(f"no answer: {_described(error)}", **where) from _chainable(error)
+        raise FeedUnavailableError(f"no answer: {self.hide(_described(error))}", **where) from _chainable(error)
 
     def torn(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
         """Raise our error for one of httpx that came within the body."""
-        raise TornResponseError(f"the response broke off: {_described(error)}", **self._where(partition)) from _chainable(error)
+        raise TornResponseError(f"the response broke off: {self.hide(_described(error))}", **self._where(partition)) from _chainable(error)
 
     def _where(self, partition: int | None) -> dict[str, Any]:
         return {"feed": self.feed, "partition": partition}

@@ -23,10 +23,10 @@ from feedapi_client.protocol.text import excerpt
 _NOTHING = msgspec.Raw()
 # Between payloads: long, and made of a byte that JSON can't hold, so that counting it with the byte behind it skips through the payloads.
 _FENCE = b"\x1e" * 16
-_PIECE = 128
-_LONGEST_KEY = 32
-_FEW = 16
-_MANY = 8
+_PIECE = 128  # payloads joined at a time
+_LONGEST_KEY = 32  # bytes searched for the end of a payload's first key
+_FEW = 16  # events in a block for which no head is learned
+_MANY = 8  # fewer lines than this a checkpoint: these are not looked at one by one
 _KINDS = {ord("["): "a list", ord("t"): "a boolean", ord("f"): "a boolean", ord("n"): "null"}
 
 
@@ -46,7 +46,8 @@ def _decoder(line: type[Event]) -> msgspec.json.Decoder[Event]:
 class PageDecoder:
     """Decodes one response. Any chunking of the same bytes gives the same events, cursors and error.
 
-    `decoder` is what the events' `json()` uses. `max_line_bytes` bounds a line, without its ``\\n``.
+    `decoder` is what the events' `json()` uses. `max_line_bytes` bounds a line, without its ``\\n``. `quote` makes an excerpt of a publisher's plain text
+    for a message.
     """
 
     __slots__ = (
@@ -59,6 +60,7 @@ class PageDecoder:
         "_open_bytes",
         "_origin",
         "_partition",
+        "_quote",
         "_ready",
         "_run_cursor",
         "_shape",
@@ -69,7 +71,16 @@ class PageDecoder:
         "unknown_commands",
     )
 
-    def __init__(self, dialect: Dialect, *, feed: str, partition: int, decoder: Callable[[bytes], Any] = orjson.loads, max_line_bytes: int) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        *,
+        feed: str,
+        partition: int,
+        decoder: Callable[[bytes], Any] = orjson.loads,
+        max_line_bytes: int,
+        quote: Callable[[bytes], str] = excerpt,
+    ) -> None:
         self._dialect = dialect
         self._lines = _decoder(dialect.line)
         self._feed = feed
@@ -77,6 +88,7 @@ class PageDecoder:
         self._shape = _Shape(dialect, partition)
         self._origin = EventOrigin(partition, decoder)
         self._max_line_bytes = max_line_bytes
+        self._quote = quote
         self._error: FeedError | None = None
         self._tail = bytearray()
         self._open: list[Event] = []
@@ -238,10 +250,16 @@ class PageDecoder:
 
     def _torn(self, line: bytes, error: Exception, complete: bool) -> FeedError:
         what = "holds a line that is no protocol message" if complete else "ended in the middle of a line"
-        torn = self._error_of(TornResponseError, f"the response {what} ({len(line)} bytes){_quote(line)}")
+        torn = self._error_of(TornResponseError, f"the response {what} ({len(line)} bytes){self._shown(line)}")
         # msgspec names fields and positions, never values; what it could not decode at all may be quoted, and is left out.
         torn.__cause__ = error if isinstance(error, msgspec.MsgspecError) else None
         return torn
+
+    def _shown(self, line: bytes) -> str:
+        """What to show of a line: plain text up to where JSON, and with it a payload, may begin."""
+        text = line.lstrip(b"\xef\xbb\xbf \t\r")
+        text = b"" if text[:1] in (b"[", b'"') else text.partition(b"{")[0]
+        return f": '{self._quote(text)}'" if text else ""
 
 
 class _Shape:
@@ -310,13 +328,3 @@ def _payloads_fit(payloads: list[msgspec.Raw]) -> bool:
         return False
     needle = _FENCE + first
     return len(payloads) == sum(_FENCE.join([b"", *payloads[at : at + _PIECE]]).count(needle) for at in range(0, len(payloads), _PIECE))
-
-
-def _quote(line: bytes) -> str:
-    """What to show of a line: a publisher's plain text up to where JSON, and with it a payload, may begin."""
-    text = line.lstrip(b"\xef\xbb\xbf \t\r")
-    for mark in (b"{", b"[", b'"'):
-        if text.startswith(mark):
-            return ""
-    text = text.partition(b"{")[0]
-    return f": '{excerpt(text)}'" if text else ""

@@ -152,6 +152,17 @@ class TestDiscovery:
         assert "sesame" not in str(caught.value)
         assert "***" in str(caught.value)
 
+    @pytest.mark.parametrize("padding", [0, 180, 190, 197])
+    async def test_r19_no_part_of_an_echoed_secret_is_quoted(self, padding: int) -> None:
+        def answer(request: Request) -> Reply:
+            text = b"x" * padding + request.target.encode()
+            return ok(text) if "/events" in request.path else ok(DISCOVERY)
+
+        async with wire(answer) as server, FeedClient(server.url + "?key=sesame&other=1") as client:
+            with pytest.raises(TornResponseError) as caught:
+                await client.fetch(0, "_first")
+        assert "ses" not in str(caught.value)
+
     async def test_its_repr_says_what_is_known(self, httpx_mock: HTTPXMock) -> None:
         httpx_mock.add_response(text=DRAFT)
         async with FeedClient(URL + "?key=sesame") as client:
