@@ -156,8 +156,6 @@ class PageDecoder:
         lines = BytesIO(block).readlines()  # on b"\n" only; msgspec takes newlines as mere white space
         if len(records) != len(lines) or (len(block) > self._max_line_bytes and max(map(len, lines)) > self._max_line_bytes):
             return False
-        if self._dialect.names_partition and not self._partitions_fit(records):
-            return False
         origin = self._origin
         marks = []
         for index, record in enumerate(records):
@@ -206,7 +204,7 @@ class PageDecoder:
             record = self._lines.decode(line)
         except (ValueError, RecursionError) as error:
             self._fail(self._torn(line, error, complete))
-        if self._dialect.names_partition and not self._partitions_fit([record]):
+        if not self._shape.partitions_fit([record]):
             self._fail(self._error_of(ProtocolError, f"the response holds a line of partition {record._line_partition}"))  # type: ignore[attr-defined]
         self._accept(record, size)
 
@@ -228,9 +226,6 @@ class PageDecoder:
             self._open_bytes += size
         else:
             self._checkpoint(cursor, size)
-
-    def _partitions_fit(self, records: list[Event]) -> bool:
-        return {record._line_partition for record in records} <= {None, self._partition, str(self._partition)}  # type: ignore[attr-defined]
 
     def _check(self) -> None:
         if self._error is not None:
@@ -279,6 +274,9 @@ class _Shape:
 
     def fits(self, block: bytes, lines: list[bytes], records: list[Event], marks: list[int]) -> bool:
         alike = self._begin_alike(block, len(records) - len(marks))
+        # Lines that begin alike name the partition there.
+        if not self.partitions_fit([records[at] for at in marks] if alike else records):
+            return False
         if alike and len(marks) * _MANY < len(lines):
             return all(self._is_mark(lines[at], records[at]) for at in marks)
         if block.count(b"}\n{") != len(lines) - 1 or block[:1] != b"{" or block[-2:] != b"}\n":
@@ -286,6 +284,12 @@ class _Shape:
         if not all(records[at]._cursor and records[at]._payload == _NOTHING for at in marks):
             return False
         return alike or _payloads_fit([record._payload for record in records if record._cursor is None])
+
+    def partitions_fit(self, records: list[Event]) -> bool:
+        """Whether no line names another partition than the one asked for (only v1's name any)."""
+        if not self._dialect.names_partition:
+            return True
+        return {record._line_partition for record in records} <= {None, self._partition, str(self._partition)}  # type: ignore[attr-defined]
 
     def _begin_alike(self, block: bytes, events: int) -> bool:
         needles = self._needles or (self._learn(block) if events > _FEW else [])
