@@ -138,9 +138,10 @@ def open_store(location: str) -> Any:
     url = location if "://" in location else f"file://{location}"
     try:
         return from_url(url, mkdir=True) if url.startswith("file:") else from_url(url)
-    except (BaseError, OSError, ValueError, TypeError) as error:
+    except (BaseError, OSError, ValueError, TypeError):
         scheme = url.partition("://")[0]
-        raise StagingError(f"the staging location ({scheme}://…) can't be opened: {_first_line(error)}") from error
+        # Not the library's text, and not the error itself: both quote the URL.
+        raise StagingError(f"the staging location ({scheme}://…) can't be opened: give an s3://, gs://, az:// or file:// URL") from None
 
 
 def _delete(store: Any, key: str) -> None:

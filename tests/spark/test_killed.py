@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400), nee
 
 ROOT = Path(__file__).parents[2]
 MASTER = "local-cluster[2,1,1024]"
-LIVES = int(os.environ.get("FEEDAPI_SPARK_KILLS", "5"))
+LIVES = int(os.environ.get("FEEDAPI_SPARK_KILLS", "4"))
 """How often the driver of each sink is killed; CONTRIBUTING: FEEDAPI_SPARK_KILLS=50 is the long run."""
 
 
@@ -38,6 +38,7 @@ class Torture:
     folder: Path
     sink: str
     format: str = "feedapi"
+    master: str = MASTER
     process: subprocess.Popen[bytes] | None = None
     published: int = 0
     given: dict[str, str] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class Torture:
         """Start a driver."""
         options = {"url": self.publisher.url, "stagingLocation": (self.folder / "staging").as_uri(), "maxEventsPerPartition": "400", "maxPollInterval": "0.5"}
         given = {
-            "master": MASTER,
+            "master": self.master,
             "format": self.format,
             "sink": self.sink,
             "options": {**options, **self.given},
@@ -184,7 +185,6 @@ def test_an_executor_is_killed_and_partitions_split_while_the_query_runs(torture
 
 POINTS = {
     "staged": "staging/*/data/*/*",
-    "before the sink's commit": "checkpoint/offsets/*",
     "sunk": "output/_spark_metadata/*",
     "committed": "checkpoint/commits/*",
 }
@@ -229,13 +229,12 @@ def test_the_driver_is_killed_with_an_idempotent_foreach_batch_sink(torture: Cal
 
 
 def test_the_check_can_fail_a_refetching_reader_loses_or_doubles_events(torture: Callable[..., Torture]) -> None:
-    query = torture("foreach", format="refetching")
-    for life, die in enumerate(["read", "written"]):
-        query.publish(800)
-        query.start(die=die, at=life)
-        assert query.process is not None
-        query.process.wait(timeout=120)
-        query.kill()
+    query = torture("foreach", format="refetching", master="local[2]")
+    query.publish(800)
+    query.start(die="written", at=0)
+    assert query.process is not None
+    query.process.wait(timeout=120)
+    query.kill()
     query.publish(500)
     query.finish()
     assert any(problem.startswith("lost") or " times " in problem for problem in query.problems())

@@ -1,0 +1,11 @@
+"""What a user's ``authCallable`` looks like."""
+
+from __future__ import annotations
+
+
+def token() -> str:
+    return "s3cr3t-t0ken"
+
+
+def headers() -> dict[str, str]:
+    return {"Authorization": "Bearer s3cr3t-t0ken"}

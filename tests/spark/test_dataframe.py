@@ -1,0 +1,270 @@
+"""``format("feedapi")`` on a real Spark, in batch and as a stream; one JVM for all."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+
+from feedapi_client.testing import Publisher
+from tests.spark.engine import problems
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+Read = Callable[..., "DataFrame"]
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher(partitions=2, page_size=100, checkpoint_every=20, seed=5)
+    with publisher.serve():
+        yield publisher
+
+
+def publish(publisher: Publisher, count: int, *, first: int = 0) -> None:
+    for n in range(first, first + count):
+        entity = f"e{n % 7}"
+        publisher.publish(entity, {"entity": entity, "n": n, "type": "odd" if n % 2 else "even"})
+
+
+@pytest.fixture
+def read(spark: SparkSession, publisher: Publisher) -> Read:
+    def read(**options: str) -> DataFrame:
+        return spark.read.format("feedapi").options(**{"url": publisher.url, **options}).load()
+
+    return read
+
+
+# ---------------------------------------------------------------------- batch
+
+
+def test_a_batch_holds_every_event_of_every_partition(read: Read, publisher: Publisher) -> None:
+    publish(publisher, 500)
+    table = read()
+    assert table.columns == ["partition", "cursor", "sequence", "data", "headers", "depth"]
+    assert dict(table.dtypes) == {
+        "partition": "int",
+        "cursor": "string",
+        "sequence": "bigint",
+        "data": "string",
+        "headers": "map<string,string>",
+        "depth": "int",
+    }
+    assert problems((row.asDict() for row in table.collect()), publisher.payloads()) == []
+
+
+def test_ordering_by_depth_and_sequence_restores_the_order_within_an_entity(read: Read, publisher: Publisher) -> None:
+    publish(publisher, 200)
+    children = publisher.split(0, into=2, method="starts-after")
+    publish(publisher, 200, first=200)
+    publisher.split(children[0], into=2, method="starts-after")
+    publish(publisher, 200, first=400)
+    order: dict[str, list[int]] = defaultdict(list)
+    for row in read().orderBy("depth", "sequence").collect():
+        event = json.loads(row.data)
+        order[event["entity"]].append(event["n"])
+    assert sum(map(len, order.values())) == 600
+    assert all(numbers == sorted(numbers) for numbers in order.values())
+
+
+def test_one_task_for_each_chain_that_may_run_alone(read: Read, publisher: Publisher) -> None:
+    publish(publisher, 50)
+    publisher.split(0, into=1, method="starts-after")
+    publisher.split(1, into=2, method="starts-after")
+    assert read().rdd.getNumPartitions() == 4  # 0 and its only child; 1; its two children
+
+
+def test_a_batch_from_cursors_given_by_hand(read: Read, publisher: Publisher) -> None:
+    publisher.vary = False
+    publish(publisher, 100)
+    cursors = {str(partition): publisher.end_cursor(partition) for partition in (0, 1)}
+    publish(publisher, 30, first=100)
+    assert read(startingCursors=json.dumps(cursors)).count() == 30
+    assert read(startingCursors="last").count() == 0
+
+
+@pytest.mark.parametrize("dialect", ["v1", "v2-draft", "v2-token"])
+def test_every_dialect_in_batch(read: Read, publisher: Publisher, dialect: Any) -> None:
+    publisher.dialect = dialect
+    publish(publisher, 50)
+    assert read(**({"v1Partitions": "2"} if dialect == "v1" else {})).count() == 50
+
+
+def test_headers_of_dialect_v1_are_a_map(read: Read, publisher: Publisher) -> None:
+    publisher.dialect = "v1"
+    publisher.append(0, {"n": 1}, headers={"source": "a"})
+    publisher.append(0, {"n": 2})
+    rows = read(v1Partitions="2", v1Headers="_all").orderBy("sequence").collect()
+    assert [row.headers for row in rows] == [{"source": "a"}, {}]
+
+
+def test_payloads_as_variant(read: Read, publisher: Publisher) -> None:
+    publish(publisher, 30)
+    publisher.append(0, "plain text \u2028 and \u00e6")
+    table = read(payload="variant")
+    assert table.selectExpr("sum(variant_get(data, '$.n', 'int')) as total").first().total == sum(range(30))  # type: ignore[union-attr]
+    assert "plain text \u2028 and \u00e6" in [row.data.toPython() for row in table.collect()]
+
+
+def test_payloads_stay_byte_for_byte(read: Read, publisher: Publisher) -> None:
+    raw = b'{ "a" : "\\u00e6\xe2\x80\xa8\xc2\x85", "b":1.50 }'
+    publisher.append(0, raw)
+    assert read().first().data == raw.decode()  # type: ignore[union-attr]
+
+
+def test_filters_keep_the_spelling_of_the_feed(spark: SparkSession) -> None:
+    publisher = Publisher(dialect="v2-draft", filters={"Subject": lambda payload, value: payload["n"] % 10 == int(value)})
+    publish(publisher, 50)
+    with publisher.serve() as url:
+        assert spark.read.format("feedapi").option("url", url).option("filter.Subject", "3").load().count() == 5
+
+
+def test_event_types_are_selected(read: Read, publisher: Publisher) -> None:
+    publish(publisher, 50)
+    assert read(eventTypes="odd").count() == 25
+    assert read(skipEventTypes="odd;even").count() == 0
+
+
+def test_chosen_partitions_only(read: Read, publisher: Publisher) -> None:
+    publish(publisher, 50)
+    assert {row.partition for row in read(partitions="1").collect()} == {1}
+
+
+def test_a_feed_without_partitions_is_an_empty_table(spark: SparkSession) -> None:
+    with Publisher(partitions=0).serve() as url:
+        assert spark.read.format("feedapi").load(url).count() == 0
+
+
+# ---------------------------------------------------------------------- options and secrets
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pagesizehints": "3"}, r"unknown option pagesizehints \(did you mean pageSizeHint\?\)"),
+        ({"maxEventsPerPartition": "many"}, "option maxEventsPerPartition must be a whole number"),
+        ({"url": "ftp://x"}, "option url must be an http or https URL"),
+        ({"header.Authorization": "Bearer s3cr3t-t0ken"}, "option header.authorization would put a secret into the query plan"),
+        ({"pageSizeHint": "3", "stream": "5"}, "pageSizeHint and stream exclude each other"),
+    ],
+)
+def test_a_wrong_option_fails_before_any_job(read: Read, options: dict[str, str], message: str) -> None:
+    with pytest.raises(AnalysisException, match=message) as caught:
+        read(**options)
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_a_schema_of_the_users_own_is_refused(spark: SparkSession, publisher: Publisher) -> None:
+    with pytest.raises(PySparkException, match=r"leave out \.schema"):
+        spark.read.format("feedapi").schema("a int").load(publisher.url).count()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"authEnv": "FEEDAPI_TEST_TOKEN"},
+        {"headerEnv.X-Other": "FEEDAPI_TEST_TOKEN", "authCallable": "tests.spark.credentials:token"},
+        {"authCallable": "tests.spark.credentials:headers"},
+    ],
+)
+def test_r19_credentials_reach_the_publisher_and_no_plan(read: Read, publisher: Publisher, capsys: pytest.CaptureFixture[str], options: dict[str, str]) -> None:
+    publisher.bearer = "s3cr3t-t0ken"
+    publish(publisher, 10)
+    table = read(**options)
+    assert table.count() == 10
+    table.explain(True)
+    assert "s3cr3t" not in capsys.readouterr().out
+
+
+def test_r19_wrong_credentials_are_a_clear_error(read: Read, publisher: Publisher) -> None:
+    publisher.bearer = "another"
+    with pytest.raises(PySparkException, match=r"AuthenticationError.*status 403") as caught:
+        read(authEnv="FEEDAPI_TEST_TOKEN").count()
+    assert "s3cr3t" not in str(caught.value)
+
+
+def test_an_environment_variable_that_is_not_set_is_named(read: Read) -> None:
+    with pytest.raises(PySparkException, match="the environment variable NO_SUCH_VARIABLE, which is not set"):
+        read(authEnv="NO_SUCH_VARIABLE").count()
+
+
+# ---------------------------------------------------------------------- streams
+
+
+@pytest.fixture
+def stream(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> Iterator[Callable[..., StreamingQuery]]:
+    queries: list[StreamingQuery] = []
+
+    def stream(trigger: dict[str, Any], **options: str) -> StreamingQuery:
+        source = spark.readStream.format("feedapi").options(**{"url": publisher.url, "stagingLocation": str(tmp_path / "staging"), **options}).load()
+        writer = source.writeStream.format("parquet").option("path", str(tmp_path / "table")).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        queries.append(writer.trigger(**trigger).start())
+        return queries[-1]
+
+    yield stream
+    for query in queries:
+        query.stop()
+
+
+def wait(predicate: Callable[[], object], timeout: float = 60) -> None:
+    end = time.monotonic() + timeout
+    while not predicate():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_available_now_and_again_reads_what_is_new(spark: SparkSession, stream: Callable[..., StreamingQuery], publisher: Publisher, tmp_path: Path) -> None:
+    publish(publisher, 300)
+    stream({"availableNow": True}, maxEventsPerPartition="100").awaitTermination(120)
+    publisher.split(0, into=2, method="cursor-from")
+    publish(publisher, 100, first=300)
+    stream({"availableNow": True}).awaitTermination(120)
+    rows = (row.asDict() for row in spark.read.parquet(str(tmp_path / "table")).collect())
+    assert problems(rows, publisher.payloads()) == []
+
+
+def test_idle_triggers_write_no_batch_and_progress_is_reported(stream: Callable[..., StreamingQuery], publisher: Publisher, tmp_path: Path) -> None:
+    publish(publisher, 100)
+    query = stream({"processingTime": "100 milliseconds"}, maxPollInterval="0.2")
+    commits = tmp_path / "checkpoint" / "commits"
+    wait((commits / "0").exists)
+    wait(lambda: publisher.counters["fetch"] > 12)
+    assert not (commits / "1").exists()
+    publish(publisher, 50, first=100)
+    wait((commits / "1").exists)
+    source = query.lastProgress.sources[0] if hasattr(query.lastProgress, "sources") else query.lastProgress["sources"][0]
+    latest = json.loads(source["latestOffset"]) if isinstance(source["latestOffset"], str) else source["latestOffset"]
+    assert latest["partitions"] == 2
+
+
+def test_a_stream_that_may_not_read_ends_with_a_clear_error(stream: Callable[..., StreamingQuery], publisher: Publisher) -> None:
+    publisher.bearer = "needed"
+    with pytest.raises(StreamingQueryException, match=r"AuthenticationError.*status 401"):
+        stream({"availableNow": True}).awaitTermination(60)
+
+
+def test_a_sink_that_reads_its_batch_twice_or_not_at_all(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+    publish(publisher, 300)
+    seen: dict[int, list[Any]] = {}
+
+    def sink(batch: DataFrame, number: int) -> None:
+        if number == 1:
+            return
+        first = batch.collect()
+        assert first == batch.collect()
+        seen[number] = first
+
+    source = spark.readStream.format("feedapi").options(url=publisher.url, maxEventsPerPartition="50").load()
+    query = source.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    query.awaitTermination(120)
+    assert problems((row.asDict() for rows in seen.values() for row in rows), publisher.payloads()) == []
