@@ -1,4 +1,4 @@
-"""First fetch wins: a group of partitions is fetched once, staged, and read from there ever after. Runs on executors; imports no Spark."""
+"""First fetch wins: a group of partitions is fetched once, staged, and read from there ever after. Runs on executors."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_all_of_fetch_options_limits_and_retry_policy_can_be_given() -> None:
 
 def test_what_the_option_objects_refuse_is_said_with_option_names() -> None:
     assert "eventTypes and skipEventTypes exclude each other" in problem(eventTypes="a", skipEventTypes="b")
-    assert "maxPollInterval must not be smaller than pollInterval" in problem(pollInterval="5", maxPollInterval="1")
+    assert "baseDelay must be positive and maxDelay not smaller" in problem(baseDelay="5", maxDelay="1")
 
 
 def test_an_endless_stream_is_refused() -> None:
