@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from feedapi_client.cli import cat, cursors, demo, discover, serve
+from feedapi_client.cli import cat, cursors, demo, discover, external, quarantine, serve
 from feedapi_client.cli.report import EXIT_CODES, Commands
 
 app = typer.Typer(
@@ -43,3 +43,6 @@ app.command("serve")(serve.serve)
 app.command("discover")(discover.discover)
 app.command("cat")(cat.cat)
 app.add_typer(cursors.app, name="cursors")
+app.add_typer(quarantine.app, name="quarantine")
+app.command("ingest", context_settings=external.PASS_ON, add_help_option=False)(external.ingest)
+app.command("relay", context_settings=external.PASS_ON, add_help_option=False)(external.relay)

@@ -35,7 +35,7 @@ async def open_store(spec: str, *, create: bool, table: str = TABLE, journal: Jo
     With or without `journal` the positions that are replaced are kept where a journal has been begun: a gap would spoil it.
     Raises `CommandError` and `StoreError`.
     """
-    spec = _resolved(spec)
+    spec = resolved(spec)
     scheme = spec.partition("://")[0] if "://" in spec else ""
     if not scheme:
         store = _sqlite(Path(spec), create, table, journal)
@@ -49,7 +49,8 @@ async def open_store(spec: str, *, create: bool, table: str = TABLE, journal: Jo
             yield store
 
 
-def _resolved(spec: str) -> str:
+def resolved(spec: str) -> str:
+    """The store's name, out of the environment where ``env:NAME`` says so."""
     if not spec.startswith(_ENVIRONMENT):
         return spec
     variable = spec.removeprefix(_ENVIRONMENT)
@@ -64,13 +65,20 @@ def _sqlite(path: Path, create: bool, table: str, journal: Journal | None) -> An
 
     if table != TABLE:
         raise typer.BadParameter(f"--table: a file keeps its cursors in the table {TABLE}; give a URL (sqlite+aiosqlite:///{path}) for another one")
+    if not create:
+        check_file(path, TABLE, "cursors")
     tables = _tables(path)
-    if not create and tables is None:
-        raise CommandError(f"{path}: there is no such cursor store")
-    if not create and TABLE not in (tables or ()):
-        raise CommandError(f"{path}: the database holds no cursors (no table {TABLE})")
     kept = Journal(keep=None) if f"{TABLE}_journal" in (tables or ()) else None
     return SQLiteCursorStore(path, journal=journal or kept)
+
+
+def check_file(path: Path, table: str, what: str) -> None:
+    """Raise `CommandError` unless there is a database file that holds the table: a slip of the pen makes neither."""
+    tables = _tables(path)
+    if tables is None:
+        raise CommandError(f"{path}: there is no such file")
+    if table not in tables:
+        raise CommandError(f"{path}: the database holds no {what} (no table {table})")
 
 
 def _tables(path: Path) -> set[str] | None:
@@ -99,7 +107,7 @@ async def _sqlalchemy(url: str, create: bool, table: str, journal: Journal | Non
     try:
         tables = await _database_tables(engine, table)
         if not create and table not in tables:
-            raise CommandError(f"{_shown(url)}: the database holds no cursors (no table {table})")
+            raise CommandError(f"{shown(url)}: the database holds no cursors (no table {table})")
         kept = Journal(keep=None) if f"{table}_journal" in tables else None
         store = SQLAlchemyCursorStore(engine, table=table, journal=journal or kept)
         if create:
@@ -113,13 +121,18 @@ def _engine(url: str) -> AsyncEngine:
     from sqlalchemy.exc import SQLAlchemyError
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    scheme, rest = url.split("://", 1)
     try:
-        return create_async_engine(f"{_DRIVERS.get(scheme, scheme)}://{rest}")
+        return create_async_engine(asynchronous(url), hide_parameters=True)
     except ModuleNotFoundError as missing:
-        raise CommandError(f"{_shown(url)}: the database driver is not installed (no module {missing.name})") from None
+        raise CommandError(f"{shown(url)}: the database driver is not installed (no module {missing.name})") from None
     except (SQLAlchemyError, ValueError) as error:
-        raise CommandError(f"{_shown(url)}: this is no database URL that can be used: {type(error).__name__}. Use for example postgresql+psycopg://…") from None
+        raise CommandError(f"{shown(url)}: this is no database URL that can be used: {type(error).__name__}. Use for example postgresql+psycopg://…") from None
+
+
+def asynchronous(url: str) -> str:
+    """The URL with an asynchronous driver where it names none."""
+    scheme, rest = url.split("://", 1)
+    return f"{_DRIVERS.get(scheme, scheme)}://{rest}"
 
 
 async def _database_tables(engine: AsyncEngine, table: str) -> set[str]:
@@ -131,7 +144,7 @@ async def _database_tables(engine: AsyncEngine, table: str) -> set[str]:
             inspect = await connection.run_sync(lambda sync: [name for name in (table, f"{table}_journal") if sa.inspect(sync).has_table(name)])
     except (SQLAlchemyError, OSError) as error:
         foreign = getattr(error, "orig", None) or error
-        raise StoreError(f"the cursor database {_shown(str(engine.url))} can't be reached: {type(foreign).__name__}") from error
+        raise StoreError(f"the cursor database {shown(str(engine.url))} can't be reached: {type(foreign).__name__}") from error
     return set(inspect)
 
 
@@ -143,10 +156,10 @@ def _redis(url: str, prefix: str) -> Any:
     try:
         return RedisCursorStore(url) if prefix == TABLE else RedisCursorStore(url, prefix=prefix)
     except ValueError:
-        raise CommandError(f"{_shown(url)}: this is no Redis URL that can be used. Use for example redis://localhost:6379/0") from None
+        raise CommandError(f"{shown(url)}: this is no Redis URL that can be used. Use for example redis://localhost:6379/0") from None
 
 
-def _shown(url: str) -> str:
-    """The URL without user, password and query."""
+def shown(url: str) -> str:
+    """The URL of a database without user, password and query."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

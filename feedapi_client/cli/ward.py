@@ -1,0 +1,130 @@
+"""What ``feedapi quarantine`` does."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+import typer
+from rich.table import Table
+
+from feedapi_client import quarantine
+from feedapi_client.cli.administration import Target
+from feedapi_client.cli.drawing import console, plain
+from feedapi_client.cli.report import CommandError, one_line
+from feedapi_client.cli.stores import asynchronous, check_file, resolved, shown
+from feedapi_client.model import Batch
+from feedapi_client.quarantine import QuarantinedEvent, QuarantineStore, Replayed
+
+TABLE = "feedapi_quarantine"
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A store, and which of its events are meant."""
+
+    store: str
+    feed: str | None = None
+    name: str | None = None
+    partition: int | None = None
+
+    def matches(self, event: QuarantinedEvent) -> bool:
+        """Whether the event is meant."""
+        return self.partition in (None, event.partition) and Target(self.store, "", self.feed, self.name).matches(event.feed)
+
+
+@asynccontextmanager
+async def _opened(spec: str) -> AsyncIterator[QuarantineStore]:
+    spec = resolved(spec)
+    if "://" not in spec:
+        check_file(Path(spec), TABLE, "quarantined events")
+    elif spec.startswith(("redis://", "rediss://", "unix://")):
+        raise CommandError(f"{shown(spec)}: Redis holds no quarantine")
+    else:
+        spec = asynchronous(spec)
+    try:
+        async with quarantine.open_quarantine(spec) as store:
+            yield store
+    except ImportError as missing:
+        raise CommandError(str(missing)) from None
+
+
+async def chosen(choice: Choice) -> list[QuarantinedEvent]:
+    """The events that are meant."""
+    async with _opened(choice.store) as store:
+        return [event async for event in quarantine.list_events(store, partition=choice.partition) if choice.matches(event)]
+
+
+async def one(spec: str, id: str) -> QuarantinedEvent:
+    """One event."""
+    async with _opened(spec) as store:
+        return await quarantine.show(store, id)
+
+
+async def drop(spec: str, ids: list[str]) -> int:
+    """Delete events; returns how many there were."""
+    async with _opened(spec) as store:
+        return await quarantine.drop(store, ids)
+
+
+async def replay(choice: Choice, handle: Callable[[Batch], Awaitable[object]], ids: list[str] | None) -> Replayed:
+    """Hand events over once more."""
+
+    def report(event: QuarantinedEvent, error: Exception | None) -> None:
+        # The error's text may quote the payload.
+        print(f"{event.id}  {'handled' if error is None else f'failed again: {type(error).__qualname__}'}", flush=True)
+
+    async with _opened(choice.store) as store:
+        wanted = ids or [event.id async for event in quarantine.list_events(store, partition=choice.partition) if choice.matches(event)]
+        return await quarantine.replay(store, handle, wanted, report=report)
+
+
+def imported(path: str) -> Callable[[Batch], Awaitable[object]]:
+    """The function MODULE:FUNCTION. Raises `CommandError`."""
+    module, colon, name = path.partition(":")
+    if not colon:
+        raise typer.BadParameter("--handler takes MODULE:FUNCTION")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise CommandError(f"--handler {path} can't be imported: {error}") from None
+    finally:
+        sys.path.pop(0)
+    if not callable(function):
+        raise CommandError(f"--handler {path} is no function")
+    return function  # type: ignore[no-any-return]
+
+
+def print_events(events: list[QuarantinedEvent], *, json: bool) -> None:
+    """What ``feedapi quarantine ls`` prints."""
+    if json:
+        print(orjson.dumps([_as_json(event) for event in events], option=orjson.OPT_INDENT_2).decode())
+        return
+    table = Table("id", "since", "consumer", "partition", "error", "bytes")
+    for event in events:
+        cells = (event.id, event.time.isoformat(sep=" ", timespec="seconds"), event.feed, event.partition, event.error_type, len(event.raw))
+        table.add_row(*map(plain, cells))
+    console().print(table if events else "the quarantine is empty")
+
+
+def print_event(event: QuarantinedEvent, *, raw: bool) -> None:
+    """What ``feedapi quarantine show`` prints."""
+    if raw:
+        sys.stdout.buffer.write(event.raw + b"\n")
+        sys.stdout.buffer.flush()
+        return
+    whole = {**_as_json(event), "error": one_line(event.error), "headers": event.headers, "data": orjson.Fragment(event.raw)}
+    print(orjson.dumps(whole, option=orjson.OPT_INDENT_2).decode())
+
+
+def _as_json(event: QuarantinedEvent) -> dict[str, Any]:
+    feed = {"url": event.feed.url, "name": event.feed.name, "filters": dict(event.feed.filters)}
+    place = {"partition": event.partition, "cursor": event.cursor, "index": event.index}
+    return {"id": event.id, "time": event.time, **feed, **place, "error_type": event.error_type}
