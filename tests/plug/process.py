@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import IO
@@ -64,3 +65,22 @@ class ConsumerProcess:
         time.sleep(after)
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
+
+    def wait_until_open(self) -> None:
+        """Read the first sign of life."""
+        assert self.signs().startswith(b"o"), self.errors()
+
+
+def read_until_one_ends(consumers: list[ConsumerProcess], meanwhile: Callable[[], object], patience: float = _SILENCE_SECONDS) -> list[ConsumerProcess]:
+    """Read signs of all until one has ended, and return those that have; `meanwhile` is called again and again."""
+    ended: list[ConsumerProcess] = []
+    deadline = time.monotonic() + patience
+    while not ended:
+        if time.monotonic() > deadline:
+            raise StalledError(f"none of {len(consumers)} consumers ended in {patience:.0f} s")
+        meanwhile()
+        ready, _, _ = select.select([consumer.process.stdout for consumer in consumers], [], [], 0.05)
+        ended = [consumer for consumer in consumers if consumer.process.stdout in ready and not consumer.signs()]
+    for consumer in ended:
+        consumer.process.wait(patience)
+    return ended
