@@ -34,6 +34,14 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+def open_engine(url: str | sa.URL) -> AsyncEngine:
+    """An engine; SQLite without waiting for the disk."""
+    engine = create_async_engine(url)
+    if engine.dialect.name == "sqlite":
+        sa.event.listen(engine.sync_engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF").close())
+    return engine
+
+
 async def drop_tables(engine: AsyncEngine) -> None:
     async with engine.begin() as connection:
         for table in ("feedapi_cursors", "feedapi_cursors_journal", "effects"):
@@ -51,7 +59,7 @@ class SQLContract(AdministrableStoreContract):
 
     @pytest.fixture
     async def store(self, url: str) -> AsyncIterator[SQLAlchemyCursorStore]:
-        engine = create_async_engine(url)
+        engine = open_engine(url)
         store = SQLAlchemyCursorStore(engine)
         await drop_tables(engine)
         await store.create_tables()
@@ -60,7 +68,7 @@ class SQLContract(AdministrableStoreContract):
 
     @asynccontextmanager
     async def second_handle(self, store: SQLAlchemyCursorStore) -> AsyncIterator[SQLAlchemyCursorStore]:
-        engine = create_async_engine(store.engine.url)
+        engine = open_engine(store.engine.url)
         yield SQLAlchemyCursorStore(engine)
         await engine.dispose()
 
@@ -135,7 +143,7 @@ class SQLJournal(JournalContract):
 
     @pytest.fixture
     async def make(self, url: str) -> AsyncIterator[Make]:
-        engine = create_async_engine(url)
+        engine = open_engine(url)
         await drop_tables(engine)
 
         async def make(journal: Journal | None) -> SQLAlchemyCursorStore:
@@ -190,7 +198,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 async def engine(url: str) -> AsyncIterator[AsyncEngine]:
-    engine = create_async_engine(url)
+    engine = open_engine(url)
     await drop_tables(engine)
     async with engine.begin() as connection:
         await connection.execute(sa.text("CREATE TABLE effects (n INTEGER)"))
