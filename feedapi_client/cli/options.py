@@ -29,7 +29,7 @@ Store = Annotated[
         help="An SQLite file, a database URL (postgresql+psycopg://…), redis://…, or env:NAME for one in an environment variable.",
     ),
 ]
-Table = Annotated[str, typer.Option("--table", metavar="NAME", help="The table of cursors in a database given by URL; the key prefix in Redis.")]
+Table = Annotated[str, typer.Option("--table", metavar="NAME", help="The table, or SCHEMA.TABLE, in a database given by URL; the key prefix in Redis.")]
 Feed = Annotated[str | None, typer.Option("--feed", metavar="URL", help="The feed, or a part of its URL; needed when the store holds several.")]
 Name = Annotated[str | None, typer.Option("--name", metavar="NAME", help="The consumer; needed when the store holds several.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]

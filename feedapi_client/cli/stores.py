@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sqlite3
@@ -97,22 +98,30 @@ def _tables(path: Path) -> set[str] | None:
 
 @asynccontextmanager
 async def _sqlalchemy(url: str, create: bool, table: str, journal: Journal | None) -> AsyncIterator[AdministrableStore]:
-    try:
+    async with database(url, table, "cursors", create=create) as (engine, schema, name, journalled):
         from feedapi_client.stores.sql import SQLAlchemyCursorStore
-    except ImportError as missing:
-        raise CommandError(str(missing)) from None
-    if re.fullmatch(r"\w+", table) is None:
-        raise typer.BadParameter("--table takes letters, digits and _")
-    engine = _engine(url)
-    try:
-        tables = await _database_tables(engine, table)
-        if not create and table not in tables:
-            raise CommandError(f"{shown(url)}: the database holds no cursors (no table {table})")
-        kept = Journal(keep=None) if f"{table}_journal" in tables else None
-        store = SQLAlchemyCursorStore(engine, table=table, journal=journal or kept)
+
+        kept = Journal(keep=None) if journalled else None
+        store = SQLAlchemyCursorStore(engine, table=name, schema=schema, journal=journal or kept)
         if create:
             await store.create_tables()
         yield store
+
+
+@asynccontextmanager
+async def database(url: str, table: str, what: str, *, create: bool = False) -> AsyncIterator[tuple[AsyncEngine, str | None, str, bool]]:
+    """An engine, the schema (or None) and the name of the table, and whether it has a journal. Without `create` the table has to be there."""
+    if importlib.util.find_spec("sqlalchemy") is None:
+        raise CommandError("SQLAlchemy is not installed: pip install 'feedapi-client[sql]'")
+    if re.fullmatch(r"(\w+\.)?\w+", table) is None:
+        raise typer.BadParameter("--table takes NAME or SCHEMA.NAME")
+    schema, _, name = table.rpartition(".")
+    engine = _engine(url)
+    try:
+        tables = await _database_tables(engine, schema or None, name)
+        if not create and name not in tables:
+            raise CommandError(f"{shown(url)}: the database holds no {what} (no table {table})")
+        yield engine, schema or None, name, f"{name}_journal" in tables
     finally:
         await engine.dispose()
 
@@ -122,30 +131,30 @@ def _engine(url: str) -> AsyncEngine:
     from sqlalchemy.ext.asyncio import create_async_engine
 
     try:
-        return create_async_engine(asynchronous(url), hide_parameters=True)
+        return create_async_engine(_asynchronous(url), hide_parameters=True)
     except ModuleNotFoundError as missing:
         raise CommandError(f"{shown(url)}: the database driver is not installed (no module {missing.name})") from None
     except (SQLAlchemyError, ValueError) as error:
         raise CommandError(f"{shown(url)}: this is no database URL that can be used: {type(error).__name__}. Use for example postgresql+psycopg://…") from None
 
 
-def asynchronous(url: str) -> str:
+def _asynchronous(url: str) -> str:
     """The URL with an asynchronous driver where it names none."""
     scheme, rest = url.split("://", 1)
     return f"{_DRIVERS.get(scheme, scheme)}://{rest}"
 
 
-async def _database_tables(engine: AsyncEngine, table: str) -> set[str]:
+async def _database_tables(engine: AsyncEngine, schema: str | None, table: str) -> set[str]:
     import sqlalchemy as sa
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         async with engine.connect() as connection:
-            inspect = await connection.run_sync(lambda sync: [name for name in (table, f"{table}_journal") if sa.inspect(sync).has_table(name)])
+            found = await connection.run_sync(lambda sync: [name for name in (table, f"{table}_journal") if sa.inspect(sync).has_table(name, schema=schema)])
     except (SQLAlchemyError, OSError) as error:
         foreign = getattr(error, "orig", None) or error
         raise StoreError(f"the cursor database {shown(str(engine.url))} can't be reached: {type(foreign).__name__}") from error
-    return set(inspect)
+    return set(found)
 
 
 def _redis(url: str, prefix: str) -> Any:

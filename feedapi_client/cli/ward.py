@@ -18,11 +18,12 @@ from feedapi_client import quarantine
 from feedapi_client.cli.administration import Target
 from feedapi_client.cli.drawing import console, plain
 from feedapi_client.cli.report import CommandError, one_line
-from feedapi_client.cli.stores import asynchronous, check_file, resolved, shown
+from feedapi_client.cli.stores import check_file, database, resolved, shown
 from feedapi_client.model import Batch
-from feedapi_client.quarantine import QuarantinedEvent, QuarantineStore, Replayed
+from feedapi_client.quarantine import QuarantinedEvent, QuarantineStore, Replayed, SQLiteQuarantineStore
 
 TABLE = "feedapi_quarantine"
+_WHAT = "quarantined events"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,17 +43,16 @@ class Choice:
 @asynccontextmanager
 async def _opened(spec: str) -> AsyncIterator[QuarantineStore]:
     spec = resolved(spec)
-    if "://" not in spec:
-        check_file(Path(spec), TABLE, "quarantined events")
-    elif spec.startswith(("redis://", "rediss://", "unix://")):
+    if spec.startswith(("redis://", "rediss://", "unix://")):
         raise CommandError(f"{shown(spec)}: Redis holds no quarantine")
+    if "://" in spec:
+        async with database(spec, TABLE, _WHAT) as (engine, schema, name, _):
+            from feedapi_client.stores.quarantine_sql import SQLAlchemyQuarantineStore
+
+            yield SQLAlchemyQuarantineStore(engine, table=name, schema=schema)
     else:
-        spec = asynchronous(spec)
-    try:
-        async with quarantine.open_quarantine(spec) as store:
-            yield store
-    except ImportError as missing:
-        raise CommandError(str(missing)) from None
+        check_file(Path(spec), TABLE, _WHAT)
+        yield SQLiteQuarantineStore(spec)
 
 
 async def chosen(choice: Choice) -> list[QuarantinedEvent]:

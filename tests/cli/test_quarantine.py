@@ -126,6 +126,19 @@ def test_a_file_without_a_quarantine_is_left_as_it_is(feedapi: Feedapi, store: P
     assert not store.exists()
 
 
+def test_a_quarantine_in_a_database_by_its_url(feedapi: Feedapi, quarantined: Path) -> None:
+    result = feedapi("quarantine", "drop", "--all", "--yes", "--store", f"sqlite+aiosqlite:///{quarantined}")
+    assert result.stdout == "2 events deleted\n"
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:secret@127.0.0.1:1/db", "nosuch://me:secret@localhost/db", "redis://me:secret@localhost/0"])
+def test_r19_a_quarantine_that_can_not_be_had_is_one_line(feedapi: Feedapi, url: str) -> None:
+    result = feedapi("quarantine", "ls", "--store", url)
+    assert result.exit_code == 1
+    assert "secret" not in result.output
+    assert result.stderr.count("\n") == 1
+
+
 # ---------------------------------------------------------------------- adapters
 
 
