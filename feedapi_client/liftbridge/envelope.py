@@ -21,6 +21,7 @@ VERSION = 0
 _HEADER = struct.Struct(">4sBBBB")
 _HEADER_WITH_CRC = struct.Struct(">4sBBBBI")
 _CRC_FLAG = 0x01
+_USUAL = MAGIC + bytes([VERSION, _HEADER_WITH_CRC.size, _CRC_FLAG])
 
 
 def crc32c(data: bytes) -> int:
@@ -152,6 +153,10 @@ def parse_ack(payload: bytes) -> Ack:
 
 def _open(data: bytes) -> tuple[bytes, int, int]:
     """Payload, flags and type, after all checks but the one of the type."""
+    if data[:7] == _USUAL and len(data) >= _HEADER_WITH_CRC.size:
+        payload = bytes(data[12:])
+        if google_crc32c.value(payload) == int.from_bytes(data[8:12], "big"):
+            return payload, _CRC_FLAG, data[7]
     if len(data) < _HEADER.size:
         raise EnvelopeError(f"{len(data)} bytes are fewer than a header of {_HEADER.size}", check="length")
     magic, version, header, flags, number = _HEADER.unpack_from(data)

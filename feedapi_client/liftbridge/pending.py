@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -27,47 +28,33 @@ class PublisherStats:
 class Group:
     """The messages of one call: their acks, the error of the earliest one that failed, and one future for all of them."""
 
-    __slots__ = ("_done", "_failed", "_waiting", "acks", "error", "stream")
+    __slots__ = ("_done", "_failed", "acks", "error", "stream", "waiting")
 
     def __init__(self, stream: str) -> None:
         self.stream = stream
         self.acks: list[Ack | None] = []
         self.error: PublishError | None = None
+        self.waiting = 0
         self._failed = -1
-        self._waiting = 0
         self._done: asyncio.Future[None] | None = None
-
-    def unacked(self) -> None:
-        """A message was sent that nobody acks."""
-        self.acks.append(None)
-
-    def sent(self) -> int:
-        """A message was sent; the index under which its ack settles it."""
-        self.acks.append(None)
-        self._waiting += 1
-        return len(self.acks) - 1
 
     def refuse(self, error: PublishError) -> None:
         """The next message is not even sent."""
-        self._keep(len(self.acks), error)
+        self.fail(len(self.acks), error)
 
-    def settle(self, index: int, outcome: Ack | PublishError) -> None:
-        """A message got its ack, or never will."""
-        self._waiting -= 1
-        if isinstance(outcome, PublishError):
-            self._keep(index, outcome)
-        else:
-            self.acks[index] = outcome
-        if not self._waiting and self._done is not None and not self._done.done():
-            self._done.set_result(None)
-
-    def _keep(self, index: int, error: PublishError) -> None:
+    def fail(self, index: int, error: PublishError) -> None:
+        """A message was not stored, or will never be acked."""
         if self.error is None or index < self._failed:
             self.error, self._failed = error, index
 
+    def settled(self) -> None:
+        """Nothing is waited for any more."""
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
     async def result(self) -> list[Ack | None]:
         """Wait for all that was sent. Raises the error of the earliest failed message."""
-        if self._waiting:
+        if self.waiting:
             self._done = asyncio.get_running_loop().create_future()
             await self._done
         if self.error is not None:
@@ -85,18 +72,19 @@ class Pending:
         self._entries: dict[str, tuple[Group, int, float]] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
 
     def __len__(self) -> int:
         return len(self._entries)
 
     @property
-    def full(self) -> bool:
-        """Nothing more may be sent now."""
-        return len(self._entries) >= self._limit
+    def room(self) -> int:
+        """How many more messages may be sent now."""
+        return self._limit - len(self._entries)
 
-    async def room(self) -> None:
+    async def wait_for_room(self) -> None:
         """Wait until something may be sent."""
-        while self.full:
+        while self.room <= 0:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             try:
@@ -107,45 +95,59 @@ class Pending:
 
     def add(self, correlation_id: str, group: Group, deadline: float) -> None:
         """A message is about to be sent."""
-        self._entries[correlation_id] = (group, group.sent(), deadline)
-        if self._timer is None or self._timer.when() > deadline:
+        acks = group.acks
+        self._entries[correlation_id] = (group, len(acks), deadline)
+        acks.append(None)
+        group.waiting += 1
+        if deadline < self._timer_at:
             self._set_timer(deadline)
 
     def settle(self, ack: Ack) -> None:
         """An ack came, for whatever message."""
-        entry = self._entries.get(ack.correlationId)
-        if entry is None or entry[0].stream != ack.stream:
+        correlation_id = ack.correlationId
+        entry = self._entries.pop(correlation_id, None)
+        if entry is None:
             self._stats.unmatched += 1
             return
-        del self._entries[ack.correlationId]
         group, index, _ = entry
+        if group.stream != ack.stream:
+            self._entries[correlation_id] = entry
+            self._stats.unmatched += 1
+            return
         if ack.ackError:
             self._stats.failed += 1
-            group.settle(index, _refusal(ack))
+            group.fail(index, _refusal(ack))
         else:
             self._stats.acked += 1
-            group.settle(index, ack)
+            group.acks[index] = ack
+        group.waiting -= 1
+        if not group.waiting:
+            group.settled()
         if self._waiters:
             self._wake()
 
     def forget(self, group: Group) -> None:
         """Nobody waits for the group any more: its acks, should they come, are unmatched."""
-        for correlation_id in [key for key, entry in self._entries.items() if entry[0] is group]:
-            del self._entries[correlation_id]
-        self._wake()
+        if group.waiting:
+            for correlation_id in [key for key, entry in self._entries.items() if entry[0] is group]:
+                del self._entries[correlation_id]
+            self._wake()
 
     def fail_all(self, message: str) -> None:
         """No ack will come any more."""
         self._fail(list(self._entries), message)
         if self._timer is not None:
             self._timer.cancel()
-            self._timer = None
+            self._timer, self._timer_at = None, math.inf
 
     def _fail(self, correlation_ids: Iterable[str], message: str) -> None:
         for correlation_id in correlation_ids:
             group, index, _ = self._entries.pop(correlation_id)
             self._stats.failed += 1
-            group.settle(index, AckTimeoutError(message, stream=group.stream, correlation_id=correlation_id))
+            group.fail(index, AckTimeoutError(message, stream=group.stream, correlation_id=correlation_id))
+            group.waiting -= 1
+            if not group.waiting:
+                group.settled()
         self._wake()
 
     def _wake(self) -> None:
@@ -159,7 +161,7 @@ class Pending:
 
     def _sweep(self) -> None:
         now = asyncio.get_running_loop().time()
-        self._timer = None
+        self._timer, self._timer_at = None, math.inf
         late = [key for key, entry in self._entries.items() if entry[2] <= now]
         self._fail(late, "no ack before the deadline: the message may be stored or not")
         if self._entries:
@@ -168,7 +170,7 @@ class Pending:
     def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_at(deadline, self._sweep)
+        self._timer, self._timer_at = asyncio.get_running_loop().call_at(deadline, self._sweep), deadline
 
 
 _REFUSALS: dict[int, tuple[Callable[..., PublishError], str]] = {

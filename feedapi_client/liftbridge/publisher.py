@@ -18,6 +18,7 @@ from nats.aio.msg import Msg
 
 from feedapi_client.liftbridge.envelope import AckPolicy, crc32c, decode_ack, encode
 from feedapi_client.liftbridge.errors import AckTimeoutError, BrokerUnavailableError, EnvelopeError, LiftbridgeError, MessageTooLargeError
+from feedapi_client.liftbridge.lanes import AckLane, flush, write
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.messages_pb2 import AckPolicy as WirePolicy
 from feedapi_client.liftbridge.pending import Group, Pending, PublisherStats
@@ -32,6 +33,7 @@ REPLICATION_LIMIT = 1_048_576
 
 _RESERVED_HEADERS = frozenset({"subject", "reply"})
 _RECONNECT_POLL = 0.02
+_CHUNK = 128
 
 
 def key_partition(key: bytes, partitions: int) -> int:
@@ -99,6 +101,7 @@ class LiftbridgePublisher:
         self._options = dict(options or {})
         self._nats: Client | None = None
         self._inbox = ""
+        self._fast = False
         self._ids = itertools.count(1)
         self._pending = Pending(max_in_flight, self.stats)
 
@@ -107,6 +110,8 @@ class LiftbridgePublisher:
         client = self._servers if isinstance(self._servers, Client) else await self._connect(self._servers)
         self._inbox = client.new_inbox()
         self._subscription = await client.subscribe(self._inbox, cb=self._on_ack)
+        if client is not self._servers:
+            self._fast = AckLane.open(client, self._subscription, self._on_acks)
         self._nats = client
         await self._flush()
         return self
@@ -203,28 +208,31 @@ class LiftbridgePublisher:
     ) -> None:
         client, pending, now = self._client(), self._pending, asyncio.get_running_loop().time
         limit = min(self._limit or client.max_payload, client.max_payload)
+        outbox = _Outbox(client, fast=self._fast)
         fixed = target.subject_of(partition) if partition is not None else target.subject if target.partitions == 1 else None
+        room, acked, deadline = 0, policy is not AckPolicy.NONE, now() + timeout
         for value, key, own_headers in rows:
             if group.error is not None:
-                return
+                break
             correlation_id = f"{next(self._ids):x}"
             data = encoder(value, key, own_headers, correlation_id)
             if len(data) > limit:
                 group.refuse(_too_large(target.name, correlation_id, len(data), limit))
-                return
-            if pending.full:
-                await pending.room()
-            if not client.is_connected:
-                await self._connected(client, now() + timeout, target.name, correlation_id)
-            if policy is AckPolicy.NONE:
-                group.unacked()
+                break
+            if not room:
+                await outbox.flush()
+                await pending.wait_for_room()
+                if not client.is_connected:
+                    await self._connected(client, now() + timeout, target.name, correlation_id)
+                room, deadline = min(pending.room, _CHUNK if self._fast else 1), now() + timeout
+            room -= 1
+            if acked:
+                pending.add(correlation_id, group, deadline)
             else:
-                pending.add(correlation_id, group, now() + timeout)
-            try:
-                await client.publish(fixed or target.subject_of(target.partition_of(key)), data)
-            except nats.errors.Error as error:
-                raise _unavailable(error) from error
+                group.acks.append(None)
+            await outbox.add(fixed or target.subject_of(target.partition_of(key)), data)
             self.stats.published += 1
+        await outbox.flush()
 
     def _encoder(self, policy: AckPolicy, headers: Mapping[str, bytes] | None, expected_offset: int) -> _Encoder:
         _check_headers(headers)
@@ -264,24 +272,65 @@ class LiftbridgePublisher:
 
     async def _flush(self) -> None:
         try:
-            await self._client().flush()
+            await flush(self._client())
         except nats.errors.Error as error:
             raise _unavailable(error) from error
 
     async def _on_ack(self, message: Msg) -> None:
-        try:
-            ack = decode_ack(message.data)
-        except EnvelopeError as error:
-            self.stats.garbage += 1
-            logger.warning("ignored what came to the ack inbox: %s", error.message)
-            return
-        self._pending.settle(ack)
+        self._on_acks([message.data])
+
+    def _on_acks(self, messages: list[bytes]) -> None:
+        settle = self._pending.settle
+        for data in messages:
+            try:
+                ack = decode_ack(data)
+            except EnvelopeError as error:
+                self._on_garbage(error)
+            else:
+                settle(ack)
+
+    def _on_garbage(self, error: EnvelopeError) -> None:
+        self.stats.garbage += 1
+        logger.warning("ignored what came to the ack inbox: %s", error.message)
 
     async def _on_reconnect(self) -> None:
         self.stats.reconnects += 1
 
     async def _on_closed(self) -> None:
         self._pending.fail_all("the connection to NATS was closed before the ack came: the message may be stored or not")
+
+
+class _Outbox:
+    """Where publishes of one call leave for NATS: framed and together where the fast lane is open, one by one otherwise."""
+
+    def __init__(self, client: Client, *, fast: bool) -> None:
+        self._client = client
+        self._fast = fast
+        self._frames: list[bytes] = []
+        self._messages = 0
+        self._subjects: dict[str, bytes] = {}
+
+    async def add(self, subject: str, data: bytes) -> None:
+        """Send, or keep until `flush`."""
+        if not self._fast:
+            try:
+                await self._client.publish(subject, data)
+            except nats.errors.Error as error:
+                raise _unavailable(error) from error
+            return
+        head = self._subjects.get(subject)
+        if head is None:
+            head = self._subjects[subject] = _publish_head(subject)
+        self._frames += (head, b"%d\r\n" % len(data), data, b"\r\n")
+        self._messages += 1
+
+    async def flush(self) -> None:
+        """Send what is kept."""
+        if self._messages:
+            frames, count, self._frames, self._messages = self._frames, self._messages, [], 0
+            if self._client.is_closed:
+                raise BrokerUnavailableError("the connection to NATS is closed")
+            await write(self._client, frames, count)
 
 
 class _Encoder:
@@ -316,6 +365,12 @@ class _Encoder:
 
 def _too_large(stream: str, correlation_id: str, size: int, limit: int) -> MessageTooLargeError:
     return MessageTooLargeError(f"a message of {size} bytes is over the limit of {limit}; it was not sent", stream=stream, correlation_id=correlation_id)
+
+
+def _publish_head(subject: str) -> bytes:
+    if not subject or any(character.isspace() for character in subject):
+        raise ValueError(f"{subject!r} is no NATS subject")
+    return f"PUB {subject}  ".encode()
 
 
 def _unavailable(error: Exception) -> BrokerUnavailableError:

@@ -29,6 +29,7 @@ from nats.aio.msg import Msg
 
 from feedapi_client.liftbridge.envelope import AckError, AckPolicy, decode_message, encode
 from feedapi_client.liftbridge.errors import EnvelopeError
+from feedapi_client.liftbridge.lanes import flush
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.publisher import ANY_OFFSET, REPLICATION_LIMIT, Stream
 
@@ -249,7 +250,7 @@ class LiftbridgeBroker:
         assert self._client is not None, "the broker is not started"
         for partition in range(stream.stream.partitions):
             await self._client.subscribe(stream.stream.subject_of(partition), cb=self._receiver(stream, partition))
-        await self._client.flush()
+        await flush(self._client)
 
     def _receiver(self, stream: BrokerStream, partition: int) -> Any:
         async def receive(message: Msg) -> None:
