@@ -1,0 +1,120 @@
+"""``feedapi relay`` as a process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import orjson
+import pytest
+
+from feedapi_client.liftbridge import LiftbridgeApi, RelayReader
+from feedapi_client.testing import Publisher
+from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
+from tests.liftbridge.helpers import eventually
+
+pytestmark = pytest.mark.anyio
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def relay(nats_server: NatsServer, feedapi_publisher: Publisher) -> Start:
+    def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "error", "-m", "feedapi_client.liftbridge.command", feedapi_publisher.url or "", "--nats", nats_server.url, *arguments]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+
+    return start
+
+
+async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    out, errors = await anyio.to_thread.run_sync(lambda: process.communicate(timeout=60))
+    assert out == ""
+    return process.returncode, errors
+
+
+def numbers(broker: LiftbridgeBroker) -> list[int]:
+    return [orjson.loads(message.value)["n"] for message in broker.messages("s")]
+
+
+async def test_it_relays_to_the_end_and_goes_on_from_its_store(relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path) -> None:
+    await broker.create_stream("s")
+    for start in (0, 100):
+        feedapi_publisher.extend(0, [{"customer": {"id": n % 5}, "n": n} for n in range(start, start + 100)])
+        code, errors = await ended(relay("--stream", "s", "--store", str(tmp_path / "c.db"), "--no-follow", "--key", "customer.id"))
+        assert (code, errors) == (0, "100 events in 1 batches to stream s, 0 retries\n")
+    assert numbers(broker) == list(range(200))
+    assert [message.key for message in broker.messages("s")] == [b"%d" % (n % 5) for n in range(200)]
+
+
+@pytest.mark.parametrize("format", ["batch", "events"])
+async def test_exactly_once_creates_its_stream_and_needs_no_store(
+    relay: Start, feedapi_publisher: Publisher, api_broker: LiftbridgeBroker, api: LiftbridgeApi, format: str
+) -> None:
+    arguments = ["--stream", "s", "--api", api_broker.address, "--create", "--exactly-once", format, "--no-follow", "--quiet"]
+    for start in (0, 100):
+        feedapi_publisher.extend(0, [{"n": n} for n in range(start, start + 100)])
+        assert await ended(relay(*arguments)) == (0, "")
+    reader = RelayReader(api, "s", until=api_broker.next_offset("s") - 1)
+    assert [orjson.loads(event)["n"] async for batch in reader for event in batch.events] == list(range(200))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_it_after_what_is_in_hand(
+    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path, number: signal.Signals
+) -> None:
+    await broker.create_stream("s")
+    feedapi_publisher.extend(0, [{"n": n} for n in range(100)])
+    process = relay("--stream", "s", "--store", str(tmp_path / "c.db"))
+    await eventually(lambda: len(broker.messages("s")) == 100)
+    process.send_signal(number)
+    code, errors = await ended(process)
+    assert code == 128 + number
+    assert "100 events" in errors
+
+
+async def test_a_broker_that_refuses_is_one_line_and_exit_code_one(
+    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
+    await broker.create_stream("s", max_message_bytes=10)
+    broker.always = BrokerFault.ENCRYPTION
+    feedapi_publisher.append(0, {"n": 1})
+    code, errors = await ended(relay("--stream", "s", "--store", str(tmp_path / "c.db"), "--no-follow"))
+    assert code == 1
+    assert errors.count("\n") == 1
+    assert "stream s" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ([], "--store"),
+        (["--exactly-once", "batch"], "--api"),
+        (["--exactly-once", "batch", "--api", "x:1", "--store", "f"], "without --store"),
+        (["--create", "--store", "f"], "--api"),
+        (["--store", "f", "--filter", "x"], "NAME=VALUE"),
+        (["--store", "f", "--auth-env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
+        (["--exactly-once", "sometimes"], "batch"),
+    ],
+)
+async def test_wrong_arguments_are_one_clear_line_and_exit_code_two(relay: Start, arguments: list[str], says: str) -> None:
+    code, errors = await ended(relay("--stream", "s", *arguments))
+    assert code == 2
+    assert says in errors.splitlines()[-1]
+    assert "Traceback" not in errors
+
+
+async def test_credentials_come_from_the_environment(
+    relay: Start, feedapi_publisher: Publisher, nats_server: NatsServer, broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
+    await broker.create_stream("s")
+    feedapi_publisher.bearer = "sesame"
+    feedapi_publisher.append(0, {"n": 1})
+    arguments = ["--stream", "s", "--store", str(tmp_path / "c.db"), "--no-follow", "--auth-env", "FEED_AUTH", "--nats-env", "NATS"]
+    code, errors = await ended(relay(*arguments, FEED_AUTH="Bearer sesame", NATS=nats_server.url))
+    assert (code, numbers(broker)) == (0, [1]), errors
