@@ -291,10 +291,13 @@ class SQLAlchemyCursorStore(Closable):
 
     # Statements
 
-    async def _load(self, connection: AsyncConnection, feed: FeedKey, *, lock: bool = False) -> dict[int, Position]:
+    async def _load(self, connection: AsyncConnection, feed: FeedKey, *, lock: bool = False, partitions: Iterable[int] | None = None) -> dict[int, Position]:
         columns = self.table.c
         query = sa.select(columns.partition_id, columns.feed_cursor, columns.status, columns.revision).where(columns.feed_id == feed.id)
-        rows = await connection.execute(query.with_for_update() if lock else query)
+        if partitions is not None:
+            query = query.where(columns.partition_id.in_(list(partitions)))
+        # Always in the order of the partitions, against deadlocks.
+        rows = await connection.execute(query.order_by(columns.partition_id).with_for_update() if lock else query)
         return {row[0]: stored_position(feed, *row) for row in rows}
 
     async def _write(self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]) -> None:
@@ -385,10 +388,12 @@ class SQLAlchemyCursorStore(Closable):
 
     async def _blame(self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]) -> None:
         """Raise the `FencedError` of the first position that is refused, as far as can be seen."""
-        # A locking read sees what others committed also where a transaction otherwise sees its own snapshot.
-        stored = await self._load(connection, feed, lock=True)
-        for partition, position in sorted(positions.items()):
-            check_predecessor(feed, partition, position, stored[partition].revision if partition in stored else None)
+        # A locking read sees what others committed also where a transaction otherwise sees its own snapshot. It locks no other partition: two consumers
+        # that commit several at a time would deadlock over those.
+        for chunk in _chunks(positions):
+            stored = await self._load(connection, feed, lock=True, partitions=chunk)
+            for partition, position in chunk.items():
+                check_predecessor(feed, partition, position, stored[partition].revision if partition in stored else None)
 
     async def _history(self, connection: AsyncConnection, feed: FeedKey, when: datetime) -> dict[int, Position]:
         at = check_reach(feed, self._journal, when)
