@@ -372,7 +372,10 @@ class Session:
             return
         worker.refusals += 1
         conflict = error.status == 409
-        if worker.refusals >= (self.limits.max_attempts_without_progress if conflict else 2):
+        asked_as = (self.info.dialect, self.info.token)
+        # A feed that changed between the two refusals explains them both, for a while.
+        again, worker.refused_as = not conflict and worker.refused_as == asked_as, asked_as
+        if worker.refusals >= (2 if again else self.limits.max_attempts_without_progress):
             final: FeedError = (
                 ProtocolError(
                     f"409 Conflict again, {worker.refusals} times, each with the token of a new discovery", feed=self.feed, partition=worker.partition
