@@ -369,7 +369,7 @@ class Planner:
         self._wait(entry, blockers)
         if blockers:
             return self._stay_behind(entry)
-        entry.end = None
+        entry.end, entry.warned = None, False
         self._move(entry, State.READING)
         return self._settle(entry) or [Start(partition.id, entry.cursor)]
 
@@ -401,18 +401,18 @@ class Planner:
         """What an heir that starts at the beginning waits for.
 
         Its ancestor may itself have started after a partition that is not drained yet. While the ancestor was seen listed, its parent is known. After a
-        restart it is not, and then every closed partition that does not descend from an heir may have been that parent: these come to their end
-        without waiting for any heir, so that waiting for them is safe.
+        restart it is not, and then every closed partition may have been that parent, but for those that descend from this heir or a later one: with a
+        smaller id as the mark of the earlier heir no two ever wait for each other.
         """
         parents: Iterable[int] = [self._parents[a] for a in heir.cursor_from if a in self._parents]
         if not parents:
-            parents = [p.id for p in self.graph if p.closed and not self._descends_from_heir(p)]
+            parents = [p.id for p in self.graph if p.closed and self._may_precede(p, heir)]
         return tuple(p for p in parents if p in self.graph and p != heir.id and not self._is_drained(p))
 
-    def _descends_from_heir(self, partition: Partition) -> bool:
+    def _may_precede(self, partition: Partition, heir: Partition) -> bool:
         while not partition.cursor_from and partition.starts_after in self.graph.partitions:
             partition = self.graph.partitions[partition.starts_after]
-        return bool(partition.cursor_from)
+        return not partition.cursor_from or partition.id < heir.id
 
     def _stay_behind(self, entry: Entry) -> list[Action]:
         """The partition waits: park it behind a parked one, warn of one that will not end by itself."""
@@ -429,8 +429,10 @@ class Planner:
 
     def _settle(self, entry: Entry) -> list[Action]:
         """Drained, if the committed cursor is the closed partition's end (R6); then its children may start."""
-        if not entry.running or entry.id in self._in_hand or not self._is_end(entry, entry.cursor):
+        if not entry.running or entry.id in self._in_hand:
             return []
+        if not self._is_end(entry, entry.cursor):
+            return self._uncommitted_end(entry)
         actions: list[Action] = [Stop(entry.id)]
         if entry.position is None or entry.position.status != "drained":
             entry.position = self.checkpoint(entry.id, entry.cursor)
@@ -440,6 +442,14 @@ class Planner:
             if partition in self.graph and self.entries[partition].state is State.WAITING:
                 actions += self._consider(self.graph.partitions[partition])
         return [*actions, Rediscover()]
+
+    def _uncommitted_end(self, entry: Entry) -> list[Action]:
+        """Warn of children that wait for a commit which the application may have forgotten."""
+        waiting = [p for p in self._waiters.get(entry.id, ()) if self.entries[p].state is State.WAITING]
+        if entry.end is None or entry.warned or not waiting:
+            return []
+        entry.warned = True
+        return [Report(entry.id, f"was read to its end, which is not committed: {_names(waiting)} can't start before it is")]
 
     def _is_end(self, entry: Entry, cursor: str) -> bool:
         return self.is_closed(entry.id) and cursor in (self.graph.partitions[entry.id].last_cursor, entry.end)
