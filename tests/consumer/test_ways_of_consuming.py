@@ -84,7 +84,7 @@ async def test_v1_headers_reach_the_event(serve: Callable[..., Publisher]) -> No
 
 async def test_the_decoder_is_the_users(publisher: Publisher) -> None:
     numbers(publisher, 0, [1])
-    async with consume(publisher, follow=False, decoder=lambda raw: len(raw)) as consumer:
+    async with consume(publisher, follow=False, decoder=len) as consumer:
         (event,) = await read(consumer)
         assert event.json() == len(event.raw)
 
@@ -220,7 +220,7 @@ async def test_a_consumer_that_is_not_open_says_so(publisher: Publisher) -> None
     with pytest.raises(RuntimeError, match="async with"):
         await anext(aiter(consumer))
     with pytest.raises(RuntimeError, match="async with"):
-        await consumer.run(lambda batch: anyio.sleep(0))
+        await consumer.run(lambda batch: anyio.sleep_forever())
     async with consumer:
         pass
     with pytest.raises(RuntimeError, match="async with"):
@@ -256,10 +256,14 @@ async def test_impossible_options_are_refused_at_once(options: dict[str, object]
 
 async def test_an_exception_in_the_loop_body_is_the_applications_own(publisher: Publisher) -> None:
     numbers(publisher, 0, range(3))
-    with pytest.raises(ZeroDivisionError):
+
+    async def work() -> None:
         async with consume(publisher) as consumer:
             async for event in consumer:
                 event.json()["n"] // 0
+
+    with pytest.raises(ZeroDivisionError):
+        await work()
 
 
 async def test_an_exception_of_a_handler_is_raised_by_run_and_cancels_the_others(serve: Callable[..., Publisher]) -> None:
