@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from feedapi_client.testing.faults import Fault, FaultRule
     from feedapi_client.testing.publisher import Publisher
     from feedapi_client.testing.server import Serving
-    from feedapi_client.testing.store_contract import CursorStoreContract
+    from feedapi_client.testing.store_contract import AdministrableStoreContract, CursorStoreContract
     from feedapi_client.testing.wire import Quirks
 
-__all__ = ["CursorStoreContract", "Fault", "FaultRule", "Publisher", "Quirks", "Request", "Response", "Serving", "faults"]
+__all__ = ["AdministrableStoreContract", "CursorStoreContract", "Fault", "FaultRule", "Publisher", "Quirks", "Request", "Response", "Serving", "faults"]
 
 _HOMES = {
+    "AdministrableStoreContract": "store_contract",
     "CursorStoreContract": "store_contract",
     "Fault": "faults",
     "FaultRule": "faults",
