@@ -45,6 +45,8 @@ UNKNOWN_COMMAND_GAP_SECONDS = 5.0
 """Between two discoveries that only an unknown command asks for."""
 SHARED_STREAM_MILLISECONDS = 5000
 """How long a streamed response lasts when more partitions want to be read than there are slots."""
+FAILING_SHARE = 4
+"""The part of the slots, one in so many, that partitions may take whose last request failed."""
 REPORTS_KEPT = 100
 
 
@@ -88,6 +90,7 @@ class Session:
         self._released: set[Worker] = set()
         self._refused: set[Worker] = set()
         self._at_end: set[int] = set()
+        self._failing = 0
         self._discover_at = 0.0
         self._discovered_at = 0.0
         self._discovery_wanted = False
@@ -274,9 +277,19 @@ class Session:
     async def _work(self, worker: Worker) -> None:
         if worker.stopped:
             return
-        if worker.scope is not None:  # cancelled, and not yet unwound
+        cancelled = worker.scope is not None  # and not yet unwound
+        # Partitions whose requests hang until they time out must not take all slots from those that answer (R14).
+        failing = worker.failures > 0
+        if cancelled or (failing and self._failing >= max(1, self.limits.max_concurrent_fetches // FAILING_SHARE)):
             self._scheduler.schedule(worker, DISCOVERY_GAP_SECONDS)
             return
+        self._failing += failing
+        try:
+            await self._fetch(worker)
+        finally:
+            self._failing -= failing
+
+    async def _fetch(self, worker: Worker) -> None:
         with anyio.CancelScope() as worker.scope:
             asked = worker.read_cursor
             try:
