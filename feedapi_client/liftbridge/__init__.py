@@ -29,7 +29,7 @@ from feedapi_client.liftbridge.errors import (
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.pending import PublisherStats
 from feedapi_client.liftbridge.publisher import ANY_OFFSET, LiftbridgePublisher, Stream, key_partition
-from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader
+from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader, RowId, row_id
 from feedapi_client.liftbridge.relay import Relay, RelayProgress
 from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
 
@@ -60,6 +60,7 @@ __all__ = [
     "RelayProgress",
     "RelayReader",
     "RelayedBatch",
+    "RowId",
     "Stream",
     "StreamCursorStore",
     "StreamError",
@@ -67,6 +68,7 @@ __all__ = [
     "decode",
     "encode",
     "key_partition",
+    "row_id",
 ]
 
 del _google_crc32c, _gufo, _nats, _protobuf

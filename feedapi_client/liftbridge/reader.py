@@ -5,9 +5,16 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from feedapi_client.liftbridge.api import LiftbridgeApi, Start
 from feedapi_client.liftbridge.attempts import CURSOR, PARTITION, Attempt, AttemptAssembler, Format, header
+from feedapi_client.liftbridge.messages_pb2 import Message
+
+QUERY = "feedapi-query"
+"""The id of the Spark query that wrote a message, with the headers `BATCH` and `ROW`."""
+BATCH = "feedapi-batch"
+ROW = "feedapi-row"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +72,17 @@ def batch_of(attempt: Attempt) -> RelayedBatch | None:
     else:
         return None
     return RelayedBatch(int(header(first, PARTITION)), header(first, CURSOR), events, keys, last.offset + 1)
+
+
+class RowId(NamedTuple):
+    """Which row of a Spark query a message holds. A row that was written again has the same one."""
+
+    query: str
+    batch: int
+    row: int
+
+
+def row_id(message: Message) -> RowId | None:
+    """The row that the Spark sink wrote as this message; None for any other message."""
+    query, batch, row = header(message, QUERY), header(message, BATCH), header(message, ROW)
+    return RowId(query, int(batch), int(row)) if query and batch.isdecimal() and row.isdecimal() else None

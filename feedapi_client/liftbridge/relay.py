@@ -9,7 +9,6 @@ a relay that starts reads the end of the stream and goes on from there, and the 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,15 +16,13 @@ from dataclasses import dataclass
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.liftbridge.attempts import CURSOR, PARTITION, Format
 from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.errors import AckTimeoutError, PublishError, PublishRefusedError
+from feedapi_client.liftbridge.errors import PublishError
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher, Stream
+from feedapi_client.liftbridge.retrying import publish_until_acked
 from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
 from feedapi_client.model import Batch, Event
 
 logger = logging.getLogger(__name__)
-
-_RETRY_PAUSE = 0.2
-_MAX_RETRY_PAUSE = 10.0
 
 Key = Callable[[Event], bytes | None]
 Headers = Callable[[Event], Mapping[str, bytes]]
@@ -104,30 +101,13 @@ class Relay:
         values, keys, headers = self._parts(batch)
         shared = {PARTITION: str(batch.partition).encode(), CURSOR: batch.cursor.encode()}
         partition = batch.partition % self._stream.partitions if self._key is None else None
-        done = failures = 0
-        while done < len(values):
-            try:
-                await self._publisher.publish_many(
-                    self._stream,
-                    values[done:],
-                    keys=keys and keys[done:],
-                    partition=partition,
-                    headers=shared,
-                    headers_each=headers and headers[done:],
-                )
-            except (AckTimeoutError, PublishRefusedError) as error:
-                failures = 1 if error.index else failures + 1
-                done += error.index
-                await self._before_retry(batch, error, failures)
-            else:
-                return
+        await publish_until_acked(
+            self._publisher, self._stream, values, keys, headers, shared=shared, partition=partition, attempts=self._attempts, on_retry=self._on_retry
+        )
 
-    async def _before_retry(self, batch: Batch, error: PublishError, failures: int) -> None:
-        if failures >= self._attempts:
-            raise error
+    def _on_retry(self, error: PublishError) -> None:
         self.progress.retries += 1
-        logger.warning("partition %d: events are published again: %s", batch.partition, error)
-        await asyncio.sleep(min(_RETRY_PAUSE * 2**failures, _MAX_RETRY_PAUSE))
+        logger.warning("events are published again: %s", error)
 
     def _parts(self, batch: Batch) -> tuple[list[bytes], Sequence[bytes | None] | None, Sequence[Mapping[str, bytes]] | None]:
         key, headers = self._key, self._headers

@@ -27,4 +27,5 @@ async def main(mode: str, feed: str, nats: str, api_address: str, path: str) -> 
 
 
 if __name__ == "__main__":
-    anyio.run(main, *sys.argv[1:])
+    mode, feed, nats, api_address, path = sys.argv[1:]
+    anyio.run(main, mode, feed, nats, api_address, path)

@@ -115,8 +115,7 @@ def test_an_empty_payload_is_a_payload() -> None:
 
 def test_every_type_has_its_name_and_number() -> None:
     assert [kind.value for kind in MsgType] == list(range(15))
-    assert MsgType.PARTITION_NOTIFICATION == 14
-    assert MsgType.REPLICATION_REQUEST == 2
+    assert (MsgType.PARTITION_NOTIFICATION.value, MsgType.REPLICATION_REQUEST.value) == (14, 2)
 
 
 @pytest.mark.parametrize("kind", list(MsgType))
@@ -142,7 +141,8 @@ def test_the_enumerations_are_those_of_the_protocol() -> None:
 
 def test_an_envelope_error_is_a_feed_error_and_survives_pickling() -> None:
     error = pickle.loads(pickle.dumps(EnvelopeError("why", check="magic")))
-    assert isinstance(error, FeedError)
+    assert issubclass(EnvelopeError, FeedError)
+    assert isinstance(error, EnvelopeError)
     assert error.check == "magic"
     assert "why" in str(error)
 

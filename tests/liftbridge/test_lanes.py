@@ -86,7 +86,7 @@ def test_a_nats_py_that_lacks_what_the_lane_needs_is_left_alone() -> None:
         pass
 
     client = Other()
-    client._ps = object()
+    setattr(client, "_ps", object())  # noqa: B010
     assert not AckLane.open(client, Subscription(client, 1, INBOX), lambda acks: None)
     assert type(client._ps) is object
 

@@ -1,0 +1,68 @@
+"""The package: its public names, its extra, and the generated code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from google.protobuf import descriptor_pb2
+
+import feedapi_client.liftbridge as package
+from feedapi_client.errors import FeedError, FencedError
+from feedapi_client.liftbridge import messages_pb2
+from feedapi_client.liftbridge.errors import LiftbridgeError
+
+ROOT = Path(__file__).parents[2]
+PROTO = "feedapi_client/liftbridge/messages.proto"
+
+PUBLIC = {
+    "ANY_OFFSET", "Ack", "AckError", "AckPolicy", "AckTimeoutError", "BrokerUnavailableError", "EncryptionError", "Envelope", "EnvelopeError",
+    "IncorrectOffsetError", "LiftbridgeApi", "LiftbridgeError", "LiftbridgePublisher", "Message", "MessageTooLargeError", "MsgType", "OutgoingBatch",
+    "PartitionMetadata", "PublishError", "PublishRefusedError", "PublisherStats", "Relay", "RelayFencedError", "RelayProgress", "RelayReader", "RelayedBatch",
+    "RowId", "Stream", "StreamCursorStore", "StreamError", "StreamMetadata", "decode", "encode", "key_partition", "row_id",
+}  # fmt: skip
+
+
+def test_the_public_names_are_these() -> None:
+    assert set(package.__all__) == PUBLIC
+    assert all(hasattr(package, name) for name in PUBLIC)
+
+
+def test_every_error_is_of_the_one_tree_and_fencing_is_fencing() -> None:
+    errors = [value for name in PUBLIC if isinstance(value := getattr(package, name), type) and issubclass(value, Exception)]
+    assert len(errors) == 11
+    assert all(issubclass(error, LiftbridgeError) and issubclass(error, FeedError) for error in errors)
+    assert issubclass(package.RelayFencedError, FencedError)
+
+
+@pytest.mark.parametrize("missing", ["nats", "google_crc32c", "gufo.liftbridge"])
+def test_without_the_extra_the_import_says_how_to_get_it(missing: str) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None\nimport feedapi_client.liftbridge"
+    result = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, cwd=ROOT)
+    assert "pip install 'feedapi-client[liftbridge]'" in result.stderr.splitlines()[-1]
+
+
+def test_the_generated_code_is_that_of_the_proto_file(tmp_path: Path) -> None:
+    out = tmp_path / "set"
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I", ".", f"--descriptor_set_out={out}", PROTO], check=True, cwd=ROOT)
+    [compiled] = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file
+    generated = descriptor_pb2.FileDescriptorProto()
+    messages_pb2.DESCRIPTOR.CopyToProto(generated)
+    for file in (compiled, generated):
+        for message in file.message_type:
+            for field in [*message.field, *(field for nested in message.nested_type for field in nested.field)]:
+                field.ClearField("json_name")  # only the compiler fills it in
+    assert compiled == generated
+
+
+def test_the_generated_code_asks_for_no_version_of_the_runtime() -> None:
+    # Generators since 5.27 write a check that refuses, or warns about, runtimes of another age.
+    assert "runtime_version" not in (ROOT / PROTO).with_name("messages_pb2.py").read_text()
+
+
+def test_it_lives_beside_another_copy_of_the_brokers_api() -> None:
+    program = "import gufo.liftbridge.api_pb2, feedapi_client.liftbridge.messages_pb2 as ours; ours.Message(offset=-1)"
+    for order in (program, "import feedapi_client.liftbridge.messages_pb2; " + program):
+        subprocess.run([sys.executable, "-W", "error", "-c", order], check=True, cwd=ROOT)
