@@ -12,8 +12,8 @@ import pytest
 from feedapi_client.testing import Publisher
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
-TESTED_ELSEWHERE = ("exactly_once_postgres", "relay_to_liftbridge", "spark_pipeline")
-"""Those that need a server or a JVM have tests of their own."""
+TESTED_ELSEWHERE = ("demo_servers", "exactly_once", "relay_", "spark_")
+"""Those that need a server or a JVM, and what they share, have tests of their own."""
 PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith(TESTED_ELSEWHERE))
 
 

@@ -7,6 +7,9 @@ import sys
 
 def main() -> None:
     """The entry point ``feedapi``. Exits with the code that ``feedapi --help`` explains."""
+    if sys.stdout is None or sys.stderr is None:
+        # Closed by the caller. There is nobody to tell.
+        raise SystemExit(1)
     try:
         from feedapi_client.cli.app import app
     except ModuleNotFoundError as missing:

@@ -81,8 +81,12 @@ class LiveView:
         show = self._show
         bar = Table.grid(padding=(0, 1))
         bar.add_row(ProgressBar(show.events, show.applied, width=40), Text(self._figures(), "bold"))
-        log = Text("\n").join(Text(f"{at:6.2f} s  ", "dim") + plain(text) for at, text in list(show.happenings)[-_LINES:])
-        return Group(lineage_tree(show.seen, Text(f"feed {show.publisher.url}", style="bold"), self._label), Text(), bar, Text(), log)
+        log = Table.grid(padding=(0, 2))
+        log.add_column(justify="right", style="dim", min_width=9)
+        log.add_column(no_wrap=True, overflow="ellipsis")
+        for at, text in list(show.happenings)[-_LINES:]:
+            log.add_row(f"{at:.2f} s", plain(text))
+        return Group(lineage_tree(show.seen, Text(show.url, style="bold"), self._label), Text(), bar, Text(), log)
 
     def _figures(self) -> str:
         show, now = self._show, time.monotonic()

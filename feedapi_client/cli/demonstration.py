@@ -78,8 +78,8 @@ class Demonstration:
         self.seen: dict[int, Partition] = {}
         self.status: ConsumerStatus | None = None
         self.began = time.monotonic()
+        self.url = ""
         self._crash_due = 0
-        self._crash_early = False
         self._fed = False
         self._consumer: FeedConsumer | None = None
         self._programme = sorted([*self._topology(), *[((k + 0.6) / (crashes + 0.5), self._ask_for_crash) for k in range(crashes)]], key=lambda item: item[0])
@@ -114,7 +114,7 @@ class Demonstration:
         log.addHandler(handler)
         try:
             with tempfile.TemporaryDirectory(prefix="feedapi-demo-") as directory, self.publisher.serve() as url:
-                self.began = time.monotonic()
+                self.began, self.url = time.monotonic(), url
                 self._look()
                 self.note(f"a publisher serves partitions 0 and 1 ({self.publisher.dialect})")
                 return await self._run(url, Path(directory, "demo.db"))
@@ -258,5 +258,5 @@ class _Notes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         message = record.getMessage()
-        where = f"feed {self._show.publisher.url}"
+        where = f"feed {self._show.url}"
         self._show.note(message.removeprefix(where).lstrip(":, "))

@@ -52,25 +52,31 @@ def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
 
 
 def _draw(feed: str, info: FeedInfo) -> None:
-    from rich.table import Table
     from rich.text import Text
 
-    from feedapi_client.cli.drawing import console, lineage_tree, plain
+    from feedapi_client.cli.drawing import console, lineage_tree, plain, print_table
 
     out = console()
     out.print(plain(feed, "bold"))
     flags = [f"dialect {info.dialect}", *(["exactly once"] if info.exactly_once else []), *(["stream"] if info.stream else [])]
     filters = [f"filters {', '.join(info.filters)}"] if info.filters else []
     out.print(plain(" · ".join([*flags, *filters])))
-    table = Table("partition", "state", "starts after", "cursor from", "last cursor")
-    for p in info.partitions.values():
-        after = "" if p.starts_after is None else str(p.starts_after)
-        state = Text("closed", "dim") if p.closed else Text("open", "green")
-        table.add_row(str(p.id), state, after, ", ".join(map(str, p.cursor_from)), plain(p.last_cursor or ""))
-    out.print(table)
+    print_table(
+        ("partition", "state", "starts after", "cursor from", "last cursor"),
+        [
+            (
+                str(p.id),
+                ("closed", "dim") if p.closed else ("open", "green"),
+                "" if p.starts_after is None else str(p.starts_after),
+                ", ".join(map(str, p.cursor_from)),
+                p.last_cursor or "",
+            )
+            for p in info.partitions.values()
+        ],
+    )
 
     def label(id: int) -> Text:
         return Text(f"{id}  closed", style="dim") if info.partitions[id].closed else Text(f"{id}  open", style="green")
 
-    if info.partitions:
+    if any(p.starts_after is not None or p.cursor_from for p in info.partitions.values()):
         out.print(lineage_tree(info.partitions, Text("lineage", style="bold"), label))

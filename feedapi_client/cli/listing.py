@@ -7,9 +7,8 @@ from datetime import datetime
 from typing import Any
 
 import orjson
-from rich.table import Table
 
-from feedapi_client.cli.drawing import console, plain
+from feedapi_client.cli.drawing import Cell, console, plain, print_table
 from feedapi_client.cli.lag import CAUGHT_UP, FeedLag
 from feedapi_client.cli.report import CommandError
 from feedapi_client.model import FeedKey, Position
@@ -31,19 +30,15 @@ def print_feeds(feeds: Listed, *, json: bool) -> None:
         out.print("no positions are stored")
     for key, (positions, lag) in feeds.items():
         out.print(plain(key, "bold"))
-        out.print(_table(positions, lag))
+        ids = sorted(positions.keys() | (lag.lag.keys() if lag else set()))
+        print_table(("partition", "status", "revision", "cursor", *(["lag"] if lag else [])), [_row(id, positions.get(id), lag) for id in ids])
 
 
-def _table(positions: Mapping[int, Position], lag: FeedLag | None) -> Table:
-    table = Table("partition", "status", "revision", "cursor", *(["lag"] if lag else []))
-    for id in sorted(positions.keys() | (lag.lag.keys() if lag else set())):
-        position = positions.get(id)
-        row = [str(id), "", "", ""] if position is None else [str(id), position.status, str(position.revision), position.cursor]
-        cells = [plain(row[0]), plain(row[1], _STYLES.get(row[1], "")), plain(row[2]), plain(row[3])]
-        if lag:
-            cells.append(plain(lag.lag[id], _lag_style(lag.lag[id])))
-        table.add_row(*cells)
-    return table
+def _row(id: int, position: Position | None, lag: FeedLag | None) -> list[Cell]:
+    cells: list[Cell] = [str(id), "", "", ""]
+    if position is not None:
+        cells = [str(id), (position.status, _STYLES[position.status]), str(position.revision), position.cursor]
+    return cells if lag is None else [*cells, (lag.lag[id], _lag_style(lag.lag[id]))]
 
 
 def _lag_style(text: str) -> str:
@@ -56,16 +51,16 @@ def _lag_style(text: str) -> str:
 
 def print_changes(key: FeedKey, when: datetime, now: Mapping[int, Position], then: Mapping[int, Position]) -> None:
     """What a rewind would change."""
-    out = console()
-    out.print(plain(f"{key}, at {when.isoformat(sep=' ', timespec='seconds')}", "bold"))
-    table = Table("partition", "status now", "cursor now", "status then", "cursor then")
-    for id in sorted(now.keys() | then.keys()):
-        before, after = now.get(id), then.get(id)
-        old = (before.status, before.cursor) if before else ("", "")
-        new = (after.status, after.cursor) if after else ("forgotten", "")
-        style = "" if old == new else "yellow"
-        table.add_row(plain(id), *map(plain, old), *(plain(text, style) for text in new))
-    out.print(table)
+    console().print(plain(f"{key}, at {when.isoformat(sep=' ', timespec='seconds')}", "bold"))
+    rows = [_change(id, now.get(id), then.get(id)) for id in sorted(now.keys() | then.keys())]
+    print_table(("partition", "status now", "cursor now", "status then", "cursor then"), rows)
+
+
+def _change(id: int, before: Position | None, after: Position | None) -> list[Cell]:
+    old = (before.status, before.cursor) if before else ("", "")
+    new = (after.status, after.cursor) if after else ("forgotten", "")
+    style = "" if old == new else "yellow"
+    return [str(id), *old, *((text, style) for text in new)]
 
 
 def dump(feeds: Listed) -> str:

@@ -12,11 +12,10 @@ from typing import Any
 
 import orjson
 import typer
-from rich.table import Table
 
 from feedapi_client import quarantine
 from feedapi_client.cli.administration import Target
-from feedapi_client.cli.drawing import console, plain
+from feedapi_client.cli.drawing import print_table
 from feedapi_client.cli.report import CommandError, one_line
 from feedapi_client.cli.stores import check_file, database, resolved, shown
 from feedapi_client.model import Batch
@@ -107,11 +106,11 @@ def print_events(events: list[QuarantinedEvent], *, json: bool) -> None:
     if json:
         print(orjson.dumps([_as_json(event) for event in events], option=orjson.OPT_INDENT_2).decode())
         return
-    table = Table("id", "since", "consumer", "partition", "error", "bytes")
-    for event in events:
-        cells = (event.id, event.time.isoformat(sep=" ", timespec="seconds"), event.feed, event.partition, event.error_type, len(event.raw))
-        table.add_row(*map(plain, cells))
-    console().print(table if events else "the quarantine is empty")
+    if not events:
+        print("the quarantine is empty")
+        return
+    rows = [(e.id, e.time.isoformat(sep=" ", timespec="seconds"), str(e.feed), str(e.partition), e.error_type, str(len(e.raw))) for e in events]
+    print_table(("id", "since", "consumer", "partition", "error", "bytes"), rows)
 
 
 def print_event(event: QuarantinedEvent, *, raw: bool) -> None:

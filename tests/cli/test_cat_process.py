@@ -6,6 +6,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -51,9 +52,10 @@ def test_a_signal_ends_it_after_the_batch_in_hand(spawn: Spawn, feedapi_publishe
     assert _cursor(store) == feedapi_publisher.end_cursor(0)
 
 
-def test_a_signal_ends_it_while_the_feed_does_not_answer(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+@pytest.mark.parametrize("command", ["cat", "discover"])
+def test_a_signal_ends_it_while_the_feed_does_not_answer(spawn: Spawn, feedapi_publisher: Publisher, command: str) -> None:
     hung = feedapi_publisher.fail(faults.Hang(), on="discovery", times=None)
-    process = spawn("cat", feedapi_publisher.url)
+    process = spawn(command, feedapi_publisher.url)
     while not hung.hits:
         with suppress(subprocess.TimeoutExpired):
             process.wait(0.05)
@@ -115,6 +117,12 @@ def test_a_full_disk_is_one_line(spawn: Spawn, feedapi_publisher: Publisher, sto
     assert process.returncode == 1
     assert errors == b"feedapi: writing to stdout failed: No space left on device\n"
     assert _cursor(store) == "_first"
+
+
+def test_without_a_stdout_it_ends_at_once(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+    command = [sys.executable, "-m", "feedapi_client.cli", "cat", str(feedapi_publisher.url)]
+    result = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], check=False, capture_output=True, timeout=WAIT)
+    assert (result.returncode, result.stderr) == (1, b"")
 
 
 def test_follow_prints_what_comes_later(spawn: Spawn, feedapi_publisher: Publisher) -> None:

@@ -10,9 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import anyio
 import orjson
 import pytest
 
+from feedapi_client import FeedKey, Position, SQLiteCursorStore
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import Feedapi
 from tests.servers import Redis
@@ -55,6 +57,17 @@ def test_ls_shows_each_position(feedapi: Feedapi, publisher: Publisher, filled: 
     assert f"default @ {publisher.url}" in result.stdout
     row = next(line for line in result.stdout.splitlines() if line.startswith("│ 0"))
     assert [cell.strip() for cell in row.strip("│").split("│")] == ["0", "open", "2", publisher.end_cursor(0)]
+
+
+def test_ls_of_very_many_positions_is_lines(feedapi: Feedapi, store: Path) -> None:
+    async def save() -> None:
+        async with SQLiteCursorStore(store) as cursors:
+            await cursors.save(FeedKey("http://h/feed"), {id: Position(f"cursor-{id}") for id in range(32768)})
+
+    anyio.run(save)
+    lines = feedapi("cursors", "ls", "--store", store).stdout.splitlines()
+    assert len(lines) == 2 + 32768
+    assert lines[-1].split() == ["32767", "open", "1", "cursor-32767"]
 
 
 def test_ls_json_is_what_export_prints(feedapi: Feedapi, filled: Path) -> None:
