@@ -6,8 +6,9 @@ after it on their own: the effects of a batch's good events, the quarantined one
 - A handler is the same with quarantine as without. It applies ``batch.events`` in a transaction of its own and calls ``batch.commit(transaction=tx)``
   there as its last step; or it has no such transaction and leaves the commit to `run`.
 - When a batch fails, the poison is looked for by *trials*: the handler is called with runs of the batch's first events. In a trial ``batch.commit`` raises
-  `TrialOver`, so that the handler's transaction rolls back: a trial that comes that far has passed and has left nothing behind. Trials halve the
-  run that fails, until one event is left whose predecessors pass and which does not.
+  `TrialOver`, so that the handler's transaction rolls back: a trial that comes that far has passed and has left nothing behind (an ORM session is flushed
+  before, since what it holds back may be what fails). Trials halve the run that fails, until one event is left whose predecessors pass and which does
+  not. A constraint that the database checks only at the end of a transaction makes a failure that no event can be blamed for, which is raised.
 - Then the handler gets the batch once more without that event, and its ``batch.commit(transaction=tx)`` saves the cursor and the quarantined event in that
   very transaction. Exactly once holds whatever the trials found out.
 - A handler that returns from a trial without a commit has no transaction that could be rolled back: its events count as handled. It goes on to get
@@ -199,9 +200,11 @@ class _Case:
         """Whether the handler can handle the first `count` events of the rest: None, or why not. Those that stay handled leave the rest."""
         rolled_back = False
 
-        async def commit(_: Batch, transaction: Any) -> None:  # noqa: ARG001
+        async def commit(_: Batch, transaction: Any) -> None:
             nonlocal rolled_back
             rolled_back = True
+            if hasattr(transaction, "flush"):
+                await transaction.flush()  # what an ORM session still holds back may be what fails
             raise TrialOver
 
         try:

@@ -10,6 +10,7 @@ import anyio
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from feedapi_client import Batch, FeedKey, MemoryCursorStore, Position, SQLAlchemyCursorStore, SQLiteCursorStore, StoreError
 from feedapi_client.model import make_event
@@ -147,6 +148,16 @@ async def test_a_file_that_is_no_database_is_a_store_error(tmp_path: Path) -> No
         await SQLiteQuarantineStore(tmp_path / "a.db").prepare()
 
 
+class Base(DeclarativeBase):
+    pass
+
+
+class Effect(Base):
+    __tablename__ = "effects"
+    at: Mapped[int] = mapped_column(primary_key=True)
+    n: Mapped[int]
+
+
 class TestPostgreSQL:
     @pytest.fixture
     def anyio_backend(self) -> str:
@@ -191,6 +202,16 @@ class TestPostgreSQL:
         await run(publisher, cursors, handle, "quarantine")
         assert await self.rows(cursors) == [n for n in range(20) if n not in (7, 12)]
         assert len(await kept(quarantine_beside(cursors))) == 2
+
+    async def test_a_trial_flushes_what_a_session_still_holds_back(self, publisher: Publisher, cursors: SQLAlchemyCursorStore) -> None:
+        async def handle(batch: Batch) -> None:
+            async with AsyncSession(cursors.engine) as session, session.begin():
+                session.add_all([Effect(n=n) for n in numbers(batch)])
+                await batch.commit(transaction=session)
+
+        await run(publisher, cursors, handle, "quarantine")
+        assert sorted(await self.rows(cursors)) == [n for n in range(20) if n not in (7, 12)]
+        assert [event.index for event in await kept(quarantine_beside(cursors))] == [7, 12]
 
     async def test_a_handler_that_leaves_the_commit_to_run_quarantines_with_the_cursor(self, publisher: Publisher, cursors: SQLAlchemyCursorStore) -> None:
         async def handle(batch: Batch) -> None:
