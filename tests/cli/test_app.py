@@ -17,7 +17,7 @@ from tests.cli.conftest import Feedapi
 def test_help_lists_the_commands_and_the_exit_codes(feedapi: Feedapi) -> None:
     result = feedapi("--help")
     assert result.exit_code == 0
-    for word in ("demo", "serve", "discover", "cat", "cursors", "Exit codes"):
+    for word in ("demo", "serve", "discover", "cat", "cursors", "quarantine", "ingest", "relay", "Exit codes"):
         assert word in result.stdout
 
 

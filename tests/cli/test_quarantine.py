@@ -150,6 +150,14 @@ def test_an_adapter_parses_its_own_arguments(feedapi: Feedapi, monkeypatch: pyte
     assert (result.exit_code, result.stdout) == (3, "['http://h/feed', 'out', '--help', '--trigger', '10s']\n")
 
 
+@pytest.mark.parametrize("command", ["ingest", "relay"])
+def test_the_adapters_are_mounted(feedapi: Feedapi, command: str) -> None:
+    result = feedapi(command, "--help")
+    assert result.exit_code == 0
+    assert result.stdout.startswith(f"usage: feedapi {command} ")
+    assert feedapi(command).exit_code == 2
+
+
 @pytest.mark.parametrize(("command", "missing", "extra"), [("ingest", "pyspark", "spark"), ("relay", "nats", "liftbridge")])
 def test_a_missing_extra_says_what_to_install(feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, command: str, missing: str, extra: str) -> None:
     def import_module(name: str) -> None:
