@@ -39,7 +39,9 @@ def run(args: argparse.Namespace) -> Outcome:
         def progress(outcome: Outcome) -> None:
             bar.update(task, completed=outcome.kills, events=outcome.events)
 
-        return anyio.run(lambda: pull_the_plug(where, kills=args.kills, cursor=args.outside_transaction or "inside", seed=args.seed, progress=progress))
+        return anyio.run(
+            lambda: pull_the_plug(where, kills=args.kills, cursor=args.outside_transaction or "inside", poison=args.poison, seed=args.seed, progress=progress)
+        )
 
 
 def report(outcome: Outcome, args: argparse.Namespace) -> None:
@@ -51,6 +53,7 @@ def report(outcome: Outcome, args: argparse.Namespace) -> None:
         ("splits", splits or "none"),
         ("token rotations", outcome.rotations),
         ("events", outcome.events),
+        ("of these in quarantine", outcome.quarantined),
         ("lost", outcome.lost),
         ("duplicated", outcome.duplicated),
         ("out of order within their entity", outcome.disordered),
@@ -72,6 +75,7 @@ def main() -> None:
         const="after",
         help="save the cursor before or after the transaction of the effects (default: after): the check has to fail",
     )
+    parser.add_argument("--poison", action="store_true", help="let the application fail at some events, which go into quarantine")
     parser.add_argument("--seed", type=int, help="for the traffic and the choice of moments; the processes' own timing stays random")
     args = parser.parse_args()
     outcome = run(args)

@@ -8,8 +8,10 @@ from contextlib import asynccontextmanager, closing
 from typing import Any, NamedTuple, Protocol
 
 import anyio
+import orjson
 
 from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.quarantine import SQLiteQuarantineStore
 
 
 class Row(NamedTuple):
@@ -38,6 +40,9 @@ class Application(Protocol):
     def misplaced(self) -> int:
         """How many effects are not the next one of their entity: 0 at any time when each event comes exactly once, in order."""
 
+    def put_aside(self) -> list[tuple[str, int]]:
+        """Entity and number of the events in quarantine."""
+
     async def aclose(self) -> None:
         """Let go of connections."""
 
@@ -45,6 +50,7 @@ class Application(Protocol):
 _COLUMNS = "partition_id, entity, n, writer"
 _ROWS = f"SELECT {_COLUMNS} FROM effects ORDER BY at"
 _MISPLACED = "SELECT count(*) FROM (SELECT n, row_number() OVER (PARTITION BY entity ORDER BY at) - 1 AS expected FROM effects) AS numbered WHERE n <> expected"
+_PUT_ASIDE = "SELECT payload FROM feedapi_quarantine"
 _TABLE = "CREATE TABLE IF NOT EXISTS effects (at {at}, partition_id INTEGER NOT NULL, entity TEXT NOT NULL, n INTEGER NOT NULL, writer INTEGER NOT NULL)"
 
 
@@ -66,11 +72,14 @@ class PostgresApplication:
         """Make the tables, empty."""
         import psycopg
 
+        from feedapi_client.stores.quarantine_sql import SQLAlchemyQuarantineStore
+
         with psycopg.connect(dsn) as connection:
-            connection.execute("DROP TABLE IF EXISTS effects, feedapi_cursors")
+            connection.execute("DROP TABLE IF EXISTS effects, feedapi_cursors, feedapi_quarantine")
             connection.execute(_TABLE.format(at="BIGSERIAL PRIMARY KEY"))  # type: ignore[arg-type]
         application = cls(dsn)
         await application.store.create_tables()
+        await SQLAlchemyQuarantineStore(application._engine).create_tables()
         await application.aclose()
 
     async def write(self, transaction: Any, rows: Sequence[Row]) -> None:
@@ -84,6 +93,9 @@ class PostgresApplication:
 
     def misplaced(self) -> int:
         return int(self._query(_MISPLACED)[0][0])
+
+    def put_aside(self) -> list[tuple[str, int]]:
+        return [_event(payload) for (payload,) in self._query(_PUT_ASIDE)]
 
     async def aclose(self) -> None:
         await self._engine.dispose()
@@ -107,11 +119,12 @@ class SQLiteApplication:
 
     @classmethod
     async def create(cls, path: str) -> None:
-        """Make the table, empty."""
+        """Make the tables, empty."""
         with closing(sqlite3.connect(path)) as connection:
-            connection.execute("DROP TABLE IF EXISTS effects")
-            connection.execute("DROP TABLE IF EXISTS feedapi_cursors")
+            for table in ("effects", "feedapi_cursors", "feedapi_quarantine"):
+                connection.execute(f"DROP TABLE IF EXISTS {table}")
             connection.execute(_TABLE.format(at="INTEGER PRIMARY KEY AUTOINCREMENT"))
+        await SQLiteQuarantineStore(path).prepare()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
@@ -129,12 +142,20 @@ class SQLiteApplication:
     def misplaced(self) -> int:
         return int(self._query(_MISPLACED)[0][0])
 
+    def put_aside(self) -> list[tuple[str, int]]:
+        return [_event(payload) for (payload,) in self._query(_PUT_ASIDE)]
+
     async def aclose(self) -> None:
         await self.store.aclose()
 
     def _query(self, sql: str) -> list[Any]:
         with closing(sqlite3.connect(self._path, timeout=30)) as connection:
             return connection.execute(sql).fetchall()
+
+
+def _event(payload: bytes) -> tuple[str, int]:
+    event = orjson.loads(bytes(payload))
+    return event["entity"], event["n"]
 
 
 def application_class(database: str) -> type[PostgresApplication] | type[SQLiteApplication]:

@@ -1,4 +1,4 @@
-"""The process whose plug is pulled: ``python -m tests.plug.consumer URL DATABASE [--cursor inside|before|after] [--to-the-end]``.
+"""The process whose plug is pulled: ``python -m tests.plug.consumer URL DATABASE [--cursor inside|before|after] [--poison] [--to-the-end]``.
 
 Writes a sign of life to stdout at each step of its work, so that the one who kills it can choose any of them. Ends with code 3 when it is fenced.
 """
@@ -13,11 +13,18 @@ import sys
 import anyio
 
 from feedapi_client import Batch, FeedConsumer, FencedError, Limits
+from feedapi_client.failure import Handler
 from tests.plug.application import Application, Row, application_class
 
 FENCED = 3
 OPENED, STEP = b"o", b"."
 _PAUSE_SECONDS = 0.003
+POISON = 17
+"""With ``--poison`` the application can't handle each entity's every 17th event, and quarantines it."""
+
+
+class PoisonError(Exception):
+    """The application's own."""
 
 
 async def step() -> None:
@@ -26,7 +33,7 @@ async def step() -> None:
     await anyio.sleep(random.uniform(0, _PAUSE_SECONDS))
 
 
-def handler(application: Application, cursor: str) -> object:
+def handler(application: Application, cursor: str, *, poison: bool) -> Handler:
     """Writes the events of a batch and commits: the cursor inside the transaction of the effects, or before it, or after it."""
 
     async def write(transaction: object, batch: Batch) -> None:
@@ -37,6 +44,8 @@ def handler(application: Application, cursor: str) -> object:
             if part:
                 await application.write(transaction, part)
             await step()
+        if poison and any(row.n % POISON == 0 for row in rows):
+            raise PoisonError
 
     async def inside(batch: Batch) -> None:
         async with application.transaction() as transaction:
@@ -62,7 +71,7 @@ def handler(application: Application, cursor: str) -> object:
     return {"inside": inside, "before": before, "after": after}[cursor]
 
 
-async def consume(url: str, database: str, cursor: str, *, follow: bool) -> None:
+async def consume(url: str, database: str, cursor: str, *, poison: bool, follow: bool) -> None:
     """Run until killed, or to the end of the feed."""
     application = application_class(database)(database)
     # Small batches and short pauses: many moments to be killed in.
@@ -70,7 +79,7 @@ async def consume(url: str, database: str, cursor: str, *, follow: bool) -> None
     try:
         async with FeedConsumer(url, store=application.store, follow=follow, limits=limits) as consumer:
             os.write(1, OPENED)
-            await consumer.run(handler(application, cursor))  # type: ignore[arg-type]
+            await consumer.run(handler(application, cursor, poison=poison), on_failure="quarantine" if poison else "raise")
     finally:
         with anyio.CancelScope(shield=True):
             await application.aclose()
@@ -81,10 +90,11 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("database")
     parser.add_argument("--cursor", choices=["inside", "before", "after"], default="inside")
+    parser.add_argument("--poison", action="store_true")
     parser.add_argument("--to-the-end", action="store_true")
     args = parser.parse_args()
     try:
-        anyio.run(lambda: consume(args.url, args.database, args.cursor, follow=not args.to_the_end))
+        anyio.run(lambda: consume(args.url, args.database, args.cursor, poison=args.poison, follow=not args.to_the_end))
     except FencedError as error:
         print(error, file=sys.stderr)
         sys.exit(FENCED)
