@@ -1,0 +1,194 @@
+"""The Spark source beside the plain consume loop, in one run: ``python -m tests.benchmarks.bench_spark``.
+
+One task slot (``local[1]``), a sink that drops the rows (noop), pages from a static server. "Per core" is events for each second of processor time of all
+processes that take part: JVM, Python workers, the driver's planner. The plain loops are one process on one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tests.benchmarks.bench_consume import batches_json, batches_untouched, events_json
+from tests.benchmarks.static_feed import static_feed
+
+EPOCH = 100_000
+
+
+@dataclass
+class Run:
+    """What one query did; the first batches, in which the JVM compiles, are left out."""
+
+    events: int
+    wall: float
+    processor: float
+    batch_seconds: list[float]
+    worker_mib: float
+
+
+def descendants(root: int) -> list[int]:
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    found = [root]
+    for pid in found:
+        found += [child for child, parent in parents.items() if parent == pid]
+    return found
+
+
+def processor_seconds(pids: list[int]) -> float:
+    """Processor time of the processes, and of their children that ended."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15]))
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def worker_mib(pids: list[int]) -> float:
+    """The largest Python worker."""
+    largest = 0.0
+    for pid in pids:
+        with suppress(OSError):
+            if "pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_text():
+                status = Path(f"/proc/{pid}/status").read_text()
+                largest = max(largest, int(status.partition("VmHWM:")[2].split()[0]) / 1024)
+    return largest
+
+
+def stream(spark: Any, url: str, limit: int, skip: int) -> Run:
+    """One query to the end of the feed; the first `skip` batches are not counted."""
+    jvm = spark.sparkContext._gateway.proc.pid
+    marks: list[tuple[float, float]] = []
+    largest = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        source = spark.readStream.format("feedapi").options(url=url, stagingLocation=f"{folder}/staging", maxEventsPerPartition=limit).load()
+        query = source.writeStream.format("noop").option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
+        done = threading.Event()
+
+        def watch() -> None:
+            nonlocal largest
+            commits = Path(folder, "checkpoint", "commits")
+            seen = 0
+            while not done.is_set():
+                now = len([file for file in commits.glob("*") if file.name.isdigit()]) if commits.exists() else 0
+                if now != seen:
+                    pids = descendants(jvm)
+                    marks.extend([(time.perf_counter(), processor_seconds(pids))] * (now - seen))
+                    largest = max(largest, worker_mib(pids))
+                    seen = now
+                time.sleep(0.01)
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        query.awaitTermination()
+        done.set()
+        watcher.join()
+        progress = [entry for entry in query.recentProgress if entry["numInputRows"]]
+    first, last = marks[skip - 1], marks[-1]
+    counted = progress[skip:]
+    return Run(
+        sum(entry["numInputRows"] for entry in counted),
+        last[0] - first[0],
+        last[1] - first[1],
+        [entry["durationMs"]["triggerExecution"] / 1000 for entry in counted],
+        largest,
+    )
+
+
+def session() -> Any:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    from pyspark.sql import SparkSession
+
+    from feedapi_client.spark import FeedDataSource
+
+    builder: Any = SparkSession.builder
+    spark = (
+        builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.driver.memory", "1g")
+        .config("spark.sql.streaming.numRecentProgressUpdates", "1000")
+        .getOrCreate()
+    )
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(FeedDataSource)
+    return spark
+
+
+def plain(loop: Any, url: str) -> float:
+    began = time.process_time()
+    count = asyncio.run(loop(url))
+    return count / (time.process_time() - began)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--epochs", type=int, default=20, help=f"measured epochs of {EPOCH} events (default 20)")
+    given = arguments.parse_args()
+    console = Console()
+    warm = 8
+    spark = session()
+    with static_feed(events=EPOCH * (given.epochs + warm), page_size=10_000) as url:
+        loops = {"async for, each .json()": events_json, "batches(), each .json()": batches_json, "batches(), untouched": batches_untouched}
+        plains = {name: statistics.median(plain(loop, url) for _ in range(3)) for name, loop in loops.items()}
+        run = stream(spark, url, EPOCH, warm)
+    per_core = run.events / run.processor
+    table = Table(title=f"Spark streaming, epochs of {EPOCH:,} events of 150 bytes")
+    for column in ("measure", "events/s of a core", "Spark / this"):
+        table.add_column(column, justify="right" if column != "measure" else "left")
+    table.add_row("Spark, per second of processor time", f"{per_core:,.0f}", "")
+    for name, rate in plains.items():
+        table.add_row(f"plain loop: {name}", f"{rate:,.0f}", f"{per_core / rate:.2f}")
+    console.print(table)
+    console.print(f"Spark, wall clock, one task slot: {run.events / run.wall:,.0f} events/s; {run.processor / run.wall:.2f} cores busy")
+    with static_feed(events=100 * 60, page_size=100) as url:
+        small = stream(spark, url, 100, 20)
+    console.print(
+        f"a micro-batch of 100 events: {statistics.median(small.batch_seconds):.3f} s, {small.processor / len(small.batch_seconds):.3f} s of processor time"
+    )
+    for size in (100_000, 1_000_000, 3_000_000):
+        with static_feed(events=size, page_size=10_000) as url:
+            memory = peak(spark, url, size)
+        console.print(f"Python worker, an epoch of {size:,} events ({size * 150 / 1e6:,.0f} MB): {memory:,.0f} MiB at its peak")
+    spark.stop()
+
+
+def peak(spark: Any, url: str, limit: int) -> float:
+    """Peak memory of a Python worker over one epoch."""
+    largest = 0.0
+    done = threading.Event()
+    jvm = spark.sparkContext._gateway.proc.pid
+
+    def watch() -> None:
+        nonlocal largest
+        while not done.wait(0.1):
+            largest = max(largest, worker_mib(descendants(jvm)))
+
+    watcher = threading.Thread(target=watch)
+    with tempfile.TemporaryDirectory() as folder:
+        source = spark.readStream.format("feedapi").options(url=url, stagingLocation=f"{folder}/staging", maxEventsPerPartition=limit).load()
+        query = source.writeStream.format("noop").option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
+        watcher.start()
+        query.awaitTermination()
+        done.set()
+        watcher.join()
+    return largest
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,119 @@
+"""``feedapi ingest``: a feed into a table, exactly once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from feedapi_client.spark.ingest import Ingest, Summary, main, plain_message, run, trigger_options
+from feedapi_client.testing import Publisher
+from tests.spark import transforms
+from tests.spark.engine import problems
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher(partitions=2, page_size=50, checkpoint_every=10, seed=2)
+    publish(publisher, 120)
+    with publisher.serve():
+        yield publisher
+
+
+def publish(publisher: Publisher, count: int, *, first: int = 0) -> None:
+    for n in range(first, first + count):
+        entity = f"e{n % 7}"
+        publisher.publish(entity, {"entity": entity, "n": n})
+
+
+def job(publisher: Publisher, tmp_path: Path, **more: object) -> Ingest:
+    assert publisher.url is not None
+    return Ingest(url=publisher.url, output=str(tmp_path / "table"), **more)  # type: ignore[arg-type]
+
+
+def test_a_raw_table_grows_by_what_is_new(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+    first = run(spark, job(publisher, tmp_path))
+    assert (first.rows, first.unparsed) == (120, 0)
+    publish(publisher, 30, first=120)
+    assert run(spark, job(publisher, tmp_path)).rows == 30
+    assert run(spark, job(publisher, tmp_path)).rows == 0
+    table = spark.read.parquet(str(tmp_path / "table"))
+    assert problems((row.asDict() for row in table.collect()), publisher.payloads()) == []
+
+
+def test_a_typed_and_partitioned_table_keeps_what_does_not_fit(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+    publisher.append(0, {"entity": "e0", "n": "not a number"})
+    summary = run(spark, job(publisher, tmp_path, schema="entity STRING, n INT", partition_by=["entity"]))
+    assert (summary.rows, summary.unparsed) == (121, 1)
+    table = spark.read.parquet(str(tmp_path / "table"))
+    assert table.where("_corrupt is null").selectExpr("sum(n) as total").first().total == sum(range(120))  # type: ignore[union-attr]
+    assert (tmp_path / "table" / "batch=0" / "entity=e3").is_dir()
+
+
+def test_a_transformation_of_the_users_own(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+    summary = run(spark, job(publisher, tmp_path, schema="entity STRING, n INT", transform=transforms.only_odd, format="json"))
+    assert summary.batches >= 1
+    assert {row.n for row in spark.read.json(str(tmp_path / "table")).collect()} == set(range(1, 120, 2))
+
+
+def test_a_batch_that_is_written_again_replaces_the_first_attempt(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+    def fails_once_it_has_written(batch, number):  # type: ignore[no-untyped-def]
+        batch.write.mode("append").parquet(str(tmp_path / "table" / f"batch={number}"))
+        raise RuntimeError("after the write")
+
+    with pytest.raises(StreamingQueryException):
+        run(spark, job(publisher, tmp_path, transform=fails_once_it_has_written))
+    assert run(spark, job(publisher, tmp_path)).rows == 120
+    assert spark.read.parquet(str(tmp_path / "table")).count() == 120
+
+
+def test_an_output_of_another_query_is_left_alone(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+    run(spark, job(publisher, tmp_path))
+    with pytest.raises(ValueError, match=r"holds batches, but .* is not the checkpoint"):
+        run(spark, job(publisher, tmp_path, checkpoint=str(tmp_path / "another")))
+
+
+def test_what_failed_is_said_in_one_line(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+    publisher.bearer = "needed"
+    with pytest.raises(StreamingQueryException) as caught:
+        run(spark, job(publisher, tmp_path))
+    text = plain_message(caught.value)
+    assert "\n" not in text
+    assert text.startswith(f"feed {publisher.url}: the publisher answers status 401")
+
+
+# ---------------------------------------------------------------------- without a JVM
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [("available-now", {"availableNow": True}), ("10s", {"processingTime": "10 seconds"}), ("500ms", {"processingTime": "500 milliseconds"})],
+)
+def test_triggers(text: str, options: dict[str, object]) -> None:
+    assert trigger_options(text) == options
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--trigger", "sometimes"], "trigger must be available-now or an interval"),
+        (["--format", "iceberg"], "format iceberg writes to a table: say with --checkpoint and --staging"),
+        (["--transform", "no.such.module:f"], "--transform: no.such.module:f can't be imported"),
+        (["--option", "authEnv"], "--option takes NAME=VALUE"),
+    ],
+)
+def test_wrong_arguments_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(["http://service/feed", "/tmp/x", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_summary_says_what_was_written() -> None:
+    assert str(Summary("/data", 3, 1500, 2, 2.0)) == "1,500 rows, 2 of them not fitting the schema (column _corrupt) in 3 batches to /data in 2.0 s, 750 rows/s"
