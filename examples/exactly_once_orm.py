@@ -19,10 +19,8 @@ from demo_servers import feed_of_payments, postgres
 from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
-from feedapi_client import Batch, Event, FeedConsumer, SQLAlchemyCursorStore
-from feedapi_client.failure import Quarantine, Retry
-from feedapi_client.quarantine import list_events
-from feedapi_client.stores.quarantine_sql import SQLAlchemyQuarantineStore
+from feedapi_client import Batch, Event, FeedConsumer, Quarantine, Retry, SQLAlchemyCursorStore
+from feedapi_client.quarantine import SQLAlchemyQuarantineStore, list_events
 
 
 class Base(DeclarativeBase):

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
@@ -19,6 +19,9 @@ from feedapi_client.stores.quarantine import (
     SQLiteQuarantineStore,
     quarantine_beside,
 )
+
+if TYPE_CHECKING:
+    from feedapi_client.stores.quarantine_sql import SQLAlchemyQuarantineStore as SQLAlchemyQuarantineStore
 
 __all__ = [
     "MemoryQuarantineStore",
@@ -38,6 +41,16 @@ log = logging.getLogger("feedapi_client")
 
 _PAGE = 100
 
+
+def __getattr__(name: str) -> Any:
+    # Needs an extra, which is asked for only when it is used.
+    if name == "SQLAlchemyQuarantineStore":
+        from feedapi_client.stores.quarantine_sql import SQLAlchemyQuarantineStore
+
+        return SQLAlchemyQuarantineStore
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 Handler = Callable[[Batch], Awaitable[object]]
 Report = Callable[[QuarantinedEvent, Exception | None], object]
 
@@ -55,7 +68,7 @@ async def open_quarantine(where: str) -> AsyncIterator[QuarantineStore]:
         return
     from sqlalchemy.ext.asyncio import create_async_engine
 
-    from feedapi_client.stores.quarantine_sql import SQLAlchemyQuarantineStore
+    from feedapi_client.stores.quarantine_sql import SQLAlchemyQuarantineStore as SQLAlchemyQuarantineStore
 
     engine = create_async_engine(where, hide_parameters=True)
     try:
