@@ -199,7 +199,7 @@ class FeedConsumer:
         if self._tasks is None or self._session is None:
             raise RuntimeError("the consumer is not open: use it inside 'async with'")
         if self._begun:
-            self._session.close()
+            await self._session.aclose()
             self._session = await self._open_session()
         self._begun = True
         self._tasks.start_soon(self._session.run)

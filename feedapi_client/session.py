@@ -23,6 +23,7 @@ from feedapi_client.errors import (
     CommitOrderError,
     CursorRejectedError,
     FeedError,
+    FencedError,
     NegotiationError,
     ProtocolError,
     RequestRefusedError,
@@ -87,6 +88,7 @@ class Session:
         self._scope = anyio.CancelScope()
         self._ready: deque[Worker] = deque()
         self._wake = anyio.Event()
+        self._unwound = anyio.Event()
         self._released: set[Worker] = set()
         self._refused: set[Worker] = set()
         self._at_end: set[int] = set()
@@ -120,6 +122,13 @@ class Session:
                     tasks.start_soon(self._discover_forever)
         except Exception as error:  # noqa: BLE001 - handed to the iterating task, which raises it
             self._fail(_only(error))
+        finally:
+            self._unwound.set()
+
+    async def aclose(self) -> None:
+        """End the session and wait until a save under way is through: whoever loads the positions next would be fenced by it."""
+        self.close()
+        await self._unwound.wait()
 
     def close(self) -> None:
         """End the session: nothing is fetched or committed any more."""
@@ -210,7 +219,11 @@ class Session:
             return
         earlier = [save for save in worker.saves if save.number < number]
         position = self.planner.checkpoint(batch.partition, batch.cursor, after=earlier[-1].position if earlier else None)
-        await self._save({batch.partition: position}, transaction)
+        try:
+            await self._save({batch.partition: position}, transaction)
+        except FencedError as error:
+            self._fail(error)  # whatever the application makes of it, this consumer has been replaced (R17)
+            raise
         worker.saves = [*earlier, SavedBatch(number, position, transaction is None)]
         if not worker.in_hand:
             self._released.add(worker)
