@@ -161,10 +161,9 @@ class Planner:
     def discover(self, info: FeedInfo, *, ends: Mapping[int, str] | None = None) -> list[Action]:
         """A discovery. Raises `LineageError`, and leaves everything as it was, when the partitions make no graph (R12)."""
         graph = validate(info, feed=self.feed)
-        birth = self._newborn and bool(graph.partitions)
+        birth, self._newborn = self._newborn, False
         if birth:
             self._bootstrap(graph, ends or {})
-            self._newborn = False
         self.graph = graph
         self._parents |= {p.id: p.starts_after for p in graph if p.starts_after is not None}
         actions = self._vanish() + self._take_over()
@@ -275,7 +274,7 @@ class Planner:
         for entry in self.entries.values():
             if entry.position is not None:
                 entry.position = born[entry.id] = Position(entry.position.cursor, entry.position.status)
-        return [Save(born), *(action for action in actions if not isinstance(action, Save))]
+        return [*([Save(born)] if born else []), *(action for action in actions if not isinstance(action, Save))]
 
     # ------------------------------------------------------------------ vanished partitions (R11) and cursor transfer (R9)
 
