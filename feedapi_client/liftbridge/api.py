@@ -174,8 +174,11 @@ class LiftbridgeApi:
         )
         call = subscribe(_subscription(stream, start, partition))
         try:
-            # The first message is empty: it says that the subscription stands.
-            await self._read(stream, call, self._timeout)
+            try:
+                # The first message is empty: it says that the subscription stands.
+                await self._read(stream, call, self._timeout)
+            except _IdleError as error:
+                raise BrokerUnavailableError(f"stream {stream}: the broker did not confirm the subscription within {self._timeout:g} s") from error
             while True:
                 yield await self._read(stream, call, idle_timeout)
         finally:

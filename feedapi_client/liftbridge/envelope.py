@@ -53,7 +53,7 @@ _TYPES = tuple(MsgType)
 
 
 class AckPolicy(IntEnum):
-    """When the broker acks: stored by the leader, stored by all in-sync replicas, never."""
+    """When the broker acks: stored by the partition's leader (lost when that dies before it replicates), stored by all in-sync replicas, never."""
 
     LEADER = 0
     ALL = 1
@@ -161,7 +161,7 @@ def _open(data: bytes) -> tuple[bytes, int, int]:
         raise EnvelopeError(f"{len(data)} bytes are fewer than a header of {_HEADER.size}", check="length")
     magic, version, header, flags, number = _HEADER.unpack_from(data)
     if magic != MAGIC:
-        raise EnvelopeError(f"it starts with {bytes(magic).hex()}, not {MAGIC.hex()}", check="magic")
+        raise EnvelopeError(f"it does not start with {MAGIC.hex()}", check="magic")
     if version != VERSION:
         raise EnvelopeError(f"version {version} is not {VERSION}", check="version")
     if not _HEADER.size <= header <= len(data):

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -40,6 +41,7 @@ from feedapi_client.liftbridge.errors import (
     RelayFencedError,
     StreamError,
 )
+from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher, Stream
 from feedapi_client.model import FeedKey, Position, Status
 from feedapi_client.stores.base import check_predecessor
@@ -220,14 +222,15 @@ class StreamCursorStore:
 
     async def _find_snapshot(self, newest: int) -> int:
         """The offset to read from to know all positions: what the last message of a relay says. Looks at more and more of the tail until there is one."""
-        size = 1
-        start = newest
+        size, start = 1, newest
         while newest >= 0:
             found: int | None = None
             first: int | None = None
-            async for message in self._api.subscribe(self.stream.name, max(start, 0), partition=self._partition, until=newest, idle_timeout=_READ_SECONDS):
-                first = message.offset if first is None else first
-                found = snapshot_of(message) if snapshot_of(message) is not None else found
+            async with aclosing(self._messages(max(start, 0), newest)) as messages:
+                async for message in messages:
+                    first = message.offset if first is None else first
+                    said = snapshot_of(message)
+                    found = found if said is None else said
             if found is not None:
                 return found
             if start <= 0 or (first is not None and first > start):
@@ -239,17 +242,21 @@ class StreamCursorStore:
     async def _read_to(self, newest: int, *, mine: set[str] | None) -> None:
         """Take in the stream up to the offset `newest`. `mine` are the attempts of the write under way: a complete one empties it."""
         start = self._tail.next_offset
-        async for message in self._api.subscribe(self.stream.name, start, partition=self._partition, until=newest, idle_timeout=_READ_SECONDS):
-            if message.offset > self._tail.next_offset and mine is None:
-                raise StreamError(
-                    f"the positions from offset {start} on are needed and retention has dropped some: keep more, or start over with a new stream",
-                    stream=self.stream.name,
-                )
-            self._tail.next_offset = message.offset + 1
-            attempt = self._assembler.feed(message)
-            if attempt is not None:
-                self._take(attempt, mine)
+        async with aclosing(self._messages(start, newest)) as messages:
+            async for message in messages:
+                if message.offset > self._tail.next_offset and mine is None:
+                    raise StreamError(
+                        f"the positions from offset {start} on are needed and retention has dropped some: keep more, or start over with a new stream",
+                        stream=self.stream.name,
+                    )
+                self._tail.next_offset = message.offset + 1
+                attempt = self._assembler.feed(message)
+                if attempt is not None:
+                    self._take(attempt, mine)
         self._tail.next_offset = max(self._tail.next_offset, newest + 1)
+
+    def _messages(self, start: int, newest: int) -> AsyncGenerator[Message, None]:
+        return self._api.subscribe(self.stream.name, start, partition=self._partition, until=newest, idle_timeout=_READ_SECONDS)
 
     def _take(self, attempt: Attempt, mine: set[str] | None) -> None:
         if mine is None:
