@@ -25,7 +25,8 @@ WAIT = 60.0
 def feedapi(monkeypatch: pytest.MonkeyPatch) -> Feedapi:
     """Runs a command in this process; the result has exit_code, stdout, stderr."""
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.delenv("FEEDAPI_STORE", raising=False)
+    for variable in ("FEEDAPI_STORE", "FEEDAPI_DEBUG"):
+        monkeypatch.delenv(variable, raising=False)
 
     def run(*args: object, input: str | None = None) -> Any:
         return CliRunner().invoke(app, [str(arg) for arg in args], input=input)
