@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from random import Random
 from typing import Any
 
 import anyio
 import orjson
 import pytest
 
-from feedapi_client import FeedConsumer, FencedError, Limits, StoreError
+from feedapi_client import FeedConsumer, FeedError, FencedError, Limits, StoreError
 from feedapi_client.liftbridge import (
     BrokerUnavailableError,
     LiftbridgeApi,
@@ -28,6 +29,7 @@ from feedapi_client.liftbridge import (
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
+from tests.liftbridge.helpers import eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -188,6 +190,43 @@ async def test_a_batch_that_does_not_fit_into_a_message_is_an_error_with_advice(
         with pytest.raises(StoreError, match="max_batch_bytes") as caught:
             await relay(feedapi_publisher, publisher, StreamCursorStore(publisher, api, "s"))
     assert isinstance(caught.value.__cause__, MessageTooLargeError)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_broker_that_loses_doubles_and_garbles_changes_nothing(
+    feedapi_publisher_factory: Feeds, nats_server: NatsServer, api: LiftbridgeApi, broker: LiftbridgeBroker, format: str
+) -> None:
+    feed = feedapi_publisher_factory(1, page_size=40, vary=True)
+    feed.extend(0, events(400))
+    random, often = Random(7), 0.4 if format == "batch" else 0.04
+    broker.decide = lambda message: random.choice(list(BrokerFault)) if random.random() < often else None
+    async with LiftbridgePublisher(nats_server.url, ack_timeout=0.3) as publisher:
+        for _ in range(50):
+            try:
+                await relay(feed, publisher, StreamCursorStore(publisher, api, "s", format=format))
+            except FeedError:
+                continue  # what a supervisor does
+            break
+    broker.decide = None
+    assert sorted(await read(api, broker)) == list(range(400))
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_broker_that_restarts_in_the_middle_changes_nothing(
+    feedapi_publisher_factory: Feeds, make: Make, publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker, format: str
+) -> None:
+    feed = feedapi_publisher_factory(1, page_size=20)
+    feed.extend(0, events(1000))
+
+    async def restart() -> None:
+        for received in (5, 15):
+            await eventually(lambda received=received: broker.received > received)  # type: ignore[misc]
+            await broker.restart()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(restart)
+        await relay(feed, publisher, make(format=format))
+    assert await read(api, broker) == list(range(1000))
 
 
 # The store
