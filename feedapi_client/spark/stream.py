@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from typing import Any
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
@@ -129,6 +132,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """The rows of a group: whoever asks gets what the first one fetched. Raises `FeedError`."""
         if not isinstance(partition, StreamPartition):
             return
+        _spare_the_collector()
         staging, group = self._staging(partition.run), partition.group
         staged = winner(self.options, staging, group)
         yield from batches(staged, staging.data_key(group.epoch, group.number), self.options.payload, self.options.limits.max_batch_bytes)
@@ -194,6 +198,14 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _staging(self, run: str) -> Staging:
         return Staging(self.location, run)
+
+
+@cache
+def _spare_the_collector() -> None:
+    """Once a process: PySpark's workers run a full garbage collection after each task. With all that is imported it takes longer than a small task does."""
+    if TaskContext.get() is not None:
+        gc.collect()
+        gc.freeze()
 
 
 def _offset(run: str, epoch: int) -> Offset:
