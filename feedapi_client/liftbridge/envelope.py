@@ -21,7 +21,7 @@ VERSION = 0
 _HEADER = struct.Struct(">4sBBBB")
 _HEADER_WITH_CRC = struct.Struct(">4sBBBBI")
 _CRC_FLAG = 0x01
-_USUAL = MAGIC + bytes([VERSION, _HEADER_WITH_CRC.size, _CRC_FLAG])
+_USUAL_ACK = MAGIC + bytes([VERSION, _HEADER_WITH_CRC.size, _CRC_FLAG, 1])
 
 
 def crc32c(data: bytes) -> int:
@@ -130,6 +130,11 @@ def decode_message(data: bytes) -> Message:
 
 def decode_ack(data: bytes) -> Ack:
     """The `Ack` in an envelope. Raises `EnvelopeError`."""
+    if data[:8] == _USUAL_ACK:
+        # The one case that a publisher meets a hundred thousand times a second; anything unusual takes the long way.
+        payload = data[12:]
+        if google_crc32c.value(payload) == int.from_bytes(data[8:12], "big"):
+            return parse_ack(payload)
     payload, _, number = _open(data)
     _check_type(number, MsgType.ACK)
     return parse_ack(payload)
@@ -153,10 +158,6 @@ def parse_ack(payload: bytes) -> Ack:
 
 def _open(data: bytes) -> tuple[bytes, int, int]:
     """Payload, flags and type, after all checks but the one of the type."""
-    if data[:7] == _USUAL and len(data) >= _HEADER_WITH_CRC.size:
-        payload = bytes(data[12:])
-        if google_crc32c.value(payload) == int.from_bytes(data[8:12], "big"):
-            return payload, _CRC_FLAG, data[7]
     if len(data) < _HEADER.size:
         raise EnvelopeError(f"{len(data)} bytes are fewer than a header of {_HEADER.size}", check="length")
     magic, version, header, flags, number = _HEADER.unpack_from(data)

@@ -344,11 +344,15 @@ class _Encoder:
         if expected_offset == ANY_OFFSET:
             shared.offset = ANY_OFFSET
         self._shared = shared.SerializeToString()
+        self._own = Message()
         self._crc = crc
         self._head = encode(b"", 0)[:8]
 
     def __call__(self, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, correlation_id: str) -> bytes:
-        own = Message(value=value, correlationId=correlation_id)
+        own = self._own
+        own.Clear()
+        own.value = value
+        own.correlationId = correlation_id
         if key is not None:
             own.key = key
         if headers:

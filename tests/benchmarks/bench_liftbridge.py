@@ -127,7 +127,7 @@ async def throughput(events: int, rounds: int, window: int) -> Measured:
             await measured.round("LiftbridgePublisher", lambda: publisher_acked(server.url, payloads, window))
             await measured.round("Relay, at least once", lambda: relay_acked(server.url, feed, window))
         for format in ("batch", "events"):
-            await measured.round(f"Relay, exactly once, {format}", partial(relay_once, server.url, feed, format))
+            await measured.round(f"Relay, exactly once, {format} (broker in the same process)", partial(relay_once, server.url, feed, format))
     return measured
 
 
@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--window", type=int, default=8192, help="messages in flight")
     options = parser.parse_args()
-    console = Console()
+    console = Console(width=150)
     console.print(codec())
     measured = asyncio.run(throughput(options.events, options.rounds, options.window))
     console.print(measured.table(["bare publish", "bare publish, acked"]))
