@@ -45,7 +45,7 @@ def blocks() -> Iterator[Block]:
 
 BLOCKS = list(blocks())
 SETUP = [block for block in BLOCKS if not block.heading]
-ELSEWHERE = {"Spark", "Liftbridge", "Exactly once, with a database", "Poison events"}
+ELSEWHERE = {"A data pipeline on Spark", "Liftbridge", "Exactly once, with a database", "Poison events"}
 """Chapters whose snippets need a server or a JVM: the tests of these parts run them."""
 PYTHON = [block for block in BLOCKS if block.language == "python" and block.heading not in ELSEWHERE]
 SHELL = [block for block in BLOCKS if block.language == "sh" and block.heading and block.heading not in ELSEWHERE]
