@@ -28,10 +28,11 @@ from feedapi_client.liftbridge.errors import (
 )
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.pending import PublisherStats
-from feedapi_client.liftbridge.publisher import ANY_OFFSET, LiftbridgePublisher, Stream, key_partition
+from feedapi_client.liftbridge.publisher import LiftbridgePublisher
 from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader, RowId, row_id
 from feedapi_client.liftbridge.relay import Relay, RelayProgress
 from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
+from feedapi_client.liftbridge.streams import ANY_OFFSET, Stream, key_partition
 
 __all__ = [
     "ANY_OFFSET",

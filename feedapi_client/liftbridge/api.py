@@ -19,7 +19,7 @@ from gufo.liftbridge.api_pb2_grpc import APIStub
 
 from feedapi_client.liftbridge.errors import BrokerUnavailableError, LiftbridgeError, StreamError
 from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.liftbridge.publisher import Stream, require_asyncio
+from feedapi_client.liftbridge.streams import Stream, require_asyncio
 
 _MAX_MESSAGE = 16 * 1024 * 1024
 _CHANNEL_OPTIONS = [

@@ -19,9 +19,10 @@ from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import FeedError
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.publisher import LiftbridgePublisher, Stream
+from feedapi_client.liftbridge.publisher import LiftbridgePublisher
 from feedapi_client.liftbridge.relay import Key, Relay
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
+from feedapi_client.liftbridge.streams import Stream
 from feedapi_client.model import Event
 from feedapi_client.options import FetchOptions, Limits
 from feedapi_client.stores.base import CursorStore

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
@@ -16,54 +14,20 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from feedapi_client.liftbridge.envelope import AckPolicy, crc32c, decode_ack, encode
+from feedapi_client.liftbridge.encoder import Encoder, check_headers
+from feedapi_client.liftbridge.envelope import AckPolicy, decode_ack
 from feedapi_client.liftbridge.errors import AckTimeoutError, BrokerUnavailableError, EnvelopeError, LiftbridgeError, MessageTooLargeError
-from feedapi_client.liftbridge.lanes import AckLane, flush, write
+from feedapi_client.liftbridge.lanes import AckLane, Outbox, flush, unavailable
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.messages_pb2 import AckPolicy as WirePolicy
 from feedapi_client.liftbridge.pending import Group, Pending, PublisherStats
+from feedapi_client.liftbridge.streams import ANY_OFFSET, REPLICATION_LIMIT, Stream, require_asyncio
 from feedapi_client.model import public_url
 
 logger = logging.getLogger(__name__)
 
-ANY_OFFSET = -1
-"""The expected offset that switches the check of optimistic concurrency control off."""
-REPLICATION_LIMIT = 1_048_576
-"""The largest message that a broker replicates unless it is configured otherwise, in bytes."""
-
-_RESERVED_HEADERS = frozenset({"subject", "reply"})
 _RECONNECT_POLL = 0.02
 _CHUNK = 128
-
-
-def key_partition(key: bytes, partitions: int) -> int:
-    """The partition of a key as Liftbridge clients usually choose it: CRC-32 (IEEE) modulo the number of partitions."""
-    return zlib.crc32(key) % partitions
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """A stream by name, the NATS subject that it is attached to (its name unless told otherwise), and its number of partitions."""
-
-    name: str
-    subject: str = ""
-    partitions: int = 1
-
-    def __post_init__(self) -> None:
-        if not self.name or self.partitions < 1:
-            raise ValueError(f"a stream needs a name and at least one partition, not {self.name!r} and {self.partitions}")
-        if not self.subject:
-            object.__setattr__(self, "subject", self.name)
-
-    def subject_of(self, partition: int) -> str:
-        """The NATS subject of a partition. Raises ValueError when there is no such partition."""
-        if not 0 <= partition < self.partitions:
-            raise ValueError(f"stream {self.name} has the partitions 0 to {self.partitions - 1}, not {partition}")
-        return f"{self.subject}.{partition}" if partition else self.subject
-
-    def partition_of(self, key: bytes | None) -> int:
-        """The partition that `key` belongs to; 0 without a key."""
-        return key_partition(key, self.partitions) if key is not None else 0
 
 
 class LiftbridgePublisher:
@@ -194,13 +158,13 @@ class LiftbridgePublisher:
         except nats.errors.MaxPayloadError as error:
             raise LiftbridgeError(f"{len(payload)} bytes for subject {subject} are more than NATS carries ({client.max_payload})") from error
         except nats.errors.Error as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
 
     async def _send(
         self,
         group: Group,
         target: Stream,
-        encoder: _Encoder,
+        encoder: Encoder,
         rows: Iterable[tuple[bytes, bytes | None, Mapping[str, bytes] | None]],
         partition: int | None,
         policy: AckPolicy,
@@ -208,7 +172,7 @@ class LiftbridgePublisher:
     ) -> None:
         client, pending, now = self._client(), self._pending, asyncio.get_running_loop().time
         limit = min(self._limit or client.max_payload, client.max_payload)
-        outbox = _Outbox(client, fast=self._fast)
+        outbox = Outbox(client, fast=self._fast)
         fixed = target.subject_of(partition) if partition is not None else target.subject if target.partitions == 1 else None
         room, acked, deadline = 0, policy is not AckPolicy.NONE, now() + timeout
         for value, key, own_headers in rows:
@@ -234,10 +198,10 @@ class LiftbridgePublisher:
             self.stats.published += 1
         await outbox.flush()
 
-    def _encoder(self, policy: AckPolicy, headers: Mapping[str, bytes] | None, expected_offset: int) -> _Encoder:
-        _check_headers(headers)
+    def _encoder(self, policy: AckPolicy, headers: Mapping[str, bytes] | None, expected_offset: int) -> Encoder:
+        check_headers(headers)
         inbox = "" if policy is AckPolicy.NONE else self._inbox
-        return _Encoder(Message(headers=headers, ackInbox=inbox, ackPolicy=WirePolicy.Name(int(policy))), expected_offset, crc=self._crc)
+        return Encoder(Message(headers=headers, ackInbox=inbox, ackPolicy=WirePolicy.Name(int(policy))), expected_offset, crc=self._crc)
 
     async def _connect(self, servers: str | Sequence[str]) -> Client:
         options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "name": "feedapi-client", **self._options}
@@ -274,7 +238,7 @@ class LiftbridgePublisher:
         try:
             await flush(self._client())
         except nats.errors.Error as error:
-            raise _unavailable(error) from error
+            raise unavailable(error) from error
 
     async def _on_ack(self, message: Msg) -> None:
         self._on_acks([message.data])
@@ -300,104 +264,14 @@ class LiftbridgePublisher:
         self._pending.fail_all("the connection to NATS was closed before the ack came: the message may be stored or not")
 
 
-class _Outbox:
-    """Where publishes of one call leave for NATS: framed and together where the fast lane is open, one by one otherwise."""
-
-    def __init__(self, client: Client, *, fast: bool) -> None:
-        self._client = client
-        self._fast = fast
-        self._frames: list[bytes] = []
-        self._messages = 0
-        self._subjects: dict[str, bytes] = {}
-
-    async def add(self, subject: str, data: bytes) -> None:
-        """Send, or keep until `flush`."""
-        if not self._fast:
-            try:
-                await self._client.publish(subject, data)
-            except nats.errors.Error as error:
-                raise _unavailable(error) from error
-            return
-        head = self._subjects.get(subject)
-        if head is None:
-            head = self._subjects[subject] = _publish_head(subject)
-        self._frames += (head, b"%d\r\n" % len(data), data, b"\r\n")
-        self._messages += 1
-
-    async def flush(self) -> None:
-        """Send what is kept."""
-        if self._messages:
-            frames, count, self._frames, self._messages = self._frames, self._messages, [], 0
-            if self._client.is_closed:
-                raise BrokerUnavailableError("the connection to NATS is closed")
-            await write(self._client, frames, count)
-
-
-class _Encoder:
-    """Messages of one call as envelopes.
-
-    What they share is serialized once: protobuf merges concatenated messages, so each message is the shared bytes followed by its own fields.
-    """
-
-    def __init__(self, shared: Message, expected_offset: int, *, crc: bool) -> None:
-        self._offset = expected_offset
-        if expected_offset == ANY_OFFSET:
-            shared.offset = ANY_OFFSET
-        self._shared = shared.SerializeToString()
-        self._own = Message()
-        self._crc = crc
-        self._head = encode(b"", 0)[:8]
-
-    def __call__(self, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, correlation_id: str) -> bytes:
-        own = self._own
-        own.Clear()
-        own.value = value
-        own.correlationId = correlation_id
-        if key is not None:
-            own.key = key
-        if headers:
-            _check_headers(headers)
-            own.headers.update(headers)
-        if self._offset != ANY_OFFSET:
-            own.offset = self._offset
-            self._offset += 1
-        payload = self._shared + own.SerializeToString()
-        if not self._crc:
-            return encode(payload, 0, crc=False)
-        return self._head + crc32c(payload).to_bytes(4, "big") + payload
-
-
 def _too_large(stream: str, correlation_id: str, size: int, limit: int) -> MessageTooLargeError:
     return MessageTooLargeError(f"a message of {size} bytes is over the limit of {limit}; it was not sent", stream=stream, correlation_id=correlation_id)
-
-
-def _publish_head(subject: str) -> bytes:
-    if not subject or any(character.isspace() for character in subject):
-        raise ValueError(f"{subject!r} is no NATS subject")
-    return f"PUB {subject}  ".encode()
-
-
-def _unavailable(error: Exception) -> BrokerUnavailableError:
-    return BrokerUnavailableError(f"NATS: {type(error).__name__}")
-
-
-def _check_headers(headers: Mapping[str, bytes] | None) -> None:
-    if headers and not _RESERVED_HEADERS.isdisjoint(headers):
-        raise ValueError("the header names 'subject' and 'reply' are overwritten by the broker: choose others")
 
 
 def _rows(
     values: Iterable[bytes], keys: Iterable[bytes | None] | None, headers: Iterable[Mapping[str, bytes]] | None
 ) -> Iterable[tuple[bytes, bytes | None, Mapping[str, bytes] | None]]:
     return zip(values, itertools.repeat(None) if keys is None else keys, itertools.repeat(None) if headers is None else headers, strict=False)
-
-
-def require_asyncio() -> None:
-    """Raise `LiftbridgeError` on any other event loop."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError as error:
-        raise LiftbridgeError("Liftbridge needs asyncio, because nats-py and grpc.aio run on nothing else: not on trio") from error
 
 
 async def _log_error(error: Exception) -> None:

@@ -17,9 +17,10 @@ from feedapi_client.consumer import FeedConsumer
 from feedapi_client.liftbridge.attempts import CURSOR, PARTITION, Format
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.errors import PublishError
-from feedapi_client.liftbridge.publisher import LiftbridgePublisher, Stream
+from feedapi_client.liftbridge.publisher import LiftbridgePublisher
 from feedapi_client.liftbridge.retrying import publish_until_acked
 from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
+from feedapi_client.liftbridge.streams import Stream
 from feedapi_client.model import Batch, Event
 
 logger = logging.getLogger(__name__)

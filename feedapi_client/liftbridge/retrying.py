@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
 from feedapi_client.liftbridge.errors import AckTimeoutError, PublishError, PublishRefusedError
-from feedapi_client.liftbridge.publisher import LiftbridgePublisher, Stream
+from feedapi_client.liftbridge.publisher import LiftbridgePublisher
+from feedapi_client.liftbridge.streams import Stream
 
 _PAUSE = 0.2
 _MAX_PAUSE = 10.0

@@ -42,7 +42,8 @@ from feedapi_client.liftbridge.errors import (
     StreamError,
 )
 from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.liftbridge.publisher import LiftbridgePublisher, Stream
+from feedapi_client.liftbridge.publisher import LiftbridgePublisher
+from feedapi_client.liftbridge.streams import Stream
 from feedapi_client.model import FeedKey, Position, Status
 from feedapi_client.stores.base import check_predecessor
 

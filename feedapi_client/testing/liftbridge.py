@@ -31,7 +31,7 @@ from feedapi_client.liftbridge.envelope import AckError, AckPolicy, decode_messa
 from feedapi_client.liftbridge.errors import EnvelopeError
 from feedapi_client.liftbridge.lanes import flush
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
-from feedapi_client.liftbridge.publisher import ANY_OFFSET, REPLICATION_LIMIT, Stream
+from feedapi_client.liftbridge.streams import ANY_OFFSET, REPLICATION_LIMIT, Stream
 
 _START_SECONDS = 10.0
 

@@ -38,9 +38,7 @@ class _Servicer(APIServicer):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream needs a name and a subject")
         if request.name in self._broker.streams:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "the stream exists")
-        await self._broker.create_stream(
-            request.name, request.subject, request.partitions or 1, concurrency_control=request.optimisticConcurrencyControl.value
-        )
+        await self._broker.create_stream(request.name, request.subject, request.partitions or 1, concurrency_control=request.optimisticConcurrencyControl.value)
         return api_pb2.CreateStreamResponse()
 
     async def DeleteStream(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -48,7 +46,7 @@ class _Servicer(APIServicer):  # type: ignore[misc]
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such stream")
         return api_pb2.DeleteStreamResponse()
 
-    async def FetchMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
+    async def FetchMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         host, _, port = self._broker.address.rpartition(":")
         answer = api_pb2.FetchMetadataResponse(brokers=[api_pb2.Broker(id=_BROKER, host=host, port=int(port))])
         for name in request.streams or list(self._broker.streams):
@@ -142,4 +140,3 @@ def _message(stream: str, partition: int, stored: StoredMessage) -> Any:
         subject=stored.subject,
         headers=stored.headers,
     )
-
