@@ -293,14 +293,16 @@ class Planner:
     def _take_over(self) -> list[Action]:
         """Give each heir without a position the cursor of its ancestor; heirs and superseded ancestors in one save.
 
-        While the application holds a batch of any ancestor all heirs wait: what it commits next is the cursor to take over.
+        While the application holds a batch of an ancestor its heirs wait: what it commits next is the cursor to take over.
         """
         heirs = [p for p in self.graph if p.cursor_from and self._entry(p.id).position is None]
-        busy = sorted({a for heir in heirs for a in heir.cursor_from if a in self._in_hand})
+        busy = self._busy_ancestors(heirs)
         if busy:
+            in_hand = tuple(sorted(busy & self._in_hand))
             for heir in heirs:
-                self._wait(self._entry(heir.id), tuple(busy))
-            return []
+                if not busy.isdisjoint(heir.cursor_from):
+                    self._wait(self._entry(heir.id), in_hand)
+            heirs = [heir for heir in heirs if busy.isdisjoint(heir.cursor_from)]
         actions: list[Action] = []
         positions: dict[int, Position] = {}
         for heir in heirs:
@@ -319,6 +321,16 @@ class Planner:
         for heir in heirs:
             actions += self._consider(heir)
         return actions
+
+    def _busy_ancestors(self, heirs: list[Partition]) -> set[int]:
+        """Those in the application's hands, and those whose heirs wait for these: they hand over together."""
+        busy = {a for heir in heirs for a in heir.cursor_from if a in self._in_hand}
+        found = busy
+        while found:
+            waiting = [heir for heir in heirs if not found.isdisjoint(heir.cursor_from)]
+            found = {a for heir in waiting for a in heir.cursor_from if a in self.entries and self.entries[a].live} - busy
+            busy |= found
+        return busy
 
     def _inherit(self, heir: Partition) -> dict[int, Position]:
         """What is to be saved for the heir and its ancestors; nothing when it starts at the beginning. Raises where only an operator can tell."""
