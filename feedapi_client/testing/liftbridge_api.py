@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -29,7 +30,7 @@ async def serve(broker: LiftbridgeBroker, port: int) -> tuple[Any, int]:
     return server, bound
 
 
-class _Servicer(APIServicer):  # type: ignore[misc]
+class _Servicer(APIServicer):
     def __init__(self, broker: LiftbridgeBroker) -> None:
         self._broker = broker
 
@@ -76,7 +77,7 @@ class _Servicer(APIServicer):  # type: ignore[misc]
                 yield _message(held.stream.name, request.partition, stored)
                 offset = stored.offset + 1
             async with held.grown:
-                await held.grown.wait_for(lambda at=offset: self._broker.next_offset(held.stream.name, request.partition) > at)
+                await held.grown.wait_for(partial(self._is_beyond, request, offset))
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
         held = await self._held(request.stream, request.partition, context)
@@ -121,6 +122,9 @@ class _Servicer(APIServicer):  # type: ignore[misc]
         if request.startPosition == api_pb2.EARLIEST:
             return 0
         return max(following - 1, 0) if request.startPosition == api_pb2.LATEST else following
+
+    def _is_beyond(self, request: Any, offset: int) -> bool:
+        return self._broker.next_offset(request.stream, request.partition) > offset
 
     def _describe(self, held: BrokerStream) -> Any:
         answer = api_pb2.StreamMetadata(name=held.stream.name, subject=held.stream.subject, creationTimestamp=time.time_ns())
