@@ -7,11 +7,11 @@ import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO
 
 _SILENCE_SECONDS = 60.0
 _ROOT = Path(__file__).parents[2]
@@ -26,20 +26,19 @@ class ConsumerProcess:
 
     def __init__(self, url: str, database: str, *options: str) -> None:
         self._command = [sys.executable, "-m", "tests.plug.consumer", url, database, *options]
-        self._errors: IO[bytes]
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would stall the process once it is full
         self.process: subprocess.Popen[bytes]
 
     def __enter__(self) -> ConsumerProcess:
-        self.process = subprocess.Popen(self._command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+        self.process = subprocess.Popen(self._command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self.process.poll() is None:
             self.kill()
         assert self.process.stdout is not None
-        assert self.process.stderr is not None
         self.process.stdout.close()
-        self.process.stderr.close()
+        self._errors.close()
 
     def signs(self) -> bytes:
         """Signs of life since the last call, at least one; b"" when the process has ended. Raises StalledError after a minute of silence."""
@@ -57,8 +56,8 @@ class ConsumerProcess:
 
     def errors(self) -> str:
         """What it wrote to stderr. To be called when it has ended."""
-        assert self.process.stderr is not None
-        return self.process.stderr.read().decode(errors="replace")
+        self._errors.seek(0)
+        return self._errors.read().decode(errors="replace")
 
     def kill(self, after: float = 0.0) -> None:
         """Pull the plug, `after` seconds from now."""
