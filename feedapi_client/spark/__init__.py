@@ -14,7 +14,7 @@
 try:
     import numpy  # noqa: F401
     import obstore  # noqa: F401
-    import pyarrow  # type: ignore[import-untyped]  # noqa: F401
+    import pyarrow  # noqa: F401
     import pyspark.sql.datasource  # noqa: F401
     import zstandard  # noqa: F401
 except ImportError as error:

@@ -121,14 +121,15 @@ def run(spark: SparkSession, job: Ingest) -> Summary:
 
 def _writer(job: Ingest, summary: Summary) -> Callable[[DataFrame, int], None]:
     def write(batch: DataFrame, number: int) -> None:
-        counts = Observation()
-        typed = _typed(batch, job.schema)
-        unparsed = F.count(F.col(CORRUPT)) if CORRUPT in typed.columns else F.lit(0)
-        rows: DataFrame | None = typed.observe(counts, F.count(F.lit(1)).alias("rows"), F.max(F.lit(0)).alias("none"), unparsed.alias("unparsed"))
+        rows: DataFrame | None = _typed(batch, job.schema)
         if job.transform is not None and rows is not None:
             rows = job.transform(rows, number)
         if rows is not None:
-            (_write_files if job.format in FILE_FORMATS else _write_table)(job, rows, number)
+            # Observed last: the write below is sure to run the observation, which would never come to an end otherwise.
+            counts = Observation()
+            unparsed = F.count(F.col(CORRUPT)) if CORRUPT in rows.columns else F.count(F.lit(None))
+            observed = rows.observe(counts, F.count(F.lit(1)).alias("rows"), unparsed.alias("unparsed"))
+            (_write_files if job.format in FILE_FORMATS else _write_table)(job, observed, number)
             summary.rows += counts.get["rows"]
             summary.unparsed += counts.get["unparsed"]
         summary.batches += 1

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 try:
     import numpy as np
-    import pyarrow as pa  # type: ignore[import-untyped]
+    import pyarrow as pa
     from pyspark.sql.types import IntegerType, LongType, MapType, StringType, StructField, StructType, VariantType, VariantVal
 except ImportError as error:  # pragma: no cover - the message is the point
     raise ImportError("feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'") from error

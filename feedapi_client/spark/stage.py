@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 import orjson
-import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow as pa
 
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions

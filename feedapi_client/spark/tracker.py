@@ -156,7 +156,8 @@ class Tracker:
             actions += self.planner.released(partition, self.planner.checkpoint(partition, outcome.cursor))
         if outcome.ended:
             actions += self.planner.ended(partition, outcome.cursor, asked_closed=outcome.asked_closed)
-            if self.available_now is not None and fresh:
+            still_asked = self.planner.entries[partition].state is State.READING  # closed in the meantime: one more request tells whether that was the end
+            if self.available_now is not None and fresh and not still_asked:
                 self.available_now.caught_up.add(partition)
         self._perform(actions)
 
@@ -252,6 +253,8 @@ class Tracker:
         if self.available_now is not None:
             return self._next_available_now(limit, self.available_now)
         self._refresh_or_be_born()
+        if not (self._more or self._unsaved) and time.monotonic() < self._probe_at:
+            return None
         wanted = self._due()
         if self._more.intersection(wanted) or (time.monotonic() >= self._probe_at and self._probe(wanted)):
             self._probe_pause, self._probe_at = self.options.limits.poll_interval, 0.0
@@ -321,11 +324,11 @@ class Tracker:
         """Ask the partitions one after the other, a few at once, until one has an event. Empty pages move the cursors on."""
         if not partitions:
             return False
-        news = False
+        news, cursors = False, self.planner.runnable()
         workers = min(self.options.limits.max_concurrent_fetches, _DEFAULT_TASKS, len(partitions))
         with ThreadPoolExecutor(workers, thread_name_prefix="feedapi-probe") as pool:
             for at in range(0, len(partitions), workers):
-                targets = [self._target(partition) for partition in partitions[at : at + workers]]
+                targets = [Target(partition, cursors[partition]) for partition in partitions[at : at + workers]]
                 outcomes = list(pool.map(self._ask, targets))
                 news = any(outcome.events for outcome in outcomes)
                 for outcome in outcomes:
@@ -337,9 +340,6 @@ class Tracker:
             self._probe_at = time.monotonic() + self._probe_pause
             self._probe_pause = min(limits.max_poll_interval, self._probe_pause * 2)
         return news
-
-    def _target(self, partition: int) -> Target:
-        return Target(partition, self.planner.runnable().get(partition, FIRST))
 
     def _ask(self, target: Target) -> Outcome:
         return PartitionReader(self.feed, target, limit=1, full=lambda: True, patience=_PROBE_PATIENCE).read()
