@@ -214,7 +214,7 @@ class PartitionReader:
 
     def _respond(self, info: FeedInfo) -> Iterator[Run]:
         asked = self.outcome.cursor
-        with self.feed.client.open(info, self.target.partition, asked, stream=self.feed.options.fetch.stream) as response:
+        with self.feed.client.open(info, self.target.partition, asked, stream=self.feed.options.fetch.streaming) as response:
             decoder = response.decoder
             self._held, self._lines = None, 0
             try:
