@@ -138,6 +138,8 @@ class StreamCursorStore:
         async with self._lock:
             if self._feed != feed:
                 raise StoreError("one StreamCursorStore serves one feed, name and set of filters, and has to be loaded first", feed=feed.url)
+            if not positions and transaction is None:
+                return
             for partition, position in positions.items():
                 stored = self._tail.positions.get(partition)
                 check_predecessor(feed, partition, position, stored.revision if stored else None)

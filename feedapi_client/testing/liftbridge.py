@@ -26,6 +26,7 @@ from typing import Any
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from feedapi_client.liftbridge.envelope import AckError, AckPolicy, decode_message, encode
 from feedapi_client.liftbridge.errors import EnvelopeError
@@ -142,6 +143,7 @@ class BrokerStream:
     partitions: list[list[StoredMessage]]
     first_offset: list[int]
     grown: asyncio.Condition
+    subscriptions: list[Subscription] = field(default_factory=list)
 
 
 class LiftbridgeBroker:
@@ -227,6 +229,14 @@ class LiftbridgeBroker:
         await self._listen(stream)
         return stream
 
+    async def delete_stream(self, name: str) -> None:
+        """Forget a stream and all that it holds. Raises KeyError when there is none."""
+        stream = self.streams.pop(name)
+        for subscription in stream.subscriptions:
+            await subscription.unsubscribe()
+        async with stream.grown:
+            stream.grown.notify_all()
+
     def messages(self, stream: str, partition: int = 0) -> list[StoredMessage]:
         """What a partition holds, oldest first."""
         return self.streams[stream].partitions[partition]
@@ -248,8 +258,10 @@ class LiftbridgeBroker:
 
     async def _listen(self, stream: BrokerStream) -> None:
         assert self._client is not None, "the broker is not started"
-        for partition in range(stream.stream.partitions):
+        stream.subscriptions = [
             await self._client.subscribe(stream.stream.subject_of(partition), cb=self._receiver(stream, partition))
+            for partition in range(stream.stream.partitions)
+        ]
         await flush(self._client)
 
     def _receiver(self, stream: BrokerStream, partition: int) -> Any:

@@ -43,8 +43,9 @@ class _Servicer(APIServicer):
         return api_pb2.CreateStreamResponse()
 
     async def DeleteStream(self, request: Any, context: Any) -> Any:  # noqa: N802
-        if self._broker.streams.pop(request.name, None) is None:
+        if request.name not in self._broker.streams:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such stream")
+        await self._broker.delete_stream(request.name)
         return api_pb2.DeleteStreamResponse()
 
     async def FetchMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
@@ -78,6 +79,8 @@ class _Servicer(APIServicer):
                 offset = stored.offset + 1
             async with held.grown:
                 await held.grown.wait_for(partial(self._is_beyond, request, offset))
+            if request.stream not in self._broker.streams:
+                await context.abort(grpc.StatusCode.NOT_FOUND, "the stream was deleted")
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
         held = await self._held(request.stream, request.partition, context)
@@ -124,7 +127,7 @@ class _Servicer(APIServicer):
         return max(following - 1, 0) if request.startPosition == api_pb2.LATEST else following
 
     def _is_beyond(self, request: Any, offset: int) -> bool:
-        return self._broker.next_offset(request.stream, request.partition) > offset
+        return request.stream not in self._broker.streams or self._broker.next_offset(request.stream, request.partition) > offset
 
     def _describe(self, held: BrokerStream) -> Any:
         answer = api_pb2.StreamMetadata(name=held.stream.name, subject=held.stream.subject, creationTimestamp=time.time_ns())

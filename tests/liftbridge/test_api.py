@@ -8,7 +8,7 @@ from contextlib import aclosing
 import anyio
 import pytest
 
-from feedapi_client.liftbridge import BrokerUnavailableError, LiftbridgeApi, LiftbridgeError, LiftbridgePublisher, Message, Stream, StreamError
+from feedapi_client.liftbridge import AckTimeoutError, BrokerUnavailableError, LiftbridgeApi, LiftbridgeError, LiftbridgePublisher, Message, Stream, StreamError
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, free_port
 
 pytestmark = pytest.mark.anyio
@@ -127,6 +127,18 @@ async def test_a_deleted_stream_is_gone(api: LiftbridgeApi) -> None:
     await api.delete_stream("s")
     with pytest.raises(StreamError):
         await api.metadata("s")
+
+
+async def test_deleting_a_stream_ends_its_subscriptions(api: LiftbridgeApi, publisher: LiftbridgePublisher) -> None:
+    await api.create_stream("s")
+    await publisher.publish("s", b"x")
+    async with aclosing(api.subscribe("s")) as messages:
+        assert (await anext(messages)).value == b"x"
+        await api.delete_stream("s")
+        with pytest.raises(StreamError, match="stream s"):
+            await anext(messages)
+    with pytest.raises(AckTimeoutError):
+        await publisher.publish("s", b"y", timeout=0.2)
 
 
 async def test_a_missing_stream_or_partition_is_an_error_that_names_it(api: LiftbridgeApi) -> None:
