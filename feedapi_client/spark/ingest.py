@@ -13,12 +13,14 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import re
 import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -174,8 +176,6 @@ def _matches(spark: SparkSession, pattern: str) -> bool:
 
 
 def _as_url(path: str) -> str:
-    from pathlib import Path
-
     return path if "://" in path else Path(path.removeprefix("file:")).absolute().as_uri()
 
 
@@ -221,16 +221,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         conf = _pairs("--conf", given.conf)
     except ValueError as error:
         return _complain(error, 2)
-    builder: Any = SparkSession.builder
-    spark = builder.appName("feedapi ingest").config(map=conf).getOrCreate() if conf else builder.appName("feedapi ingest").getOrCreate()
+    spark: SparkSession | None = None
     try:
+        spark = _session(conf)
         summary = _run_until_signal(spark, job)
     except (ValueError, FeedError, PySparkException) as error:
         return _complain(error, 2 if isinstance(error, ValueError) else 1)
     finally:
-        spark.stop()
+        if spark is not None:
+            spark.stop()
     sys.stdout.write(f"{json.dumps(asdict(summary)) if given.json else summary}\n")
     return 0
+
+
+def _session(conf: Mapping[str, str]) -> SparkSession:
+    if "SPARK_ENV_LOADED" not in os.environ:  # not under spark-submit: workers run what runs this
+        os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder: Any = SparkSession.builder.appName("feedapi ingest")
+    for name, value in conf.items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    return spark
 
 
 def _run_until_signal(spark: SparkSession, job: Ingest) -> Summary:

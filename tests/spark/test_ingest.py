@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +15,7 @@ from pyspark.errors import StreamingQueryException
 from feedapi_client.spark.ingest import Ingest, Summary, main, plain_message, run, trigger_options
 from feedapi_client.testing import Publisher
 from tests.spark import transforms
+from tests.spark.conftest import needs_jvm
 from tests.spark.engine import problems
 
 if TYPE_CHECKING:
@@ -88,6 +92,16 @@ def test_what_failed_is_said_in_one_line(spark: SparkSession, publisher: Publish
     text = plain_message(caught.value)
     assert "\n" not in text
     assert text.startswith(f"feed {publisher.url}: the publisher answers status 401")
+
+
+@pytest.mark.slow
+@needs_jvm
+def test_the_command_ends_with_a_summary(publisher: Publisher, tmp_path: Path) -> None:
+    conf = ["spark.master=local[1]", "spark.ui.enabled=false", "spark.driver.memory=600m", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
+    command = [sys.executable, "-m", "feedapi_client.spark.ingest", str(publisher.url), str(tmp_path / "table"), "--json", *(f"--conf={one}" for one in conf)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert json.loads(done.stdout.splitlines()[-1])["rows"] == 120
 
 
 # ---------------------------------------------------------------------- without a JVM
