@@ -15,6 +15,7 @@ class Budget:
         self.limit = limit
         self.used = 0
         self.deliverable = 0
+        self.reserved = 0
         self._step = min(_STEP, limit // 2)
         self._freed: anyio.Event | None = None
 
@@ -24,26 +25,39 @@ class Budget:
     @property
     def has_room(self) -> bool:
         """One more read fits."""
-        return not self.used or self.used + self._step <= self.limit
+        taken = self.used + self.reserved
+        return not taken or taken + self._step <= self.limit
 
     @property
     def stuck(self) -> bool:
-        """No room, and nothing that the application could take to make some."""
-        return not self.has_room and not self.deliverable
+        """No room, and neither anything that the application could take to make some, nor a read under way that may bring a checkpoint."""
+        return not self.has_room and not self.deliverable and not self.reserved
+
+    def reserve(self) -> None:
+        """Set the room for one read aside, so that many readers don't all take the last of it."""
+        self.reserved += self._step
+
+    def release(self) -> None:
+        """The read is over; its bytes are to be added."""
+        self.reserved -= self._step
 
     def add(self, size: int) -> None:
         """Bytes were received."""
         self.used += size
+        self._wake()
 
     def free(self, size: int) -> None:
         """Bytes were taken or dropped."""
         self.used -= size
-        if self._freed is not None and self.has_room:
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._freed is not None and (self.has_room or self.stuck):
             self._freed.set()
             self._freed = None
 
     def changed(self) -> anyio.Event:
-        """Set when there is room again."""
+        """Set when there is room again, or can't be any by waiting."""
         if self._freed is None:
             self._freed = anyio.Event()
         return self._freed

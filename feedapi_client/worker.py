@@ -85,7 +85,7 @@ class Worker:
     __slots__ = (
         "asked_closed", "asked_info", "batches", "committed", "contact", "delivered_cursor", "driver", "empty_pages", "end", "error", "events",
         "failing_since", "failures", "held", "in_hand", "last_event", "no_progress", "partition", "pending", "pending_bytes", "poll_delay", "queued",
-        "read_cursor", "refusals", "refused_as", "saves", "scope", "stopped", "streamed", "stuck", "taken", "ticket", "unread_bytes", "wants_discovery",
+        "read_cursor", "refusals", "refused_as", "reserved", "saves", "scope", "stopped", "streamed", "stuck", "taken", "ticket", "unread_bytes", "wants_discovery",
     )  # fmt: skip
 
     def __init__(self, partition: int, cursor: str, driver: Driver) -> None:
@@ -114,6 +114,7 @@ class Worker:
         self.poll_delay = driver.limits.poll_interval
         self.empty_pages = 0
         self.unread_bytes = 0
+        self.reserved = False
         self.no_progress = False
         self.stuck = 0
         self.refusals = 0
@@ -159,6 +160,7 @@ class Worker:
         decoder, limits, now = response.decoder, self.driver.limits, anyio.current_time
         hand_over = 1 if self.streamed else HAND_OVER_BYTES
         last = now()
+        await self._make_room(decoder, asked)
         if self.streamed:
             idle.deadline = last + limits.stream_idle_timeout
         async for chunk in response.chunks():
@@ -171,12 +173,22 @@ class Worker:
             if decoder.ready_bytes >= hand_over or (decoder.ready_bytes and now() - last > HAND_OVER_SECONDS):
                 self._collect(decoder, asked)
                 last = now()
-            if self.pending_bytes >= limits.max_batch_bytes or not self.driver.budget.has_room:
-                self._collect(decoder, asked)
-                await self._wait_for_room()
+            if await self._make_room(decoder, asked):
                 last = now()
             if self.streamed:
                 idle.deadline = now() + limits.stream_idle_timeout
+
+    async def _make_room(self, decoder: PageDecoder, asked: str) -> bool:
+        """Have room for one more read; True when that took a wait."""
+        limits, budget, waited = self.driver.limits, self.driver.budget, False
+        while self.pending_bytes >= limits.max_batch_bytes or not budget.has_room:
+            self._collect(decoder, asked)
+            await self._wait_for_room()
+            waited = True
+        if not self.streamed:  # which may be silent for long, and would keep the room from others
+            budget.reserve()
+            self.reserved = True
+        return waited
 
     async def _wait_for_room(self) -> None:
         """Stop reading from the socket until the application has taken something (R16)."""
@@ -204,6 +216,9 @@ class Worker:
             raise Crowded
 
     def _account(self, decoder: PageDecoder) -> None:
+        if self.reserved:
+            self.reserved = False
+            self.driver.budget.release()
         unread = decoder.ready_bytes + decoder.tail_bytes
         self.driver.budget.add(unread - self.unread_bytes)
         self.unread_bytes = unread
