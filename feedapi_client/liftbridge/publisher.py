@@ -60,7 +60,7 @@ class LiftbridgePublisher:
         self._servers = servers
         self.ack_policy = ack_policy
         self._crc = crc
-        self._limit = max_message_bytes
+        self.max_message_bytes = max_message_bytes
         self._connect_timeout = connect_timeout
         self._options = dict(options or {})
         self._nats: Client | None = None
@@ -171,7 +171,7 @@ class LiftbridgePublisher:
         timeout: float,
     ) -> None:
         client, pending, now = self._client(), self._pending, asyncio.get_running_loop().time
-        limit = min(self._limit or client.max_payload, client.max_payload)
+        limit = min(self.max_message_bytes or client.max_payload, client.max_payload)
         outbox = Outbox(client, fast=self._fast)
         fixed = target.subject_of(partition) if partition is not None else target.subject if target.partitions == 1 else None
         room, acked, deadline = 0, policy is not AckPolicy.NONE, now() + timeout

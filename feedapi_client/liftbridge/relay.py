@@ -46,7 +46,7 @@ class Relay:
     and without keys the feed's partition does.
 
     When the consumer's store is a `StreamCursorStore`, the relay is exactly once, and `stream` is the store's; its format ``"batch"`` has no keys and no
-    added headers. Otherwise it is at least once: a batch whose acks do not all come is published again from the first message that has none, up to
+    added headers, and the consumer's batches have to fit into a message (`Limits.max_batch_bytes`): else ValueError. Otherwise it is at least once: a batch whose acks do not all come is published again from the first message that has none, up to
     `attempts` times without progress.
     """
 
@@ -71,8 +71,10 @@ class Relay:
         self._headers = headers
         self._attempts = attempts
         self.progress = RelayProgress()
-        if self._store is not None and self._store.format is Format.BATCH and (key is not None or headers is not None):
-            raise ValueError("with format='batch' a message holds many events, which have no key or headers of their own: use format='events'")
+        if self._store is not None and self._store.format is Format.BATCH:
+            if key is not None or headers is not None:
+                raise ValueError("with format='batch' a message holds many events, which have no key or headers of their own: use format='events'")
+            _check_batch_size(consumer, publisher)
 
     @property
     def exactly_once(self) -> bool:
@@ -121,6 +123,16 @@ class Relay:
     def _count(self, batch: Batch) -> None:
         self.progress.batches += 1
         self.progress.events += len(batch)
+
+
+def _check_batch_size(consumer: FeedConsumer, publisher: LiftbridgePublisher) -> None:
+    """Better now than after a million events: batches as large as the consumer makes them have to fit into a message, with what comes on top."""
+    batch, message = consumer._settings.limits.max_batch_bytes, publisher.max_message_bytes
+    if message is not None and batch > message * 3 // 4:
+        raise ValueError(
+            f"with format='batch' a batch has to fit into a message of {message} bytes, and the consumer makes batches of {batch}: "
+            f"give it limits=Limits(max_batch_bytes={message // 2}) or use format='events'"
+        )
 
 
 def _stream(stream: Stream | str | None, store: StreamCursorStore | None) -> Stream:

@@ -163,8 +163,14 @@ def test_keys_and_headers_do_not_go_with_the_batch_format(publisher: LiftbridgeP
         Relay(consumer, publisher, key=lambda event: b"")
 
 
+def test_batches_that_would_not_fit_into_a_message_are_refused_before_the_first(publisher: LiftbridgePublisher, make: Make) -> None:
+    with pytest.raises(ValueError, match="max_batch_bytes=524288"):
+        Relay(FeedConsumer("http://localhost/feed", store=make()), publisher)
+    Relay(FeedConsumer("http://localhost/feed", store=make(format="events")), publisher)
+
+
 def test_the_events_go_where_the_positions_are(publisher: LiftbridgePublisher, make: Make) -> None:
-    consumer = FeedConsumer("http://localhost/feed", store=make())
+    consumer = FeedConsumer("http://localhost/feed", store=make(), limits=SMALL)
     assert Relay(consumer, publisher, "s").exactly_once
     with pytest.raises(ValueError, match="not to other"):
         Relay(consumer, publisher, "other")
@@ -177,7 +183,7 @@ async def test_start_last_is_kept_although_nothing_was_relayed_yet(
     async with FeedConsumer(feedapi_publisher.url or "", store=make(), start="last"):
         pass
     feedapi_publisher.extend(0, events(10, 10))
-    async with FeedConsumer(feedapi_publisher.url or "", store=make(), start="last", follow=False) as consumer:
+    async with FeedConsumer(feedapi_publisher.url or "", store=make(), start="last", follow=False, limits=SMALL) as consumer:
         await Relay(consumer, publisher).run()
     assert await read(api, broker) == list(range(10, 20))
 
@@ -185,8 +191,8 @@ async def test_start_last_is_kept_although_nothing_was_relayed_yet(
 async def test_a_batch_that_does_not_fit_into_a_message_is_an_error_with_advice(
     feedapi_publisher: Publisher, nats_server: NatsServer, api: LiftbridgeApi, broker: LiftbridgeBroker
 ) -> None:
-    feedapi_publisher.extend(0, events(100))
-    async with LiftbridgePublisher(nats_server.url, max_message_bytes=1000) as publisher:
+    feedapi_publisher.append(0, {"entity": "a", "text": "x" * 3000})
+    async with LiftbridgePublisher(nats_server.url, max_message_bytes=3000) as publisher:
         with pytest.raises(StoreError, match="max_batch_bytes") as caught:
             await relay(feedapi_publisher, publisher, StreamCursorStore(publisher, api, "s"))
     assert isinstance(caught.value.__cause__, MessageTooLargeError)
