@@ -46,8 +46,8 @@ class Relay:
     and without keys the feed's partition does.
 
     When the consumer's store is a `StreamCursorStore`, the relay is exactly once, and `stream` is the store's; its format ``"batch"`` has no keys and no
-    added headers, and the consumer's batches have to fit into a message (`Limits.max_batch_bytes`): else ValueError. Otherwise it is at least once: a batch whose acks do not all come is published again from the first message that has none, up to
-    `attempts` times without progress.
+    added headers, and the consumer's batches have to fit into a message (`Limits.max_batch_bytes`): else ValueError. With any other store it is at least
+    once: a batch whose acks do not all come is published again from the first message that has none, up to `attempts` times without progress.
     """
 
     def __init__(
