@@ -18,13 +18,12 @@ import anyio
 
 from feedapi_client.budget import Budget
 from feedapi_client.client import FeedClient
+from feedapi_client.discovery import Rediscovery
 from feedapi_client.errors import (
-    AuthenticationError,
     CommitOrderError,
     CursorRejectedError,
     FeedError,
     FencedError,
-    NegotiationError,
     ProtocolError,
     RequestRefusedError,
     StoreError,
@@ -33,17 +32,15 @@ from feedapi_client.lineage.planner import Action, Fail, Planner, Rediscover, Re
 from feedapi_client.model import Batch, FeedInfo, FeedKey, Position
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.scheduler import Scheduler
-from feedapi_client.status import ConsumerStatus, PartitionStatus
+from feedapi_client.status import ConsumerStatus, partition_status
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.transport import backoff
 from feedapi_client.worker import Crowded, Outcome, SavedBatch, Worker
 
 log = logging.getLogger("feedapi_client")
 
-DISCOVERY_GAP_SECONDS = 0.05
-"""Between two discoveries, however many ask for one."""
-UNKNOWN_COMMAND_GAP_SECONDS = 5.0
-"""Between two discoveries that only an unknown command asks for."""
+UNWINDING_SECONDS = 0.05
+"""After which a partition is looked at again whose cancelled request is not over yet."""
 SHARED_STREAM_MILLISECONDS = 5000
 """How long a streamed response lasts when more partitions want to be read than there are slots."""
 FAILING_SHARE = 4
@@ -93,10 +90,7 @@ class Session:
         self._refused: set[Worker] = set()
         self._at_end: set[int] = set()
         self._failing = 0
-        self._discover_at = 0.0
-        self._discovered_at = 0.0
-        self._discovery_wanted = False
-        self._discover_sooner = anyio.Event()
+        self._rediscovery = Rediscovery(settings.limits.discovery_interval, settings.retry)
 
     def __repr__(self) -> str:
         return f"<Session {self.planner!r} {self._scheduler!r} {self.budget!r}>"
@@ -109,7 +103,7 @@ class Session:
         self.info = await self.client.discover()
         ends = await self._present_ends(self.planner.unresolved(self.info))
         await self._apply(self.planner.discover(self.info, ends=ends))
-        self._note_discovery()
+        self._rediscovery.done()
         if self.failure is not None:
             raise self.failure
 
@@ -119,7 +113,7 @@ class Session:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._scheduler.run)
-                    tasks.start_soon(self._discover_forever)
+                    tasks.start_soon(self._rediscovery.run, self._discover, self._blocked, partial(self.report, None))
         except Exception as error:  # noqa: BLE001 - handed to the iterating task, which raises it
             self._fail(_only(error))
         finally:
@@ -232,7 +226,7 @@ class Session:
         return CommitOrderError(f"a batch up to cursor {batch.cursor!r} can't be committed: {why}", feed=self.feed, partition=batch.partition)
 
     def _finished(self) -> bool:
-        if self._discovery_wanted:
+        if self._rediscovery.wanted:
             return False
         if self.planner.finished():
             return True
@@ -283,7 +277,7 @@ class Session:
 
     def unknown_command(self) -> None:
         """Perhaps "list the partitions again" (R10)."""
-        self._discover_by(max(anyio.current_time(), self._discovered_at + UNKNOWN_COMMAND_GAP_SECONDS))
+        self._rediscovery.perhaps()
 
     # ------------------------------------------------------------------ fetching
 
@@ -294,7 +288,7 @@ class Session:
         # Partitions whose requests hang until they time out must not take all slots from those that answer (R14).
         failing = worker.failures > 0
         if cancelled or (failing and self._failing >= max(1, self.limits.max_concurrent_fetches // FAILING_SHARE)):
-            self._scheduler.schedule(worker, DISCOVERY_GAP_SECONDS)
+            self._scheduler.schedule(worker, UNWINDING_SECONDS)
             return
         self._failing += failing
         try:
@@ -418,7 +412,7 @@ class Session:
             await self._fail_partition(worker.partition, final)
             return
         self._refused.add(worker)
-        self.rediscover()
+        self._rediscovery.soon()
 
     async def _fail_partition(self, partition: int, error: FeedError) -> None:
         self.since.setdefault(partition, datetime.now(UTC))
@@ -426,74 +420,30 @@ class Session:
 
     # ------------------------------------------------------------------ discovery
 
-    def rediscover(self) -> None:
-        """Discover again soon."""
-        self._discovery_wanted = True
-        self._discover_by(max(anyio.current_time(), self._discovered_at + DISCOVERY_GAP_SECONDS))
-
-    def _discover_by(self, when: float) -> None:
-        if when < self._discover_at:
-            self._discover_at = when
-            self._discover_sooner.set()
-
-    def _note_discovery(self) -> None:
-        self._discovered_at = anyio.current_time()
-        self._discover_at = self._discovered_at + self.limits.discovery_interval
-
-    async def _discover_forever(self) -> None:
-        failing_since: float | None = None
-        failures = 0
-        while True:
-            while (pause := self._discover_at - anyio.current_time()) > 0:
-                self._discover_sooner = anyio.Event()
-                with anyio.move_on_after(pause):
-                    await self._discover_sooner.wait()
-            self._discovery_wanted = False
-            self._discover_at = float("inf")
-            try:
-                await self._discover()
-            except StoreError:
-                raise
-            except FeedError as error:
-                failures += 1
-                failing_since = failing_since or anyio.current_time()
-                self.report(None, f"keeps its last good topology: {error.message if error.partition is None else error}")
-                self._discovery_failed(error, failing_since, failures)
-            else:
-                failing_since, failures = None, 0
-
     async def _discover(self) -> None:
         info = await self.client.discover()
         moved = info.token != self.info.token or info.dialect != self.info.dialect
         actions = self.planner.discover(info)
         self.info = info
-        self._note_discovery()
+        self._rediscovery.done()
         await self._apply(actions)
         refused, self._refused = self._refused, set()
         for worker in refused:
             if not worker.stopped:
                 self._scheduler.schedule(worker, backoff(self.settings.retry, worker.refusals - 1, None) if worker.refusals > 1 else 0.0)
-        if moved:
-            self._reopen_streams()
+        self._reopen_streams(moved)
         self._wake.set()
 
-    def _reopen_streams(self) -> None:
-        """A response held open on the old token would not end by itself."""
-        for worker in self.workers.values():
-            if worker.scope is not None and not worker.stopped and self.settings.stream:
+    def _reopen_streams(self, moved: bool) -> None:
+        """Responses held open on an old token, or on a partition that was closed, would not end by themselves."""
+        for worker in self.workers.values() if self.settings.stream else ():
+            if worker.streamed and worker.scope is not None and not worker.stopped and (moved or self.is_closed(worker.partition)):
                 worker.scope.cancel()
                 self._scheduler.schedule(worker)
 
-    def _discovery_failed(self, error: FeedError, since: float, failures: int) -> None:
-        retry = self.settings.retry
-        self._note_discovery()
-        blocked = bool(self._refused) or (not self.settings.follow and self.planner.finished())
-        given_up = retry.give_up_after is not None and anyio.current_time() - since >= retry.give_up_after
-        if blocked and (given_up or isinstance(error, (AuthenticationError, NegotiationError))):
-            raise error
-        self._discovery_wanted = blocked
-        if blocked:
-            self._discover_by(anyio.current_time() + max(DISCOVERY_GAP_SECONDS, backoff(retry, failures, error)))
+    def _blocked(self) -> bool:
+        """Something can't go on without a new discovery."""
+        return bool(self._refused) or (not self.settings.follow and self.planner.finished())
 
     async def _present_ends(self, partitions: list[int]) -> dict[int, str]:
         ends: dict[int, str] = {}
@@ -534,7 +484,7 @@ class Session:
                     self._refused.discard(self.workers[partition])
                     self._at_end.discard(partition)
             case Rediscover():
-                self.rediscover()
+                self._rediscovery.soon()
             case Report(partition_or_none, text):
                 self.report(partition_or_none, text)
             case Fail(partition, error):
@@ -575,30 +525,8 @@ class Session:
             feed=self.feed,
             dialect=info.dialect if info else None,
             buffered_bytes=self.budget.used,
-            partitions={p: self._partition_status(p) for p in sorted(self.planner.entries)},
+            partitions={p: partition_status(self.planner.entries[p], self.workers.get(p), self.since.get(p)) for p in sorted(self.planner.entries)},
             reports=tuple(self.reports),
-        )
-
-    def _partition_status(self, partition: int) -> PartitionStatus:
-        entry, worker = self.planner.entries[partition], self.workers.get(partition)
-        error = entry.error or (worker.error if worker else None)
-        state = entry.state.value
-        if entry.state is State.WAITING and entry.waits_for:
-            state = f"waiting for {', '.join(map(str, entry.waits_for))}"
-        elif entry.running and error is not None:
-            state = "retrying"
-        at_end = entry.state in (State.CAUGHT_UP, State.DRAINED) and error is None
-        return PartitionStatus(
-            partition=partition,
-            state=state,
-            cursor=entry.position.cursor if entry.position else None,
-            events=worker.events if worker else 0,
-            last_event=worker.last_event if worker else None,
-            last_contact=worker.contact if worker else None,
-            lag=0 if at_end else "unknown",
-            waits_for=entry.waits_for if entry.state is State.WAITING else (),
-            error=str(error) if error else None,
-            since=self.since.get(partition) if error else None,
         )
 
 

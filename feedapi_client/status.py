@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
+from feedapi_client.lineage.planner import Entry, State
+from feedapi_client.worker import Worker
+
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
@@ -45,3 +48,27 @@ class ConsumerStatus:
 
     def __getitem__(self, partition: int) -> PartitionStatus:
         return self.partitions[partition]
+
+
+def partition_status(entry: Entry, worker: Worker | None, since: datetime | None) -> PartitionStatus:
+    """What planner and worker know of one partition, in the words of `PartitionStatus`."""
+    error = entry.error or (worker.error if worker else None)
+    state = entry.state.value
+    if entry.state is State.WAITING and entry.waits_for:
+        state = f"waiting for {', '.join(map(str, entry.waits_for))}"
+    elif entry.running and error is not None:
+        state = "retrying"
+    committed = worker is None or entry.cursor == worker.read_cursor
+    at_end = entry.state in (State.CAUGHT_UP, State.DRAINED) and committed and error is None
+    return PartitionStatus(
+        partition=entry.id,
+        state=state,
+        cursor=entry.position.cursor if entry.position else None,
+        events=worker.events if worker else 0,
+        last_event=worker.last_event if worker else None,
+        last_contact=worker.contact if worker else None,
+        lag=0 if at_end else "unknown",
+        waits_for=entry.waits_for if entry.state is State.WAITING else (),
+        error=str(error) if error else None,
+        since=since if error else None,
+    )
