@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from feedapi_client.testing import faults
     from feedapi_client.testing.exchange import Request, Response
     from feedapi_client.testing.faults import Fault, FaultRule
+    from feedapi_client.testing.liftbridge import BrokerFault as BrokerFault
+    from feedapi_client.testing.liftbridge import LiftbridgeBroker as LiftbridgeBroker
+    from feedapi_client.testing.liftbridge import NatsServer as NatsServer
     from feedapi_client.testing.publisher import Publisher
     from feedapi_client.testing.server import Serving
     from feedapi_client.testing.store_contract import AdministrableStoreContract, CursorStoreContract
@@ -27,11 +30,15 @@ if TYPE_CHECKING:
 
 __all__ = ["AdministrableStoreContract", "CursorStoreContract", "Fault", "FaultRule", "Publisher", "Quirks", "Request", "Response", "Serving", "faults"]
 
+# BrokerFault, LiftbridgeBroker and NatsServer are public as well; not in __all__, since a star import must not ask for the extra.
 _HOMES = {
     "AdministrableStoreContract": "store_contract",
+    "BrokerFault": "liftbridge",
     "CursorStoreContract": "store_contract",
     "Fault": "faults",
     "FaultRule": "faults",
+    "LiftbridgeBroker": "liftbridge",
+    "NatsServer": "liftbridge",
     "Publisher": "publisher",
     "Quirks": "wire",
     "Request": "exchange",
