@@ -85,7 +85,7 @@ class Worker:
     __slots__ = (
         "asked_closed", "asked_info", "batches", "committed", "contact", "delivered_cursor", "driver", "empty_pages", "end", "error", "events",
         "failing_since", "failures", "held", "in_hand", "last_event", "no_progress", "partition", "pending", "pending_bytes", "poll_delay", "queued",
-        "read_cursor", "refusals", "refused_as", "reserved", "saves", "scope", "stopped", "streamed", "stuck", "taken", "ticket", "unread_bytes", "wants_discovery",
+        "read_cursor", "refusals", "refused_as", "reserved", "saves", "scope", "stopped", "streamed", "stuck", "taken", "ticket", "unread_bytes",
     )  # fmt: skip
 
     def __init__(self, partition: int, cursor: str, driver: Driver) -> None:
@@ -119,7 +119,6 @@ class Worker:
         self.stuck = 0
         self.refusals = 0
         self.refused_as: tuple[str, str | None] | None = None
-        self.wants_discovery = False
         self.failures = 0
         self.failing_since: float | None = None
         self.error: FeedError | None = None

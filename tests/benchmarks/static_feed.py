@@ -17,7 +17,8 @@ PAYLOAD_PAD = 62
 
 def payload(number: int) -> bytes:
     """An event of about 150 bytes with its line."""
-    return b'{"id":"%012d","type":"order.created","entity":"e-%06d","amount":%d,"note":"%s"}' % (number, number % 1000, 1000 + number % 9000, b"x" * PAYLOAD_PAD)
+    fields = (number, number % 1000, 1000 + number % 9000, b"x" * PAYLOAD_PAD)
+    return b'{"id":"%012d","type":"order.created","entity":"e-%06d","amount":%d,"note":"%s"}' % fields
 
 
 def build_pages(events: int, page_size: int, *, dialect: str, partition: int = 0, checkpoint_every: int = 100) -> dict[str, bytes]:
@@ -58,7 +59,7 @@ def _serve(out: Connection, dialect: str, partitions: int, events: int, page_siz
             query = parse_qs(urlsplit(self.path).query)
             cursor = next((values[0] for name, values in query.items() if name.startswith("cursor")), None)
             if cursor is not None:
-                self._answer(200, pages[cursor] if cursor in pages else again)
+                self._answer(200, pages.get(cursor, again))
             elif dialect == "v1":
                 self._answer(400, b"handshake error: partition count missing")
             else:
