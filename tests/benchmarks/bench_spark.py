@@ -141,7 +141,7 @@ def main() -> None:
     arguments.add_argument("--epochs", type=int, default=20, help=f"measured epochs of {EPOCH} events (default 20)")
     given = arguments.parse_args()
     console = Console()
-    warm = 8
+    warm = 20
     spark = session()
     with static_feed(events=EPOCH * (given.epochs + warm), page_size=10_000) as url:
         loops = {"async for, each .json()": events_json, "batches(), each .json()": batches_json, "batches(), untouched": batches_untouched}
