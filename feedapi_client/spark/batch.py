@@ -109,11 +109,11 @@ def _read(options: SourceOptions, feed: Feed, target: Target) -> Iterator[pa.Rec
         if run.events:
             pending.append(run)
         if sum(one.size for one in pending) >= options.limits.max_batch_bytes:
-            yield _rows(options, target, sequence, pending)
+            yield _rows(options, feed, target, sequence, pending)
             sequence += sum(len(one.events) for one in pending)
             pending = []
     if pending:
-        yield _rows(options, target, sequence, pending)
+        yield _rows(options, feed, target, sequence, pending)
     if reader.outcome.refused is not None:
         raise CursorRejectedError(
             f"the publisher refused a fetch from {reader.outcome.cursor!r} (status {reader.outcome.refused or 'not listed any more'}): "
@@ -123,8 +123,8 @@ def _read(options: SourceOptions, feed: Feed, target: Target) -> Iterator[pa.Rec
         )
 
 
-def _rows(options: SourceOptions, target: Target, sequence: int, runs: list[Run]) -> pa.RecordBatch:
+def _rows(options: SourceOptions, feed: Feed, target: Target, sequence: int, runs: list[Run]) -> pa.RecordBatch:
     events = [event for run in runs for event in run.events]
     rows = Rows(target.partition, target.depth, sequence, options.payload, [(len(run.events), run.cursor) for run in runs])
-    headers = [orjson.dumps(event.headers) for event in events] if any(event.headers for event in events) else None
+    headers = [orjson.dumps(event.headers) for event in events] if feed.info.dialect == "v1" else None
     return rows.batch(b"\n".join([event._payload for event in events]), headers)

@@ -24,6 +24,7 @@ _log = logging.getLogger(__name__)
 
 _CONFLICT = 409
 _SHARED_CLIENTS = 8
+_SHORTEST_LINE = len(b'{"data":""}\n')
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,6 @@ class PartitionReader:
         self._patience = patience
         self._ready: deque[Run] = deque()
         self._held: Run | None = None
-        self._lines = 0
         self._stuck = 0
         self._conflicts = 0
         self._failing_since: float | None = None
@@ -216,7 +216,7 @@ class PartitionReader:
         asked = self.outcome.cursor
         with self.feed.client.open(info, self.target.partition, asked, stream=self.feed.options.fetch.streaming) as response:
             decoder = response.decoder
-            self._held, self._lines = None, 0
+            self._held = None
             try:
                 for chunk in response.chunks():
                     self._feed(decoder, chunk, asked)
@@ -235,8 +235,7 @@ class PartitionReader:
     # ------------------------------------------------------------------ one response
 
     def _feed(self, decoder: PageDecoder, chunk: bytes, asked: str) -> None:
-        self._lines += chunk.count(b"\n")
-        if self._limit is None or self.outcome.events + self._lines <= self._limit:
+        if self._limit is None or self._fits(decoder, chunk, self._limit - self.outcome.events):
             decoder.feed(chunk)
             self._collect(decoder, asked)
         else:
@@ -245,6 +244,11 @@ class PartitionReader:
                 decoder.feed(line)
                 self._collect(decoder, asked)
         self._check_bounds(decoder)
+
+    def _fits(self, decoder: PageDecoder, chunk: bytes, room: int) -> bool:
+        """Whether the events that are held or in the chunk are surely not too many; counting lines costs something, so that a guess comes first."""
+        held = decoder.tail_bytes // _SHORTEST_LINE + 1
+        return held + len(chunk) // _SHORTEST_LINE <= room or held + chunk.count(b"\n") <= room
 
     def _check_bounds(self, decoder: PageDecoder) -> None:
         held = decoder.tail_bytes + (self._held.size if self._held else 0)
@@ -275,7 +279,6 @@ class PartitionReader:
         self._ready.append(run)
         outcome.events += len(run.events)
         outcome.cursor = run.cursor
-        self._lines = max(0, self._lines - len(run.events))
         if self._reached_end():
             outcome.ended, outcome.asked_closed = True, True
             raise _Enough

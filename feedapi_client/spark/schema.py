@@ -18,6 +18,7 @@ import orjson
 Payload = Literal["string", "variant"]
 
 _NEWLINE = 10
+_HEADERS = pa.map_(pa.string(), pa.string())
 _VARIANT = pa.struct([pa.field("value", pa.binary(), nullable=False), pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"})])
 
 
@@ -25,8 +26,8 @@ def spark_schema(payload: Payload) -> StructType:
     """The columns, in their order.
 
     ``partition`` the event was read from; ``cursor`` of the checkpoint that closes its batch; ``sequence`` counts the events of the partition within the
-    read (a batch read, or the whole life of a streaming query); ``data`` the payload as sent; ``headers`` of dialect v1; ``depth`` how many partitions
-    come before this one in its lineage. ``orderBy("depth", "sequence")`` restores the order within an entity.
+    read (a batch read, or the whole life of a streaming query); ``data`` the payload as sent; ``headers`` of dialect v1, null where there are none;
+    ``depth`` how many partitions come before this one in its lineage. ``orderBy("depth", "sequence")`` restores the order within an entity.
     """
     return StructType(
         [
@@ -34,7 +35,7 @@ def spark_schema(payload: Payload) -> StructType:
             StructField("cursor", StringType(), False),
             StructField("sequence", LongType(), False),
             StructField("data", VariantType() if payload == "variant" else StringType(), False),
-            StructField("headers", MapType(StringType(), StringType()), False),
+            StructField("headers", MapType(StringType(), StringType()), True),
             StructField("depth", IntegerType(), False),
         ]
     )
@@ -48,7 +49,7 @@ def arrow_schema(payload: Payload) -> pa.Schema:
             pa.field("cursor", pa.string(), nullable=False),
             pa.field("sequence", pa.int64(), nullable=False),
             pa.field("data", _VARIANT if payload == "variant" else pa.string(), nullable=False),
-            pa.field("headers", pa.map_(pa.string(), pa.string()), nullable=False),
+            pa.field("headers", _HEADERS),
             pa.field("depth", pa.int32(), nullable=False),
         ]
     )
@@ -78,7 +79,7 @@ class Rows:
             self._cursors(count),
             pa.array(np.arange(first, first + count, dtype=np.int64)),
             variants(data) if self.payload == "variant" else data,
-            header_maps(headers) if headers else no_headers(count),
+            header_maps(headers) if headers else pa.nulls(count, _HEADERS),
             constant(self.depth, count, pa.int32()),
         ]
         self.done += count
@@ -117,14 +118,10 @@ def variants(data: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays([values, pa.array([one.metadata for one in parsed], pa.binary())], fields=list(_VARIANT))
 
 
-def no_headers(count: int) -> pa.Array:
-    """Empty maps."""
-    return pa.MapArray.from_arrays(pa.array(np.zeros(count + 1, dtype=np.int32)), pa.array([], pa.string()), pa.array([], pa.string()))
-
-
 def header_maps(headers: Iterable[bytes]) -> pa.Array:
-    """Maps of text; a header that is no text keeps its JSON form."""
-    return pa.array([[(name, _text(value)) for name, value in (orjson.loads(line) or {}).items()] for line in headers], pa.map_(pa.string(), pa.string()))
+    """Maps of text, null for an event without headers; a header that is no text keeps its JSON form."""
+    decoded = (orjson.loads(line) for line in headers)
+    return pa.array([[(name, _text(value)) for name, value in found.items()] if found else None for found in decoded], _HEADERS)
 
 
 def _text(value: Any) -> str | None:

@@ -38,11 +38,10 @@ class Group:
 class _Staged:
     """What is fetched of one partition, compressed as it comes."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, headers: bool) -> None:
         self.marks: list[tuple[int, str]] = []
         self.events = Section()
-        self.headers: Section | None = None
-        self._count = 0
+        self.headers = Section() if headers else None
 
     def take(self, run: Run) -> None:
         """Add the events of the run and its checkpoint."""
@@ -50,13 +49,9 @@ class _Staged:
             return
         self.events.add(b"\n".join([event._payload for event in run.events]))
         self.events.add(b"\n")
-        if self.headers is None and any(event._headers for event in run.events):
-            self.headers = Section()
-            self.headers.add(b"{}\n" * self._count)
         if self.headers is not None:
             self.headers.add(b"".join(orjson.dumps(event.headers) + b"\n" for event in run.events))
         self.marks.append((len(run.events), run.cursor))
-        self._count += len(run.events)
 
     def sections(self) -> list[list[bytes]]:
         """Checkpoints, payloads, headers."""
@@ -90,7 +85,7 @@ def _check_visible(staging: Staging, group: Group) -> None:
 
 def fetch_group(options: SourceOptions, group: Group) -> bytes:
     """Fetch every partition of the group and pack the object. Raises `FeedError`."""
-    staged = [_Staged() for _ in group.targets]
+    staged = [_Staged(headers=group.info.dialect == "v1") for _ in group.targets]
 
     def full() -> bool:
         return sum(one.events.size for one in staged) > options.limits.max_buffered_bytes

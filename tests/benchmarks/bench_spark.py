@@ -111,6 +111,22 @@ def stream(spark: Any, url: str, limit: int, skip: int) -> Run:
     )
 
 
+def rate(spark: Any, batches: int = 60, skip: int = 20) -> Run:
+    """What Spark alone takes for a micro-batch: seconds, and of processor time."""
+    jvm = spark.sparkContext._gateway.proc.pid
+    source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
+    with tempfile.TemporaryDirectory() as folder:
+        query = source.writeStream.format("noop").option("checkpointLocation", folder).trigger(processingTime="0 seconds").start()
+        marks = []
+        for count in (skip, skip + batches):
+            while query.lastProgress is None or query.lastProgress["batchId"] < count:
+                time.sleep(0.005)
+            marks.append((time.perf_counter(), processor_seconds(descendants(jvm)), query.lastProgress["batchId"]))
+        query.stop()
+    (began, used, first), (ended, used_then, last) = marks
+    return Run(100, (ended - began) / (last - first), (used_then - used) / (last - first), [], 0)
+
+
 def session() -> Any:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -161,6 +177,12 @@ def main() -> None:
     console.print(
         f"a micro-batch of 100 events: {statistics.median(small.batch_seconds):.3f} s, {small.processor / len(small.batch_seconds):.3f} s of processor time"
     )
+    own = rate(spark)
+    console.print(f"a micro-batch of 100 rows of Spark's own rate source, no Python: {own.wall:.3f} s, {own.processor:.3f} s of processor time")
+    with static_feed(events=12_000_000, page_size=20_000) as url:
+        large = stream(spark, url, 10 * EPOCH, 4)
+    per_core = large.events / large.processor
+    console.print(f"epochs of {10 * EPOCH:,} events: {per_core:,.0f} events/s of a core, {per_core / plains['async for, each .json()']:.2f} of async for")
     for size in (100_000, 1_000_000, 3_000_000):
         with static_feed(events=size, page_size=10_000) as url:
             memory = peak(spark, url, size)

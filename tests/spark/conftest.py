@@ -41,7 +41,8 @@ needs_jvm = pytest.mark.usefixtures("_jvm")
 @pytest.fixture(scope="session")
 def spark(_jvm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session on this machine, with the source registered."""
-    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]), FEEDAPI_TEST_TOKEN="s3cr3t-t0ken")
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH=path, FEEDAPI_TEST_TOKEN="s3cr3t-t0ken")
     from tests.spark.pipeline import session
 
     spark = session("local[2]")

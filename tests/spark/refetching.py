@@ -69,7 +69,7 @@ class RefetchingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         feed = Feed(self.options)
         PartitionReader(feed, target, limit=partition.events).read(runs.append)
         if runs:
-            yield _rows(self.options, target, partition.sequence, runs)
+            yield _rows(self.options, feed, target, partition.sequence, runs)
 
 
 class RefetchingSource(DataSource):

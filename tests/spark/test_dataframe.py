@@ -105,7 +105,7 @@ def test_headers_of_dialect_v1_are_a_map(read: Read, publisher: Publisher) -> No
     publisher.append(0, {"n": 1}, headers={"source": "a"})
     publisher.append(0, {"n": 2})
     rows = read(v1Partitions="2", v1Headers="_all").orderBy("sequence").collect()
-    assert [row.headers for row in rows] == [{"source": "a"}, {}]
+    assert [row.headers for row in rows] == [{"source": "a"}, None]
 
 
 def test_payloads_as_variant(read: Read, publisher: Publisher) -> None:
