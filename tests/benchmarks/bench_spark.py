@@ -111,7 +111,7 @@ def stream(spark: Any, url: str, limit: int, skip: int) -> Run:
     )
 
 
-def rate(spark: Any, batches: int = 60, skip: int = 20) -> Run:
+def own_micro_batch(spark: Any, batches: int = 60, skip: int = 20) -> Run:
     """What Spark alone takes for a micro-batch: seconds, and of processor time."""
     jvm = spark.sparkContext._gateway.proc.pid
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
@@ -177,7 +177,7 @@ def main() -> None:
     console.print(
         f"a micro-batch of 100 events: {statistics.median(small.batch_seconds):.3f} s, {small.processor / len(small.batch_seconds):.3f} s of processor time"
     )
-    own = rate(spark)
+    own = own_micro_batch(spark)
     console.print(f"a micro-batch of 100 rows of Spark's own rate source, no Python: {own.wall:.3f} s, {own.processor:.3f} s of processor time")
     with static_feed(events=12_000_000, page_size=20_000) as url:
         large = stream(spark, url, 10 * EPOCH, 4)
