@@ -488,6 +488,7 @@ class Session:
             case Report(partition_or_none, text):
                 self.report(partition_or_none, text)
             case Fail(partition, error):
+                self.since.setdefault(partition, datetime.now(UTC))
                 if self.settings.on_error == "raise":
                     self._fail(error)
                 else:
@@ -525,9 +526,14 @@ class Session:
             feed=self.feed,
             dialect=info.dialect if info else None,
             buffered_bytes=self.budget.used,
-            partitions={p: partition_status(self.planner.entries[p], self.workers.get(p), self.since.get(p)) for p in sorted(self.planner.entries)},
+            partitions={p: partition_status(self.planner.entries[p], self.workers.get(p), self._since(p)) for p in sorted(self.planner.entries)},
             reports=tuple(self.reports),
         )
+
+    def _since(self, partition: int) -> datetime | None:
+        """Since when the partition retries or is parked: what descends from one that failed, since that one did."""
+        error = self.planner.entries[partition].error
+        return self.since.get(partition) or (self.since.get(error.partition) if error and error.partition is not None else None)
 
 
 async def _translated(call: Awaitable[Any], feed: str, doing: str) -> Any:
