@@ -283,7 +283,7 @@ async def test_r09_the_nearest_ancestor_with_a_position_counts(publisher: Publis
     seen = []
     async with consume(publisher, store=store, follow=False) as consumer:
         seen += await read_n(consumer)
-    left, right = publisher.split(0, method="cursor-from")
+    left, _ = publisher.split(0, method="cursor-from")
     fill(publisher, 10, start=10)
     async with consume(publisher, store=store, follow=False) as consumer:
         seen += await read_n(consumer)
