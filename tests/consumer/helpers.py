@@ -9,6 +9,7 @@ from typing import Any
 import anyio
 
 from feedapi_client import Batch, Event, FeedConsumer, FeedKey, Limits, MemoryCursorStore, Position, RetryPolicy
+from feedapi_client.stores.base import check_predecessor
 from feedapi_client.testing import Publisher
 
 PATIENCE = 15.0
@@ -67,6 +68,14 @@ class RecordingStore(MemoryCursorStore):
         """Make a transaction's changes count, as the database of a caller would."""
         for feed, positions in transaction.changes:
             await self.save(feed, positions)
+
+    def commit_at_once(self, transaction: Transaction) -> None:
+        """`commit` without a chance to be interrupted."""
+        for feed, positions in transaction.changes:
+            stored = self._feeds.setdefault(feed, {})
+            for partition, position in positions.items():
+                check_predecessor(feed, partition, position, stored[partition].revision if partition in stored else None)
+            stored.update(positions)
 
     async def positions(self) -> dict[int, Position]:
         """What is stored, of the one feed there is."""
