@@ -17,7 +17,7 @@ except ImportError as error:
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.quarantine import COLUMNS, QuarantinedEvent, from_row, to_row
+from feedapi_client.stores.quarantined import COLUMNS, QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.sql import _TABLE_OPTIONS, _long_text, _once
 
 
