@@ -66,9 +66,12 @@ class Scheduler(Generic[J]):
     async def run(self) -> None:
         """Until cancelled. An exception of `work` ends it."""
         async with anyio.create_task_group() as self._tasks:
-            for _ in range(len(self._due)):
-                self._wake_slot()
-            await self._tick()
+            try:
+                for _ in range(len(self._due)):
+                    self._wake_slot()
+                await self._tick()
+            finally:
+                self._tasks = None  # what is scheduled from now on stays in the queue
 
     def _wake_slot(self) -> None:
         if self._tasks is None or self._running >= self._slots:

@@ -114,7 +114,7 @@ class Session:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._scheduler.run)
                     tasks.start_soon(self._rediscovery.run, self._discover, self._blocked, partial(self.report, None))
-        except Exception as error:  # noqa: BLE001 - handed to the iterating task, which raises it
+        except* Exception as error:  # noqa: BLE001 - handed to the iterating task, which raises it; a cancellation beside it goes on
             self._fail(_only(error))
         finally:
             self._unwound.set()
