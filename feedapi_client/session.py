@@ -90,6 +90,7 @@ class Session:
         self._refused: set[Worker] = set()
         self._at_end: set[int] = set()
         self._failing = 0
+        self._applying = 0
         self._rediscovery = Rediscovery(settings.limits.discovery_interval, settings.retry)
 
     def __repr__(self) -> str:
@@ -226,7 +227,7 @@ class Session:
         return CommitOrderError(f"a batch up to cursor {batch.cursor!r} can't be committed: {why}", feed=self.feed, partition=batch.partition)
 
     def _finished(self) -> bool:
-        if self._rediscovery.wanted:
+        if self._rediscovery.wanted or self._applying:
             return False
         if self.planner.finished():
             return True
@@ -467,12 +468,17 @@ class Session:
         """Carry out in order; several callers take turns, so that saves reach the store in the planner's order."""
         if not actions:
             return
-        async with self._lock:
-            for action in actions:
-                if isinstance(action, Save):
-                    await self._save(action.positions, None)
-                else:
-                    self._carry_out(action)
+        self._applying += 1  # the planner is ahead of what has been done: the iteration must not end in between
+        try:
+            async with self._lock:
+                for action in actions:
+                    if isinstance(action, Save):
+                        await self._save(action.positions, None)
+                    else:
+                        self._carry_out(action)
+        finally:
+            self._applying -= 1
+            self._wake.set()
 
     def _carry_out(self, action: Start | Stop | Rediscover | Report | Fail | Save) -> None:
         match action:
