@@ -22,12 +22,13 @@ from feedapi_client.testing import Publisher
 from tests.spark.conftest import needs_jvm
 from tests.spark.engine import Row, problems
 
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400), needs_jvm]
-
 ROOT = Path(__file__).parents[2]
 MASTER = "local-cluster[2,1,1024]"
 LIVES = int(os.environ.get("FEEDAPI_SPARK_KILLS", "4"))
-"""How often the driver of each sink is killed; CONTRIBUTING: FEEDAPI_SPARK_KILLS=50 is the long run."""
+"""How often the driver is killed: ``FEEDAPI_SPARK_KILLS=50 pytest tests/spark/test_killed.py`` is the long run."""
+
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300 + 60 * LIVES), needs_jvm]
 
 
 @dataclass
