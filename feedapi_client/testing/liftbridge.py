@@ -17,8 +17,6 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,13 +24,16 @@ from typing import Any
 import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
-from nats.aio.subscription import Subscription
 
-from feedapi_client.liftbridge.envelope import AckError, AckPolicy, decode_message, encode
+from feedapi_client.liftbridge.envelope import AckPolicy, decode_message, encode
 from feedapi_client.liftbridge.errors import EnvelopeError
 from feedapi_client.liftbridge.lanes import flush
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
-from feedapi_client.liftbridge.streams import ANY_OFFSET, REPLICATION_LIMIT, Stream
+from feedapi_client.liftbridge.streams import REPLICATION_LIMIT
+from feedapi_client.testing.liftbridge_streams import BrokerFault as BrokerFault
+from feedapi_client.testing.liftbridge_streams import BrokerStream as BrokerStream
+from feedapi_client.testing.liftbridge_streams import BrokerStreams
+from feedapi_client.testing.liftbridge_streams import StoredMessage as StoredMessage
 
 _START_SECONDS = 10.0
 
@@ -99,65 +100,17 @@ def nats_server_path() -> str:
     return found
 
 
-class BrokerFault(StrEnum):
-    """What the broker does wrong with one publish."""
-
-    LOSE = "lose"
-    """Not stored and not acked."""
-    DROP_ACK = "drop-ack"
-    """Stored and not acked."""
-    DOUBLE_ACK = "double-ack"
-    """Acked twice."""
-    FOREIGN_ACK = "foreign-ack"
-    """Before the ack comes one of another stream with the same correlation id."""
-    UNKNOWN_ACK = "unknown-ack"
-    """Before the ack comes one with a correlation id that nobody used."""
-    GARBAGE = "garbage"
-    """Before the ack come bytes that are no envelope."""
-    REFUSE = "refuse"
-    """Not stored, acked with the error UNKNOWN."""
-    ENCRYPTION = "encryption"
-    """Not stored, acked with the error ENCRYPTION."""
-
-
-@dataclass(frozen=True, slots=True)
-class StoredMessage:
-    """A message as a partition holds it. An opaque one (no envelope) has only a value."""
-
-    offset: int
-    value: bytes
-    key: bytes = b""
-    headers: dict[str, bytes] = field(default_factory=dict)
-    timestamp: int = 0
-    subject: str = ""
-    opaque: bool = False
-
-
-@dataclass(slots=True)
-class BrokerStream:
-    """A stream of the stand-in: its configuration and its partitions' messages."""
-
-    stream: Stream
-    concurrency_control: bool
-    max_message_bytes: int
-    partitions: list[list[StoredMessage]]
-    first_offset: list[int]
-    grown: asyncio.Condition
-    subscriptions: list[Subscription] = field(default_factory=list)
-
-
-class LiftbridgeBroker:
+class LiftbridgeBroker(BrokerStreams):
     """The stand-in. Use it in `async with`; create streams, publish to it, look at `messages`, and make it misbehave with `script`, `always` and `ack_delay`.
 
     `decide` is asked for the fault of each publish first (a message in, a `BrokerFault` or None out), then the script, then `always`.
     """
 
     def __init__(self, nats_url: str, *, grpc: bool = False) -> None:
+        super().__init__()
         self.ack_delay = 0.0
         self.always: BrokerFault | None = None
         self.decide: Callable[[Message], BrokerFault | None] | None = None
-        self.streams: dict[str, BrokerStream] = {}
-        self.cursors: dict[tuple[str, int, str], int] = {}
         self.received = 0
         self._nats_url = nats_url
         self._with_grpc = grpc
@@ -215,46 +168,20 @@ class LiftbridgeBroker:
         max_message_bytes: int = REPLICATION_LIMIT,
     ) -> BrokerStream:
         """Create a stream and listen to its subjects. Raises ValueError when there is one of that name."""
-        if name in self.streams:
-            raise ValueError(f"there is a stream {name}")
-        stream = BrokerStream(
-            Stream(name, subject, partitions),
-            concurrency_control,
-            max_message_bytes,
-            [[] for _ in range(partitions)],
-            [0] * partitions,
-            asyncio.Condition(),
-        )
-        self.streams[name] = stream
+        stream = await super().create_stream(name, subject, partitions, concurrency_control=concurrency_control, max_message_bytes=max_message_bytes)
         await self._listen(stream)
         return stream
 
     async def delete_stream(self, name: str) -> None:
         """Forget a stream and all that it holds. Raises KeyError when there is none."""
-        stream = self.streams.pop(name)
+        stream = self.streams[name]
+        await super().delete_stream(name)
         for subscription in stream.subscriptions:
             await subscription.unsubscribe()
-        async with stream.grown:
-            stream.grown.notify_all()
-
-    def messages(self, stream: str, partition: int = 0) -> list[StoredMessage]:
-        """What a partition holds, oldest first."""
-        return self.streams[stream].partitions[partition]
-
-    def expire(self, stream: str, partition: int, before: int) -> None:
-        """Drop the messages with offsets under `before`, as retention does."""
-        held = self.streams[stream]
-        held.first_offset[partition] = before
-        held.partitions[partition][:] = [message for message in held.partitions[partition] if message.offset >= before]
 
     def script(self, *faults: BrokerFault | None) -> None:
         """What goes wrong with the next publishes, one entry for each; None is for one that goes well."""
         self._script.extend(faults)
-
-    def next_offset(self, stream: str, partition: int = 0) -> int:
-        """The offset that the next message of a partition gets."""
-        held = self.streams[stream]
-        return held.first_offset[partition] + len(held.partitions[partition])
 
     async def _listen(self, stream: BrokerStream) -> None:
         assert self._client is not None, "the broker is not started"
@@ -270,7 +197,7 @@ class LiftbridgeBroker:
             try:
                 published = decode_message(message.data)
             except EnvelopeError:
-                await self._store(stream, partition, StoredMessage(0, message.data, subject=message.subject, opaque=True))
+                await self.store(stream, partition, StoredMessage(0, message.data, subject=message.subject, opaque=True))
                 return
             await self._publish(stream, partition, message.subject, published, len(message.data))
 
@@ -284,47 +211,10 @@ class LiftbridgeBroker:
         if message.ackInbox and int(message.ackPolicy) != AckPolicy.NONE and fault is not BrokerFault.DROP_ACK:
             await self._answer(message.ackInbox, _answers(ack, fault))
 
-    async def accept(self, stream: BrokerStream, partition: int, subject: str, message: Message, size: int, fault: BrokerFault | None = None) -> Ack:
-        """Check and store a message of `size` bytes as a broker does; the ack says what became of it."""
-        ack = Ack(
-            stream=stream.stream.name,
-            partitionSubject=stream.stream.subject_of(partition),
-            msgSubject=subject,
-            ackInbox=message.ackInbox,
-            correlationId=message.correlationId,
-            ackPolicy=message.ackPolicy,
-            receptionTimestamp=time.time_ns(),
-        )
-        if error := self._refusal(stream, partition, message, size, fault):
-            ack.ackError = Ack.Error.Name(error)  # type: ignore[assignment]
-        else:
-            ack.offset = await self._store(stream, partition, _stored(message, subject, ack.receptionTimestamp))
-            ack.commitTimestamp = time.time_ns()
-        return ack
-
     def _fault(self, message: Message) -> BrokerFault | None:
         if self.decide is not None and (fault := self.decide(message)) is not None:
             return fault
         return self._script.popleft() if self._script else self.always
-
-    def _refusal(self, stream: BrokerStream, partition: int, message: Message, size: int, fault: BrokerFault | None) -> AckError:
-        if fault is BrokerFault.REFUSE:
-            return AckError.UNKNOWN
-        if fault is BrokerFault.ENCRYPTION:
-            return AckError.ENCRYPTION
-        if size > stream.max_message_bytes:
-            return AckError.TOO_LARGE
-        if stream.concurrency_control and message.offset not in (ANY_OFFSET, self.next_offset(stream.stream.name, partition)):
-            return AckError.INCORRECT_OFFSET
-        return AckError.OK
-
-    async def _store(self, stream: BrokerStream, partition: int, message: StoredMessage) -> int:
-        offset = self.next_offset(stream.stream.name, partition)
-        stored = StoredMessage(offset, message.value, message.key, message.headers, message.timestamp or time.time_ns(), message.subject, message.opaque)
-        stream.partitions[partition].append(stored)
-        async with stream.grown:
-            stream.grown.notify_all()
-        return offset
 
     async def _answer(self, inbox: str, answers: list[bytes]) -> None:
         if not self.ack_delay:
@@ -349,11 +239,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def _stored(message: Message, subject: str, timestamp: int) -> StoredMessage:
-    headers = {**message.headers, "subject": subject.encode(), "reply": b""}
-    return StoredMessage(0, message.value, message.key, headers, timestamp, subject)
 
 
 def _answers(ack: Ack, fault: BrokerFault | None) -> list[bytes]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -14,25 +14,25 @@ from gufo.liftbridge.api_pb2_grpc import APIServicer, add_APIServicer_to_server
 
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.messages_pb2 import Message as Published
-
-if TYPE_CHECKING:
-    from feedapi_client.testing.liftbridge import BrokerStream, LiftbridgeBroker, StoredMessage
+from feedapi_client.testing.liftbridge_streams import BrokerStream, BrokerStreams, StoredMessage
 
 _BROKER = "stand-in"
 
 
-async def serve(broker: LiftbridgeBroker, port: int) -> tuple[Any, int]:
+async def serve(broker: BrokerStreams, port: int) -> tuple[Any, int]:
     """Serve the API on loopback; the server and its port (the one asked for unless 0)."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
-    add_APIServicer_to_server(_Servicer(broker), server)  # type: ignore[no-untyped-call]
-    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    servicer = _Servicer(broker)
+    add_APIServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
+    servicer.port = server.add_insecure_port(f"127.0.0.1:{port}")
     await server.start()
-    return server, bound
+    return server, servicer.port
 
 
 class _Servicer(APIServicer):
-    def __init__(self, broker: LiftbridgeBroker) -> None:
+    def __init__(self, broker: BrokerStreams) -> None:
         self._broker = broker
+        self.port = 0
 
     async def CreateStream(self, request: Any, context: Any) -> Any:  # noqa: N802
         if not request.name or not request.subject:
@@ -49,8 +49,7 @@ class _Servicer(APIServicer):
         return api_pb2.DeleteStreamResponse()
 
     async def FetchMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
-        host, _, port = self._broker.address.rpartition(":")
-        answer = api_pb2.FetchMetadataResponse(brokers=[api_pb2.Broker(id=_BROKER, host=host, port=int(port))])
+        answer = api_pb2.FetchMetadataResponse(brokers=[api_pb2.Broker(id=_BROKER, host="127.0.0.1", port=self.port)])
         for name in request.streams or list(self._broker.streams):
             if name in self._broker.streams:
                 answer.streamMetadata.append(self._describe(self._broker.streams[name]))
