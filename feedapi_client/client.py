@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import anyio
 import orjson
@@ -20,10 +20,7 @@ from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.protocol.dialects import DIALECTS, Dialect, Params, check_options
 from feedapi_client.protocol.ndjson import PageDecoder
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
-from feedapi_client.transport import Answer, SyncAnswer, SyncTransport, Transport, backoff, retrying, retrying_sync
-
-if TYPE_CHECKING:
-    import httpx
+from feedapi_client.transport import Answer, AsyncHTTP, SyncAnswer, SyncHTTP, SyncTransport, Transport, backoff, retrying, retrying_sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +100,7 @@ class FeedClient(_Client):
         self,
         url: str,
         *,
-        http: httpx.AsyncClient | None = None,
+        http: AsyncHTTP | None = None,
         v1_partitions: int | None = None,
         fetch: FetchOptions | None = None,
         retry: RetryPolicy | None = None,
@@ -338,7 +335,7 @@ class SyncFeedClient(_Client):
         self,
         url: str,
         *,
-        http: httpx.Client | None = None,
+        http: SyncHTTP | None = None,
         v1_partitions: int | None = None,
         fetch: FetchOptions | None = None,
         retry: RetryPolicy | None = None,

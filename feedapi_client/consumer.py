@@ -9,7 +9,6 @@ from types import TracebackType
 from typing import Literal, Self
 
 import anyio
-import httpx
 import orjson
 from anyio.abc import TaskGroup
 
@@ -21,6 +20,7 @@ from feedapi_client.session import Session, Settings
 from feedapi_client.status import ConsumerStatus
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.memory import MemoryCursorStore
+from feedapi_client.transport import AsyncHTTP
 
 log = logging.getLogger("feedapi_client")
 
@@ -52,7 +52,7 @@ class FeedConsumer:
         v1_partitions: the number of partitions of a ZeroEventHub (version 1) feed, which can't be discovered.
         fetch, retry, limits: see `FetchOptions`, `RetryPolicy`, `Limits`.
         on_error: what a partition that can't go on does: "raise" ends the iteration, "park" stops it and its descendants.
-        http: the caller's client, for authentication, TLS, proxies or HTTP/2. It is used as it is and stays open.
+        http: the caller's `httpx.AsyncClient`, for authentication, TLS, proxies or HTTP/2. It is used as it is and stays open.
 
     Raises, on entry or while iterating: `NegotiationError`, `ProtocolError`, `TransportError`, `StoreError` and their subclasses.
     """
@@ -72,7 +72,7 @@ class FeedConsumer:
         retry: RetryPolicy | None = None,
         limits: Limits | None = None,
         on_error: Literal["raise", "park"] = "raise",
-        http: httpx.AsyncClient | None = None,
+        http: AsyncHTTP | None = None,
     ) -> None:
         if on_error not in ("raise", "park"):
             raise ValueError(f"on_error must be 'raise' or 'park', not {on_error!r}")

@@ -37,6 +37,8 @@ from feedapi_client.protocol.text import excerpt
 
 T = TypeVar("T")
 Client = TypeVar("Client", httpx.AsyncClient, httpx.Client)
+AsyncHTTP = httpx.AsyncClient
+SyncHTTP = httpx.Client
 Exchange = Generator[Any, Any, tuple[httpx.Response, bytes]]
 
 logger = logging.getLogger("feedapi_client")
