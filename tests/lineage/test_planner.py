@@ -1,0 +1,397 @@
+"""The planner, input by input: what each rule makes it do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from feedapi_client import AmbiguousLineageError, FeedInfo, LineageError, LostPartitionError, Partition, Position, ProtocolError
+from feedapi_client.lineage.planner import Action, Fail, Planner, Rediscover, Report, Save, Start, State, Stop
+from feedapi_client.model import FIRST, LAST
+
+
+def info(*partitions: Partition | int) -> FeedInfo:
+    listed = [p if isinstance(p, Partition) else Partition(p) for p in partitions]
+    return FeedInfo("v2-draft", {p.id: p for p in listed})
+
+
+def planner(stored: Mapping[int, Position] | None = None, **options: Any) -> Planner:
+    made = Planner(feed="http://feed", **options)
+    made.load(stored or {})
+    return made
+
+
+def of(kind: type[Any], actions: list[Action]) -> list[Any]:
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def states(made: Planner) -> dict[int, str]:
+    return {entry.id: entry.state.value for entry in made.entries.values()}
+
+
+def commit(made: Planner, partition: int, cursor: str) -> list[Action]:
+    """Deliver a batch up to the cursor, commit it, and ask for the next."""
+    made.delivered(partition)
+    return made.released(partition, made.checkpoint(partition, cursor))
+
+
+# ---------------------------------------------------------------------- R4, R5, R6
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+def test_r04_only_an_ordered_child_waits(ordered: bool) -> None:
+    made = planner(ordered=ordered)
+    actions = made.discover(info(Partition(0, closed=True), Partition(1, starts_after=0)))
+    assert {action.partition for action in of(Start, actions)} == ({0} if ordered else {0, 1})
+    assert states(made)[1] == ("waiting" if ordered else "reading")
+
+
+def test_r05_a_checkpoint_changes_nothing() -> None:
+    made = planner()
+    made.discover(info(0))
+    made.delivered(0)
+    assert made.checkpoint(0, "a") == made.checkpoint(0, "a") == Position("a", "open", 2)
+    assert made.entries[0].position == Position(FIRST)
+    assert made.checkpoint(0, "b", after=Position("a", "open", 2)) == Position("b", "open", 3)
+
+
+def test_r05_lineage_advances_when_the_batch_is_released() -> None:
+    made = planner()
+    made.discover(info(Partition(0, closed=True, last_cursor="z"), Partition(1, starts_after=0)))
+    made.delivered(0)
+    position = made.checkpoint(0, "z")
+    assert position.status == "drained"
+    assert states(made)[1] == "waiting"
+    assert of(Start, made.released(0, position)) == [Start(1, FIRST)]
+
+
+def test_r05_a_batch_released_without_a_commit_drains_nothing() -> None:
+    made = planner()
+    made.discover(info(Partition(0, closed=True, last_cursor="z"), Partition(1, starts_after=0)))
+    made.delivered(0)
+    assert made.released(0) == []
+    assert states(made) == {0: "reading", 1: "waiting"}
+
+
+def test_r06_drained_by_last_cursor_stops_rediscovers_and_saves_only_what_is_not_saved() -> None:
+    made = planner()
+    made.discover(info(Partition(0, closed=True, last_cursor="z")))
+    assert commit(made, 0, "z") == [Stop(0), Rediscover()]
+    assert states(made) == {0: "drained"}
+
+
+def test_r06_a_last_cursor_that_is_learned_later_drains_and_saves() -> None:
+    made = planner()
+    made.discover(info(0))
+    commit(made, 0, "z")
+    actions = made.discover(info(Partition(0, closed=True, last_cursor="z")))
+    assert of(Save, actions) == [Save({0: Position("z", "drained", 3)})]
+    assert states(made) == {0: "drained"}
+
+
+def test_r06_without_last_cursor_the_end_counts_when_closed_was_known_before_the_request() -> None:
+    made = planner()
+    made.discover(info(Partition(0, closed=True)))
+    commit(made, 0, "z")
+    assert made.ended(0, "z", asked_closed=False) == []
+    assert states(made) == {0: "reading"}
+    assert of(Save, made.ended(0, "z", asked_closed=True)) == [Save({0: Position("z", "drained", 3)})]
+
+
+def test_r06_the_end_of_an_open_partition_is_caught_up_until_the_next_event() -> None:
+    made = planner()
+    made.discover(info(0))
+    commit(made, 0, "z")
+    assert made.ended(0, "z", asked_closed=False) == []
+    assert states(made) == {0: "caught up"}
+    assert made.finished()
+    made.progressed(0)
+    assert states(made) == {0: "reading"}
+    assert not made.finished()
+
+
+def test_r06_a_caught_up_partition_that_closes_is_asked_again_at_once() -> None:
+    made = planner()
+    made.discover(info(0))
+    commit(made, 0, "z")
+    made.ended(0, "z", asked_closed=False)
+    assert made.discover(info(Partition(0, closed=True))) == [Start(0, "z")]
+
+
+def test_r06_an_end_that_is_not_committed_drains_nothing_and_is_reported_once_when_children_wait() -> None:
+    made = planner()
+    made.discover(info(Partition(0, closed=True), Partition(1, starts_after=0)))
+    made.delivered(0)
+    made.released(0)
+    (report,) = made.ended(0, "z", asked_closed=True)
+    assert isinstance(report, Report)
+    assert "not committed" in report.text
+    assert made.ended(0, "z", asked_closed=True) == []
+    assert of(Start, made.released(0, made.checkpoint(0, "z"))) == [Start(1, FIRST)]
+
+
+def test_r06_a_drained_partition_that_opens_again_is_read_on() -> None:
+    made = planner({0: Position("z", "drained", 4)})
+    made.discover(info(Partition(0, closed=True)))
+    assert states(made) == {0: "drained"}
+    assert of(Start, made.discover(info(0))) == [Start(0, "z")]
+    assert made.checkpoint(0, "zz") == Position("zz", "open", 5)
+
+
+# ---------------------------------------------------------------------- R7
+
+
+def test_r07_birth_is_one_save_before_all_else() -> None:
+    actions = planner().discover(info(0, 1, Partition(2, closed=True)))
+    assert actions[0] == Save({p: Position(FIRST) for p in range(3)})
+    assert len(of(Save, actions)) == 1
+
+
+def test_r07_start_last_asks_only_for_ends_that_nobody_knows() -> None:
+    made = planner(start="last")
+    listed = info(0, Partition(1, last_cursor="l1"), Partition(2, closed=True, last_cursor="l2"), Partition(3, closed=True))
+    assert made.unresolved(listed) == [0]
+    (save, *rest) = made.discover(listed, ends={0: "e0"})
+    assert save == Save({0: Position("e0"), 1: Position("l1"), 2: Position("l2", "drained"), 3: Position(LAST, "drained")})
+    assert {action.partition for action in of(Start, rest)} == {0, 1}
+
+
+@pytest.mark.parametrize("start", ["first", "last"])
+def test_r07_a_later_partition_starts_at_its_first_event_and_is_not_saved_before_a_commit(start: Any) -> None:
+    made = planner(start=start)
+    made.discover(info(0), ends={0: "e"})
+    assert made.unresolved(info(0, 1)) == []
+    assert made.discover(info(0, 1)) == [Start(1, FIRST)]
+    assert made.checkpoint(1, "a") == Position("a", "open", 1)
+
+
+def test_r07_start_counts_for_the_first_discovery_of_an_empty_store_only() -> None:
+    made = planner(start="last")
+    assert made.discover(info()) == []
+    assert made.unresolved(info(0)) == []
+    assert of(Start, made.discover(info(0))) == [Start(0, FIRST)]
+    stored = planner({0: Position("a")}, start="last")
+    assert stored.unresolved(info(0, 1)) == []
+    assert of(Start, stored.discover(info(0, 1))) == [Start(0, "a"), Start(1, FIRST)]
+
+
+def test_r07_a_mapping_gives_the_cursors() -> None:
+    (save, *_) = planner(start={1: "c"}).discover(info(0, 1))
+    assert save.positions == {0: Position(FIRST), 1: Position("c")}  # type: ignore[union-attr]
+
+
+def test_r07_a_mapping_that_names_a_stranger_is_an_error() -> None:
+    with pytest.raises(LineageError, match="partition 9"):
+        planner(start={9: "c"}).discover(info(0, 1))
+
+
+def test_r07_an_impossible_start_is_an_error() -> None:
+    with pytest.raises(ValueError, match="start"):
+        planner(start="middle")
+
+
+# ---------------------------------------------------------------------- R8
+
+
+def test_r08_a_child_of_an_open_parent_waits_with_one_warning() -> None:
+    made = planner()
+    listed = info(0, Partition(1, starts_after=0))
+    assert len(of(Report, made.discover(listed))) == 1
+    assert of(Report, made.discover(listed)) == []
+    assert states(made)[1] == "waiting"
+
+
+def test_r08_an_unlisted_parent_is_history_at_birth_and_lost_later() -> None:
+    born = planner()
+    assert Start(1, FIRST) in born.discover(info(Partition(1, starts_after=0)))
+    later = planner({9: Position("a")})
+    (fail,) = of(Fail, later.discover(info(9, Partition(1, starts_after=0))))
+    assert isinstance(fail.error, LostPartitionError)
+    assert states(later)[1] == "parked"
+
+
+@pytest.mark.parametrize(("status", "lost"), [("drained", False), ("open", True)])
+def test_r08_a_stored_parent_that_left_the_list_has_to_be_drained(status: Any, lost: bool) -> None:
+    made = planner({0: Position("a", status)})
+    actions = made.discover(info(Partition(1, starts_after=0)))
+    assert bool(of(Fail, actions)) is lost
+    assert bool(of(Start, actions)) is not lost
+
+
+def test_r08_a_chain_is_read_parents_first() -> None:
+    made = planner()
+    listed = info(*[Partition(p, closed=p < 3, last_cursor="z" if p < 3 else None, starts_after=p - 1 if p else None) for p in range(4)])
+    assert of(Start, made.discover(listed)) == [Start(0, FIRST)]
+    for p in range(3):
+        assert of(Start, commit(made, p, "z")) == [Start(p + 1, FIRST)]
+
+
+# ---------------------------------------------------------------------- R9
+
+
+def test_r09_all_heirs_and_the_ancestor_are_saved_at_once_and_then_started() -> None:
+    made = planner({0: Position("a", "open", 7)})
+    made.discover(info(0))
+    actions = made.discover(info(Partition(1, cursor_from=(0,)), Partition(2, cursor_from=(0,))))
+    assert of(Save, actions) == [Save({1: Position("a"), 2: Position("a"), 0: Position("a", "superseded", 8)})]
+    assert of(Start, actions) == [Start(1, "a"), Start(2, "a")]
+    assert actions.index(Stop(0)) < actions.index(of(Save, actions)[0]) < actions.index(Start(1, "a"))
+
+
+def test_r09_a_transfer_waits_for_the_batch_in_hand() -> None:
+    made = planner({0: Position("a")})
+    made.discover(info(0))
+    made.delivered(0)
+    assert of(Save, made.discover(info(Partition(1, cursor_from=(0,))))) == []
+    actions = made.released(0, made.checkpoint(0, "b"))
+    assert of(Save, actions) == [Save({1: Position("b"), 0: Position("b", "superseded", 3)})]
+    assert of(Start, actions) == [Start(1, "b")]
+
+
+def test_r09_an_abandoned_batch_hands_the_older_cursor_over() -> None:
+    made = planner({0: Position("a")})
+    made.discover(info(0))
+    made.delivered(0)
+    made.discover(info(Partition(1, cursor_from=(0,))))
+    assert of(Start, made.released(0)) == [Start(1, "a")]
+
+
+def test_r09_a_batch_in_hand_holds_up_no_other_family() -> None:
+    made = planner({0: Position("a"), 1: Position("b")})
+    made.discover(info(0, 1))
+    made.delivered(0)
+    actions = made.discover(info(Partition(2, cursor_from=(0, 9)), Partition(3, cursor_from=(1, 9))))
+    assert of(Start, actions) == [Start(3, "b")]
+    assert of(Start, made.released(0)) == [Start(2, "a")]
+
+
+def test_r09_the_heirs_of_a_merge_wait_for_each_ancestor_in_hand() -> None:
+    made = planner({0: Position("a"), 1: Position("a")})
+    made.discover(info(0, 1))
+    made.delivered(1)
+    assert of(Start, made.discover(info(Partition(2, cursor_from=(0, 1)), Partition(3, cursor_from=(0,))))) == []
+    assert {action.partition for action in of(Start, made.released(1))} == {2, 3}
+
+
+def test_r09_the_first_ancestor_that_is_not_superseded_counts() -> None:
+    made = planner({0: Position("old", "superseded", 5), 1: Position("new")})
+    actions = made.discover(info(Partition(2, cursor_from=(1, 0)), Partition(3, cursor_from=(1, 0))))
+    assert of(Start, actions) == [Start(2, "new"), Start(3, "new")]
+
+
+def test_r09_a_late_heir_takes_the_superseded_cursor() -> None:
+    made = planner({0: Position("a", "superseded", 5), 1: Position("far")})
+    actions = made.discover(info(Partition(1, cursor_from=(0,)), Partition(2, cursor_from=(0,))))
+    assert set(of(Start, actions)) == {Start(1, "far"), Start(2, "a")}
+
+
+def test_r09_ancestors_at_different_cursors_are_ambiguous_and_at_the_same_are_not() -> None:
+    made = planner({0: Position("a"), 1: Position("b")})
+    (fail,) = of(Fail, made.discover(info(Partition(2, cursor_from=(0, 1)))))
+    assert isinstance(fail.error, AmbiguousLineageError)
+    assert (fail.partition, fail.error.partition) == (2, 2)
+    same = planner({0: Position("a"), 1: Position("a")})
+    assert of(Start, same.discover(info(Partition(2, cursor_from=(0, 1))))) == [Start(2, "a")]
+
+
+def test_r09_without_any_position_an_heir_starts_at_its_first_event_unless_one_was_lost() -> None:
+    assert set(of(Start, planner({9: Position("a")}).discover(info(9, Partition(2, cursor_from=(0,)))))) == {Start(9, "a"), Start(2, FIRST)}
+    made = planner({9: Position("a")})
+    (fail,) = of(Fail, made.discover(info(Partition(2, cursor_from=(0,)))))
+    assert isinstance(fail.error, LostPartitionError)
+
+
+def test_r09_at_birth_a_listed_ancestor_leaves_its_history_to_its_heirs() -> None:
+    actions = planner().discover(info(0, Partition(1, cursor_from=(0,))))
+    assert actions[0] == Save({0: Position(FIRST, "superseded"), 1: Position(FIRST)})
+    assert of(Start, actions) == [Start(1, FIRST)]
+
+
+def test_r09_heirs_that_start_at_the_beginning_never_wait_for_each_other_in_a_circle() -> None:
+    listed = info(
+        Partition(1, closed=True, cursor_from=(0,)),
+        Partition(2, closed=True, starts_after=1),
+        Partition(4, closed=True, cursor_from=(3,)),
+        Partition(5, closed=True, starts_after=4),
+    )
+    made = planner()
+    made.discover(listed)
+    for _ in range(10):
+        for partition in list(made.runnable()):
+            if made.entries[partition].state is State.READING:
+                made.ended(partition, made.entries[partition].cursor, asked_closed=True)
+    assert set(states(made).values()) == {"drained"}
+
+
+# ---------------------------------------------------------------------- R11, R12, R18
+
+
+def test_r11_a_vanished_partition_stops_is_reported_and_comes_back() -> None:
+    made = planner({0: Position("a")})
+    made.discover(info(0))
+    actions = made.discover(info())
+    assert of(Stop, actions) == [Stop(0)]
+    assert len(of(Report, actions)) == 1
+    assert of(Save, actions) == []
+    assert states(made) == {0: "vanished"}
+    assert made.discover(info()) == []
+    assert made.discover(info(0)) == [Start(0, "a")]
+
+
+def test_r11_a_vanished_partition_with_an_heir_is_nothing_to_report() -> None:
+    made = planner({0: Position("a")})
+    made.discover(info(0))
+    assert of(Report, made.discover(info(Partition(1, cursor_from=(0,))))) == []
+
+
+def test_r12_a_bad_discovery_leaves_everything_as_it_was() -> None:
+    made = planner()
+    made.discover(info(0))
+    before = (states(made), made.graph)
+    with pytest.raises(LineageError):
+        made.discover(info(Partition(0, starts_after=1), Partition(1, starts_after=0)))
+    assert (states(made), made.graph) == before
+
+
+def test_r12_a_bad_birth_can_be_repeated() -> None:
+    made = planner(start="last")
+    with pytest.raises(LineageError):
+        made.discover(info(Partition(0, starts_after=0)))
+    assert made.unresolved(info(0)) == [0]
+    assert made.discover(info(0), ends={0: "e"})[0] == Save({0: Position("e")})
+
+
+def test_r18_a_failure_parks_what_descends_from_it_and_nothing_else() -> None:
+    made = planner()
+    made.discover(info(9, Partition(0, closed=True), Partition(1, closed=True, starts_after=0), Partition(2, starts_after=1)))
+    error = ProtocolError("broken", partition=0)
+    assert of(Stop, made.fail(0, error)) == [Stop(0)]
+    assert states(made) == {9: "reading", 0: "parked", 1: "parked", 2: "parked"}
+    assert made.entries[2].error is error
+
+
+def test_r18_children_that_appear_later_are_parked_too() -> None:
+    made = planner({0: Position("a")})
+    made.discover(info(Partition(0, closed=True)))
+    made.fail(0, ProtocolError("broken", partition=0))
+    made.discover(info(Partition(0, closed=True), Partition(1, starts_after=0), Partition(2, cursor_from=(0,))))
+    assert states(made) == {0: "parked", 1: "parked", 2: "parked"}
+    assert made.finished()
+
+
+def test_finished_waits_for_what_is_in_hand() -> None:
+    made = planner()
+    made.discover(info(0))
+    made.delivered(0)
+    made.ended(0, "z", asked_closed=False)
+    assert not made.finished()
+    made.released(0)
+    assert made.finished()
+
+
+def test_the_repr_shows_the_states() -> None:
+    made = planner()
+    made.discover(info(0, 1, Partition(2, closed=True), Partition(3, starts_after=2)))
+    assert repr(made) == "<Planner of http://feed: 1 waiting, 3 reading>"
