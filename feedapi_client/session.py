@@ -155,7 +155,8 @@ class Session:
             while self._ready:
                 worker = self._ready.popleft()
                 worker.queued = False
-                if worker.pending and not worker.in_hand and not worker.stopped:
+                # The planner may have stopped it already, and the action still waits for another one's save.
+                if worker.pending and not worker.in_hand and not worker.stopped and self.planner.entries[worker.partition].running:
                     return await self._take(worker)
             if not self.settings.follow and self._finished():
                 return None
