@@ -60,6 +60,8 @@ class History:
             self.split()
         elif what < 0.8:
             publisher.rotate_token()
+        elif len(publisher.faults) > 3:
+            pass  # more in a row are rightly an error
         elif what < 0.95:
             publisher.fail(random.choice(PASSING), on="fetch")  # type: ignore[arg-type]
         else:

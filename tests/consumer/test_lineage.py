@@ -22,6 +22,7 @@ from feedapi_client import (
 )
 from feedapi_client.testing import Publisher, Quirks, faults
 from tests.consumer.helpers import (
+    PATIENCE,
     RecordingStore,
     assert_each_entity_in_order_and_once,
     consume,
@@ -147,6 +148,48 @@ async def test_r09_a_slow_handler_delays_no_split_of_another_partition(serve: Ca
         numbers(feed, heir, [7])
         await feed.wait(lambda: seen == [7], timeout=3)
         tasks.cancel_scope.cancel()
+
+
+async def test_r09_nothing_of_a_superseded_partition_is_delivered_while_its_transfer_waits_for_a_save(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
+    feed = serve(3, page_size=2, checkpoint_every=2)
+    numbers(feed, 0, range(100, 140))
+    numbers(feed, 1, [1])
+    numbers(feed, 2, [2])
+    seen = []
+    async with consume(feed, store=store, limit={"max_batch_bytes": 1}) as consumer:
+        batches = consumer.batches()
+        while not {1, 2} <= set(seen) or seen[-1] >= 100:
+            if set(seen) >= {1, 2}:
+                numbers(feed, 2, [len(seen)])
+            batch = await next_batch(batches)
+            await batch.commit()
+            seen += n_of(batch.events)
+        saving, go_on = anyio.Event(), anyio.Event()
+
+        async def slowly(positions: Any) -> None:
+            if 1 in positions:
+                saving.set()
+                await go_on.wait()
+
+        await feed.wait(lambda: consumer.status().buffered_bytes > 0)
+        store.before_save = slowly
+        feed.close(1)
+        with anyio.fail_after(PATIENCE):
+            await saving.wait()
+        feed.split(0, method="cursor-from")
+        await feed.wait(lambda: consumer.status()[0].state == "superseded")
+        async with anyio.create_task_group() as tasks:
+
+            async def go_on_then() -> None:
+                await anyio.wait_all_tasks_blocked()
+                go_on.set()
+
+            tasks.start_soon(go_on_then)
+            batch = await next_batch(batches)
+        assert batch.partition in (3, 4)
+        await batch.commit()
 
 
 # ---------------------------------------------------------------------- R8
