@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import suppress
+from typing import Any, cast
 
 import anyio
 
 from feedapi_client.testing.answer import answer
 from feedapi_client.testing.exchange import Follow, Request, Response, read_request
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from feedapi_client.testing.publisher import Publisher
+from feedapi_client.testing.feed import PublishedFeed
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -45,7 +41,7 @@ class Connection:
 class FeedApp:
     """The ASGI application of one publisher."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: PublishedFeed) -> None:
         self.publisher = publisher
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -54,34 +50,28 @@ class FeedApp:
             return
         publisher = self.publisher
         request = read_request(publisher.path, scope, time.monotonic())
-        self._count(1)
+        publisher.under_way(1)
         try:
             response = self._answer(request)
             if response.plain:
                 await _send_head(response, send)
                 await send({"type": "http.response.body", "body": response.body, "more_body": False})
-                self.publisher.bytes_sent += len(response.body)
+                publisher.bytes_sent += len(response.body)
             else:
                 await _Delivery(publisher, response, receive, send, scope.get(CONNECTION)).run()
         finally:
-            self._count(-1)
+            publisher.under_way(-1)
 
     def _answer(self, request: Request) -> Response:
         publisher = self.publisher
-        with publisher._lock:
-            rule = publisher._arrived(request)
+        with publisher.lock:
+            rule = publisher.arrived(request)
             response = answer(publisher, request)
             if rule is not None:
                 response = rule.fault(response, request, publisher)
             request.status = response.status
             publisher.counters[f"{request.kind} {response.status}"] += 1
         return response
-
-    def _count(self, change: int) -> None:
-        publisher = self.publisher
-        with publisher._lock:
-            publisher.in_flight += change
-            publisher.max_in_flight = max(publisher.max_in_flight, publisher.in_flight)
 
 
 async def _send_head(response: Response, send: Send) -> None:
@@ -96,7 +86,7 @@ async def _send_head(response: Response, send: Send) -> None:
 class _Delivery:
     """A response that takes time or ends badly. It is given up as soon as the client is gone."""
 
-    def __init__(self, publisher: Publisher, response: Response, receive: Receive, send: Send, connection: Connection | None) -> None:
+    def __init__(self, publisher: PublishedFeed, response: Response, receive: Receive, send: Send, connection: Connection | None) -> None:
         self.publisher = publisher
         self.response = response
         self.receive = receive
@@ -166,7 +156,8 @@ class _Delivery:
         return self.connection
 
     async def _follow(self, follow: Follow) -> None:
-        with _wakeup(self.publisher, follow.watched) as wakeup:
+        wakeup = _Wakeup()
+        with self.publisher.watching(follow.watched, wakeup):
             while True:
                 wakeup.clear()
                 lines, ended = follow.next_chunk()
@@ -219,18 +210,3 @@ def _call_soon_from_anywhere() -> Callable[[Callable[[], None]], object]:
         import trio
 
         return cast("Callable[[Callable[[], None]], object]", trio.lowlevel.current_trio_token().run_sync_soon)
-
-
-@contextmanager
-def _wakeup(publisher: Publisher, partition: int) -> Iterator[_Wakeup]:
-    wakeup = _Wakeup()
-    with publisher._lock:
-        publisher._wakeups.setdefault(partition, set()).add(wakeup)
-    try:
-        yield wakeup
-    finally:
-        with publisher._lock:
-            watchers = publisher._wakeups[partition]
-            watchers.discard(wakeup)
-            if not watchers:
-                del publisher._wakeups[partition]

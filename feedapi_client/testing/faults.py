@@ -18,61 +18,15 @@ from __future__ import annotations
 import gzip
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import Any
 
 import orjson
 
 from feedapi_client.testing.exchange import JSON, TEXT, Request, Response
-
-if TYPE_CHECKING:
-    from feedapi_client.testing.publisher import Publisher
-
-FaultTarget = Literal["fetch", "discovery", "any"]
-
-
-class Fault(Protocol):
-    """Changes the response to a request. Called with the publisher's lock held."""
-
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        """The response to send."""
-
-
-class FaultRule:
-    """A fault and when it strikes, as `Publisher.fail` returns it. `hits` counts how often it did."""
-
-    def __init__(self, fault: Fault, *, on: FaultTarget, partition: int | None, times: int | None, after: int) -> None:
-        if on not in ("fetch", "discovery", "any"):
-            raise ValueError(f"on must be fetch, discovery or any, not {on!r}")
-        self.fault = fault
-        self.on = on
-        self.partition = partition
-        self.times = times
-        self.after = after
-        self.hits = 0
-
-    @property
-    def live(self) -> bool:
-        """Whether it may still strike."""
-        return self.times is None or self.hits < self.times
-
-    def remove(self) -> None:
-        """Let it strike no more."""
-        self.times = self.hits
-
-    def strikes(self, request: Request) -> bool:
-        """Whether it strikes this request; counts it."""
-        if not self.live or request.kind not in (("fetch", "discovery") if self.on == "any" else (self.on,)):
-            return False
-        if self.partition is not None and request.partition != self.partition:
-            return False
-        if self.after > 0:
-            self.after -= 1
-            return False
-        self.hits += 1
-        return True
-
-    def __repr__(self) -> str:
-        return f"<FaultRule {self.fault} on {self.on}, partition {self.partition}, {self.hits} of {self.times}>"
+from feedapi_client.testing.feed import PublishedFeed
+from feedapi_client.testing.rules import Fault as Fault
+from feedapi_client.testing.rules import FaultRule as FaultRule
+from feedapi_client.testing.rules import FaultTarget as FaultTarget
 
 
 def as_fault(fault: int | Fault) -> Fault:
@@ -88,7 +42,7 @@ class Status:
     body: str | bytes = ""
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         body = self.body.encode() if isinstance(self.body, str) else self.body
         return Response(self.code, {"content-type": TEXT, **self.headers}, body)
 
@@ -100,7 +54,7 @@ class Redirect:
     location: str
     code: int = 302
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         return Response(self.code, {"location": self.location})
 
 
@@ -110,7 +64,7 @@ class Html:
 
     body: str = "<!DOCTYPE html><html><head><title>Sign in</title></head><body><form>Please sign in</form></body></html>"
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         return Response(200, {"content-type": "text/html; charset=utf-8"}, self.body.encode())
 
 
@@ -121,7 +75,7 @@ class Replace:
     body: Any
     content_type: str = JSON
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         body = self.body if isinstance(self.body, bytes) else orjson.dumps(self.body, option=orjson.OPT_NON_STR_KEYS)
         return Response(200, {"content-type": self.content_type}, body)
 
@@ -132,7 +86,7 @@ class Edit:
 
     change: Callable[[Any], Any]
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         if response.status == 200 and request.kind == "discovery":
             value = orjson.loads(response.body)
             changed = self.change(value)
@@ -146,7 +100,7 @@ class Rewrite:
 
     change: Callable[[bytes], bytes]
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         if response.status == 200:
             response.body = self.change(response.body)
             response.transforms.append(self.change)
@@ -160,7 +114,7 @@ class Reset:
     after_bytes: int | None = None
     after_lines: int | None = None
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         before = self.after_bytes is None and self.after_lines is None
         whole = _settled(response)
         kept = b"" if before else _cut(whole.body, self.after_bytes, self.after_lines)
@@ -177,7 +131,7 @@ class Truncate:
     after_lines: int | None = None
     chunked: bool = False
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         whole = _settled(response)
         kept = _cut(whole.body, self.after_bytes, self.after_lines)
         whole.declared = None if self.chunked else len(whole.body) + 1
@@ -189,7 +143,7 @@ class Truncate:
 class BrokenChunk:
     """Chunked framing that is garbage behind the first chunk."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         whole = _settled(response)
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
         whole.raw = head + b"%x\r\n" % len(whole.body) + whole.body + b"\r\nthis is no chunk size\r\n"
@@ -203,7 +157,7 @@ class CutLine:
     after_lines: int | None = None
     text: str = ""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         whole = _settled(response)
         whole.body = _cut(whole.body, None, self.after_lines) + self.text.encode()
         return whole
@@ -220,7 +174,7 @@ class ErrorText(CutLine):
 class NoFinalNewline:
     r"""A complete response whose last line has no ``\n``."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         whole = _settled(response)
         whole.body = whole.body.removesuffix(b"\n")
         return whole
@@ -232,7 +186,7 @@ class NoCheckpoint:
 
     keep: int = 0
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         seen = 0
 
         def drop(lines: bytes) -> bytes:
@@ -251,7 +205,7 @@ class NoCheckpoint:
 class SameCheckpoint:
     """Events, and as the only cursor the one that was asked with."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         asked = request.cursor
 
         def repeat(lines: bytes) -> bytes:
@@ -266,10 +220,10 @@ class EmptyPage:
 
     moving: bool = True
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         if response.status != 200 or request.cursor is None or request.partition is None:
             return response
-        cursor = publisher._another_cursor(request.partition, request.cursor) if self.moving else request.cursor
+        cursor = publisher.another_cursor(request.partition, request.cursor) if self.moving else request.cursor
         lead = {"partition": request.partition} if publisher.dialect == "v1" else {}
         response.body, response.follow = orjson.dumps({**lead, "cursor": cursor}) + b"\n", None
         return response
@@ -281,7 +235,7 @@ class EndlessLine:
 
     piece: int = 65536
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         whole = _settled(response)
         whole.body += b'{"data":{"endless":"' if publisher.dialect != "v2-draft" else b'{"event":{"endless":"'
 
@@ -297,7 +251,7 @@ class EndlessLine:
 class EndlessRun:
     """Events without end and without a checkpoint: those of the page, over and over."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         whole = _settled(response)
         events = b"".join(line for line, command in _commands(whole.body) if "cursor" not in command)
         key = b'{"event":' if publisher.dialect == "v2-draft" else b'{"data":'
@@ -318,7 +272,7 @@ class UnknownCommands:
 
     commands: tuple[Any, ...] = ({"command": "partitions-changed"}, {"resync": True, "partition": 0}, {})
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         noise = b"".join(orjson.dumps(command) + b"\n" for command in self.commands)
         return Rewrite(lambda lines: b"".join(noise + line for line, _ in _commands(lines)))(response, request, publisher)
 
@@ -327,7 +281,7 @@ class UnknownCommands:
 class ExtraFields:
     """Unknown fields before and behind the known ones, in every line, or in discovery and each of its partitions."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         if request.kind == "discovery":
             return Edit(_with_extras)(response, request, publisher)
         return Rewrite(_with_extra_fields)(response, request, publisher)
@@ -339,7 +293,7 @@ class Delay:
 
     seconds: float
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         response.delay = self.seconds
         return response
 
@@ -351,7 +305,7 @@ class Hang:
     after_bytes: int | None = None
     after_lines: int | None = None
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         silent = self.after_bytes is None and self.after_lines is None
         whole = _settled(response)
         whole.body = b"" if silent else _cut(whole.body, self.after_bytes, self.after_lines)
@@ -366,7 +320,7 @@ class Trickle:
     piece: int = 1
     interval: float = 0.0
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         response.piece, response.interval, response.chunked = self.piece, self.interval, True
         return response
 
@@ -375,7 +329,7 @@ class Trickle:
 class Gzip:
     """The body is compressed, although nobody asked for it."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         whole = _settled(response)
         whole.body = gzip.compress(whole.body)
         whole.headers = {**whole.headers, "content-encoding": "gzip"}
@@ -388,7 +342,7 @@ class Both:
 
     faults: tuple[Fault, ...]
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
         for fault in self.faults:
             response = fault(response, request, publisher)
         return response

@@ -7,9 +7,9 @@ import socket
 import struct
 import threading
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from feedapi_client.testing.asgi import CONNECTION, Connection
+from feedapi_client.testing.asgi import CONNECTION, Connection, FeedApp
 
 try:
     import uvicorn
@@ -17,9 +17,6 @@ try:
     from uvicorn.server import ServerState
 except ImportError as missing:
     raise ImportError("serving a Publisher on a port needs uvicorn: pip install 'feedapi-client[testing]'") from missing
-
-if TYPE_CHECKING:
-    from feedapi_client.testing.publisher import Publisher
 
 _KEEP_ALIVE = 600
 _GOODBYE = 2.0
@@ -57,13 +54,24 @@ class _FeedProtocol(H11Protocol):
         self.app = with_connection
 
 
+class Served(Protocol):
+    """What `Serving` asks of a publisher; it says in `url` where it is served."""
+
+    path: str
+    url: str | None
+
+    @property
+    def asgi(self) -> FeedApp:
+        """The application."""
+
+
 class Serving:
     """A publisher being served, as `Publisher.serve` returns it: a context manager, plain and async, that gives the feed's URL.
 
     Leaving the block closes every connection, held-open streams included, and ends the thread. Entering and leaving block for a few milliseconds.
     """
 
-    def __init__(self, publisher: Publisher, host: str, port: int) -> None:
+    def __init__(self, publisher: Served, host: str, port: int) -> None:
         self._publisher = publisher
         self._address = (host, port)
         self._thread: threading.Thread | None = None
