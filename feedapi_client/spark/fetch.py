@@ -157,11 +157,18 @@ class PartitionReader:
 
     `limit` bounds the events: whole checkpoints only, and at least one. `full` says, after each run, that enough was taken for another reason.
     `patience` is how long errors that may pass are retried without progress: what was read before is kept, and with nothing read the outcome says
-    `failed`; None raises after `RetryPolicy.give_up_after` instead.
+    `failed`; None raises after `RetryPolicy.give_up_after` instead. A `probe` wants to know what there is now, and never holds a response open.
     """
 
     def __init__(
-        self, feed: Feed, target: Target, *, limit: int | None = None, full: Callable[[], bool] = lambda: False, patience: float | None = None
+        self,
+        feed: Feed,
+        target: Target,
+        *,
+        limit: int | None = None,
+        full: Callable[[], bool] = lambda: False,
+        patience: float | None = None,
+        probe: bool = False,
     ) -> None:
         self.feed = feed
         self.target = target
@@ -169,6 +176,7 @@ class PartitionReader:
         self._limit = limit
         self._full = full
         self._patience = patience
+        self._stream = False if probe else feed.options.fetch.streaming
         self._ready: deque[Run] = deque()
         self._held: Run | None = None
         self._stuck = 0
@@ -214,7 +222,7 @@ class PartitionReader:
 
     def _respond(self, info: FeedInfo) -> Iterator[Run]:
         asked = self.outcome.cursor
-        with self.feed.client.open(info, self.target.partition, asked, stream=self.feed.options.fetch.streaming) as response:
+        with self.feed.client.open(info, self.target.partition, asked, stream=self._stream) as response:
             decoder = response.decoder
             self._held = None
             try:
@@ -357,4 +365,4 @@ def _lines(chunk: bytes) -> Iterator[bytes]:
 
 def read_end(feed: Feed, partition: int) -> str:
     """The cursor behind the newest event of an open partition, by a fetch of ``_last``. Raises `FeedError`."""
-    return PartitionReader(feed, Target(partition, LAST), full=lambda: True).read().cursor
+    return PartitionReader(feed, Target(partition, LAST), full=lambda: True, probe=True).read().cursor

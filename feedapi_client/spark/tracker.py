@@ -342,7 +342,7 @@ class Tracker:
         return news
 
     def _ask(self, target: Target) -> Outcome:
-        return PartitionReader(self.feed, target, limit=1, full=lambda: True, patience=_PROBE_PATIENCE).read()
+        return PartitionReader(self.feed, target, limit=1, full=lambda: True, patience=_PROBE_PATIENCE, probe=True).read()
 
     def _absorb_probe(self, outcome: Outcome) -> None:
         """A probe reads no events: where it found some, the executors will."""

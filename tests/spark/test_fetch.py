@@ -168,6 +168,17 @@ def test_r6_empty_pages_that_move_the_cursor_are_not_the_end(publisher: Publishe
     assert numbers(read(publisher)[0]) == list(range(100))
 
 
+def test_r15_a_response_that_is_held_open_comes_to_its_end(publisher: Publisher) -> None:
+    publisher.stream = True
+    runs, outcome = read(publisher, given={"stream": "50"})
+    assert numbers(runs) == list(range(100))
+    assert outcome.ended
+    assert publisher.requests[-1].query["stream"] == "50"
+    publisher.clear_requests()
+    read(publisher, given={"stream": "50"}, probe=True)
+    assert all("stream" not in request.query for request in publisher.requests)
+
+
 def test_reading_stops_when_there_is_enough_for_another_reason(publisher: Publisher) -> None:
     _, outcome = read(publisher, full=lambda: True)
     assert 0 < outcome.events < 100
