@@ -101,12 +101,23 @@ class Session:
     async def open(self) -> None:
         """Load the positions, discover, and save the birth positions of an empty store. Raises what these raise."""
         self.planner.load(await self._load())
-        self.info = await self.client.discover()
-        ends = await self._present_ends(self.planner.unresolved(self.info))
+        self.info, ends = await self._birth()
         await self._apply(self.planner.discover(self.info, ends=ends))
         self._rediscovery.done()
         if self.failure is not None:
             raise self.failure
+
+    async def _birth(self) -> tuple[FeedInfo, dict[int, str]]:
+        """The first discovery, and the present ends of partitions that an empty store may need; anew when the feed changes between the two."""
+        attempt = 1
+        while True:
+            info = await self.client.discover()
+            try:
+                return info, await self._present_ends(self.planner.unresolved(info))
+            except RequestRefusedError:
+                if attempt == self.limits.max_attempts_without_progress:
+                    raise
+                attempt += 1
 
     async def run(self) -> None:
         """Fetch and discover until the iteration ends. Never raises: a failure goes to the iterating task."""
@@ -215,14 +226,19 @@ class Session:
             return
         earlier = [save for save in worker.saves if save.number < number]
         position = self.planner.checkpoint(batch.partition, batch.cursor, after=earlier[-1].position if earlier else None)
+        late = not worker.in_hand
+        if late:
+            self.planner.hold(batch.partition)
         try:
             await self._save({batch.partition: position}, transaction)
+            worker.saves = [*earlier, SavedBatch(number, position, transaction is None)]
         except FencedError as error:
             self._fail(error)  # whatever the application makes of it, this consumer has been replaced (R17)
             raise
-        worker.saves = [*earlier, SavedBatch(number, position, transaction is None)]
-        if not worker.in_hand:
-            self._released.add(worker)
+        finally:
+            if late:
+                self._released.add(worker)
+                self._wake.set()
 
     def _out_of_order(self, batch: Batch, why: str) -> CommitOrderError:
         return CommitOrderError(f"a batch up to cursor {batch.cursor!r} can't be committed: {why}", feed=self.feed, partition=batch.partition)

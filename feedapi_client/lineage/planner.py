@@ -182,8 +182,12 @@ class Planner:
 
     def delivered(self, partition: int) -> None:
         """A batch of the partition is in the application's hands."""
-        self._in_hand.add(partition)
+        self.hold(partition)
         self.progressed(partition)
+
+    def hold(self, partition: int) -> None:
+        """A batch that was released is committed late: until it is released again the position is not for anyone else to save."""
+        self._in_hand.add(partition)
 
     def released(self, partition: int, position: Position | None = None) -> list[Action]:
         """The application is done with the batch: committed at `position`, or not committed (None)."""
