@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
 from feedapi_client import Batch, CommitOrderError, FencedError, LineageError, NoProgressError, Position, SQLiteCursorStore, StoreError
-from feedapi_client.testing import Publisher, Quirks, faults
+from feedapi_client.testing import Publisher, Quirks, Request, faults
+from feedapi_client.testing.exchange import Response
 from tests.consumer.helpers import (
     PATIENCE,
     BrokenStore,
@@ -306,6 +308,49 @@ async def test_r05_an_iteration_begun_during_a_save_of_the_one_before_does_not_f
         assert sorted(n_of(await take(events, 10))) == list(range(10, 20))
 
 
+async def test_r05_a_late_commit_and_a_transfer_of_the_same_partition_do_not_fence_each_other(serve: Callable[..., Publisher], store: RecordingStore) -> None:
+    publisher = serve(2)
+    numbers(publisher, 0, [0])
+    async with consume(publisher, store=store) as consumer:
+        batches = consumer.batches()
+        late = await next_batch(batches, 0)
+        numbers(publisher, 1, [1])
+        await (await next_batch(batches, 1)).commit()
+        saving, go_on = anyio.Event(), anyio.Event()
+
+        async def slowly(positions: Mapping[int, Position]) -> None:
+            if positions.get(0) == Position(late.cursor, "open", 2):
+                saving.set()
+                await go_on.wait()
+
+        store.before_save = slowly
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(late.commit)
+            await saving.wait()
+            publisher.split(0, 1, method="cursor-from")
+            await rediscovered(publisher)
+            go_on.set()
+        numbers(publisher, 2, [2])
+        assert n_of((await next_batch(batches)).events) == [2]
+    assert (await store.statuses())[0] == "superseded"
+
+
+async def test_r05_a_late_commit_wakes_an_iteration_that_waits_for_it(publisher: Publisher) -> None:
+    numbers(publisher, 0, [0])
+    publisher.split(0, 1)
+    numbers(publisher, 1, [1])
+    async with consume(publisher) as consumer, anyio.create_task_group() as tasks:
+        batches = consumer.batches()
+        parent = await next_batch(batches)
+
+        async def commit() -> None:
+            await publisher.wait(lambda: consumer.status().reports)
+            await parent.commit()
+
+        tasks.start_soon(commit)
+        assert n_of((await next_batch(batches)).events) == [1]
+
+
 # ---------------------------------------------------------------------- R6
 
 
@@ -451,6 +496,20 @@ async def test_r07_start_last_and_a_crash_before_the_first_event_skip_nothing(
     numbers(publisher, 1, [100])
     async with consume(publisher, start=restart_at, store=store, follow=False) as consumer:
         assert await read_n(consumer) == [100]
+
+
+@pytest.mark.parametrize("method", ["starts-after", "cursor-from"])
+async def test_r07_a_split_between_discovery_and_the_question_for_the_end_is_no_error(publisher: Publisher, method: Any) -> None:
+    fill(publisher, 10)
+
+    def split_now(response: Response, request: Request, publisher: Publisher) -> Response:
+        publisher.split(0, method=method)
+        return Response(409)
+
+    publisher.fail(split_now)
+    async with consume(publisher, start="last") as consumer:
+        fill(publisher, 10, start=10)
+        assert sorted(n_of(await take(aiter(consumer), 10))) == list(range(10, 20))
 
 
 async def test_r07_start_last_drains_closed_partitions_from_the_outset(publisher: Publisher, store: RecordingStore) -> None:
