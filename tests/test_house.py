@@ -134,7 +134,7 @@ package.__path__ = [{str(ROOT)!r}]
 sys.modules["feedapi_client"] = package
 for name in {names!r}:
     importlib.import_module("feedapi_client." + name)
-banned = ("httpx", "anyio", "asyncio", "trio", "socket", "ssl", "sqlite3", "tenacity", "threading_", "feedapi_client.stores", "feedapi_client.transport")
+banned = ("httpx", "anyio", "asyncio", "trio", "socket", "ssl", "sqlite3", "tenacity", "feedapi_client.stores", "feedapi_client.transport")
 print([name for name in sys.modules if name in banned or name.startswith("feedapi_client.stores")])
 """
     assert run(program) == "[]"
