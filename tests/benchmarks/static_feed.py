@@ -83,9 +83,7 @@ def _serve(out: Connection, dialect: str, partitions: int, events: int, page_siz
 
 
 @contextmanager
-def static_feed(
-    *, dialect: str = "v2-token", partitions: int = 1, events: int = 1_000_000, page_size: int = 20_000, endless: bool = False
-) -> Iterator[str]:
+def static_feed(*, dialect: str = "v2-token", partitions: int = 1, events: int = 1_000_000, page_size: int = 20_000, endless: bool = False) -> Iterator[str]:
     """The URL of the feed; each partition has the same `events`, `endless`: over and over."""
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
