@@ -6,6 +6,7 @@ import asyncio
 import socket
 import struct
 import threading
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -137,6 +138,10 @@ class Serving:
         state = ServerState()
         server = await loop.create_server(lambda: _FeedProtocol(config, state, {}, loop), sock=listener)
         await self._stop.wait()
+        with suppress(NotImplementedError):
+            # A connection that is being accepted while its server closes is left behind unclosed by asyncio: accept no more, and close then.
+            loop.remove_reader(listener.fileno())
+        await _say_goodbye(state)
         server.close()
         await _say_goodbye(state)
         await server.wait_closed()
