@@ -178,18 +178,18 @@ async def test_r14_trickling_and_compressed_responses_are_read(publisher: Publis
 
 
 async def test_r15_the_poll_interval_grows_to_its_maximum_and_falls_back_at_the_first_event(publisher: Publisher) -> None:
-    limit = {"poll_interval": 0.01, "max_poll_interval": 0.16, "discovery_interval": 3600}
+    limit = {"poll_interval": 0.01, "max_poll_interval": 0.3, "discovery_interval": 3600}
     async with consume(publisher, limit=limit) as consumer, anyio.create_task_group() as tasks:
         tasks.start_soon(_consume_all, consumer)
-        await publisher.wait(lambda: publisher.counters["fetch"] >= 9)
+        await publisher.wait(lambda: publisher.counters["fetch"] >= 7)
         numbers(publisher, 0, [1])
         publisher.clear_requests()
         await publisher.wait(lambda: publisher.counters["fetch"] >= 5)
         after = _gaps(publisher)
         await publisher.wait(lambda: publisher.counters["fetch"] >= 9)
         tasks.cancel_scope.cancel()
-    assert after[1] < 0.08
-    assert 0.14 < _gaps(publisher)[-1] < 0.6
+    assert after[1] < 0.2
+    assert 0.28 < _gaps(publisher)[-1] < 2
 
 
 async def _consume_all(consumer: FeedConsumer) -> None:
