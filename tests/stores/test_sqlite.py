@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sqlite3
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -166,9 +167,11 @@ async def test_the_same_file_by_another_path_is_accepted(store: SQLiteCursorStor
 
 
 async def test_a_connection_of_another_thread_is_a_clear_error(store: SQLiteCursorStore) -> None:
-    connection = await anyio.to_thread.run_sync(lambda: sqlite3.connect(store.path, check_same_thread=True))
-    with pytest.raises(StoreError, match="check_same_thread=False"):
-        await store.save(FEED, opening(), transaction=connection)
+    with ThreadPoolExecutor(1) as elsewhere:
+        connection = elsewhere.submit(sqlite3.connect, store.path).result()
+        with pytest.raises(StoreError, match="check_same_thread=False"):
+            await store.save(FEED, opening(), transaction=connection)
+        elsewhere.submit(connection.close).result()
 
 
 async def test_an_aiosqlite_connection_is_a_transaction(store: SQLiteCursorStore, anyio_backend: str) -> None:
