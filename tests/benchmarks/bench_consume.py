@@ -154,21 +154,20 @@ def main() -> None:
     options = parser.parse_args()
     table = Table("measure", "ours, M events/s", "theirs, M events/s", "ratio", "bar")
 
-    def measure(name: str, ours: Loop, theirs: Loop, bar: float | None, url: str, events: int) -> None:
+    def measure(name: str, ours: Loop, theirs: Loop, bar: float | None, url: str) -> None:
         rates: tuple[list[float], list[float]] = ([], [])
         for _ in track(range(options.rounds), description=name, transient=True):
-            rates[0].append(timed(ours, url, events))
-            rates[1].append(timed(theirs, url, events))
+            rates[0].append(timed(ours, url, options.events))
+            rates[1].append(timed(theirs, url, options.events))
         us, them = (statistics.median(r) for r in rates)
         table.add_row(name, f"{us / 1e6:.3f}", f"{them / 1e6:.3f}", f"{us / them:.2f}", "" if bar is None else f">= {bar}")
 
     with static_feed(events=options.events, page_size=options.page_size) as url:
         for name, ours, bare, bar in MEASURES:
-            measure(name, ours, bare, bar, url, options.events)
+            measure(name, ours, bare, bar, url)
     if find_spec("zeroeventhub"):
-        events = options.events // 5
-        with static_feed(dialect="v1", events=events, page_size=options.page_size) as url:
-            measure("v1, decoded / zeroeventhub from PyPI", v1_json, zeroeventhub, 4, url, events)
+        with static_feed(dialect="v1", events=options.events, page_size=options.page_size) as url:
+            measure("v1, decoded / zeroeventhub from PyPI", v1_json, zeroeventhub, 4, url)
     else:
         print("zeroeventhub is not installed: pip install --no-deps zeroeventhub, and this compares with it")
     Console().print(table)
