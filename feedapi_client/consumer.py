@@ -14,6 +14,7 @@ from anyio.abc import TaskGroup
 
 from feedapi_client.client import FeedClient
 from feedapi_client.failure import Handler, OnFailure, failure_handler
+from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Batch, Decoder, Event, FeedKey, public_url
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.session import Session, Settings
@@ -84,6 +85,7 @@ class FeedConsumer:
         self.feed = public_url(url)
         self.store: CursorStore = MemoryCursorStore() if store is None else store
         self.key = FeedKey(url, name, fetch.selection())
+        self.limits = limits
         self._new_client = partial(FeedClient, url, http=http, v1_partitions=v1_partitions, fetch=fetch, retry=retry, limits=limits, decoder=decoder)
         self._client: FeedClient | None = self._new_client()  # now, to refuse an impossible URL at once
         self._settings = Settings(
@@ -187,10 +189,13 @@ class FeedConsumer:
 
     # ------------------------------------------------------------------ sessions
 
+    def _new_planner(self) -> Planner:
+        return Planner(feed=self.feed, start=self._settings.start, ordered=self._settings.ordered)
+
     async def _open_session(self) -> Session:
         if self._client is None:
             self._client = self._new_client()
-        session = Session(self._settings, self._client, self.store)
+        session = Session(self._settings, self._client, self.store, self._new_planner())
         await session.open()
         return session
 

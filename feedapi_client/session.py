@@ -65,14 +65,14 @@ class Settings:
 class Session:
     """Drives one planner. Its public methods are called from the iterating task, or, by `run`, from several handler tasks at once."""
 
-    def __init__(self, settings: Settings, client: FeedClient, store: CursorStore) -> None:
+    def __init__(self, settings: Settings, client: FeedClient, store: CursorStore, planner: Planner) -> None:
         self.settings = settings
         self.client = client
         self.store = store
         self.limits = settings.limits
         self.feed = settings.key.url
         self.budget = Budget(settings.limits.max_buffered_bytes)
-        self.planner = Planner(feed=self.feed, start=settings.start, ordered=settings.ordered)
+        self.planner = planner
         self.workers: dict[int, Worker] = {}
         self.info: FeedInfo
         self.reports: deque[str] = deque(maxlen=REPORTS_KEPT)

@@ -10,7 +10,6 @@ from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import LineageError
 from feedapi_client.lineage.planner import Action, Planner, StartAt
 from feedapi_client.model import FeedInfo, Partition, Position
-from feedapi_client.session import Session
 
 
 class NarrowPlanner(Planner):
@@ -68,10 +67,5 @@ class NarrowConsumer(FeedConsumer):
         super().__init__(url, **settings)
         self._chosen = chosen
 
-    async def _open_session(self) -> Session:
-        if self._client is None:
-            self._client = self._new_client()
-        session = Session(self._settings, self._client, self.store)
-        session.planner = NarrowPlanner(self._chosen, feed=session.feed, start=self._settings.start, ordered=self._settings.ordered)
-        await session.open()
-        return session
+    def _new_planner(self) -> Planner:
+        return NarrowPlanner(self._chosen, feed=self.feed, start=self._settings.start, ordered=self._settings.ordered)

@@ -127,7 +127,7 @@ class Relay:
 
 def _check_batch_size(consumer: FeedConsumer, publisher: LiftbridgePublisher) -> None:
     """Better now than after a million events: batches as large as the consumer makes them have to fit into a message, with what comes on top."""
-    batch, message = consumer._settings.limits.max_batch_bytes, publisher.max_message_bytes
+    batch, message = consumer.limits.max_batch_bytes, publisher.max_message_bytes
     if message is not None and batch > message * 3 // 4:
         raise ValueError(
             f"with format='batch' a batch has to fit into a message of {message} bytes, and the consumer makes batches of {batch}: "
