@@ -439,13 +439,18 @@ class Session:
     # ------------------------------------------------------------------ discovery
 
     async def _discover(self) -> None:
-        info = await self.client.discover()
+        # Those refused from here on need a discovery that begins later: this one may bring what was true before.
+        refused, self._refused = self._refused, set()
+        try:
+            info = await self.client.discover()
+            actions = self.planner.discover(info)
+        except FeedError:
+            self._refused |= refused
+            raise
         moved = info.token != self.info.token or info.dialect != self.info.dialect
-        actions = self.planner.discover(info)
         self.info = info
         self._rediscovery.done()
         await self._apply(actions)
-        refused, self._refused = self._refused, set()
         for worker in refused:
             if not worker.stopped:
                 self._scheduler.schedule(worker, backoff(self.settings.retry, worker.refusals - 1, None) if worker.refusals > 1 else 0.0)
