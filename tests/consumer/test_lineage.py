@@ -188,7 +188,8 @@ async def test_r09_nothing_of_a_superseded_partition_is_delivered_while_its_tran
                 go_on.set()
 
             tasks.start_soon(go_on_then)
-            batch = await next_batch(batches)
+            while (batch := await next_batch(batches)).partition == 2:
+                await batch.commit()
         assert batch.partition in (3, 4)
         await batch.commit()
 
