@@ -45,8 +45,8 @@ SHARED_STREAM_MILLISECONDS = 5000
 """How long a streamed response lasts when more partitions want to be read than there are slots."""
 FAILING_SHARE = 4
 """The part of the slots, one in so many, that partitions may take whose last request failed."""
-TURNS = 16
-"""So many batches that are there already are handed over before the workers get their turn."""
+TURN_SECONDS = 0.01
+"""For so long batches that are there already are handed over before the workers get their turn."""
 REPORTS_KEPT = 100
 
 
@@ -93,7 +93,7 @@ class Session:
         self._at_end: set[int] = set()
         self._failing = 0
         self._applying = 0
-        self._turns = 0
+        self._turn_ends = 0.0
         self._rediscovery = Rediscovery(settings.limits.discovery_interval, settings.retry)
 
     def __repr__(self) -> str:
@@ -159,9 +159,12 @@ class Session:
 
     async def next(self) -> Batch | None:
         """The next batch of any partition that has none in the application's hands; None at the end. Raises the session's failure."""
-        # Not each time: with many partitions the workers would get ahead by a request for each batch that is taken.
-        self._turns += 1
-        await (anyio.lowlevel.checkpoint() if self._turns % TURNS == 0 else anyio.lowlevel.checkpoint_if_cancelled())
+        # Not each time: with many partitions the workers would get far ahead of the application, and ask for pages that can wait.
+        if anyio.current_time() >= self._turn_ends:
+            await anyio.lowlevel.checkpoint()
+            self._turn_ends = anyio.current_time() + TURN_SECONDS
+        else:
+            await anyio.lowlevel.checkpoint_if_cancelled()
         while True:
             if self.failure is not None:
                 raise self.failure

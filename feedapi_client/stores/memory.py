@@ -20,14 +20,14 @@ class MemoryCursorStore(Closable):
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
-        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint_if_cancelled()
         return dict(self._feeds.get(feed, {}))
 
     async def save(self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None) -> None:
         """See `CursorStore.save`. Raises `StoreError` when a transaction is given."""
         if transaction is not None:
             raise StoreError("MemoryCursorStore can't take part in a transaction: use a store in the database that the effects go to", feed=feed.url)
-        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint_if_cancelled()
         stored = self._feeds.get(feed, {})
         for partition, position in positions.items():
             found = stored.get(partition)
@@ -37,12 +37,12 @@ class MemoryCursorStore(Closable):
 
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`."""
-        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint_if_cancelled()
         return sorted(self._feeds, key=str)
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """See `AdministrableStore.delete`."""
-        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint_if_cancelled()
         stored = self._feeds.get(feed, {})
         for partition in list(stored) if partitions is None else partitions:
             stored.pop(partition, None)
