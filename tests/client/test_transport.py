@@ -342,7 +342,9 @@ class TestSecrets:
         caplog.set_level(logging.DEBUG)
         transport = SyncTransport(self.URL.format(port=9))
         logging.getLogger("hpack.hpack").debug("Adding %s to the header table", (b":path", b"/feed?key=sesame&tenant=a%20b%2Fc"))
-        assert "Adding (b':path', b'/feed?***') to the header table" in caplog.text
+        assert "Adding (b':path', b'/feed?" in caplog.text
+        assert "***" in caplog.text
+        assert not any(secret in caplog.text for secret in ("sesame", "a%20b", "a b/c"))
         transport.close()
 
     async def test_r19_other_requests_of_the_process_are_logged_as_ever(self, caplog: pytest.LogCaptureFixture) -> None:
