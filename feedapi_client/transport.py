@@ -72,9 +72,7 @@ class _HideSecrets(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         said = record.getMessage()
-        hidden = said
-        for endpoint in list(_ENDPOINTS):
-            hidden = endpoint.hide(hidden)
+        hidden = _without(said, {secret for endpoint in list(_ENDPOINTS) for secret in endpoint.secrets()})
         if hidden != said:
             record.msg, record.args = hidden, ()
         return True
@@ -202,11 +200,12 @@ class _Endpoint(Generic[Client]):
 
     def hide(self, text: str) -> str:
         """The text without the query of the feed's URL, and without what was last sent in headers such as Authorization and Cookie."""
+        return _without(text, self.secrets())
+
+    def secrets(self) -> set[str]:
+        """What `hide` takes out."""
         sent: Iterator[str] = (word for name, value in self._sent.items() if name not in _PLAIN_HEADERS for word in value.split())
-        for secret in sorted({*self._secrets, *sent}, key=len, reverse=True):  # the longest first, so that no rest of one stays
-            if len(secret) >= _SHORTEST_SECRET:
-                text = text.replace(secret, "***")
-        return text
+        return {*self._secrets, *sent}
 
     def bounded(self, body: bytes, limit: int) -> bytes:
         """The body itself; raises when it is longer than `limit`."""
@@ -529,6 +528,13 @@ def _origin(url: httpx.URL) -> tuple[str, str, int | None]:
 
 def _shown_origin(url: httpx.URL) -> str:
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
+
+
+def _without(text: str, secrets: set[str]) -> str:
+    for secret in sorted(secrets, key=len, reverse=True):  # the longest first, so that no rest of one stays
+        if len(secret) >= _SHORTEST_SECRET:
+            text = text.replace(secret, "***")
+    return text
 
 
 def _secrets(query: str, base: httpx.URL) -> set[str]:
