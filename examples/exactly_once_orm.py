@@ -16,7 +16,12 @@ import asyncio
 
 import sqlalchemy as sa
 from demo_servers import feed_of_payments, postgres
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 from feedapi_client import Batch, Event, FeedConsumer, Quarantine, Retry, SQLAlchemyCursorStore
@@ -62,7 +67,12 @@ async def consume(feed: str, engine: AsyncEngine, *, follow: bool) -> SQLAlchemy
             await batch.commit(transaction=session)
 
     async with FeedConsumer(feed, store=store, name="bookkeeping", follow=follow) as consumer:
-        await consumer.run(handle, on_failure=Retry(attempts=2, then=Quarantine(to=quarantine, errors=(sa.exc.IntegrityError,))))
+        await consumer.run(
+            handle,
+            on_failure=Retry(
+                attempts=2, then=Quarantine(to=quarantine, errors=(sa.exc.IntegrityError,))
+            ),
+        )
     return quarantine
 
 
@@ -74,7 +84,9 @@ async def main(feed: str, database: str, *, follow: bool) -> None:
             for account in await session.scalars(sa.select(Account).order_by(Account.name)):
                 print(f"{account.name:10} {account.balance:8} in {account.payments} payments")
         async for event in list_events(quarantine):
-            print(f"in quarantine: event {event.index} of partition {event.partition}, {event.error_type}")
+            print(
+                f"in quarantine: event {event.index} of partition {event.partition}, {event.error_type}"
+            )
     finally:
         await engine.dispose()
 

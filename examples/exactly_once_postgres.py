@@ -22,7 +22,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from feedapi_client import Batch, FeedConsumer, SQLAlchemyCursorStore
 
 metadata = sa.MetaData()
-accounts = sa.Table("accounts", metadata, sa.Column("name", sa.Text, primary_key=True), sa.Column("balance", sa.BigInteger, nullable=False))
+accounts = sa.Table(
+    "accounts",
+    metadata,
+    sa.Column("name", sa.Text, primary_key=True),
+    sa.Column("balance", sa.BigInteger, nullable=False),
+)
 
 
 class Payment(msgspec.Struct):
@@ -34,7 +39,11 @@ class Payment(msgspec.Struct):
 
 async def book(transaction: AsyncConnection, payment: Payment) -> None:
     new = insert(accounts).values(name=payment.account, balance=payment.amount)
-    await transaction.execute(new.on_conflict_do_update(index_elements=["name"], set_={"balance": accounts.c.balance + new.excluded.balance}))
+    await transaction.execute(
+        new.on_conflict_do_update(
+            index_elements=["name"], set_={"balance": accounts.c.balance + new.excluded.balance}
+        )
+    )
 
 
 async def consume(feed: str, engine: AsyncEngine, *, follow: bool) -> None:
@@ -58,7 +67,9 @@ async def main(feed: str, database: str, *, follow: bool) -> None:
     try:
         await consume(feed, engine, follow=follow)
         async with engine.connect() as connection:
-            for name, balance in await connection.execute(sa.select(accounts).order_by(accounts.c.name)):
+            for name, balance in await connection.execute(
+                sa.select(accounts).order_by(accounts.c.name)
+            ):
                 print(f"{name:10} {balance:8}")
     finally:
         await engine.dispose()

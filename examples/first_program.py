@@ -13,7 +13,10 @@ from feedapi_client.testing import Publisher
 
 
 async def main(url: str) -> None:
-    async with SQLiteCursorStore("cursors.db") as store, FeedConsumer(url, store=store, follow=False) as consumer:
+    async with (
+        SQLiteCursorStore("cursors.db") as store,
+        FeedConsumer(url, store=store, follow=False) as consumer,
+    ):
         async for event in consumer:
             print(event.partition, event.json())
 

@@ -21,14 +21,19 @@ async def handle(batch: Batch) -> None:
 def show(status: ConsumerStatus) -> None:
     print(f"{status.events} events, {status.buffered_bytes} bytes buffered")
     for partition in status.partitions.values():
-        print(f"  {partition.partition}: {partition.state}, cursor {partition.cursor}, {partition.events} events, lag {partition.lag}")
+        print(
+            f"  {partition.partition}: {partition.state}, cursor {partition.cursor}, {partition.events} events, lag {partition.lag}"
+        )
     for report in status.reports:
         print(f"  ! {report}")
 
 
 async def main(url: str) -> None:
     # The smaller the intervals, the sooner news are seen, and the more requests a quiet feed gets.
-    async with FeedConsumer(url, limits=Limits(poll_interval=0.05, max_poll_interval=1.0)) as consumer, anyio.create_task_group() as tasks:
+    async with (
+        FeedConsumer(url, limits=Limits(poll_interval=0.05, max_poll_interval=1.0)) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(consumer.run, handle)
         for _ in range(3):
             await anyio.sleep(0.5)

@@ -10,7 +10,14 @@ from contextlib import asynccontextmanager
 import anyio
 
 from feedapi_client import Event, FeedConsumer, SQLiteCursorStore
-from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, Relay, RelayReader, Stream, StreamCursorStore
+from feedapi_client.liftbridge import (
+    LiftbridgeApi,
+    LiftbridgePublisher,
+    Relay,
+    RelayReader,
+    Stream,
+    StreamCursorStore,
+)
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
 
@@ -25,7 +32,11 @@ def customer(event: Event) -> bytes:
 async def at_least_once(feed: str, nats: str, api: LiftbridgeApi) -> None:
     """Cursors in a file. Each event is a message, and a customer's are in one partition."""
     await api.create_stream(ORDERS)
-    async with LiftbridgePublisher(nats) as publisher, SQLiteCursorStore("relay.db") as store, FeedConsumer(feed, store=store, follow=False) as consumer:
+    async with (
+        LiftbridgePublisher(nats) as publisher,
+        SQLiteCursorStore("relay.db") as store,
+        FeedConsumer(feed, store=store, follow=False) as consumer,
+    ):
         done = await Relay(consumer, publisher, ORDERS, key=customer).run()
     for partition in range(ORDERS.partitions):
         newest = (await api.partition_metadata(ORDERS.name, partition)).newest_offset
@@ -43,7 +54,9 @@ async def exactly_once(feed: str, nats: str, api: LiftbridgeApi) -> None:
     print(f"{done.events} events relayed exactly once")
     newest = (await api.partition_metadata(LEDGER.name)).newest_offset
     async for batch in RelayReader(api, LEDGER.name, until=newest):
-        print(f"a batch of {len(batch.events)} events of partition {batch.partition}; next time start at offset {batch.next_offset}")
+        print(
+            f"a batch of {len(batch.events)} events of partition {batch.partition}; next time start at offset {batch.next_offset}"
+        )
 
 
 @asynccontextmanager
@@ -63,7 +76,10 @@ async def given() -> AsyncIterator[tuple[str, str, str]]:
 
 
 async def main() -> None:
-    async with something_to_try_it_with() if len(sys.argv) == 1 else given() as (feed, nats, api_address), LiftbridgeApi(api_address) as api:
+    async with (
+        something_to_try_it_with() if len(sys.argv) == 1 else given() as (feed, nats, api_address),
+        LiftbridgeApi(api_address) as api,
+    ):
         await at_least_once(feed, nats, api)
         await exactly_once(feed, nats, api)
 

@@ -42,7 +42,10 @@ async def stop_at_signal(consumer: FeedConsumer) -> None:
 
 
 async def main(url: str, *, follow: bool) -> None:
-    async with FeedConsumer(url, store=MemoryCursorStore(), follow=follow) as consumer, anyio.create_task_group() as tasks:
+    async with (
+        FeedConsumer(url, store=MemoryCursorStore(), follow=follow) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(stop_at_signal, consumer)
         await consumer.run(handle, max_concurrency=8)
         tasks.cancel_scope.cancel()

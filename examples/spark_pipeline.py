@@ -28,17 +28,29 @@ SCHEMA = "entity STRING, status STRING, amount DOUBLE, time TIMESTAMP"
 def orders(spark: SparkSession, url: str, folder: str) -> DataFrame:
     """The feed, typed; `depth` and `sequence` say which of two events of an order came later."""
     spark.dataSource.register(FeedDataSource)  # not needed where the wheel is installed
-    feed = spark.readStream.format("feedapi").option("stagingLocation", f"{folder}/staging").load(url)
-    return feed.select("depth", "sequence", F.from_json("data", SCHEMA).alias("event")).select("depth", "sequence", "event.*")
+    feed = (
+        spark.readStream.format("feedapi").option("stagingLocation", f"{folder}/staging").load(url)
+    )
+    return feed.select("depth", "sequence", F.from_json("data", SCHEMA).alias("event")).select(
+        "depth", "sequence", "event.*"
+    )
 
 
 def revenue(events: DataFrame, folder: str) -> StreamingQuery:
     """Paid amounts by minute of event time; a minute is written once it is ten minutes old."""
     paid = events.where("status = 'paid'").withWatermark("time", "10 minutes")
-    minutes = paid.groupBy(F.window("time", "1 minute")).agg(F.sum("amount").alias("amount"), F.count("*").alias("payments"))
+    minutes = paid.groupBy(F.window("time", "1 minute")).agg(
+        F.sum("amount").alias("amount"), F.count("*").alias("payments")
+    )
     rows = minutes.select(F.col("window.start").alias("minute"), "amount", "payments")
-    writer = rows.writeStream.format("parquet").outputMode("append").option("path", f"{folder}/revenue")
-    return writer.option("checkpointLocation", f"{folder}/checkpoints/revenue").trigger(availableNow=True).start()
+    writer = (
+        rows.writeStream.format("parquet").outputMode("append").option("path", f"{folder}/revenue")
+    )
+    return (
+        writer.option("checkpointLocation", f"{folder}/checkpoints/revenue")
+        .trigger(availableNow=True)
+        .start()
+    )
 
 
 def current_state(events: DataFrame, folder: str) -> StreamingQuery:
@@ -49,17 +61,26 @@ def current_state(events: DataFrame, folder: str) -> StreamingQuery:
         known = [batch.sparkSession.read.parquet(str(before))] if before.exists() else []
         latest = Window.partitionBy("entity").orderBy(F.desc("depth"), F.desc("sequence"))
         everything = known[0].unionByName(batch) if known else batch
-        newest = everything.withColumn("rank", F.row_number().over(latest)).where("rank = 1").drop("rank")
+        newest = (
+            everything.withColumn("rank", F.row_number().over(latest))
+            .where("rank = 1")
+            .drop("rank")
+        )
         newest.write.mode("overwrite").parquet(f"{folder}/state/version={number}")
         shutil.rmtree(Path(folder, "state", f"version={number - 2}"), ignore_errors=True)
 
-    writer = events.writeStream.foreachBatch(apply).option("checkpointLocation", f"{folder}/checkpoints/state")
+    writer = events.writeStream.foreachBatch(apply).option(
+        "checkpointLocation", f"{folder}/checkpoints/state"
+    )
     return writer.trigger(availableNow=True).start()
 
 
 def state_table(spark: SparkSession, folder: str) -> DataFrame:
     """The newest version."""
-    newest = max(Path(folder, "state").glob("version=*"), key=lambda version: int(version.name.partition("=")[2]))
+    newest = max(
+        Path(folder, "state").glob("version=*"),
+        key=lambda version: int(version.name.partition("=")[2]),
+    )
     return spark.read.parquet(str(newest)).drop("depth", "sequence")
 
 
@@ -92,7 +113,11 @@ def main() -> None:
 
 def session() -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    spark: SparkSession = SparkSession.builder.appName("orders").config("spark.sql.shuffle.partitions", "2").getOrCreate()
+    spark: SparkSession = (
+        SparkSession.builder.appName("orders")
+        .config("spark.sql.shuffle.partitions", "2")
+        .getOrCreate()
+    )
     return spark
 
 
@@ -105,7 +130,10 @@ def publish(publisher, *, orders: int, first: int = 0) -> None:
         event = {"entity": f"order-{number}", "amount": 10.0 + number % 5}
         publisher.publish(event["entity"], {**event, "status": "created", "time": time.isoformat()})
         if chance.random() < 0.8:
-            publisher.publish(event["entity"], {**event, "status": "paid", "time": (time + timedelta(seconds=20)).isoformat()})
+            publisher.publish(
+                event["entity"],
+                {**event, "status": "paid", "time": (time + timedelta(seconds=20)).isoformat()},
+            )
 
 
 if __name__ == "__main__":

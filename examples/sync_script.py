@@ -26,7 +26,9 @@ def main(url: str) -> None:
             if page.caught_up or page.cursor is None:
                 break
             cursor = page.cursor
-            CURSOR_FILE.write_text(cursor)  # after the events: a crash in between brings some of them again
+            CURSOR_FILE.write_text(
+                cursor
+            )  # after the events: a crash in between brings some of them again
 
 
 if __name__ == "__main__":

@@ -45,7 +45,9 @@ def test_balances_add_up_over_a_split(feedapi_publisher: Publisher) -> None:
 
 
 @pytest.mark.parametrize("fault", [503, faults.Truncate(after_lines=3), faults.ErrorText()])
-def test_balances_add_up_although_the_publisher_fails(feedapi_publisher: Publisher, fault: int | faults.Fault) -> None:
+def test_balances_add_up_although_the_publisher_fails(
+    feedapi_publisher: Publisher, fault: int | faults.Fault
+) -> None:
     feedapi_publisher.extend(0, [{"entity": "a", "amount": 1}] * 10)
     feedapi_publisher.fail(fault, times=2)
     balances = Balances()

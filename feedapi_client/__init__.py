@@ -37,9 +37,18 @@ if TYPE_CHECKING:
         TornResponseError,
         TransportError,
     )
-    from feedapi_client.failure import Quarantine, Retry
-    from feedapi_client.model import FIRST, LAST, Batch, Event, FeedInfo, FeedKey, Partition, Position
+    from feedapi_client.model import (
+        FIRST,
+        LAST,
+        Batch,
+        Event,
+        FeedInfo,
+        FeedKey,
+        Partition,
+        Position,
+    )
     from feedapi_client.options import FetchOptions, Limits, RetryPolicy, default_decision
+    from feedapi_client.quarantine.policy import Quarantine, Retry
     from feedapi_client.status import ConsumerStatus, PartitionStatus
     from feedapi_client.stores.base import CursorStore
     from feedapi_client.stores.journal import Journal
@@ -103,9 +112,9 @@ _HOME = {
     "client": ("FeedClient", "Page", "SyncFeedClient"),
     "consumer": ("FeedConsumer",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
-    "failure": ("Quarantine", "Retry"),
     "model": ("FIRST", "LAST", "Batch", "Event", "FeedInfo", "FeedKey", "Partition", "Position"),
     "options": ("FetchOptions", "Limits", "RetryPolicy", "default_decision"),
+    "quarantine.policy": ("Quarantine", "Retry"),
     "status": ("ConsumerStatus", "PartitionStatus"),
     "stores": ("CursorStore", "Journal", "MemoryCursorStore", "SQLiteCursorStore", *_OF_EXTRAS),
 }

@@ -14,13 +14,23 @@ import anyio
 import orjson
 
 from feedapi_client.errors import BufferLimitError, FeedError, NoProgressError, RequestRefusedError
+from feedapi_client.http.transport import (
+    Answer,
+    AsyncHTTP,
+    SyncAnswer,
+    SyncHTTP,
+    SyncTransport,
+    Transport,
+    backoff,
+    retrying,
+    retrying_sync,
+)
 from feedapi_client.lineage import graph
 from feedapi_client.model import LAST, Batch, Decoder, Event, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, Dialect, Params, check_options
-from feedapi_client.protocol.ndjson import PageDecoder
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
-from feedapi_client.transport import Answer, AsyncHTTP, SyncAnswer, SyncHTTP, SyncTransport, Transport, backoff, retrying, retrying_sync
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +54,14 @@ class _Client:
     feed: str
     transport: Transport | SyncTransport
 
-    def __init__(self, v1_partitions: int | None, fetch: FetchOptions | None, retry: RetryPolicy | None, limits: Limits, decoder: Decoder) -> None:
+    def __init__(
+        self,
+        v1_partitions: int | None,
+        fetch: FetchOptions | None,
+        retry: RetryPolicy | None,
+        limits: Limits,
+        decoder: Decoder,
+    ) -> None:
         check_v1_partitions(v1_partitions)
         self.v1_partitions = v1_partitions
         self.options = fetch or FetchOptions()
@@ -59,11 +76,21 @@ class _Client:
         graph.validate(info, feed=self.feed)
         check_options(info, self.options, feed=self.feed)
 
-    def _plan(self, info: FeedInfo, partition: int, cursor: str, stream: bool | int) -> tuple[Dialect, Params, float | None]:
+    def _plan(
+        self, info: FeedInfo, partition: int, cursor: str, stream: bool | int
+    ) -> tuple[Dialect, Params, float | None]:
         dialect = DIALECTS[info.dialect]
         # A reader that keeps its own idle time, as the consumer does, ends the response before the transport calls it broken.
-        idle_timeout = self.limits.stream_idle_timeout + self.limits.request_timeout if stream is not False and info.stream else None
-        return dialect, dialect.fetch_params(info, partition, cursor, self.options, stream=stream), idle_timeout
+        idle_timeout = (
+            self.limits.stream_idle_timeout + self.limits.request_timeout
+            if stream is not False and info.stream
+            else None
+        )
+        return (
+            dialect,
+            dialect.fetch_params(info, partition, cursor, self.options, stream=stream),
+            idle_timeout,
+        )
 
     def _page_decoder(self, dialect: Dialect, partition: int) -> PageDecoder:
         return PageDecoder(
@@ -76,10 +103,18 @@ class _Client:
         )
 
     def _no_end(self, partition: int) -> NoProgressError:
-        return NoProgressError("the publisher answers a fetch from _last without a cursor", feed=self.feed, partition=partition)
+        return NoProgressError(
+            "the publisher answers a fetch from _last without a cursor",
+            feed=self.feed,
+            partition=partition,
+        )
 
     def __repr__(self) -> str:
-        known = "not discovered yet" if self.info is None else f"{self.info.dialect}, {len(self.info.partitions)} partitions"
+        known = (
+            "not discovered yet"
+            if self.info is None
+            else f"{self.info.dialect}, {len(self.info.partitions)} partitions"
+        )
         return f"<{type(self).__name__} {self.feed}: {known}>"
 
 
@@ -114,7 +149,12 @@ class FeedClient(_Client):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -133,16 +173,29 @@ class FeedClient(_Client):
 
     async def _discover(self) -> FeedInfo:
         status, body = await self.transport.get("", [], max_bytes=self.limits.max_discovery_bytes)
-        return negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions, quote=self.transport.quote)
+        return negotiate(
+            status,
+            body,
+            feed=self.feed,
+            v1_partitions=self.v1_partitions,
+            quote=self.transport.quote,
+        )
 
-    def open(self, info: FeedInfo, partition: int, cursor: str, *, stream: bool | int = False) -> Response:
+    def open(
+        self, info: FeedInfo, partition: int, cursor: str, *, stream: bool | int = False
+    ) -> Response:
         """The plainest fetch: ``async with client.open(...) as response``, then feed `response.chunks()` to `response.decoder`.
 
         With `stream` (True, or milliseconds) the response is held open where the feed offers that. Entering raises `RequestRefusedError`,
         `AuthenticationError`, `FeedUnavailableError`, `ProtocolError`; the chunks raise `TornResponseError`.
         """
         dialect, params, idle_timeout = self._plan(info, partition, cursor, stream)
-        return Response(self.transport.stream(dialect.suffix, params, partition=partition, idle_timeout=idle_timeout), self._page_decoder(dialect, partition))
+        return Response(
+            self.transport.stream(
+                dialect.suffix, params, partition=partition, idle_timeout=idle_timeout
+            ),
+            self._page_decoder(dialect, partition),
+        )
 
     def fetch(self, partition: int, cursor: str) -> Fetch:
         """One fetch, to be awaited for a `Page`, or iterated for each `Batch` as its checkpoint arrives. Discovers first when nothing is known.
@@ -203,7 +256,12 @@ class Response:
         await self._answer.__aenter__()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await self._answer.__aexit__(kind, error, traceback)
 
     def chunks(self) -> Answer:
@@ -257,7 +315,12 @@ class _Reading:
 
 
 def _page(batches: list[Batch], partition: int, asked: str) -> Page:
-    return Page(partition, asked, [event for batch in batches for event in batch.events], batches[-1].cursor if batches else None)
+    return Page(
+        partition,
+        asked,
+        [event for batch in batches for event in batch.events],
+        batches[-1].cursor if batches else None,
+    )
 
 
 class Fetch:
@@ -280,7 +343,12 @@ class Fetch:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -349,7 +417,12 @@ class SyncFeedClient(_Client):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -365,13 +438,24 @@ class SyncFeedClient(_Client):
 
     def _discover(self) -> FeedInfo:
         status, body = self.transport.get("", [], max_bytes=self.limits.max_discovery_bytes)
-        return negotiate(status, body, feed=self.feed, v1_partitions=self.v1_partitions, quote=self.transport.quote)
+        return negotiate(
+            status,
+            body,
+            feed=self.feed,
+            v1_partitions=self.v1_partitions,
+            quote=self.transport.quote,
+        )
 
-    def open(self, info: FeedInfo, partition: int, cursor: str, *, stream: bool | int = False) -> SyncResponse:
+    def open(
+        self, info: FeedInfo, partition: int, cursor: str, *, stream: bool | int = False
+    ) -> SyncResponse:
         """See `FeedClient.open`."""
         dialect, params, idle_timeout = self._plan(info, partition, cursor, stream)
         return SyncResponse(
-            self.transport.stream(dialect.suffix, params, partition=partition, idle_timeout=idle_timeout), self._page_decoder(dialect, partition)
+            self.transport.stream(
+                dialect.suffix, params, partition=partition, idle_timeout=idle_timeout
+            ),
+            self._page_decoder(dialect, partition),
         )
 
     def fetch(self, partition: int, cursor: str) -> SyncFetch:
@@ -392,7 +476,12 @@ class SyncResponse:
         self._answer.__enter__()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self._answer.__exit__(kind, error, traceback)
 
     def chunks(self) -> SyncAnswer:
@@ -418,7 +507,12 @@ class SyncFetch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:

@@ -13,15 +13,15 @@ import orjson
 from anyio.abc import TaskGroup
 
 from feedapi_client.client import FeedClient
-from feedapi_client.failure import Handler, OnFailure, failure_handler
+from feedapi_client.http.transport import AsyncHTTP
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Batch, Decoder, Event, FeedKey, public_url
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
-from feedapi_client.session import Session, Settings
+from feedapi_client.quarantine.policy import Handler, OnFailure, failure_handler
+from feedapi_client.runtime.driver import Session, Settings
 from feedapi_client.status import ConsumerStatus
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.memory import MemoryCursorStore
-from feedapi_client.transport import AsyncHTTP
 
 log = logging.getLogger("feedapi_client")
 
@@ -80,16 +80,36 @@ class FeedConsumer:
         if not name:
             raise ValueError("name must not be empty")
         if isinstance(start, str) and start not in ("first", "last"):
-            raise ValueError(f"start must be 'first', 'last' or a mapping of partition to cursor, not {start!r}")
+            raise ValueError(
+                f"start must be 'first', 'last' or a mapping of partition to cursor, not {start!r}"
+            )
         fetch, retry, limits = fetch or FetchOptions(), retry or RetryPolicy(), limits or Limits()
         self.feed = public_url(url)
         self.store: CursorStore = MemoryCursorStore() if store is None else store
         self.key = FeedKey(url, name, fetch.selection())
         self.limits = limits
-        self._new_client = partial(FeedClient, url, http=http, v1_partitions=v1_partitions, fetch=fetch, retry=retry, limits=limits, decoder=decoder)
-        self._client: FeedClient | None = self._new_client()  # now, to refuse an impossible URL at once
+        self._new_client = partial(
+            FeedClient,
+            url,
+            http=http,
+            v1_partitions=v1_partitions,
+            fetch=fetch,
+            retry=retry,
+            limits=limits,
+            decoder=decoder,
+        )
+        self._client: FeedClient | None = (
+            self._new_client()
+        )  # now, to refuse an impossible URL at once
         self._settings = Settings(
-            key=self.key, start=start, ordered=ordered, follow=follow, on_error=on_error, stream=fetch.streaming, limits=limits, retry=retry
+            key=self.key,
+            start=start,
+            ordered=ordered,
+            follow=follow,
+            on_error=on_error,
+            stream=fetch.streaming,
+            limits=limits,
+            retry=retry,
         )
         self._tasks: TaskGroup | None = None
         self._session: Session | None = None
@@ -111,7 +131,12 @@ class FeedConsumer:
         self._tasks = tasks
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
         assert self._tasks is not None
         if self._session is not None:
             self._session.close()
@@ -143,12 +168,14 @@ class FeedConsumer:
         """
         return _Batches(self)
 
-    async def run(self, handle: Handler, *, on_failure: OnFailure = "raise", max_concurrency: int = 32) -> None:
+    async def run(
+        self, handle: Handler, *, on_failure: OnFailure = "raise", max_concurrency: int = 32
+    ) -> None:
         """Call ``await handle(batch)`` for each batch: partitions concurrently, up to `max_concurrency` at once, each one's batches in order.
 
         A batch that the handler has not committed itself is committed when it returns. `on_failure` says what becomes of a batch whose handler raises:
         "raise" (the exception cancels the other handlers and is raised here), "retry" or a `Retry`, "quarantine" or a `Quarantine`; see
-        `feedapi_client.failure`. Cancelling `run` cancels the handlers. Returns at the end of the feed (without `follow`) or after `stop`.
+        `feedapi_client.quarantine.policy`. Cancelling `run` cancels the handlers. Returns at the end of the feed (without `follow`) or after `stop`.
         """
         handle = await failure_handler(handle, on_failure, self.key, self.store)
         session = await self._begin()

@@ -30,7 +30,9 @@ from typing import Any
 class FeedError(Exception):
     """Root of all errors. `feed` is the feed's URL without credentials and query, `partition` its partition or None; both stand in the message."""
 
-    def __init__(self, message: str, *, feed: str | None = None, partition: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, feed: str | None = None, partition: int | None = None
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.feed = feed
@@ -77,7 +79,9 @@ class LostPartitionError(LineageError):
 class RequestRefusedError(ProtocolError):
     """A fetch was answered `status` 400, 404, 409 or 410: the topology, the token or the cursor is no longer good (R10)."""
 
-    def __init__(self, message: str, *, status: int, feed: str | None = None, partition: int | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int, feed: str | None = None, partition: int | None = None
+    ) -> None:
         super().__init__(message, feed=feed, partition=partition)
         self.status = status
 

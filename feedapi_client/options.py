@@ -35,13 +35,23 @@ class FetchOptions:
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"FetchOptions.{name} takes a sequence of names, not one string")
         if self.page_size_hint is not None and self.stream is not False:
-            raise ValueError("FetchOptions: page_size_hint and stream exclude each other: give one of them")
+            raise ValueError(
+                "FetchOptions: page_size_hint and stream exclude each other: give one of them"
+            )
         if self.page_size_hint is not None and self.page_size_hint < 1:
-            raise ValueError(f"FetchOptions.page_size_hint must be at least 1, not {self.page_size_hint}")
-        if not isinstance(self.streaming, int) or (self.streaming is not False and self.streaming < 1):
-            raise ValueError(f"FetchOptions.stream must be True, False or a positive number of milliseconds, not {self.stream!r}")
+            raise ValueError(
+                f"FetchOptions.page_size_hint must be at least 1, not {self.page_size_hint}"
+            )
+        if not isinstance(self.streaming, int) or (
+            self.streaming is not False and self.streaming < 1
+        ):
+            raise ValueError(
+                f"FetchOptions.stream must be True, False or a positive number of milliseconds, not {self.stream!r}"
+            )
         if self.event_types and self.skip_event_types:
-            raise ValueError("FetchOptions: event_types and skip_event_types exclude each other: give one of them")
+            raise ValueError(
+                "FetchOptions: event_types and skip_event_types exclude each other: give one of them"
+            )
 
     @property
     def streaming(self) -> bool | int:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Literal
 
 from feedapi_client.lineage.planner import Entry, State
-from feedapi_client.worker import Worker
+from feedapi_client.runtime.partition import Worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +50,9 @@ class ConsumerStatus:
         return self.partitions[partition]
 
 
-def partition_status(entry: Entry, worker: Worker | None, since: datetime | None) -> PartitionStatus:
+def partition_status(
+    entry: Entry, worker: Worker | None, since: datetime | None
+) -> PartitionStatus:
     """What planner and worker know of one partition, in the words of `PartitionStatus`."""
     error = entry.error or (worker.error if worker else None)
     state = entry.state.value

@@ -13,7 +13,9 @@ try:
     from opentelemetry import metrics
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
 except ImportError as error:
-    raise ImportError("feedapi_client.telemetry needs an extra: pip install 'feedapi-client[telemetry]'") from error
+    raise ImportError(
+        "feedapi_client.telemetry needs an extra: pip install 'feedapi-client[telemetry]'"
+    ) from error
 
 if TYPE_CHECKING:
     from feedapi_client.consumer import FeedConsumer
@@ -33,19 +35,47 @@ def observe(consumer: FeedConsumer, meter: Meter | None = None) -> None:
     common = {"feedapi.feed": consumer.feed, "feedapi.consumer.name": consumer.key.name}
 
     def events(_: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(p.events, common | {"feedapi.partition": p.partition}) for p in consumer.status().partitions.values()]
+        return [
+            Observation(p.events, common | {"feedapi.partition": p.partition})
+            for p in consumer.status().partitions.values()
+        ]
 
     def buffered(_: CallbackOptions) -> Iterable[Observation]:
         return [Observation(consumer.status().buffered_bytes, common)]
 
     def partitions(_: CallbackOptions) -> Iterable[Observation]:
-        states = Counter("waiting" if p.waits_for else p.state for p in consumer.status().partitions.values())
-        return [Observation(count, common | {"feedapi.partition.state": state}) for state, count in states.items()]
+        states = Counter(
+            "waiting" if p.waits_for else p.state for p in consumer.status().partitions.values()
+        )
+        return [
+            Observation(count, common | {"feedapi.partition.state": state})
+            for state, count in states.items()
+        ]
 
     def caught_up(_: CallbackOptions) -> Iterable[Observation]:
-        return [Observation(int(p.lag == 0), common | {"feedapi.partition": p.partition}) for p in consumer.status().partitions.values()]
+        return [
+            Observation(int(p.lag == 0), common | {"feedapi.partition": p.partition})
+            for p in consumer.status().partitions.values()
+        ]
 
-    meter.create_observable_counter("feedapi.consumer.events", [events], unit="{event}", description="Events delivered to the application")
-    meter.create_observable_gauge("feedapi.consumer.buffered", [buffered], unit="By", description="Bytes received and not yet taken")
-    meter.create_observable_gauge("feedapi.consumer.partitions", [partitions], unit="{partition}", description="Partitions by state")
-    meter.create_observable_gauge("feedapi.consumer.caught_up", [caught_up], description="Partitions at their end")
+    meter.create_observable_counter(
+        "feedapi.consumer.events",
+        [events],
+        unit="{event}",
+        description="Events delivered to the application",
+    )
+    meter.create_observable_gauge(
+        "feedapi.consumer.buffered",
+        [buffered],
+        unit="By",
+        description="Bytes received and not yet taken",
+    )
+    meter.create_observable_gauge(
+        "feedapi.consumer.partitions",
+        [partitions],
+        unit="{partition}",
+        description="Partitions by state",
+    )
+    meter.create_observable_gauge(
+        "feedapi.consumer.caught_up", [caught_up], description="Partitions at their end"
+    )

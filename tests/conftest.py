@@ -22,8 +22,14 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not os.environ.get("CI") or exitstatus != pytest.ExitCode.OK:
         return
-    reasons = {report.longrepr[2].removeprefix("Skipped: ") for report in reporter.stats.get("skipped", []) if isinstance(report.longrepr, tuple)}
+    reasons = {
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in reporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    }
     missing = sorted(reason for reason in reasons if not reason.startswith(_BY_DESIGN))
     if missing:
-        reporter.write_line(f"tests were skipped, which CI does not allow: {'; '.join(missing)}", red=True)
+        reporter.write_line(
+            f"tests were skipped, which CI does not allow: {'; '.join(missing)}", red=True
+        )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED

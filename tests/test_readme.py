@@ -35,7 +35,11 @@ class Block:
 
 def blocks() -> Iterator[Block]:
     heading, number = "", 0
-    for match in re.finditer(r"^## (?P<heading>[^\n]+)$|^```(?P<language>\w+)\n(?P<text>.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL):
+    for match in re.finditer(
+        r"^## (?P<heading>[^\n]+)$|^```(?P<language>\w+)\n(?P<text>.*?)^```$",
+        README.read_text(),
+        re.MULTILINE | re.DOTALL,
+    ):
         if match["heading"]:
             heading, number = match["heading"], 0
         else:
@@ -45,10 +49,21 @@ def blocks() -> Iterator[Block]:
 
 BLOCKS = list(blocks())
 SETUP = [block for block in BLOCKS if not block.heading]
-ELSEWHERE = {"A data pipeline on Spark", "Liftbridge", "Exactly once, with a database", "Poison events"}
+ELSEWHERE = {
+    "A data pipeline on Spark",
+    "Liftbridge",
+    "Exactly once, with a database",
+    "Poison events",
+}
 """Chapters whose snippets need a server or a JVM: the tests of these parts run them."""
-PYTHON = [block for block in BLOCKS if block.language == "python" and block.heading not in ELSEWHERE]
-SHELL = [block for block in BLOCKS if block.language == "sh" and block.heading and block.heading not in ELSEWHERE]
+PYTHON = [
+    block for block in BLOCKS if block.language == "python" and block.heading not in ELSEWHERE
+]
+SHELL = [
+    block
+    for block in BLOCKS
+    if block.language == "sh" and block.heading and block.heading not in ELSEWHERE
+]
 
 
 def test_the_two_setup_commands_come_first() -> None:
@@ -60,9 +75,21 @@ def test_the_two_setup_commands_come_first() -> None:
 @pytest.mark.parametrize("block", PYTHON, ids=str)
 def test_a_python_snippet_runs(block: Block, tmp_path: Path, feedapi_publisher: Publisher) -> None:
     if "def test_" in block.text:
-        (tmp_path / "test_snippet.py").write_text("import pytest\n\npytestmark = pytest.mark.anyio\n" + block.text)
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_snippet.py"]
-        done = subprocess.run(command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+        (tmp_path / "test_snippet.py").write_text(
+            "import pytest\n\npytestmark = pytest.mark.anyio\n" + block.text
+        )
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "test_snippet.py",
+        ]
+        done = subprocess.run(
+            command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100
+        )
         assert done.returncode == 0, done.stdout
         assert "passed" in done.stdout
         return
@@ -77,7 +104,14 @@ def test_a_python_snippet_runs(block: Block, tmp_path: Path, feedapi_publisher: 
 def run_until(program: Path, directory: Path, *, lines: int) -> str:
     """Run a program that does not end by itself, interrupt it when it has printed so many lines, and return them."""
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "error"}
-    with subprocess.Popen([sys.executable, program], cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, program],
+        cwd=directory,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
         assert process.stdout is not None
         printed = "".join(process.stdout.readline() for _ in range(lines))
         process.send_signal(signal.SIGINT)
@@ -91,7 +125,14 @@ def test_the_commands_of_a_shell_snippet_run(block: Block, tmp_path: Path) -> No
     environment = os.environ | {"PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", "-euc", block.text]
     with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
         try:
             printed, errors = process.communicate(timeout=110)

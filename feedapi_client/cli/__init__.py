@@ -15,6 +15,8 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if missing.name is not None and missing.name.startswith("feedapi_client"):
             raise
-        sys.stderr.write(f"feedapi: {missing.name} is not installed: pip install 'feedapi-client[cli]'\n")
+        sys.stderr.write(
+            f"feedapi: {missing.name} is not installed: pip install 'feedapi-client[cli]'\n"
+        )
         raise SystemExit(1) from None
     app(prog_name="feedapi")

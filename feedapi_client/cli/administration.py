@@ -43,7 +43,11 @@ class Target:
             return False
         if self.filters is not None and key.filters != self._selection():
             return False
-        return self.feed is None or self.feed in key.url or (_is_url(self.feed) and FeedKey(self.feed).url == key.url)
+        return (
+            self.feed is None
+            or self.feed in key.url
+            or (_is_url(self.feed) and FeedKey(self.feed).url == key.url)
+        )
 
     def key(self) -> FeedKey | None:
         """The key that a whole URL names, whether the store knows it or not."""
@@ -62,30 +66,54 @@ class Target:
         if (exact := self.key()) in keys and exact is not None:
             return exact
         if not keys:
-            raise CommandError("the store holds no positions" + (" of such a feed and name: see 'feedapi cursors ls'" if self.feed or self.name else ""))
-        raise CommandError(f"the store holds positions of {len(keys)}: choose with --feed and --name: {'; '.join(map(str, keys[:10]))}")
+            raise CommandError(
+                "the store holds no positions"
+                + (
+                    " of such a feed and name: see 'feedapi cursors ls'"
+                    if self.feed or self.name
+                    else ""
+                )
+            )
+        raise CommandError(
+            f"the store holds positions of {len(keys)}: choose with --feed and --name: {'; '.join(map(str, keys[:10]))}"
+        )
 
 
 def _is_url(text: str) -> bool:
     return urlsplit(text).scheme in ("http", "https")
 
 
-async def listed(target: Target, lookup: Lookup | None) -> dict[FeedKey, tuple[Positions, FeedLag | None]]:
+async def listed(
+    target: Target, lookup: Lookup | None
+) -> dict[FeedKey, tuple[Positions, FeedLag | None]]:
     """The positions of all feeds meant; with `lookup` those of its feed only, and how far behind they are."""
     async with target.open() as store:
-        keys = [key for key in await store.feeds() if target.matches(key) and (lookup is None or lookup.matches(key))]
+        keys = [
+            key
+            for key in await store.feeds()
+            if target.matches(key) and (lookup is None or lookup.matches(key))
+        ]
         if not keys and (lookup is not None or target.feed or target.name):
-            raise CommandError("the store holds no positions of such a feed and name: see 'feedapi cursors ls'")
+            raise CommandError(
+                "the store holds no positions of such a feed and name: see 'feedapi cursors ls'"
+            )
         positions = {key: await store.load(key) for key in keys}
-    return {key: (positions[key], await lookup.lag(key, positions[key]) if lookup else None) for key in keys}
+    return {
+        key: (positions[key], await lookup.lag(key, positions[key]) if lookup else None)
+        for key in keys
+    }
 
 
-async def set_position(target: Target, partition: int, cursor: str, status: Literal["open", "drained", "superseded"]) -> FeedKey:
+async def set_position(
+    target: Target, partition: int, cursor: str, status: Literal["open", "drained", "superseded"]
+) -> FeedKey:
     """Set one position."""
     exact = target.key()
     async with target.open(create=exact is not None) as store:
         keys = [key for key in await store.feeds() if target.matches(key)]
-        key = exact if exact is not None and (not keys or exact in keys) else await target.one(store)
+        key = (
+            exact if exact is not None and (not keys or exact in keys) else await target.one(store)
+        )
         await store.replace(key, {partition: Position(cursor, status)})
     return key
 
@@ -104,7 +132,9 @@ async def reset(target: Target, partitions: list[int] | None) -> tuple[FeedKey, 
         stored = await store.load(key)
         doomed = stored.keys() & set(partitions) if partitions else stored.keys()
         if partitions and not doomed:
-            raise CommandError(f"{key}: nothing is stored for partition {', '.join(map(str, partitions))}")
+            raise CommandError(
+                f"{key}: nothing is stored for partition {', '.join(map(str, partitions))}"
+            )
         await store.delete(key, None if not partitions else doomed)
         return key, len(doomed)
 
@@ -112,7 +142,12 @@ async def reset(target: Target, partitions: list[int] | None) -> tuple[FeedKey, 
 async def already_there(target: Target, feeds: Mapping[FeedKey, Positions]) -> int:
     """How many positions an import would replace."""
     async with target.open(create=True) as store:
-        return sum([len((await store.load(key)).keys() & positions.keys()) for key, positions in feeds.items()])
+        return sum(
+            [
+                len((await store.load(key)).keys() & positions.keys())
+                for key, positions in feeds.items()
+            ]
+        )
 
 
 async def import_positions(target: Target, feeds: Mapping[FeedKey, Positions]) -> None:

@@ -28,14 +28,23 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def feedapi(
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Log requests and decisions to stderr.")] = False,
-    _version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log requests and decisions to stderr.")
+    ] = False,
+    _version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
 ) -> None:
     """Consume FeedAPI feeds: partitioned events over plain HTTP, each event in order and once."""
     if verbose:
         import logging
 
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logging.basicConfig(
+            level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
 
 
 app.command("demo")(demo.demo)

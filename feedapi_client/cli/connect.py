@@ -29,12 +29,16 @@ def _from_environment(variable: str) -> str:
     if not value:
         raise typer.BadParameter(f"the environment variable {variable} is not set")
     if not value.isascii() or not value.isprintable():
-        raise typer.BadParameter(f"the value of the environment variable {variable} can't be sent as a header: it is not printable ASCII")
+        raise typer.BadParameter(
+            f"the value of the environment variable {variable} can't be sent as a header: it is not printable ASCII"
+        )
     return value
 
 
 @asynccontextmanager
-async def http_client(headers: dict[str, str], limits: Limits) -> AsyncIterator[httpx.AsyncClient | None]:
+async def http_client(
+    headers: dict[str, str], limits: Limits
+) -> AsyncIterator[httpx.AsyncClient | None]:
     """A client that sends the headers, as large as `limits` need; None when there are none to send."""
     if not headers:
         yield None
@@ -43,7 +47,9 @@ async def http_client(headers: dict[str, str], limits: Limits) -> AsyncIterator[
 
     size = limits.max_concurrent_fetches + 4
     pool = httpx.Limits(max_connections=size, max_keepalive_connections=size)
-    async with httpx.AsyncClient(headers=headers, timeout=limits.request_timeout, limits=pool) as client:
+    async with httpx.AsyncClient(
+        headers=headers, timeout=limits.request_timeout, limits=pool
+    ) as client:
         yield client
 
 

@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from feedapi_client.cli.options import AuthEnv, Feed, Filters, HeaderEnv, Json, Name, Store, Table, V1Partitions, Yes
+from feedapi_client.cli.options import (
+    AuthEnv,
+    Feed,
+    Filters,
+    HeaderEnv,
+    Json,
+    Name,
+    Store,
+    Table,
+    V1Partitions,
+    Yes,
+)
 from feedapi_client.cli.report import Commands, run
 
 TABLE = "feedapi_cursors"
@@ -35,7 +46,12 @@ def ls(
     store: Store,
     feed: Feed = None,
     name: Name = None,
-    url: Annotated[str | None, typer.Option("--url", metavar="URL", help="Ask this feed how far behind each cursor of it is.")] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            "--url", metavar="URL", help="Ask this feed how far behind each cursor of it is."
+        ),
+    ] = None,
     json: Json = False,
     table: Table = TABLE,
     auth_env: AuthEnv = None,
@@ -55,12 +71,19 @@ def ls(
 @app.command("set")
 def set_cursor(
     partition: Partition,
-    cursor: Annotated[str, typer.Argument(metavar="CURSOR", help="Reading goes on behind this place; _first for the beginning.")],
+    cursor: Annotated[
+        str,
+        typer.Argument(
+            metavar="CURSOR", help="Reading goes on behind this place; _first for the beginning."
+        ),
+    ],
     store: Store,
     feed: Feed = None,
     name: Name = None,
     filters: Filters = None,
-    status: Annotated[Status, typer.Option(help="drained: read to the end. superseded: others went on from here.")] = Status.OPEN,
+    status: Annotated[
+        Status, typer.Option(help="drained: read to the end. superseded: others went on from here.")
+    ] = Status.OPEN,
     table: Table = TABLE,
 ) -> None:
     """Set the cursor of a partition. With a whole URL as --feed also for a feed that the store does not know yet."""
@@ -68,7 +91,13 @@ def set_cursor(
 
     if not cursor or not cursor.isascii() or not cursor.isprintable():
         raise typer.BadParameter("a cursor is printable ASCII")
-    key = run(work.set_position, work.Target(store, table, feed, name, filters), partition, cursor, status.value)
+    key = run(
+        work.set_position,
+        work.Target(store, table, feed, name, filters),
+        partition,
+        cursor,
+        status.value,
+    )
     print(f"{key}: partition {partition} is at {cursor!r}")
 
 
@@ -77,7 +106,10 @@ def reset(
     store: Store,
     feed: Feed = None,
     name: Name = None,
-    partitions: Annotated[list[int] | None, typer.Option("--partition", "-p", metavar="ID", help="Only this partition. Repeatable.")] = None,
+    partitions: Annotated[
+        list[int] | None,
+        typer.Option("--partition", "-p", metavar="ID", help="Only this partition. Repeatable."),
+    ] = None,
     yes: Yes = False,
     table: Table = TABLE,
 ) -> None:
@@ -98,7 +130,10 @@ def export(
     store: Store,
     feed: Feed = None,
     name: Name = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write to a file instead of stdout.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write to a file instead of stdout."),
+    ] = None,
     table: Table = TABLE,
 ) -> None:
     """Print positions as JSON that 'import' reads, here or into another store."""
@@ -114,7 +149,9 @@ def export(
 
 @app.command("import")
 def import_(
-    source: Annotated[str, typer.Argument(metavar="FILE", help="What 'export' printed; - for stdin.")],
+    source: Annotated[
+        str, typer.Argument(metavar="FILE", help="What 'export' printed; - for stdin.")
+    ],
     store: Store,
     yes: Yes = False,
     table: Table = TABLE,
@@ -132,7 +169,9 @@ def import_(
     feeds = parse_export(text)
     target = work.Target(store, table)
     if not yes and source != "-" and (replaced := run(work.already_there, target, feeds)):
-        typer.confirm(f"{replaced} positions are there already and will be replaced. Go on?", abort=True)
+        typer.confirm(
+            f"{replaced} positions are there already and will be replaced. Go on?", abort=True
+        )
     run(work.import_positions, target, feeds)
     for key, positions in feeds.items():
         print(f"{key}: {len(positions)} positions imported")
@@ -140,11 +179,16 @@ def import_(
 
 @app.command("rewind")
 def rewind(
-    to: Annotated[str, typer.Option("--to", metavar="TIME", help="'2 hours ago', 14:30 (today), or an ISO time.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="TIME", help="'2 hours ago', 14:30 (today), or an ISO time."),
+    ],
     store: Store,
     feed: Feed = None,
     name: Name = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only show what would change.")
+    ] = False,
     yes: Yes = False,
     table: Table = TABLE,
 ) -> None:
@@ -165,4 +209,6 @@ def rewind(
             return
         typer.confirm("Stop the consumer first. Rewind?", abort=True)
     key, positions = run(work.rewind, target, when)
-    print(f"{key}: {len(positions)} positions are those of {when.isoformat(sep=' ', timespec='seconds')}")
+    print(
+        f"{key}: {len(positions)} positions are those of {when.isoformat(sep=' ', timespec='seconds')}"
+    )

@@ -27,13 +27,35 @@ class Sabotage(StrEnum):
 
 def demo(
     dialect: Annotated[Dialect, typer.Option(help="How the publisher speaks.")] = Dialect.V2_TOKEN,
-    events: Annotated[int, typer.Option(min=100, max=1_000_000, metavar="N", help="Events to publish.")] = 20_000,
-    seconds: Annotated[float, typer.Option(min=0.5, max=3600, metavar="S", help="Time to publish them in.")] = 6.0,
-    crashes: Annotated[int, typer.Option(min=0, max=100, metavar="N", help="How often the consumer dies in the middle of a batch.")] = 4,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="Makes the publisher's pages reproducible.")] = None,
-    plain: Annotated[bool, typer.Option("--plain", help="Lines of text, no live view (as always when stdout is no terminal).")] = False,
+    events: Annotated[
+        int, typer.Option(min=100, max=1_000_000, metavar="N", help="Events to publish.")
+    ] = 20_000,
+    seconds: Annotated[
+        float, typer.Option(min=0.5, max=3600, metavar="S", help="Time to publish them in.")
+    ] = 6.0,
+    crashes: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=100,
+            metavar="N",
+            help="How often the consumer dies in the middle of a batch.",
+        ),
+    ] = 4,
+    seed: Annotated[
+        int | None, typer.Option(metavar="N", help="Makes the publisher's pages reproducible.")
+    ] = None,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Lines of text, no live view (as always when stdout is no terminal)."
+        ),
+    ] = False,
     sabotage: Annotated[
-        Sabotage | None, typer.Option(help="Save the cursor outside the transaction, before or after the effects: the proof has to fail.")
+        Sabotage | None,
+        typer.Option(
+            help="Save the cursor outside the transaction, before or after the effects: the proof has to fail."
+        ),
     ] = None,
 ) -> None:
     """Publish, split, rotate, crash, consume, and prove that each entity's events came in order and once.
@@ -51,7 +73,12 @@ def demo(
     except ImportError as missing:
         raise CommandError(str(missing)) from None
     show = Demonstration(
-        dialect=dialect.value, events=events, seconds=seconds, crashes=crashes, seed=seed, sabotage=sabotage.value if sabotage is not None else None
+        dialect=dialect.value,
+        events=events,
+        seconds=seconds,
+        crashes=crashes,
+        seed=seed,
+        sabotage=sabotage.value if sabotage is not None else None,
     )
     view = PlainView(show) if plain or not sys.stdout.isatty() else LiveView(show)
     with view:

@@ -28,8 +28,13 @@ def conclusion(show: Demonstration, verdict: Verdict) -> list[str]:
     """The end of the demo in words."""
     through = f"through 3 splits of 2 kinds, {show.crashes} crashes, stale tokens, failing and torn responses"
     if verdict.proved:
-        return [f"PROVED: {verdict.events:,} events of {verdict.entities:,} entities arrived, each entity's in order and each one once, {through}"]
-    return [f"FAILED: of {verdict.events:,} events of {verdict.entities:,} entities, {through}:", *(f"  {fault}" for fault in verdict.faults())]
+        return [
+            f"PROVED: {verdict.events:,} events of {verdict.entities:,} entities arrived, each entity's in order and each one once, {through}"
+        ]
+    return [
+        f"FAILED: of {verdict.events:,} events of {verdict.entities:,} entities, {through}:",
+        *(f"  {fault}" for fault in verdict.faults()),
+    ]
 
 
 class PlainView:
@@ -42,7 +47,12 @@ class PlainView:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._show.on_happening = None
 
     def conclude(self, verdict: Verdict) -> None:
@@ -62,20 +72,32 @@ class LiveView:
         self._show = show
         self._console = console()
         self._samples: deque[tuple[float, int]] = deque()
-        self._live = Live(get_renderable=self._draw, console=self._console, refresh_per_second=_REFRESH_PER_SECOND)
+        self._live = Live(
+            get_renderable=self._draw, console=self._console, refresh_per_second=_REFRESH_PER_SECOND
+        )
 
     def __enter__(self) -> Self:
         self._live.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._live.stop()
 
     def conclude(self, verdict: Verdict) -> None:
         """Print the result."""
         first, *rest = conclusion(self._show, verdict)
         style = "bold green" if verdict.proved else "bold red"
-        self._console.print(Panel(Text("\n".join([f"{'✔' if verdict.proved else '✘'} {first}", *rest]), style), border_style=style))
+        self._console.print(
+            Panel(
+                Text("\n".join([f"{'✔' if verdict.proved else '✘'} {first}", *rest]), style),
+                border_style=style,
+            )
+        )
 
     def _draw(self) -> Group:
         show = self._show
@@ -86,7 +108,13 @@ class LiveView:
         log.add_column(no_wrap=True, overflow="ellipsis")
         for at, text in list(show.happenings)[-_LINES:]:
             log.add_row(f"{at:.2f} s", plain(text))
-        return Group(lineage_tree(show.seen, Text(show.url, style="bold"), self._label), Text(), bar, Text(), log)
+        return Group(
+            lineage_tree(show.seen, Text(show.url, style="bold"), self._label),
+            Text(),
+            bar,
+            Text(),
+            log,
+        )
 
     def _figures(self) -> str:
         show, now = self._show, time.monotonic()

@@ -26,7 +26,9 @@ _TICK = 0.02
 _PAGE_SIZE = 150
 _CHECKPOINT_EVERY = 10
 # Small and quick, so that a few seconds hold many batches.
-_LIMITS = Limits(poll_interval=0.02, max_poll_interval=0.1, discovery_interval=0.25, max_batch_bytes=8 * 1024)
+_LIMITS = Limits(
+    poll_interval=0.02, max_poll_interval=0.1, discovery_interval=0.25, max_batch_bytes=8 * 1024
+)
 _RETRY = RetryPolicy(base_delay=0.02, max_delay=0.2)
 _PRESENT = 1000
 
@@ -49,13 +51,18 @@ class Effects:
         self.connection = sqlite3.connect(path, isolation_level=None)
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=OFF")
-        self.connection.execute("CREATE TABLE effects (row INTEGER PRIMARY KEY AUTOINCREMENT, entity TEXT NOT NULL, n INTEGER NOT NULL)")
+        self.connection.execute(
+            "CREATE TABLE effects (row INTEGER PRIMARY KEY AUTOINCREMENT, entity TEXT NOT NULL, n INTEGER NOT NULL)"
+        )
         self.count = 0
 
     def add(self, batch: Batch) -> None:
         """One row for each event, within the transaction that is open."""
         orders = [event.decode(Order) for event in batch.events]
-        self.connection.executemany("INSERT INTO effects (entity, n) VALUES (?, ?)", [(order.entity, order.n) for order in orders])
+        self.connection.executemany(
+            "INSERT INTO effects (entity, n) VALUES (?, ?)",
+            [(order.entity, order.n) for order in orders],
+        )
 
     def steps(self) -> list[Step]:
         """In the order in which they were made."""
@@ -65,8 +72,24 @@ class Effects:
 class Demonstration:
     """One run: a publisher with a programme of events, and a consumer that dies now and then."""
 
-    def __init__(self, *, dialect: DialectName, events: int, seconds: float, crashes: int = 4, seed: int | None = None, sabotage: str | None = None) -> None:
-        self.publisher = Publisher(2, dialect=dialect, page_size=_PAGE_SIZE, checkpoint_every=_CHECKPOINT_EVERY, vary=True, seed=seed)
+    def __init__(
+        self,
+        *,
+        dialect: DialectName,
+        events: int,
+        seconds: float,
+        crashes: int = 4,
+        seed: int | None = None,
+        sabotage: str | None = None,
+    ) -> None:
+        self.publisher = Publisher(
+            2,
+            dialect=dialect,
+            page_size=_PAGE_SIZE,
+            checkpoint_every=_CHECKPOINT_EVERY,
+            vary=True,
+            seed=seed,
+        )
         self.events = events
         self.seconds = seconds
         self.sabotage = sabotage
@@ -82,7 +105,13 @@ class Demonstration:
         self._crash_due = 0
         self._fed = False
         self._consumer: FeedConsumer | None = None
-        self._programme = sorted([*self._topology(), *[((k + 0.6) / (crashes + 0.5), self._ask_for_crash) for k in range(crashes)]], key=lambda item: item[0])
+        self._programme = sorted(
+            [
+                *self._topology(),
+                *[((k + 0.6) / (crashes + 0.5), self._ask_for_crash) for k in range(crashes)],
+            ],
+            key=lambda item: item[0],
+        )
 
     def _topology(self) -> list[tuple[float, Callable[[], None]]]:
         return [
@@ -113,7 +142,10 @@ class Demonstration:
         handler, propagate, log.propagate = _Notes(self), log.propagate, False
         log.addHandler(handler)
         try:
-            with tempfile.TemporaryDirectory(prefix="feedapi-demo-") as directory, self.publisher.serve() as url:
+            with (
+                tempfile.TemporaryDirectory(prefix="feedapi-demo-") as directory,
+                self.publisher.serve() as url,
+            ):
                 self.began, self.url = time.monotonic(), url
                 self._look()
                 self.note(f"a publisher serves partitions 0 and 1 ({self.publisher.dialect})")
@@ -138,10 +170,14 @@ class Demonstration:
 
     # ------------------------------------------------------------------ the consumer
 
-    async def _live(self, url: str, store: SQLiteCursorStore, effects: Effects, *, follow: bool) -> bool:
+    async def _live(
+        self, url: str, store: SQLiteCursorStore, effects: Effects, *, follow: bool
+    ) -> bool:
         """One life of the consumer; True when it ended in a crash."""
         try:
-            async with FeedConsumer(url, store=store, name="demo", follow=follow, limits=_LIMITS, retry=_RETRY) as consumer:
+            async with FeedConsumer(
+                url, store=store, name="demo", follow=follow, limits=_LIMITS, retry=_RETRY
+            ) as consumer:
                 self._consumer = consumer
                 if self._fed and follow:
                     return False
@@ -149,7 +185,9 @@ class Demonstration:
                     await self._handle(batch, effects)
         except Crash:
             self.crashes += 1
-            self.note(f"crash {self.crashes}: the consumer died in the middle of a batch, another one starts from the store")
+            self.note(
+                f"crash {self.crashes}: the consumer died in the middle of a batch, another one starts from the store"
+            )
             return True
         finally:
             self.look()
@@ -220,9 +258,15 @@ class Demonstration:
         self.published = max(self.published, upto)
 
     def _split(self, partition: int, method: str) -> None:
-        children = self.publisher.split(partition, method="starts-after" if method == "starts-after" else "cursor-from")
+        children = self.publisher.split(
+            partition, method="starts-after" if method == "starts-after" else "cursor-from"
+        )
         self._look()
-        what = "start after it" if method == "starts-after" else "take over its cursor and its whole history"
+        what = (
+            "start after it"
+            if method == "starts-after"
+            else "take over its cursor and its whole history"
+        )
         self.note(f"partition {partition} was split: {' and '.join(map(str, children))} {what}")
 
     def _rotate(self) -> None:

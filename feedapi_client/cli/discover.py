@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 
 def discover(
-    url: Url, json: Json = False, auth_env: AuthEnv = None, header_env: HeaderEnv = None, v1_partitions: V1Partitions = None, give_up_after: GiveUpAfter = 5.0
+    url: Url,
+    json: Json = False,
+    auth_env: AuthEnv = None,
+    header_env: HeaderEnv = None,
+    v1_partitions: V1Partitions = None,
+    give_up_after: GiveUpAfter = 5.0,
 ) -> None:
     """Show a feed's dialect, flags and partitions, and how the partitions descend from each other."""
     from feedapi_client.cli.connect import headers_from
@@ -26,12 +31,17 @@ def discover(
         _draw(feed, info)
 
 
-async def _ask(url: str, headers: dict[str, str], v1_partitions: int | None, give_up_after: float) -> tuple[str, FeedInfo]:
+async def _ask(
+    url: str, headers: dict[str, str], v1_partitions: int | None, give_up_after: float
+) -> tuple[str, FeedInfo]:
     from feedapi_client import FeedClient, Limits, RetryPolicy
     from feedapi_client.cli.connect import http_client
 
     retry = RetryPolicy(give_up_after=give_up_after)
-    async with http_client(headers, Limits()) as http, FeedClient(url, http=http, v1_partitions=v1_partitions, retry=retry) as client:
+    async with (
+        http_client(headers, Limits()) as http,
+        FeedClient(url, http=http, v1_partitions=v1_partitions, retry=retry) as client,
+    ):
         return client.feed, await client.discover()
 
 
@@ -45,7 +55,13 @@ def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
         "stream": info.stream,
         "filters": list(info.filters),
         "partitions": [
-            {"id": p.id, "closed": p.closed, "last_cursor": p.last_cursor, "starts_after": p.starts_after, "cursor_from": list(p.cursor_from)}
+            {
+                "id": p.id,
+                "closed": p.closed,
+                "last_cursor": p.last_cursor,
+                "starts_after": p.starts_after,
+                "cursor_from": list(p.cursor_from),
+            }
             for p in info.partitions.values()
         ],
     }
@@ -58,7 +74,11 @@ def _draw(feed: str, info: FeedInfo) -> None:
 
     out = console()
     out.print(plain(feed, "bold"))
-    flags = [f"dialect {info.dialect}", *(["exactly once"] if info.exactly_once else []), *(["stream"] if info.stream else [])]
+    flags = [
+        f"dialect {info.dialect}",
+        *(["exactly once"] if info.exactly_once else []),
+        *(["stream"] if info.stream else []),
+    ]
     filters = [f"filters {', '.join(info.filters)}"] if info.filters else []
     out.print(plain(" · ".join([*flags, *filters])))
     print_table(
@@ -76,7 +96,11 @@ def _draw(feed: str, info: FeedInfo) -> None:
     )
 
     def label(id: int) -> Text:
-        return Text(f"{id}  closed", style="dim") if info.partitions[id].closed else Text(f"{id}  open", style="green")
+        return (
+            Text(f"{id}  closed", style="dim")
+            if info.partitions[id].closed
+            else Text(f"{id}  open", style="green")
+        )
 
     if any(p.starts_after is not None or p.cursor_from for p in info.partitions.values()):
         out.print(lineage_tree(info.partitions, Text("lineage", style="bold"), label))

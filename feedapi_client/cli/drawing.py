@@ -33,7 +33,9 @@ Cell = str | tuple[str, str]
 def console(*, stderr: bool = False) -> Console:
     """A console that does not wrap tables when the output goes to a file."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, width=None if stream.isatty() else _WIDTH_OF_A_FILE)
+    return Console(
+        stderr=stderr, highlight=False, width=None if stream.isatty() else _WIDTH_OF_A_FILE
+    )
 
 
 def plain(text: object, style: str = "") -> Text:
@@ -44,7 +46,9 @@ def plain(text: object, style: str = "") -> Text:
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
     """A table: each cell is a text, or a text and its style. Large ones are lines of columns, which is a thousand times quicker."""
     if len(rows) > _LARGE:
-        _print_columns(columns, [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in rows])
+        _print_columns(
+            columns, [[cell if isinstance(cell, str) else cell[0] for cell in row] for row in rows]
+        )
         return
     table = Table(*columns)
     for row in rows:
@@ -56,7 +60,9 @@ def _print_columns(columns: Sequence[str], rows: list[list[str]]) -> None:
     lines = [list(columns), *([one_line(text) for text in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+        print(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip()
+        )
 
 
 def state_style(state: str) -> str:
@@ -71,17 +77,25 @@ def lineage_tree(partitions: Mapping[int, Partition], title: Text, label: Label)
         children.setdefault(_parent(partition), []).append(partition.id)
     tree = Tree(title, guide_style="dim")
     gone = sorted(parent for parent in children if parent is not None and parent not in partitions)
-    pending: list[tuple[Tree, int]] = [(tree, root) for root in sorted({*children.get(None, ()), *gone}, reverse=True)]
+    pending: list[tuple[Tree, int]] = [
+        (tree, root) for root in sorted({*children.get(None, ()), *gone}, reverse=True)
+    ]
     while pending:
         above, id = pending.pop()
-        text = _edge(partitions.get(id)) + (label(id) if id in partitions else Text(f"{id}  no longer listed", style="dim"))
+        text = _edge(partitions.get(id)) + (
+            label(id) if id in partitions else Text(f"{id}  no longer listed", style="dim")
+        )
         branch = above.add(text)
         pending += [(branch, child) for child in sorted(children.get(id, ()), reverse=True)]
     return tree
 
 
 def _parent(partition: Partition) -> int | None:
-    return partition.starts_after if partition.starts_after is not None else next(iter(partition.cursor_from), None)
+    return (
+        partition.starts_after
+        if partition.starts_after is not None
+        else next(iter(partition.cursor_from), None)
+    )
 
 
 def _edge(partition: Partition | None) -> Text:

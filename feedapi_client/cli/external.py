@@ -18,7 +18,11 @@ def forward(context: typer.Context, module: str, extra: str) -> None:
         adapter = import_module(module)
     except ImportError as missing:
         named = "pip install" in str(missing)
-        raise CommandError(str(missing) if named else f"{missing.name} is not installed: pip install 'feedapi-client[{extra}]'") from None
+        raise CommandError(
+            str(missing)
+            if named
+            else f"{missing.name} is not installed: pip install 'feedapi-client[{extra}]'"
+        ) from None
     raise typer.Exit(adapter.main(context.args))
 
 

@@ -46,7 +46,9 @@ class Lookup:
         retry, options = RetryPolicy(give_up_after=_GIVE_UP_AFTER), _options(key)
         async with (
             http_client(self.headers, Limits()) as http,
-            FeedClient(self.url, http=http, v1_partitions=self.v1_partitions, fetch=options, retry=retry) as client,
+            FeedClient(
+                self.url, http=http, v1_partitions=self.v1_partitions, fetch=options, retry=retry
+            ) as client,
         ):
             info = await client.discover()
             found: dict[int, str] = {}
@@ -62,7 +64,9 @@ class Lookup:
         return FeedLag(info, found)
 
 
-async def _state(client: FeedClient, listed: Partition | None, id: int, stored: Position | None) -> str:
+async def _state(
+    client: FeedClient, listed: Partition | None, id: int, stored: Position | None
+) -> str:
     if stored is not None and stored.status != "open":
         return stored.status
     if listed is None:
@@ -103,7 +107,11 @@ def _options(key: FeedKey) -> FetchOptions:
     pairs = dict(key.filters)
     return FetchOptions(
         page_size_hint=1,
-        filters={name.removeprefix(_FILTER): value for name, value in pairs.items() if name.startswith(_FILTER)},
+        filters={
+            name.removeprefix(_FILTER): value
+            for name, value in pairs.items()
+            if name.startswith(_FILTER)
+        },
         event_types=_types(pairs, "event-types"),
         skip_event_types=_types(pairs, "skip-event-types"),
     )

@@ -31,13 +31,21 @@ def print_feeds(feeds: Listed, *, json: bool) -> None:
     for key, (positions, lag) in feeds.items():
         out.print(plain(key, "bold"))
         ids = sorted(positions.keys() | (lag.lag.keys() if lag else set()))
-        print_table(("partition", "status", "revision", "cursor", *(["lag"] if lag else [])), [_row(id, positions.get(id), lag) for id in ids])
+        print_table(
+            ("partition", "status", "revision", "cursor", *(["lag"] if lag else [])),
+            [_row(id, positions.get(id), lag) for id in ids],
+        )
 
 
 def _row(id: int, position: Position | None, lag: FeedLag | None) -> list[Cell]:
     cells: list[Cell] = [str(id), "", "", ""]
     if position is not None:
-        cells = [str(id), (position.status, _STYLES[position.status]), str(position.revision), position.cursor]
+        cells = [
+            str(id),
+            (position.status, _STYLES[position.status]),
+            str(position.revision),
+            position.cursor,
+        ]
     return cells if lag is None else [*cells, (lag.lag[id], _lag_style(lag.lag[id]))]
 
 
@@ -49,7 +57,9 @@ def _lag_style(text: str) -> str:
     return "yellow" if text.startswith(("behind", "not begun")) else "dim"
 
 
-def print_changes(key: FeedKey, when: datetime, now: Mapping[int, Position], then: Mapping[int, Position]) -> None:
+def print_changes(
+    key: FeedKey, when: datetime, now: Mapping[int, Position], then: Mapping[int, Position]
+) -> None:
     """What a rewind would change."""
     console().print(plain(f"{key}, at {when.isoformat(sep=' ', timespec='seconds')}", "bold"))
     rows = [_change(id, now.get(id), then.get(id)) for id in sorted(now.keys() | then.keys())]
@@ -65,7 +75,10 @@ def _change(id: int, before: Position | None, after: Position | None) -> list[Ce
 
 def dump(feeds: Listed) -> str:
     """Positions as the JSON that `parse_export` reads."""
-    return orjson.dumps({"format": FORMAT, "feeds": [_feed(key, *found) for key, found in feeds.items()]}, option=orjson.OPT_INDENT_2).decode()
+    return orjson.dumps(
+        {"format": FORMAT, "feeds": [_feed(key, *found) for key, found in feeds.items()]},
+        option=orjson.OPT_INDENT_2,
+    ).decode()
 
 
 def _feed(key: FeedKey, positions: Mapping[int, Position], lag: FeedLag | None) -> dict[str, Any]:
@@ -74,12 +87,23 @@ def _feed(key: FeedKey, positions: Mapping[int, Position], lag: FeedLag | None) 
         "url": key.url,
         "name": key.name,
         "filters": dict(key.filters),
-        "positions": [{"partition": id, **_position(positions.get(id)), **({"lag": lag.lag[id]} if lag else {})} for id in ids],
+        "positions": [
+            {
+                "partition": id,
+                **_position(positions.get(id)),
+                **({"lag": lag.lag[id]} if lag else {}),
+            }
+            for id in ids
+        ],
     }
 
 
 def _position(position: Position | None) -> dict[str, Any]:
-    return {} if position is None else {"cursor": position.cursor, "status": position.status, "revision": position.revision}
+    return (
+        {}
+        if position is None
+        else {"cursor": position.cursor, "status": position.status, "revision": position.revision}
+    )
 
 
 def parse_export(text: str) -> dict[FeedKey, dict[int, Position]]:
@@ -89,11 +113,15 @@ def parse_export(text: str) -> dict[FeedKey, dict[int, Position]]:
         if value["format"] != FORMAT:
             raise ValueError
         return {
-            FeedKey(feed["url"], feed["name"], feed["filters"]): {_id(row): _parsed(row) for row in feed["positions"] if "cursor" in row}
+            FeedKey(feed["url"], feed["name"], feed["filters"]): {
+                _id(row): _parsed(row) for row in feed["positions"] if "cursor" in row
+            }
             for feed in value["feeds"]
         }
     except (ValueError, KeyError, TypeError, AttributeError):
-        raise CommandError(f"the input is no export of cursors (JSON of the format {FORMAT})") from None
+        raise CommandError(
+            f"the input is no export of cursors (JSON of the format {FORMAT})"
+        ) from None
 
 
 def _id(row: dict[str, Any]) -> int:

@@ -27,7 +27,13 @@ class NarrowPlanner(Planner):
     def load(self, positions: Mapping[int, Position]) -> None:
         """The stored positions; see `Planner.load`."""
         self._stored = positions
-        super().load({partition: position for partition, position in positions.items() if partition in self._chosen})
+        super().load(
+            {
+                partition: position
+                for partition, position in positions.items()
+                if partition in self._chosen
+            }
+        )
 
     def unresolved(self, info: FeedInfo) -> list[int]:
         """See `Planner.unresolved`."""
@@ -36,11 +42,20 @@ class NarrowPlanner(Planner):
     def discover(self, info: FeedInfo, *, ends: Mapping[int, str] | None = None) -> list[Action]:
         """See `Planner.discover`. Raises `LineageError` for a partition that the feed never listed."""
         for partition in self._chosen - info.partitions.keys() - self.entries.keys():
-            raise LineageError(f"the feed does not list this partition, only {_ids(info)}", feed=self.feed, partition=partition)
+            raise LineageError(
+                f"the feed does not list this partition, only {_ids(info)}",
+                feed=self.feed,
+                partition=partition,
+            )
         return super().discover(self._narrowed(info), ends=ends)
 
     def _narrowed(self, info: FeedInfo) -> FeedInfo:
-        return replace(info, partitions={id: self._alone(p) for id, p in info.partitions.items() if id in self._chosen})
+        return replace(
+            info,
+            partitions={
+                id: self._alone(p) for id, p in info.partitions.items() if id in self._chosen
+            },
+        )
 
     def _alone(self, partition: Partition) -> Partition:
         if partition.id not in self._stored:
@@ -68,4 +83,6 @@ class NarrowConsumer(FeedConsumer):
         self._chosen = chosen
 
     def _new_planner(self) -> Planner:
-        return NarrowPlanner(self._chosen, feed=self.feed, start=self._settings.start, ordered=self._settings.ordered)
+        return NarrowPlanner(
+            self._chosen, feed=self.feed, start=self._settings.start, ordered=self._settings.ordered
+        )

@@ -38,7 +38,11 @@ class Lines:
         """The lines of these events of the batch, and its checkpoint if these are all of them."""
         lines = b""
         if events:
-            lines = b"\n".join(map(_payload, events)) + b"\n" if self._raw else self._wrapped(batch.partition, events)
+            lines = (
+                b"\n".join(map(_payload, events)) + b"\n"
+                if self._raw
+                else self._wrapped(batch.partition, events)
+            )
         if self._checkpoints and len(events) == len(batch.events):
             lines += orjson.dumps({"partition": batch.partition, "cursor": batch.cursor}) + b"\n"
         return lines

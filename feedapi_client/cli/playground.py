@@ -22,7 +22,16 @@ _TYPES = ("OrderPlaced", "OrderPaid", "OrderShipped")
 class Playground:
     """A publisher that goes on publishing."""
 
-    def __init__(self, publisher: Publisher, *, rate: float, entities: int, split_every: float, rotate_every: float, max_events: int) -> None:
+    def __init__(
+        self,
+        publisher: Publisher,
+        *,
+        rate: float,
+        entities: int,
+        split_every: float,
+        rotate_every: float,
+        max_events: int,
+    ) -> None:
         self.publisher = publisher
         self.rate = rate
         self.entities = entities
@@ -37,8 +46,14 @@ class Playground:
         for number in range(self.published, self.published + count):
             entity = f"order-{number % self.entities}"
             n = number // self.entities + 1
-            headers = {"content-type": "application/json"} if self.publisher.dialect == "v1" else None
-            self.publisher.publish(entity, {"entity": entity, "n": n, "type": _TYPES[(n - 1) % len(_TYPES)]}, headers=headers)
+            headers = (
+                {"content-type": "application/json"} if self.publisher.dialect == "v1" else None
+            )
+            self.publisher.publish(
+                entity,
+                {"entity": entity, "n": n, "type": _TYPES[(n - 1) % len(_TYPES)]},
+                headers=headers,
+            )
         self.published += count
 
     async def serve(self, port: int) -> None:
@@ -47,7 +62,9 @@ class Playground:
             serving = self.publisher.serve(port=port)
             url = serving.start()
         except OSError as error:
-            raise CommandError(f"port {port} of 127.0.0.1 can't be had: {error.strerror or error}") from None
+            raise CommandError(
+                f"port {port} of 127.0.0.1 can't be had: {error.strerror or error}"
+            ) from None
         try:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(self._until_signal, tasks.cancel_scope)
@@ -66,9 +83,13 @@ class Playground:
         candidates = [p for p in self.publisher.partitions.values() if not p.closed]
         if len(candidates) >= _MOST_OPEN:
             return
-        method: Literal["starts-after", "cursor-from"] = "starts-after" if self.splits % 2 == 0 else "cursor-from"
+        method: Literal["starts-after", "cursor-from"] = (
+            "starts-after" if self.splits % 2 == 0 else "cursor-from"
+        )
         # Discovery can't say both what a partition starts after and where its heirs take their cursor from.
-        fit = [p for p in candidates if method == "starts-after" or p.starts_after is None] or candidates
+        fit = [
+            p for p in candidates if method == "starts-after" or p.starts_after is None
+        ] or candidates
         if method == "cursor-from" and fit[0].starts_after is not None:
             method = "starts-after"
         self.splits += 1
@@ -86,7 +107,9 @@ class Playground:
             due = before + int((anyio.current_time() - began) * self.rate) - self.published
             self.publish(max(0, min(due, self.max_events - self.published)))
             if self.published >= self.max_events:
-                _say(f"{self.published:,} events were published, which is all that --max-events allows")
+                _say(
+                    f"{self.published:,} events were published, which is all that --max-events allows"
+                )
                 return
 
     async def _every(self, seconds: float, do: Any) -> None:
@@ -94,17 +117,25 @@ class Playground:
             await anyio.sleep(seconds)
             do()
 
-    async def _until_signal(self, scope: anyio.CancelScope, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED) -> None:
+    async def _until_signal(
+        self, scope: anyio.CancelScope, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
+    ) -> None:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
             async for _ in signals:
                 scope.cancel()
 
     def _say_what_to_try(self, url: str) -> None:
-        v1 = f" --v1-partitions {len(self.publisher.partitions)}" if self.publisher.dialect == "v1" else ""
+        v1 = (
+            f" --v1-partitions {len(self.publisher.partitions)}"
+            if self.publisher.dialect == "v1"
+            else ""
+        )
         auth = " --auth-env FEED_AUTH" if self.publisher.bearer else ""
         options = v1 + auth
-        _say(f"a {self.publisher.dialect} feed with {self.published:,} events, and {self.rate:g} more a second. In another terminal:")
+        _say(
+            f"a {self.publisher.dialect} feed with {self.published:,} events, and {self.rate:g} more a second. In another terminal:"
+        )
         _say(f"  feedapi discover {url}{options}")
         _say(f"  feedapi cat {url} --from last --follow{options}")
         _say(f"  feedapi cat {url} --store cursors.db{options} | head -5")

@@ -40,7 +40,12 @@ class Progress:
         from rich.live import Live
 
         self._consumer = consumer
-        self._live = Live(console=console(stderr=True), get_renderable=self._line, refresh_per_second=_REFRESH_PER_SECOND, redirect_stdout=False)
+        self._live = Live(
+            console=console(stderr=True),
+            get_renderable=self._line,
+            refresh_per_second=_REFRESH_PER_SECOND,
+            redirect_stdout=False,
+        )
         self._live.start()
 
     def add(self, events: int) -> None:
@@ -63,6 +68,8 @@ class Progress:
         if self._consumer is not None and now - self._states_at >= _STATES_EVERY:
             # Costs time linear in the number of partitions.
             self._states_at = now
-            states = Counter(p.state.split(" for ")[0] for p in self._consumer.status().partitions.values())
+            states = Counter(
+                p.state.split(" for ")[0] for p in self._consumer.status().partitions.values()
+            )
             self._states = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
         return Text(f"{self._events:,} events · {rate:,.0f}/s · {self._states}", style="bold")

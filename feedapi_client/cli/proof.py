@@ -31,8 +31,17 @@ class Verdict:
 
     def faults(self) -> list[str]:
         """A line for each kind of fault that there is."""
-        kinds = {"lost": self.lost, "came again": self.repeated, "came out of order": self.disordered, "was never published": self.unknown}
-        return [f"{len(steps):,} {kind}, such as {_examples(steps)}" for kind, steps in kinds.items() if steps]
+        kinds = {
+            "lost": self.lost,
+            "came again": self.repeated,
+            "came out of order": self.disordered,
+            "was never published": self.unknown,
+        }
+        return [
+            f"{len(steps):,} {kind}, such as {_examples(steps)}"
+            for kind, steps in kinds.items()
+            if steps
+        ]
 
 
 def prove(published: Iterable[Step], effects: Iterable[Step]) -> Verdict:
@@ -51,7 +60,14 @@ def prove(published: Iterable[Step], effects: Iterable[Step]) -> Verdict:
         known = [n for n in dict.fromkeys(made[entity]) if n in order]
         disordered += [(entity, n) for before, n in pairwise(known) if order[n] < order[before]]
     events = sum(len(numbers) for numbers in wanted.values())
-    return Verdict(sum(1 for numbers in wanted.values() if numbers), events, sorted(lost), sorted(repeated), sorted(disordered), sorted(unknown))
+    return Verdict(
+        sum(1 for numbers in wanted.values() if numbers),
+        events,
+        sorted(lost),
+        sorted(repeated),
+        sorted(disordered),
+        sorted(unknown),
+    )
 
 
 def _by_entity(steps: Iterable[Step]) -> defaultdict[str, list[int]]:

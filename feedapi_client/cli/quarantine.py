@@ -15,13 +15,26 @@ app = typer.Typer(
     help="Look at events that were put aside because the application failed to handle them, and hand them over once more or drop them.",
 )
 
-Ids = Annotated[list[str] | None, typer.Argument(metavar="[ID]...", help="Events as 'ls' lists them.")]
-All = Annotated[bool, typer.Option("--all", help="All events, or those that --feed, --name and --partition choose.")]
-Partition = Annotated[int | None, typer.Option("--partition", "-p", metavar="ID", help="Only of this partition.")]
+Ids = Annotated[
+    list[str] | None, typer.Argument(metavar="[ID]...", help="Events as 'ls' lists them.")
+]
+All = Annotated[
+    bool,
+    typer.Option("--all", help="All events, or those that --feed, --name and --partition choose."),
+]
+Partition = Annotated[
+    int | None, typer.Option("--partition", "-p", metavar="ID", help="Only of this partition.")
+]
 
 
 @app.command("ls")
-def ls(store: Store, feed: Feed = None, name: Name = None, partition: Partition = None, json: Json = False) -> None:
+def ls(
+    store: Store,
+    feed: Feed = None,
+    name: Name = None,
+    partition: Partition = None,
+    json: Json = False,
+) -> None:
     """List events: where they come from, and what went wrong. Payloads and error texts are for 'show'."""
     from feedapi_client.cli import ward
 
@@ -41,7 +54,15 @@ def show(
 
 
 @app.command("drop")
-def drop(store: Store, ids: Ids = None, every: All = False, feed: Feed = None, name: Name = None, partition: Partition = None, yes: Yes = False) -> None:
+def drop(
+    store: Store,
+    ids: Ids = None,
+    every: All = False,
+    feed: Feed = None,
+    name: Name = None,
+    partition: Partition = None,
+    yes: Yes = False,
+) -> None:
     """Delete events for good."""
     from feedapi_client.cli import ward
 
@@ -57,7 +78,12 @@ def drop(store: Store, ids: Ids = None, every: All = False, feed: Feed = None, n
 def replay(
     store: Store,
     handler: Annotated[
-        str, typer.Option("--handler", metavar="MODULE:FUNCTION", help="The application's 'async def handle(batch)', looked for in this directory too.")
+        str,
+        typer.Option(
+            "--handler",
+            metavar="MODULE:FUNCTION",
+            help="The application's 'async def handle(batch)', looked for in this directory too.",
+        ),
     ],
     ids: Ids = None,
     every: All = False,
@@ -69,13 +95,17 @@ def replay(
     from feedapi_client.cli import ward
 
     _check(ids, every, feed, name, partition)
-    result = run(ward.replay, ward.Choice(store, feed, name, partition), ward.imported(handler), ids)
+    result = run(
+        ward.replay, ward.Choice(store, feed, name, partition), ward.imported(handler), ids
+    )
     print(f"{result.handled} events handled, {result.failed} failed again and stay")
     if result.failed:
         raise typer.Exit(FAILED)
 
 
-def _check(ids: list[str] | None, every: bool, feed: str | None, name: str | None, partition: int | None) -> None:
+def _check(
+    ids: list[str] | None, every: bool, feed: str | None, name: str | None, partition: int | None
+) -> None:
     if bool(ids) == every:
         raise typer.BadParameter("give IDs, or --all")
     if ids and (feed is not None or name is not None or partition is not None):

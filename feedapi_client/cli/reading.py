@@ -118,14 +118,20 @@ class Reader:
             "retry": RetryPolicy(give_up_after=job.give_up_after),
             "http": http,
         }
-        return NarrowConsumer(job.url, chosen=job.partitions, **settings) if job.partitions else FeedConsumer(job.url, **settings)
+        return (
+            NarrowConsumer(job.url, chosen=job.partitions, **settings)
+            if job.partitions
+            else FeedConsumer(job.url, **settings)
+        )
 
     @asynccontextmanager
     async def _store(self) -> AsyncIterator[CursorStore]:
         if self.job.store is None:
             yield MemoryCursorStore()
             return
-        async with open_store(self.job.store, create=True, journal=Journal() if self.job.journal else None) as store:
+        async with open_store(
+            self.job.store, create=True, journal=Journal() if self.job.journal else None
+        ) as store:
             yield store
 
     async def _note_stored(self, consumer: FeedConsumer) -> None:

@@ -45,7 +45,12 @@ class Commands(TyperGroup):
             return super().invoke(ctx)
 
     def main(  # type: ignore[override]
-        self, args: Sequence[str] | None = None, prog_name: str | None = None, *, standalone_mode: bool = True, **extra: Any
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        *,
+        standalone_mode: bool = True,
+        **extra: Any,
     ) -> Any:
         """Parse and run. Usage errors are one line too, which Typer alone would draw a box around."""
         if not standalone_mode:
@@ -99,7 +104,12 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
         return "the output was closed", FAILED
     if isinstance(error, OSError):
-        return f"{error.filename}: {error.strerror}" if error.filename else f"{error.strerror or error}", FAILED
+        return (
+            f"{error.filename}: {error.strerror}"
+            if error.filename
+            else f"{error.strerror or error}",
+            FAILED,
+        )
     # Of anything else only the type: its text may hold what must not be shown.
     return f"internal error: {type(error).__name__} (set FEEDAPI_DEBUG=1 to see where)", BROKEN
 
@@ -110,7 +120,10 @@ def _complain(text: str) -> None:
 
 def one_line(text: str) -> str:
     """The text without line breaks and without anything that a terminal would obey."""
-    return "".join(char if char.isprintable() else " " if char.isspace() else f"\\x{ord(char):02x}" for char in " ".join(text.split()))
+    return "".join(
+        char if char.isprintable() else " " if char.isspace() else f"\\x{ord(char):02x}"
+        for char in " ".join(text.split())
+    )
 
 
 def run(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:

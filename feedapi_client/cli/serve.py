@@ -21,18 +21,52 @@ class Dialect(StrEnum):
 def serve(
     dialect: Annotated[Dialect, typer.Option(help="How the publisher speaks.")] = Dialect.V2_TOKEN,
     partitions: Annotated[int, typer.Option(min=1, max=1024, help="Partitions at the start.")] = 2,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="On 127.0.0.1; 0 takes a free one.")] = 0,
-    history: Annotated[int, typer.Option(min=0, metavar="N", help="Events that are there from the start.")] = 1000,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="On 127.0.0.1; 0 takes a free one.")
+    ] = 0,
+    history: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Events that are there from the start.")
+    ] = 1000,
     rate: Annotated[float, typer.Option(min=0, metavar="N", help="New events a second.")] = 10.0,
-    entities: Annotated[int, typer.Option(min=1, metavar="N", help="Entities that the events are about.")] = 100,
-    split_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Split a partition, by one method and the other in turn; 0: never.")] = 0.0,
-    rotate_every: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Make the token stale; 0: never.")] = 0.0,
+    entities: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Entities that the events are about.")
+    ] = 100,
+    split_every: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            metavar="SECONDS",
+            help="Split a partition, by one method and the other in turn; 0: never.",
+        ),
+    ] = 0.0,
+    rotate_every: Annotated[
+        float, typer.Option(min=0, metavar="SECONDS", help="Make the token stale; 0: never.")
+    ] = 0.0,
     page_size: Annotated[int, typer.Option(min=1, metavar="N", help="Events a response.")] = 1000,
-    checkpoint_every: Annotated[int, typer.Option(min=1, metavar="N", help="Events between two cursors.")] = 100,
-    vary: Annotated[bool, typer.Option("--vary", help="No two responses are the same, as the specification allows.")] = False,
-    stream: Annotated[bool, typer.Option("--stream", help="Offer responses that stay open (v2-draft, v2-token).")] = False,
-    bearer_env: Annotated[str | None, typer.Option("--bearer-env", metavar="NAME", help="Ask for the bearer token in this environment variable.")] = None,
-    max_events: Annotated[int, typer.Option(min=1, metavar="N", help="Stop publishing after so many: all are kept in memory.")] = 1_000_000,
+    checkpoint_every: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Events between two cursors.")
+    ] = 100,
+    vary: Annotated[
+        bool,
+        typer.Option("--vary", help="No two responses are the same, as the specification allows."),
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Offer responses that stay open (v2-draft, v2-token).")
+    ] = False,
+    bearer_env: Annotated[
+        str | None,
+        typer.Option(
+            "--bearer-env",
+            metavar="NAME",
+            help="Ask for the bearer token in this environment variable.",
+        ),
+    ] = None,
+    max_events: Annotated[
+        int,
+        typer.Option(
+            min=1, metavar="N", help="Stop publishing after so many: all are kept in memory."
+        ),
+    ] = 1_000_000,
 ) -> None:
     """Serve a feed on the loopback interface, to try consumers with. Ctrl-C ends it. The first line on stdout is its URL."""
     from feedapi_client.cli.playground import Playground
@@ -55,7 +89,14 @@ def serve(
         bearer=_bearer(bearer_env),
         filters=("entity", "type") if dialect is Dialect.V2_DRAFT else (),
     )
-    playground = Playground(publisher, rate=rate, entities=entities, split_every=split_every, rotate_every=rotate_every, max_events=max_events)
+    playground = Playground(
+        publisher,
+        rate=rate,
+        entities=entities,
+        split_every=split_every,
+        rotate_every=rotate_every,
+        max_events=max_events,
+    )
     playground.publish(min(history, max_events))
     try:
         run(playground.serve, port)

@@ -26,11 +26,18 @@ TABLE = "feedapi_cursors"
 _ENVIRONMENT = "env:"
 _REDIS = ("redis", "rediss", "unix")
 # SQLAlchemy would take a driver that is not asynchronous.
-_DRIVERS = {"postgresql": "postgresql+psycopg", "postgres": "postgresql+psycopg", "mysql": "mysql+asyncmy", "mariadb": "mariadb+asyncmy"}
+_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mysql": "mysql+asyncmy",
+    "mariadb": "mariadb+asyncmy",
+}
 
 
 @asynccontextmanager
-async def open_store(spec: str, *, create: bool, table: str = TABLE, journal: Journal | None = None) -> AsyncIterator[AdministrableStore]:
+async def open_store(
+    spec: str, *, create: bool, table: str = TABLE, journal: Journal | None = None
+) -> AsyncIterator[AdministrableStore]:
     """The store, closed at the end of the block. Without `create` it has to exist already, so that a slip of the pen makes no new one.
 
     With or without `journal` the positions that are replaced are kept where a journal has been begun: a gap would spoil it.
@@ -65,7 +72,9 @@ def _sqlite(path: Path, create: bool, table: str, journal: Journal | None) -> An
     from feedapi_client.stores.sqlite import SQLiteCursorStore
 
     if table != TABLE:
-        raise typer.BadParameter(f"--table: a file keeps its cursors in the table {TABLE}; give a URL (sqlite+aiosqlite:///{path}) for another one")
+        raise typer.BadParameter(
+            f"--table: a file keeps its cursors in the table {TABLE}; give a URL (sqlite+aiosqlite:///{path}) for another one"
+        )
     if not create:
         check_file(path, TABLE, "cursors")
     tables = _tables(path)
@@ -89,7 +98,12 @@ def _tables(path: Path) -> set[str] | None:
     try:
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
         try:
-            return {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+            return {
+                name
+                for (name,) in connection.execute(
+                    "SELECT name FROM sqlite_master WHERE type = 'table'"
+                )
+            }
         finally:
             connection.close()
     except sqlite3.Error as error:
@@ -97,7 +111,9 @@ def _tables(path: Path) -> set[str] | None:
 
 
 @asynccontextmanager
-async def _sqlalchemy(url: str, create: bool, table: str, journal: Journal | None) -> AsyncIterator[AdministrableStore]:
+async def _sqlalchemy(
+    url: str, create: bool, table: str, journal: Journal | None
+) -> AsyncIterator[AdministrableStore]:
     async with database(url, table, "cursors", create=create) as (engine, schema, name, journalled):
         from feedapi_client.stores.sql import SQLAlchemyCursorStore
 
@@ -109,7 +125,9 @@ async def _sqlalchemy(url: str, create: bool, table: str, journal: Journal | Non
 
 
 @asynccontextmanager
-async def database(url: str, table: str, what: str, *, create: bool = False) -> AsyncIterator[tuple[AsyncEngine, str | None, str, bool]]:
+async def database(
+    url: str, table: str, what: str, *, create: bool = False
+) -> AsyncIterator[tuple[AsyncEngine, str | None, str, bool]]:
     """An engine, the schema (or None) and the name of the table, and whether it has a journal. Without `create` the table has to be there."""
     if importlib.util.find_spec("sqlalchemy") is None:
         raise CommandError("SQLAlchemy is not installed: pip install 'feedapi-client[sql]'")
@@ -133,9 +151,13 @@ def _engine(url: str) -> AsyncEngine:
     try:
         return create_async_engine(_asynchronous(url), hide_parameters=True)
     except ModuleNotFoundError as missing:
-        raise CommandError(f"{shown(url)}: the database driver is not installed (no module {missing.name})") from None
+        raise CommandError(
+            f"{shown(url)}: the database driver is not installed (no module {missing.name})"
+        ) from None
     except (SQLAlchemyError, ValueError) as error:
-        raise CommandError(f"{shown(url)}: this is no database URL that can be used: {type(error).__name__}. Use for example postgresql+psycopg://…") from None
+        raise CommandError(
+            f"{shown(url)}: this is no database URL that can be used: {type(error).__name__}. Use for example postgresql+psycopg://…"
+        ) from None
 
 
 def _asynchronous(url: str) -> str:
@@ -150,10 +172,18 @@ async def _database_tables(engine: AsyncEngine, schema: str | None, table: str) 
 
     try:
         async with engine.connect() as connection:
-            found = await connection.run_sync(lambda sync: [name for name in (table, f"{table}_journal") if sa.inspect(sync).has_table(name, schema=schema)])
+            found = await connection.run_sync(
+                lambda sync: [
+                    name
+                    for name in (table, f"{table}_journal")
+                    if sa.inspect(sync).has_table(name, schema=schema)
+                ]
+            )
     except (SQLAlchemyError, OSError) as error:
         foreign = getattr(error, "orig", None) or error
-        raise StoreError(f"the cursor database {shown(str(engine.url))} can't be reached: {type(foreign).__name__}") from error
+        raise StoreError(
+            f"the cursor database {shown(str(engine.url))} can't be reached: {type(foreign).__name__}"
+        ) from error
     return set(found)
 
 
@@ -165,7 +195,9 @@ def _redis(url: str, prefix: str) -> Any:
     try:
         return RedisCursorStore(url) if prefix == TABLE else RedisCursorStore(url, prefix=prefix)
     except ValueError:
-        raise CommandError(f"{shown(url)}: this is no Redis URL that can be used. Use for example redis://localhost:6379/0") from None
+        raise CommandError(
+            f"{shown(url)}: this is no Redis URL that can be used. Use for example redis://localhost:6379/0"
+        ) from None
 
 
 def shown(url: str) -> str:

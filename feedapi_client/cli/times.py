@@ -5,7 +5,13 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime, timedelta
 
-_SECONDS = {"s sec second": 1, "m min minute": 60, "h hr hour": 3600, "d day": 86400, "w week": 604800}
+_SECONDS = {
+    "s sec second": 1,
+    "m min minute": 60,
+    "h hr hour": 3600,
+    "d day": 86400,
+    "w week": 604800,
+}
 _UNITS = {unit: seconds for units, seconds in _SECONDS.items() for unit in units.split()}
 _UNIT = re.compile(r"(\d+(?:\.\d+)?|\ban?\b)\s*([a-z]+?)s?(?=[\s,\d]|$)", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
@@ -22,7 +28,9 @@ def parse_time(text: str, now: datetime | None = None) -> datetime:
         return now - _duration(text[:-3], text)
     if (clock := _CLOCK.fullmatch(text)) is not None:
         local = now.astimezone()
-        return local.replace(hour=int(clock[1]), minute=int(clock[2]), second=int(clock[3] or 0), microsecond=0)
+        return local.replace(
+            hour=int(clock[1]), minute=int(clock[2]), second=int(clock[3] or 0), microsecond=0
+        )
     try:
         return datetime.fromisoformat(text).astimezone()
     except ValueError:

@@ -19,7 +19,12 @@ from feedapi_client.cli.drawing import print_table
 from feedapi_client.cli.report import CommandError, one_line
 from feedapi_client.cli.stores import check_file, database, resolved, shown
 from feedapi_client.model import Batch
-from feedapi_client.quarantine import QuarantinedEvent, QuarantineStore, Replayed, SQLiteQuarantineStore
+from feedapi_client.quarantine import (
+    QuarantinedEvent,
+    QuarantineStore,
+    Replayed,
+    SQLiteQuarantineStore,
+)
 
 TABLE = "feedapi_quarantine"
 _WHAT = "quarantined events"
@@ -36,7 +41,9 @@ class Choice:
 
     def matches(self, event: QuarantinedEvent) -> bool:
         """Whether the event is meant."""
-        return self.partition in (None, event.partition) and Target(self.store, "", self.feed, self.name).matches(event.feed)
+        return self.partition in (None, event.partition) and Target(
+            self.store, "", self.feed, self.name
+        ).matches(event.feed)
 
 
 @asynccontextmanager
@@ -46,7 +53,7 @@ async def _opened(spec: str) -> AsyncIterator[QuarantineStore]:
         raise CommandError(f"{shown(spec)}: Redis holds no quarantine")
     if "://" in spec:
         async with database(spec, TABLE, _WHAT) as (engine, schema, name, _):
-            from feedapi_client.stores.quarantine_sql import SQLAlchemyQuarantineStore
+            from feedapi_client.quarantine.sql import SQLAlchemyQuarantineStore
 
             yield SQLAlchemyQuarantineStore(engine, table=name, schema=schema)
     else:
@@ -57,7 +64,11 @@ async def _opened(spec: str) -> AsyncIterator[QuarantineStore]:
 async def chosen(choice: Choice) -> list[QuarantinedEvent]:
     """The events that are meant."""
     async with _opened(choice.store) as store:
-        return [event async for event in quarantine.list_events(store, partition=choice.partition) if choice.matches(event)]
+        return [
+            event
+            async for event in quarantine.list_events(store, partition=choice.partition)
+            if choice.matches(event)
+        ]
 
 
 async def one(spec: str, id: str) -> QuarantinedEvent:
@@ -72,15 +83,24 @@ async def drop(spec: str, ids: list[str]) -> int:
         return await quarantine.drop(store, ids)
 
 
-async def replay(choice: Choice, handle: Callable[[Batch], Awaitable[object]], ids: list[str] | None) -> Replayed:
+async def replay(
+    choice: Choice, handle: Callable[[Batch], Awaitable[object]], ids: list[str] | None
+) -> Replayed:
     """Hand events over once more."""
 
     def report(event: QuarantinedEvent, error: Exception | None) -> None:
         # The error's text may quote the payload.
-        print(f"{event.id}  {'handled' if error is None else f'failed again: {type(error).__qualname__}'}", flush=True)
+        print(
+            f"{event.id}  {'handled' if error is None else f'failed again: {type(error).__qualname__}'}",
+            flush=True,
+        )
 
     async with _opened(choice.store) as store:
-        wanted = ids or [event.id async for event in quarantine.list_events(store, partition=choice.partition) if choice.matches(event)]
+        wanted = ids or [
+            event.id
+            async for event in quarantine.list_events(store, partition=choice.partition)
+            if choice.matches(event)
+        ]
         return await quarantine.replay(store, handle, wanted, report=report)
 
 
@@ -104,12 +124,24 @@ def imported(path: str) -> Callable[[Batch], Awaitable[object]]:
 def print_events(events: list[QuarantinedEvent], *, json: bool) -> None:
     """What ``feedapi quarantine ls`` prints."""
     if json:
-        print(orjson.dumps([_as_json(event) for event in events], option=orjson.OPT_INDENT_2).decode())
+        print(
+            orjson.dumps([_as_json(event) for event in events], option=orjson.OPT_INDENT_2).decode()
+        )
         return
     if not events:
         print("the quarantine is empty")
         return
-    rows = [(e.id, e.time.isoformat(sep=" ", timespec="seconds"), str(e.feed), str(e.partition), e.error_type, str(len(e.raw))) for e in events]
+    rows = [
+        (
+            e.id,
+            e.time.isoformat(sep=" ", timespec="seconds"),
+            str(e.feed),
+            str(e.partition),
+            e.error_type,
+            str(len(e.raw)),
+        )
+        for e in events
+    ]
     print_table(("id", "since", "consumer", "partition", "error", "bytes"), rows)
 
 
@@ -119,7 +151,12 @@ def print_event(event: QuarantinedEvent, *, raw: bool) -> None:
         sys.stdout.buffer.write(event.raw + b"\n")
         sys.stdout.buffer.flush()
         return
-    whole = {**_as_json(event), "error": one_line(event.error), "headers": event.headers, "data": orjson.Fragment(event.raw)}
+    whole = {
+        **_as_json(event),
+        "error": one_line(event.error),
+        "headers": event.headers,
+        "data": orjson.Fragment(event.raw),
+    }
     print(orjson.dumps(whole, option=orjson.OPT_INDENT_2).decode())
 
 

@@ -9,10 +9,19 @@ try:
     import nats as _nats
     from google import protobuf as _protobuf
 except ImportError as error:
-    raise ImportError(f"feedapi_client.liftbridge needs its extra: pip install 'feedapi-client[liftbridge]' (missing: {error.name})") from error
+    raise ImportError(
+        f"feedapi_client.liftbridge needs its extra: pip install 'feedapi-client[liftbridge]' (missing: {error.name})"
+    ) from error
 
 from feedapi_client.liftbridge.api import LiftbridgeApi, PartitionMetadata, StreamMetadata
-from feedapi_client.liftbridge.envelope import AckError, AckPolicy, Envelope, MsgType, decode, encode
+from feedapi_client.liftbridge.envelope import (
+    AckError,
+    AckPolicy,
+    Envelope,
+    MsgType,
+    decode,
+    encode,
+)
 from feedapi_client.liftbridge.errors import (
     AckTimeoutError,
     BrokerUnavailableError,

@@ -31,7 +31,16 @@ _CHANNEL_OPTIONS = [
 ]
 _RETRY_PAUSE = 0.2
 _Code = grpc.StatusCode
-_LATER = frozenset({_Code.UNAVAILABLE, _Code.DEADLINE_EXCEEDED, _Code.FAILED_PRECONDITION, _Code.INTERNAL, _Code.ABORTED, _Code.CANCELLED})
+_LATER = frozenset(
+    {
+        _Code.UNAVAILABLE,
+        _Code.DEADLINE_EXCEEDED,
+        _Code.FAILED_PRECONDITION,
+        _Code.INTERNAL,
+        _Code.ABORTED,
+        _Code.CANCELLED,
+    }
+)
 
 T = TypeVar("T")
 
@@ -73,7 +82,13 @@ class LiftbridgeApi:
     `BrokerUnavailableError` when no broker answers in time, `StreamError` when the stream is missing, and may be called concurrently.
     """
 
-    def __init__(self, addresses: str | Sequence[str] = "127.0.0.1:9292", *, timeout: float = 10.0, credentials: grpc.ChannelCredentials | None = None) -> None:
+    def __init__(
+        self,
+        addresses: str | Sequence[str] = "127.0.0.1:9292",
+        *,
+        timeout: float = 10.0,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
         self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
         if not self._addresses:
             raise ValueError("LiftbridgeApi needs the address of at least one broker")
@@ -85,21 +100,42 @@ class LiftbridgeApi:
         require_asyncio()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             await channel.close()
 
-    async def create_stream(self, stream: Stream | str, *, concurrency_control: bool = False, replication_factor: int = 1, min_isr: int | None = None) -> bool:
+    async def create_stream(
+        self,
+        stream: Stream | str,
+        *,
+        concurrency_control: bool = False,
+        replication_factor: int = 1,
+        min_isr: int | None = None,
+    ) -> bool:
         """Create the stream if it is missing; True when it was created. An existing one is left as it is, whatever its configuration."""
         target = Stream(stream) if isinstance(stream, str) else stream
-        request = api_pb2.CreateStreamRequest(name=target.name, subject=target.subject, partitions=target.partitions, replicationFactor=replication_factor)
+        request = api_pb2.CreateStreamRequest(
+            name=target.name,
+            subject=target.subject,
+            partitions=target.partitions,
+            replicationFactor=replication_factor,
+        )
         if concurrency_control:
             request.optimisticConcurrencyControl.value = True
         if min_isr is not None:
             request.minIsr.value = min_isr
         try:
-            await self._retry(lambda: self._call(target.name, lambda stub: stub.CreateStream(request, timeout=self._timeout)))
+            await self._retry(
+                lambda: self._call(
+                    target.name, lambda stub: stub.CreateStream(request, timeout=self._timeout)
+                )
+            )
         except _AlreadyExistsError:
             return False
         return True
@@ -107,7 +143,11 @@ class LiftbridgeApi:
     async def delete_stream(self, stream: str) -> None:
         """Delete the stream and all that it holds."""
         request = api_pb2.DeleteStreamRequest(name=stream)
-        await self._retry(lambda: self._call(stream, lambda stub: stub.DeleteStream(request, timeout=self._timeout)))
+        await self._retry(
+            lambda: self._call(
+                stream, lambda stub: stub.DeleteStream(request, timeout=self._timeout)
+            )
+        )
 
     async def metadata(self, stream: str) -> StreamMetadata:
         """The stream's subject, partitions and leaders."""
@@ -120,13 +160,23 @@ class LiftbridgeApi:
 
         async def ask() -> PartitionMetadata:
             address = await self._leader(stream, partition)
-            answer = await self._call(stream, lambda stub: stub.FetchPartitionMetadata(request, timeout=self._timeout), [address])
+            answer = await self._call(
+                stream,
+                lambda stub: stub.FetchPartitionMetadata(request, timeout=self._timeout),
+                [address],
+            )
             return _partition(answer.metadata)
 
         return await self._retry(ask)
 
     async def subscribe(
-        self, stream: str, start: Start = "earliest", *, partition: int = 0, until: int | None = None, idle_timeout: float | None = None
+        self,
+        stream: str,
+        start: Start = "earliest",
+        *,
+        partition: int = 0,
+        until: int | None = None,
+        idle_timeout: float | None = None,
     ) -> AsyncGenerator[Message, None]:
         """The messages of a partition from an offset, or ``"earliest"``, ``"latest"`` (the newest one stored) or ``"new"``, without end.
 
@@ -148,12 +198,20 @@ class LiftbridgeApi:
                     raise
                 await asyncio.sleep(_RETRY_PAUSE)
 
-    async def set_cursor(self, stream: str, cursor_id: str, offset: int, *, partition: int = 0) -> None:
+    async def set_cursor(
+        self, stream: str, cursor_id: str, offset: int, *, partition: int = 0
+    ) -> None:
         """Keep an offset under a name in the cluster."""
-        request = api_pb2.SetCursorRequest(stream=stream, partition=partition, cursorId=cursor_id, offset=offset)
+        request = api_pb2.SetCursorRequest(
+            stream=stream, partition=partition, cursorId=cursor_id, offset=offset
+        )
 
         async def ask() -> None:
-            await self._call(stream, lambda stub: stub.SetCursor(request, timeout=self._timeout), await self._brokers())
+            await self._call(
+                stream,
+                lambda stub: stub.SetCursor(request, timeout=self._timeout),
+                await self._brokers(),
+            )
 
         await self._retry(ask)
 
@@ -162,15 +220,23 @@ class LiftbridgeApi:
         request = api_pb2.FetchCursorRequest(stream=stream, partition=partition, cursorId=cursor_id)
 
         async def ask() -> int | None:
-            answer = await self._call(stream, lambda stub: stub.FetchCursor(request, timeout=self._timeout), await self._brokers())
+            answer = await self._call(
+                stream,
+                lambda stub: stub.FetchCursor(request, timeout=self._timeout),
+                await self._brokers(),
+            )
             return int(answer.offset) if answer.offset >= 0 else None
 
         return await self._retry(ask)
 
-    async def _subscribe_once(self, stream: str, start: Start, partition: int, idle_timeout: float | None) -> AsyncGenerator[Message, None]:
+    async def _subscribe_once(
+        self, stream: str, start: Start, partition: int, idle_timeout: float | None
+    ) -> AsyncGenerator[Message, None]:
         channel = self._channel(await self._leader(stream, partition))
         subscribe = channel.unary_stream(
-            "/proto.API/Subscribe", request_serializer=api_pb2.SubscribeRequest.SerializeToString, response_deserializer=Message.FromString
+            "/proto.API/Subscribe",
+            request_serializer=api_pb2.SubscribeRequest.SerializeToString,
+            response_deserializer=Message.FromString,
         )
         call = subscribe(_subscription(stream, start, partition))
         try:
@@ -178,7 +244,9 @@ class LiftbridgeApi:
                 # The first message is empty: it says that the subscription stands.
                 await self._read(stream, call, self._timeout)
             except _IdleError as error:
-                raise BrokerUnavailableError(f"stream {stream}: the broker did not confirm the subscription within {self._timeout:g} s") from error
+                raise BrokerUnavailableError(
+                    f"stream {stream}: the broker did not confirm the subscription within {self._timeout:g} s"
+                ) from error
             while True:
                 yield await self._read(stream, call, idle_timeout)
         finally:
@@ -223,17 +291,26 @@ class LiftbridgeApi:
 
     async def _cluster(self, stream: str | None) -> _Cluster:
         request = api_pb2.FetchMetadataRequest(streams=[stream] if stream else [])
-        answer = await self._call(stream or "", lambda stub: stub.FetchMetadata(request, timeout=self._timeout))
+        answer = await self._call(
+            stream or "", lambda stub: stub.FetchMetadata(request, timeout=self._timeout)
+        )
         cluster = _Cluster({broker.id: f"{broker.host}:{broker.port}" for broker in answer.brokers})
         for found in answer.streamMetadata:
             if found.error == api_pb2.StreamMetadata.OK:
                 partitions = {key: _partition(value) for key, value in found.partitions.items()}
-                cluster.streams[found.name] = StreamMetadata(Stream(found.name, found.subject, max(len(partitions), 1)), partitions)
+                cluster.streams[found.name] = StreamMetadata(
+                    Stream(found.name, found.subject, max(len(partitions), 1)), partitions
+                )
         if stream and stream not in cluster.streams:
             raise StreamError("there is no such stream: create it first", stream=stream)
         return cluster
 
-    async def _call(self, stream: str, call: Callable[[Any], Awaitable[Any]], addresses: Sequence[str] | None = None) -> Any:
+    async def _call(
+        self,
+        stream: str,
+        call: Callable[[Any], Awaitable[Any]],
+        addresses: Sequence[str] | None = None,
+    ) -> Any:
         """The answer of the first broker that gives one."""
         failure: LiftbridgeError | None = None
         for address in self._addresses if addresses is None else addresses:
@@ -251,7 +328,9 @@ class LiftbridgeApi:
             if self._credentials is None:
                 self._channels[address] = grpc.aio.insecure_channel(address, _CHANNEL_OPTIONS)
             else:
-                self._channels[address] = grpc.aio.secure_channel(address, self._credentials, _CHANNEL_OPTIONS)
+                self._channels[address] = grpc.aio.secure_channel(
+                    address, self._credentials, _CHANNEL_OPTIONS
+                )
         return self._channels[address]
 
 
@@ -270,17 +349,29 @@ def _translated(stream: str, error: grpc.aio.AioRpcError) -> LiftbridgeError:
     if code is _Code.NOT_FOUND:
         return StreamError(details, stream=stream)
     if code in _LATER:
-        return BrokerUnavailableError(f"stream {stream}: the broker answered {code.name} ({details})")
+        return BrokerUnavailableError(
+            f"stream {stream}: the broker answered {code.name} ({details})"
+        )
     return LiftbridgeError(f"stream {stream}: the broker refused with {code.name} ({details})")
 
 
 def _subscription(stream: str, start: Start, partition: int) -> api_pb2.SubscribeRequest:
     if isinstance(start, int):
-        return api_pb2.SubscribeRequest(stream=stream, partition=partition, startPosition=api_pb2.OFFSET, startOffset=start)
-    return api_pb2.SubscribeRequest(stream=stream, partition=partition, startPosition=_STARTS[start])
+        return api_pb2.SubscribeRequest(
+            stream=stream, partition=partition, startPosition=api_pb2.OFFSET, startOffset=start
+        )
+    return api_pb2.SubscribeRequest(
+        stream=stream, partition=partition, startPosition=_STARTS[start]
+    )
 
 
 def _partition(found: api_pb2.PartitionMetadata) -> PartitionMetadata:
     return PartitionMetadata(
-        found.id, found.leader, tuple(found.replicas), tuple(found.isr), int(found.highWatermark), int(found.newestOffset), bool(found.paused)
+        found.id,
+        found.leader,
+        tuple(found.replicas),
+        tuple(found.isr),
+        int(found.highWatermark),
+        int(found.newestOffset),
+        bool(found.paused),
     )

@@ -65,9 +65,15 @@ class Attempt:
     def saved(self, stream: str) -> list[Saved]:
         """The positions that it saves. Raises `StreamError` when they can't be read."""
         try:
-            return [msgspec.json.decode(message.headers[POSITIONS], type=Saved) for message in self.messages if POSITIONS in message.headers]
+            return [
+                msgspec.json.decode(message.headers[POSITIONS], type=Saved)
+                for message in self.messages
+                if POSITIONS in message.headers
+            ]
         except msgspec.MsgspecError as error:
-            raise StreamError(f"the positions at offset {self.messages[0].offset} can't be read", stream=stream) from error
+            raise StreamError(
+                f"the positions at offset {self.messages[0].offset} can't be read", stream=stream
+            ) from error
 
 
 class AttemptAssembler:
@@ -118,7 +124,10 @@ def header(message: Message, name: str) -> str:
 
 def save_header(feed: FeedKey, positions: Mapping[int, Position]) -> dict[str, bytes]:
     """The header that saves positions."""
-    rows: dict[str, tuple[str, str, int]] = {str(partition): (position.cursor, position.status, position.revision) for partition, position in positions.items()}
+    rows: dict[str, tuple[str, str, int]] = {
+        str(partition): (position.cursor, position.status, position.revision)
+        for partition, position in positions.items()
+    }
     return {POSITIONS: msgspec.json.encode(Saved(feed.id, rows))}
 
 
@@ -130,6 +139,10 @@ def snapshot_of(message: Message) -> int | None:
 
 def _place(message: Message) -> tuple[str, int, int] | None:
     attempt, index, count = header(message, ATTEMPT), header(message, INDEX), header(message, COUNT)
-    if not attempt or not (index.isascii() and index.isdecimal()) or not (count.isascii() and count.isdecimal()):
+    if (
+        not attempt
+        or not (index.isascii() and index.isdecimal())
+        or not (count.isascii() and count.isdecimal())
+    ):
         return None
     return (attempt, int(index), int(count)) if int(index) < int(count) else None

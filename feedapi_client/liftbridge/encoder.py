@@ -26,7 +26,13 @@ class Encoder:
         self._crc = crc
         self._head = encode(b"", 0)[:8]
 
-    def __call__(self, value: bytes, key: bytes | None, headers: Mapping[str, bytes] | None, correlation_id: str) -> bytes:
+    def __call__(
+        self,
+        value: bytes,
+        key: bytes | None,
+        headers: Mapping[str, bytes] | None,
+        correlation_id: str,
+    ) -> bytes:
         """One message in its envelope. Raises ValueError for header names that the broker overwrites."""
         own = self._own
         own.Clear()
@@ -49,4 +55,6 @@ class Encoder:
 def check_headers(headers: Mapping[str, bytes] | None) -> None:
     """Raise ValueError for names that the broker overwrites."""
     if headers and not _RESERVED_HEADERS.isdisjoint(headers):
-        raise ValueError("the header names 'subject' and 'reply' are overwritten by the broker: choose others")
+        raise ValueError(
+            "the header names 'subject' and 'reply' are overwritten by the broker: choose others"
+        )

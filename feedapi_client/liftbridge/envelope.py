@@ -107,7 +107,12 @@ def encode(payload: bytes | Message | Ack, type: int | None = None, *, crc: bool
         raise ValueError(f"encode: bytes need a MsgType, not {type}")
     if not crc:
         return _HEADER.pack(MAGIC, VERSION, _HEADER.size, 0, type) + payload
-    return _HEADER_WITH_CRC.pack(MAGIC, VERSION, _HEADER_WITH_CRC.size, _CRC_FLAG, type, crc32c(payload)) + payload
+    return (
+        _HEADER_WITH_CRC.pack(
+            MAGIC, VERSION, _HEADER_WITH_CRC.size, _CRC_FLAG, type, crc32c(payload)
+        )
+        + payload
+    )
 
 
 def decode(data: bytes, expected: int | None = None) -> Envelope:
@@ -118,7 +123,9 @@ def decode(data: bytes, expected: int | None = None) -> Envelope:
     payload, flags, number = _open(data)
     if expected is not None:
         _check_type(number, expected)
-    return Envelope(_TYPES[number] if number < len(_TYPES) else number, payload, bool(flags & _CRC_FLAG))
+    return Envelope(
+        _TYPES[number] if number < len(_TYPES) else number, payload, bool(flags & _CRC_FLAG)
+    )
 
 
 def decode_message(data: bytes) -> Message:
@@ -159,14 +166,18 @@ def parse_ack(payload: bytes) -> Ack:
 def _open(data: bytes) -> tuple[bytes, int, int]:
     """Payload, flags and type, after all checks but the one of the type."""
     if len(data) < _HEADER.size:
-        raise EnvelopeError(f"{len(data)} bytes are fewer than a header of {_HEADER.size}", check="length")
+        raise EnvelopeError(
+            f"{len(data)} bytes are fewer than a header of {_HEADER.size}", check="length"
+        )
     magic, version, header, flags, number = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise EnvelopeError(f"it does not start with {MAGIC.hex()}", check="magic")
     if version != VERSION:
         raise EnvelopeError(f"version {version} is not {VERSION}", check="version")
     if not _HEADER.size <= header <= len(data):
-        raise EnvelopeError(f"a header length of {header} in {len(data)} bytes", check="header length")
+        raise EnvelopeError(
+            f"a header length of {header} in {len(data)} bytes", check="header length"
+        )
     payload = bytes(data[header:])
     if flags & _CRC_FLAG:
         _check_crc(data, header, payload)
@@ -175,7 +186,10 @@ def _open(data: bytes) -> tuple[bytes, int, int]:
 
 def _check_crc(data: bytes, header: int, payload: bytes) -> None:
     if header != _HEADER_WITH_CRC.size:
-        raise EnvelopeError(f"with a checksum the header length is {_HEADER_WITH_CRC.size}, not {header}", check="checksum header")
+        raise EnvelopeError(
+            f"with a checksum the header length is {_HEADER_WITH_CRC.size}, not {header}",
+            check="checksum header",
+        )
     said, found = int.from_bytes(data[_HEADER.size : header], "big"), crc32c(payload)
     if said != found:
         raise EnvelopeError(f"CRC-32C is {found:08x}, the header says {said:08x}", check="checksum")

@@ -20,7 +20,9 @@ from typing import Literal
 
 from feedapi_client.errors import FeedError, FencedError
 
-Check = Literal["length", "magic", "version", "header length", "checksum header", "checksum", "type", "payload"]
+Check = Literal[
+    "length", "magic", "version", "header length", "checksum header", "checksum", "type", "payload"
+]
 
 
 class LiftbridgeError(FeedError):

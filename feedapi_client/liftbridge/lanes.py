@@ -22,7 +22,9 @@ _CRLF = b"\r\n"
 class AckLane(Parser):
     """nats-py's parser, but messages of one subscription go to `take` at once, several together."""
 
-    def __init__(self, client: Client, subscription: Subscription, take: Callable[[list[bytes]], None]) -> None:
+    def __init__(
+        self, client: Client, subscription: Subscription, take: Callable[[list[bytes]], None]
+    ) -> None:
         super().__init__(client)
         self.__dict__.update(client._ps.__dict__)
         self._client = client
@@ -31,10 +33,16 @@ class AckLane(Parser):
         self._rest = b""
 
     @classmethod
-    def open(cls, client: Client, subscription: Subscription, take: Callable[[list[bytes]], None]) -> bool:
+    def open(
+        cls, client: Client, subscription: Subscription, take: Callable[[list[bytes]], None]
+    ) -> bool:
         """Put the lane in; False, and nothing is changed, when this nats-py lacks what the lanes need."""
         wanted = ("_flush_queue", "_send_command", "_flush_pending")
-        if type(getattr(client, "_ps", None)) is not Parser or not hasattr(subscription, "_id") or not all(hasattr(client, name) for name in wanted):
+        if (
+            type(getattr(client, "_ps", None)) is not Parser
+            or not hasattr(subscription, "_id")
+            or not all(hasattr(client, name) for name in wanted)
+        ):
             return False
         client._ps = cls(client, subscription, take)
         return True

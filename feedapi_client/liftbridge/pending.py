@@ -9,7 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from feedapi_client.liftbridge.envelope import AckError
-from feedapi_client.liftbridge.errors import AckTimeoutError, EncryptionError, IncorrectOffsetError, MessageTooLargeError, PublishError, PublishRefusedError
+from feedapi_client.liftbridge.errors import (
+    AckTimeoutError,
+    EncryptionError,
+    IncorrectOffsetError,
+    MessageTooLargeError,
+    PublishError,
+    PublishRefusedError,
+)
 from feedapi_client.liftbridge.messages_pb2 import Ack
 
 
@@ -129,7 +136,9 @@ class Pending:
     def forget(self, group: Group) -> None:
         """Nobody waits for the group any more: its acks, should they come, are unmatched."""
         if group.waiting:
-            for correlation_id in [key for key, entry in self._entries.items() if entry[0] is group]:
+            for correlation_id in [
+                key for key, entry in self._entries.items() if entry[0] is group
+            ]:
                 del self._entries[correlation_id]
             self._wake()
 
@@ -144,7 +153,9 @@ class Pending:
         for correlation_id in correlation_ids:
             group, index, _ = self._entries.pop(correlation_id)
             self._stats.failed += 1
-            group.fail(index, AckTimeoutError(message, stream=group.stream, correlation_id=correlation_id))
+            group.fail(
+                index, AckTimeoutError(message, stream=group.stream, correlation_id=correlation_id)
+            )
             group.waiting -= 1
             if not group.waiting:
                 group.settled()
@@ -170,7 +181,10 @@ class Pending:
     def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_at = asyncio.get_running_loop().call_at(deadline, self._sweep), deadline
+        self._timer, self._timer_at = (
+            asyncio.get_running_loop().call_at(deadline, self._sweep),
+            deadline,
+        )
 
 
 _REFUSALS: dict[int, tuple[Callable[..., PublishError], str]] = {
@@ -178,11 +192,17 @@ _REFUSALS: dict[int, tuple[Callable[..., PublishError], str]] = {
         IncorrectOffsetError,
         "the stream's next offset is not the expected one: another writer was there, or a message before this was lost",
     ),
-    AckError.TOO_LARGE: (MessageTooLargeError, "the broker finds the message too large to replicate"),
+    AckError.TOO_LARGE: (
+        MessageTooLargeError,
+        "the broker finds the message too large to replicate",
+    ),
     AckError.ENCRYPTION: (EncryptionError, "the broker failed to encrypt the message"),
 }
 
 
 def _refusal(ack: Ack) -> PublishError:
-    kind, message = _REFUSALS.get(ack.ackError, (PublishRefusedError, f"the broker refused the message (error {ack.ackError})"))
+    kind, message = _REFUSALS.get(
+        ack.ackError,
+        (PublishRefusedError, f"the broker refused the message (error {ack.ackError})"),
+    )
     return kind(message, stream=ack.stream, correlation_id=ack.correlationId)

@@ -16,7 +16,13 @@ from nats.aio.msg import Msg
 
 from feedapi_client.liftbridge.encoder import Encoder, check_headers
 from feedapi_client.liftbridge.envelope import AckPolicy, decode_ack
-from feedapi_client.liftbridge.errors import AckTimeoutError, BrokerUnavailableError, EnvelopeError, LiftbridgeError, MessageTooLargeError
+from feedapi_client.liftbridge.errors import (
+    AckTimeoutError,
+    BrokerUnavailableError,
+    EnvelopeError,
+    LiftbridgeError,
+    MessageTooLargeError,
+)
 from feedapi_client.liftbridge.lanes import AckLane, Outbox, flush, unavailable
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.messages_pb2 import AckPolicy as WirePolicy
@@ -71,7 +77,11 @@ class LiftbridgePublisher:
 
     async def __aenter__(self) -> LiftbridgePublisher:
         require_asyncio()
-        client = self._servers if isinstance(self._servers, Client) else await self._connect(self._servers)
+        client = (
+            self._servers
+            if isinstance(self._servers, Client)
+            else await self._connect(self._servers)
+        )
         self._inbox = client.new_inbox()
         self._subscription = await client.subscribe(self._inbox, cb=self._on_ack)
         if client is not self._servers:
@@ -80,8 +90,15 @@ class LiftbridgePublisher:
         await self._flush()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._pending.fail_all("the publisher was closed before the ack came: the message may be stored or not")
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._pending.fail_all(
+            "the publisher was closed before the ack came: the message may be stored or not"
+        )
         client, self._nats = self._nats, None
         if client is None or client.is_closed:
             return
@@ -114,7 +131,14 @@ class LiftbridgePublisher:
         and ``reply``, which the broker overwrites. When cancelled, the message may be stored or not.
         """
         acks = await self.publish_many(
-            stream, [value], keys=[key], partition=partition, headers=headers, ack_policy=ack_policy, expected_offset=expected_offset, timeout=timeout
+            stream,
+            [value],
+            keys=[key],
+            partition=partition,
+            headers=headers,
+            ack_policy=ack_policy,
+            expected_offset=expected_offset,
+            timeout=timeout,
         )
         return acks[0]
 
@@ -142,7 +166,15 @@ class LiftbridgePublisher:
         group = Group(target.name)
         try:
             encoder = self._encoder(policy, headers, expected_offset)
-            await self._send(group, target, encoder, _rows(values, keys, headers_each), partition, policy, timeout or self.ack_timeout)
+            await self._send(
+                group,
+                target,
+                encoder,
+                _rows(values, keys, headers_each),
+                partition,
+                policy,
+                timeout or self.ack_timeout,
+            )
             return await group.result()
         except BaseException:
             self._pending.forget(group)
@@ -156,7 +188,9 @@ class LiftbridgePublisher:
             await client.publish(subject, payload)
             await self._flush()
         except nats.errors.MaxPayloadError as error:
-            raise LiftbridgeError(f"{len(payload)} bytes for subject {subject} are more than NATS carries ({client.max_payload})") from error
+            raise LiftbridgeError(
+                f"{len(payload)} bytes for subject {subject} are more than NATS carries ({client.max_payload})"
+            ) from error
         except nats.errors.Error as error:
             raise unavailable(error) from error
 
@@ -173,7 +207,13 @@ class LiftbridgePublisher:
         client, pending, now = self._client(), self._pending, asyncio.get_running_loop().time
         limit = min(self.max_message_bytes or client.max_payload, client.max_payload)
         outbox = Outbox(client, fast=self._fast)
-        fixed = target.subject_of(partition) if partition is not None else target.subject if target.partitions == 1 else None
+        fixed = (
+            target.subject_of(partition)
+            if partition is not None
+            else target.subject
+            if target.partitions == 1
+            else None
+        )
         room, acked, deadline = 0, policy is not AckPolicy.NONE, now() + timeout
         for value, key, own_headers in rows:
             if group.error is not None:
@@ -198,14 +238,27 @@ class LiftbridgePublisher:
             self.stats.published += 1
         await outbox.flush()
 
-    def _encoder(self, policy: AckPolicy, headers: Mapping[str, bytes] | None, expected_offset: int) -> Encoder:
+    def _encoder(
+        self, policy: AckPolicy, headers: Mapping[str, bytes] | None, expected_offset: int
+    ) -> Encoder:
         check_headers(headers)
         inbox = "" if policy is AckPolicy.NONE else self._inbox
-        return Encoder(Message(headers=headers, ackInbox=inbox, ackPolicy=WirePolicy.Name(int(policy))), expected_offset, crc=self._crc)
+        return Encoder(
+            Message(headers=headers, ackInbox=inbox, ackPolicy=WirePolicy.Name(int(policy))),
+            expected_offset,
+            crc=self._crc,
+        )
 
     async def _connect(self, servers: str | Sequence[str]) -> Client:
-        options: dict[str, Any] = {"max_reconnect_attempts": -1, "reconnect_time_wait": 0.1, "name": "feedapi-client", **self._options}
-        names = ", ".join(public_url(server) for server in ([servers] if isinstance(servers, str) else servers))
+        options: dict[str, Any] = {
+            "max_reconnect_attempts": -1,
+            "reconnect_time_wait": 0.1,
+            "name": "feedapi-client",
+            **self._options,
+        }
+        names = ", ".join(
+            public_url(server) for server in ([servers] if isinstance(servers, str) else servers)
+        )
         try:
             async with asyncio.timeout(self._connect_timeout):
                 return await nats.connect(
@@ -216,21 +269,29 @@ class LiftbridgePublisher:
                     **options,
                 )
         except (TimeoutError, OSError, nats.errors.Error) as error:
-            raise BrokerUnavailableError(f"no connection to NATS at {names} within {self._connect_timeout:g} s: {type(error).__name__}") from error
+            raise BrokerUnavailableError(
+                f"no connection to NATS at {names} within {self._connect_timeout:g} s: {type(error).__name__}"
+            ) from error
 
     def _client(self) -> Client:
         if self._nats is None:
             raise LiftbridgeError("the publisher is not open: use it in `async with`")
         return self._nats
 
-    async def _connected(self, client: Client, deadline: float, stream: str = "", correlation_id: str = "") -> None:
+    async def _connected(
+        self, client: Client, deadline: float, stream: str = "", correlation_id: str = ""
+    ) -> None:
         # What nats-py buffers while it reconnects has no deadline and a small limit, so messages wait here instead.
         while not client.is_connected:
             if client.is_closed:
                 raise BrokerUnavailableError("the connection to NATS is closed")
             if asyncio.get_running_loop().time() >= deadline:
                 if stream:
-                    raise AckTimeoutError("NATS was not reachable before the deadline: the message was not sent", stream=stream, correlation_id=correlation_id)
+                    raise AckTimeoutError(
+                        "NATS was not reachable before the deadline: the message was not sent",
+                        stream=stream,
+                        correlation_id=correlation_id,
+                    )
                 raise BrokerUnavailableError("NATS was not reachable before the deadline")
             await asyncio.sleep(_RECONNECT_POLL)
 
@@ -261,17 +322,30 @@ class LiftbridgePublisher:
         self.stats.reconnects += 1
 
     async def _on_closed(self) -> None:
-        self._pending.fail_all("the connection to NATS was closed before the ack came: the message may be stored or not")
+        self._pending.fail_all(
+            "the connection to NATS was closed before the ack came: the message may be stored or not"
+        )
 
 
 def _too_large(stream: str, correlation_id: str, size: int, limit: int) -> MessageTooLargeError:
-    return MessageTooLargeError(f"a message of {size} bytes is over the limit of {limit}; it was not sent", stream=stream, correlation_id=correlation_id)
+    return MessageTooLargeError(
+        f"a message of {size} bytes is over the limit of {limit}; it was not sent",
+        stream=stream,
+        correlation_id=correlation_id,
+    )
 
 
 def _rows(
-    values: Iterable[bytes], keys: Iterable[bytes | None] | None, headers: Iterable[Mapping[str, bytes]] | None
+    values: Iterable[bytes],
+    keys: Iterable[bytes | None] | None,
+    headers: Iterable[Mapping[str, bytes]] | None,
 ) -> Iterable[tuple[bytes, bytes | None, Mapping[str, bytes] | None]]:
-    return zip(values, itertools.repeat(None) if keys is None else keys, itertools.repeat(None) if headers is None else headers, strict=False)
+    return zip(
+        values,
+        itertools.repeat(None) if keys is None else keys,
+        itertools.repeat(None) if headers is None else headers,
+        strict=False,
+    )
 
 
 async def _log_error(error: Exception) -> None:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from feedapi_client.liftbridge.api import LiftbridgeApi, Start
-from feedapi_client.liftbridge.attempts import CURSOR, PARTITION, Attempt, AttemptAssembler, Format, header
+from feedapi_client.liftbridge.attempts import (
+    CURSOR,
+    PARTITION,
+    Attempt,
+    AttemptAssembler,
+    Format,
+    header,
+)
 from feedapi_client.liftbridge.messages_pb2 import Message
 
 QUERY = "feedapi-query"
@@ -40,7 +47,15 @@ class RelayReader:
     offset, otherwise it goes on with what comes. Errors are those of `LiftbridgeApi.subscribe`.
     """
 
-    def __init__(self, api: LiftbridgeApi, stream: str, *, partition: int = 0, start: Start = "earliest", until: int | None = None) -> None:
+    def __init__(
+        self,
+        api: LiftbridgeApi,
+        stream: str,
+        *,
+        partition: int = 0,
+        start: Start = "earliest",
+        until: int | None = None,
+    ) -> None:
         self._api = api
         self._stream = stream
         self._partition = partition
@@ -53,7 +68,11 @@ class RelayReader:
     async def batches(self) -> AsyncGenerator[RelayedBatch, None]:
         """The batches, from the start."""
         assembler = AttemptAssembler()
-        async with aclosing(self._api.subscribe(self._stream, self._start, partition=self._partition, until=self._until)) as messages:
+        async with aclosing(
+            self._api.subscribe(
+                self._stream, self._start, partition=self._partition, until=self._until
+            )
+        ) as messages:
             async for message in messages:
                 attempt = assembler.feed(message)
                 if attempt is not None and (batch := batch_of(attempt)) is not None:
@@ -71,7 +90,9 @@ def batch_of(attempt: Attempt) -> RelayedBatch | None:
         keys = tuple(message.key for message in attempt.messages)
     else:
         return None
-    return RelayedBatch(int(header(first, PARTITION)), header(first, CURSOR), events, keys, last.offset + 1)
+    return RelayedBatch(
+        int(header(first, PARTITION)), header(first, CURSOR), events, keys, last.offset + 1
+    )
 
 
 class RowId(NamedTuple):
@@ -85,4 +106,8 @@ class RowId(NamedTuple):
 def row_id(message: Message) -> RowId | None:
     """The row that the Spark sink wrote as this message; None for any other message."""
     query, batch, row = header(message, QUERY), header(message, BATCH), header(message, ROW)
-    return RowId(query, int(batch), int(row)) if query and batch.isdecimal() and row.isdecimal() else None
+    return (
+        RowId(query, int(batch), int(row))
+        if query and batch.isdecimal() and row.isdecimal()
+        else None
+    )

@@ -73,7 +73,9 @@ class Relay:
         self.progress = RelayProgress()
         if self._store is not None and self._store.format is Format.BATCH:
             if key is not None or headers is not None:
-                raise ValueError("with format='batch' a message holds many events, which have no key or headers of their own: use format='events'")
+                raise ValueError(
+                    "with format='batch' a message holds many events, which have no key or headers of their own: use format='events'"
+                )
             _check_batch_size(consumer, publisher)
 
     @property
@@ -97,7 +99,11 @@ class Relay:
 
     async def _relay_once(self, batch: Batch) -> None:
         values, keys, headers = self._parts(batch)
-        await batch.commit(transaction=OutgoingBatch(batch.partition, batch.cursor, values, keys or (), headers or ()))
+        await batch.commit(
+            transaction=OutgoingBatch(
+                batch.partition, batch.cursor, values, keys or (), headers or ()
+            )
+        )
         self._count(batch)
 
     async def _publish(self, batch: Batch) -> None:
@@ -105,14 +111,24 @@ class Relay:
         shared = {PARTITION: str(batch.partition).encode(), CURSOR: batch.cursor.encode()}
         partition = batch.partition % self._stream.partitions if self._key is None else None
         await publish_until_acked(
-            self._publisher, self._stream, values, keys, headers, shared=shared, partition=partition, attempts=self._attempts, on_retry=self._on_retry
+            self._publisher,
+            self._stream,
+            values,
+            keys,
+            headers,
+            shared=shared,
+            partition=partition,
+            attempts=self._attempts,
+            on_retry=self._on_retry,
         )
 
     def _on_retry(self, error: PublishError) -> None:
         self.progress.retries += 1
         logger.warning("events are published again: %s", error)
 
-    def _parts(self, batch: Batch) -> tuple[list[bytes], Sequence[bytes | None] | None, Sequence[Mapping[str, bytes]] | None]:
+    def _parts(
+        self, batch: Batch
+    ) -> tuple[list[bytes], Sequence[bytes | None] | None, Sequence[Mapping[str, bytes]] | None]:
         key, headers = self._key, self._headers
         return (
             [event.raw for event in batch.events],
@@ -142,5 +158,7 @@ def _stream(stream: Stream | str | None, store: StreamCursorStore | None) -> Str
             raise ValueError("a relay needs to know its stream")
         return given
     if given is not None and given != store.stream:
-        raise ValueError(f"the consumer keeps its cursors in the stream {store.stream.name}, so its events go there too, not to {given.name}")
+        raise ValueError(
+            f"the consumer keeps its cursors in the stream {store.stream.name}, so its events go there too, not to {given.name}"
+        )
     return store.stream

@@ -120,24 +120,34 @@ class StreamCursorStore:
         async with self._lock:
             self._feed = feed
             self._assembler = AttemptAssembler()
-            newest = (await self._api.partition_metadata(self.stream.name, self._partition)).newest_offset
+            newest = (
+                await self._api.partition_metadata(self.stream.name, self._partition)
+            ).newest_offset
             snapshot = await self._find_snapshot(newest)
             self._tail = _Tail(snapshot, snapshot)
             await self._read_to(newest, mine=None)
             await self._require_concurrency_control()
             return dict(self._tail.positions)
 
-    async def save(self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None) -> None:
+    async def save(
+        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
+    ) -> None:
         """Write the positions, and the events of the `OutgoingBatch` given as transaction, as one complete attempt.
 
         Raises `RelayFencedError` when another relay wrote to the stream, `StoreError` when the attempt could not be completed, or was cancelled: then it
         may be complete or not, and the store has to be loaded again.
         """
         if transaction is not None and not isinstance(transaction, OutgoingBatch):
-            raise StoreError("the stream is the store: it takes part in no transaction but an OutgoingBatch", feed=feed.url)
+            raise StoreError(
+                "the stream is the store: it takes part in no transaction but an OutgoingBatch",
+                feed=feed.url,
+            )
         async with self._lock:
             if self._feed != feed:
-                raise StoreError("one StreamCursorStore serves one feed, name and set of filters, and has to be loaded first", feed=feed.url)
+                raise StoreError(
+                    "one StreamCursorStore serves one feed, name and set of filters, and has to be loaded first",
+                    feed=feed.url,
+                )
             if not positions and transaction is None:
                 return
             for partition, position in positions.items():
@@ -146,11 +156,15 @@ class StreamCursorStore:
             # Until it is known what became of this write nothing else may be written: a failure asks for another load.
             self._feed = None
             try:
-                if self._tail.next_offset - self._tail.snapshot >= max(self._snapshot_every, len(self._tail.positions)):
+                if self._tail.next_offset - self._tail.snapshot >= max(
+                    self._snapshot_every, len(self._tail.positions)
+                ):
                     await self._write_snapshot(feed)
                 await self._write(self._rows(feed, positions, transaction))
             except (PublishError, BrokerUnavailableError) as error:
-                raise StoreError(f"the batch could not be written: {error}", feed=feed.url) from error
+                raise StoreError(
+                    f"the batch could not be written: {error}", feed=feed.url
+                ) from error
             self._tail.positions.update(positions)
             self._feed = feed
 
@@ -159,7 +173,9 @@ class StreamCursorStore:
         await self._write(list(_positions_rows(feed, self._tail.positions)))
         self._tail.snapshot = start
 
-    def _rows(self, feed: FeedKey, positions: Mapping[int, Position], batch: OutgoingBatch | None) -> list[_Row]:
+    def _rows(
+        self, feed: FeedKey, positions: Mapping[int, Position], batch: OutgoingBatch | None
+    ) -> list[_Row]:
         if batch is None or not batch.values:
             return list(_positions_rows(feed, positions))
         saved = save_header(feed, positions)
@@ -168,7 +184,10 @@ class StreamCursorStore:
             return [_Row(b"\n".join(batch.values), None, shared | saved | {FORMAT: b"batch"})]
         keys = batch.keys or [None] * len(batch.values)
         extra = batch.headers or [{}] * len(batch.values)
-        rows = [_Row(value, key, {**own, **shared, FORMAT: b"events"}) for value, key, own in zip(batch.values, keys, extra, strict=True)]
+        rows = [
+            _Row(value, key, {**own, **shared, FORMAT: b"events"})
+            for value, key, own in zip(batch.values, keys, extra, strict=True)
+        ]
         rows[-1].headers.update(saved)
         return rows
 
@@ -178,7 +197,12 @@ class StreamCursorStore:
         failure: LiftbridgeError | None = None
         for _ in range(self._attempts):
             if failure is not None:
-                await self._read_to((await self._api.partition_metadata(self.stream.name, self._partition)).newest_offset, mine=mine)
+                await self._read_to(
+                    (
+                        await self._api.partition_metadata(self.stream.name, self._partition)
+                    ).newest_offset,
+                    mine=mine,
+                )
                 if not mine:
                     return
             attempt = self._next_attempt()
@@ -195,7 +219,11 @@ class StreamCursorStore:
         raise failure
 
     async def _publish(self, rows: list[_Row], attempt: str) -> None:
-        shared = {ATTEMPT: attempt.encode(), COUNT: str(len(rows)).encode(), SNAPSHOT: str(self._tail.snapshot).encode()}
+        shared = {
+            ATTEMPT: attempt.encode(),
+            COUNT: str(len(rows)).encode(),
+            SNAPSHOT: str(self._tail.snapshot).encode(),
+        }
         offset = self._tail.next_offset
         # The first message alone: when another relay was here, nothing but that one publish is refused, and none behind it gets through.
         for part, at in ((rows[:1], offset), (rows[1:], offset + 1)):
@@ -206,7 +234,10 @@ class StreamCursorStore:
                     keys=[row.key for row in part],
                     partition=self._partition,
                     headers=shared,
-                    headers_each=[{**row.headers, INDEX: str(at - offset + i).encode()} for i, row in enumerate(part)],
+                    headers_each=[
+                        {**row.headers, INDEX: str(at - offset + i).encode()}
+                        for i, row in enumerate(part)
+                    ],
                     ack_policy=AckPolicy.ALL,
                     expected_offset=at,
                 )
@@ -217,7 +248,11 @@ class StreamCursorStore:
         if self.format is Format.EVENTS:
             return error
         advice = "a batch has to fit into one message: lower Limits.max_batch_bytes of the consumer, or use format='events'"
-        return MessageTooLargeError(f"{error.message.partition(': ')[2]}; {advice}", stream=error.stream, correlation_id=error.correlation_id)
+        return MessageTooLargeError(
+            f"{error.message.partition(': ')[2]}; {advice}",
+            stream=error.stream,
+            correlation_id=error.correlation_id,
+        )
 
     def _next_attempt(self) -> str:
         self._tries += 1
@@ -259,7 +294,13 @@ class StreamCursorStore:
         self._tail.next_offset = max(self._tail.next_offset, newest + 1)
 
     def _messages(self, start: int, newest: int) -> AsyncGenerator[Message, None]:
-        return self._api.subscribe(self.stream.name, start, partition=self._partition, until=newest, idle_timeout=_READ_SECONDS)
+        return self._api.subscribe(
+            self.stream.name,
+            start,
+            partition=self._partition,
+            until=newest,
+            idle_timeout=_READ_SECONDS,
+        )
 
     def _take(self, attempt: Attempt, mine: set[str] | None) -> None:
         if mine is None:
@@ -267,29 +308,46 @@ class StreamCursorStore:
         elif attempt.id in mine:
             mine.clear()
         elif not attempt.id.startswith(self._run):
-            raise RelayFencedError(f"another relay wrote at offset {attempt.messages[0].offset}: run one relay for a stream", stream=self.stream.name)
+            raise RelayFencedError(
+                f"another relay wrote at offset {attempt.messages[0].offset}: run one relay for a stream",
+                stream=self.stream.name,
+            )
 
     def _fold(self, attempt: Attempt) -> None:
         for saved in attempt.saved(self.stream.name):
             if self._feed is None or saved.feed != self._feed.id:
-                raise StreamError("a relay of another feed, name or set of filters writes to it: give each a stream of its own", stream=self.stream.name)
+                raise StreamError(
+                    "a relay of another feed, name or set of filters writes to it: give each a stream of its own",
+                    stream=self.stream.name,
+                )
             for partition, (cursor, status, revision) in saved.positions.items():
                 known = self._tail.positions.get(int(partition))
                 if known is None or known.revision <= revision:
-                    self._tail.positions[int(partition)] = Position(cursor, cast("Status", status), revision)
+                    self._tail.positions[int(partition)] = Position(
+                        cursor, cast("Status", status), revision
+                    )
 
     async def _require_concurrency_control(self) -> None:
         """Without it nothing would be fenced, silently. A stream with it refuses an offset that can't be."""
         failure: AckTimeoutError | None = None
         for _ in range(self._attempts):
             try:
-                await self._publisher.publish(self.stream, b"", partition=self._partition, expected_offset=_IMPOSSIBLE, headers={FORMAT: b"probe"})
+                await self._publisher.publish(
+                    self.stream,
+                    b"",
+                    partition=self._partition,
+                    expected_offset=_IMPOSSIBLE,
+                    headers={FORMAT: b"probe"},
+                )
             except IncorrectOffsetError:
                 return
             except AckTimeoutError as error:
                 failure = error
             else:
-                raise StreamError("it has no optimistic concurrency control, without which nothing is exactly once", stream=self.stream.name)
+                raise StreamError(
+                    "it has no optimistic concurrency control, without which nothing is exactly once",
+                    stream=self.stream.name,
+                )
         assert failure is not None
         raise failure
 
@@ -306,4 +364,11 @@ class _Row:
 def _positions_rows(feed: FeedKey, positions: Mapping[int, Position]) -> Iterator[_Row]:
     items = list(positions.items())
     for start in range(0, max(len(items), 1), _POSITIONS_A_MESSAGE):
-        yield _Row(b"", None, {FORMAT: b"positions", **save_header(feed, dict(items[start : start + _POSITIONS_A_MESSAGE]))})
+        yield _Row(
+            b"",
+            None,
+            {
+                FORMAT: b"positions",
+                **save_header(feed, dict(items[start : start + _POSITIONS_A_MESSAGE])),
+            },
+        )

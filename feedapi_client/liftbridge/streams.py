@@ -29,14 +29,18 @@ class Stream:
 
     def __post_init__(self) -> None:
         if not self.name or self.partitions < 1:
-            raise ValueError(f"a stream needs a name and at least one partition, not {self.name!r} and {self.partitions}")
+            raise ValueError(
+                f"a stream needs a name and at least one partition, not {self.name!r} and {self.partitions}"
+            )
         if not self.subject:
             object.__setattr__(self, "subject", self.name)
 
     def subject_of(self, partition: int) -> str:
         """The NATS subject of a partition. Raises ValueError when there is no such partition."""
         if not 0 <= partition < self.partitions:
-            raise ValueError(f"stream {self.name} has the partitions 0 to {self.partitions - 1}, not {partition}")
+            raise ValueError(
+                f"stream {self.name} has the partitions 0 to {self.partitions - 1}, not {partition}"
+            )
         return f"{self.subject}.{partition}" if partition else self.subject
 
     def partition_of(self, key: bytes | None) -> int:
@@ -49,4 +53,6 @@ def require_asyncio() -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError as error:
-        raise LiftbridgeError("Liftbridge needs asyncio, because nats-py and grpc.aio run on nothing else: not on trio") from error
+        raise LiftbridgeError(
+            "Liftbridge needs asyncio, because nats-py and grpc.aio run on nothing else: not on trio"
+        ) from error

@@ -58,23 +58,35 @@ class Graph:
         return parent if parent in self.partitions else None
 
     def _check_cycles(self, feed: str | None) -> None:
-        before = {p.id: p.cursor_from if p.starts_after is None else (p.starts_after,) for p in self}
+        before = {
+            p.id: p.cursor_from if p.starts_after is None else (p.starts_after,) for p in self
+        }
         try:
             TopologicalSorter(before).prepare()
         except CycleError as error:
             circle = error.args[1]
-            raise LineageError(f"the lineage runs in a circle: {' → '.join(map(str, circle))}", feed=feed, partition=circle[0]) from None
+            raise LineageError(
+                f"the lineage runs in a circle: {' → '.join(map(str, circle))}",
+                feed=feed,
+                partition=circle[0],
+            ) from None
 
 
 def _check_edges(partition: Partition, feed: str | None) -> None:
     if partition.starts_after is not None and partition.cursor_from:
         raise LineageError(
-            "both startsAfterPartition and cursorFromPartitions are given: a split uses one method or the other", feed=feed, partition=partition.id
+            "both startsAfterPartition and cursorFromPartitions are given: a split uses one method or the other",
+            feed=feed,
+            partition=partition.id,
         )
     if partition.starts_after == partition.id:
-        raise LineageError("startsAfterPartition names the partition itself", feed=feed, partition=partition.id)
+        raise LineageError(
+            "startsAfterPartition names the partition itself", feed=feed, partition=partition.id
+        )
     if partition.id in partition.cursor_from:
-        raise LineageError("cursorFromPartitions names the partition itself", feed=feed, partition=partition.id)
+        raise LineageError(
+            "cursorFromPartitions names the partition itself", feed=feed, partition=partition.id
+        )
 
 
 def validate(info: FeedInfo, *, feed: str | None = None) -> Graph:

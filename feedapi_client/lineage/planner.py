@@ -125,7 +125,9 @@ class Planner:
     def __init__(self, *, feed: str, start: StartAt = "first", ordered: bool = True) -> None:
         """`feed` is for messages, `start` as in `FeedConsumer`. Raises ValueError for another `start`."""
         if isinstance(start, str) and start not in ("first", "last"):
-            raise ValueError(f"start must be 'first', 'last' or a mapping of partition to cursor, not {start!r}")
+            raise ValueError(
+                f"start must be 'first', 'last' or a mapping of partition to cursor, not {start!r}"
+            )
         self.feed = feed
         self.start: StartAt = start if isinstance(start, str) else dict(start)
         self.ordered = ordered
@@ -135,7 +137,9 @@ class Planner:
         self._counts: Counter[State] = Counter()
         self._in_hand: set[int] = set()
         self._waiters: dict[int, set[int]] = defaultdict(set)
-        self._parents: dict[int, int] = {}  # also of partitions that are gone: their heirs inherit what they waited for
+        self._parents: dict[
+            int, int
+        ] = {}  # also of partitions that are gone: their heirs inherit what they waited for
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {state}" for state, n in self._counts.items() if n)
@@ -178,7 +182,11 @@ class Planner:
         """
         entry = self.entries[partition]
         predecessor = after or entry.position
-        return Position(cursor, "drained" if self._is_end(entry, cursor) else "open", predecessor.revision + 1 if predecessor else 1)
+        return Position(
+            cursor,
+            "drained" if self._is_end(entry, cursor) else "open",
+            predecessor.revision + 1 if predecessor else 1,
+        )
 
     def delivered(self, partition: int) -> None:
         """A batch of the partition is in the application's hands."""
@@ -256,7 +264,11 @@ class Planner:
         given = self.start if isinstance(self.start, Mapping) else {}
         for partition in given:
             if partition not in graph and not graph.heirs.get(partition):
-                raise LineageError("start names this partition, but the feed lists neither it nor an heir of it", feed=self.feed, partition=partition)
+                raise LineageError(
+                    "start names this partition, but the feed lists neither it nor an heir of it",
+                    feed=self.feed,
+                    partition=partition,
+                )
         for partition in given:
             self._add(partition, Position(given[partition]))
         for listed in graph:
@@ -264,7 +276,10 @@ class Planner:
                 continue
             # History that was redistributed is on the heirs, all of it: reading the ancestor too would bring it twice.
             replaced = listed.id in graph.heirs
-            self._add(listed.id, Position(FIRST, "superseded") if replaced else self._birth_position(listed, ends))
+            self._add(
+                listed.id,
+                Position(FIRST, "superseded") if replaced else self._birth_position(listed, ends),
+            )
 
     def _birth_position(self, partition: Partition, ends: Mapping[int, str]) -> Position:
         if self.start != "last":
@@ -277,8 +292,13 @@ class Planner:
         born = {}
         for entry in self.entries.values():
             if entry.position is not None:
-                entry.position = born[entry.id] = Position(entry.position.cursor, entry.position.status)
-        return [*([Save(born)] if born else []), *(action for action in actions if not isinstance(action, Save))]
+                entry.position = born[entry.id] = Position(
+                    entry.position.cursor, entry.position.status
+                )
+        return [
+            *([Save(born)] if born else []),
+            *(action for action in actions if not isinstance(action, Save)),
+        ]
 
     # ------------------------------------------------------------------ vanished partitions (R11) and cursor transfer (R9)
 
@@ -291,7 +311,12 @@ class Planner:
                 actions.append(Stop(entry.id))
             self._move(entry, State.VANISHED)
             if entry.position is not None and entry.id not in self.graph.heirs:
-                actions.append(Report(entry.id, f"is no longer listed and has no heir: it stops at its cursor {entry.cursor!r}"))
+                actions.append(
+                    Report(
+                        entry.id,
+                        f"is no longer listed and has no heir: it stops at its cursor {entry.cursor!r}",
+                    )
+                )
         return actions
 
     def _take_over(self) -> list[Action]:
@@ -332,13 +357,22 @@ class Planner:
         found = busy
         while found:
             waiting = [heir for heir in heirs if not found.isdisjoint(heir.cursor_from)]
-            found = {a for heir in waiting for a in heir.cursor_from if a in self.entries and self.entries[a].live} - busy
+            found = {
+                a
+                for heir in waiting
+                for a in heir.cursor_from
+                if a in self.entries and self.entries[a].live
+            } - busy
             busy |= found
         return busy
 
     def _inherit(self, heir: Partition) -> dict[int, Position]:
         """What is to be saved for the heir and its ancestors; nothing when it starts at the beginning. Raises where only an operator can tell."""
-        known = [self.entries[a] for a in heir.cursor_from if a in self.entries and self.entries[a].position is not None]
+        known = [
+            self.entries[a]
+            for a in heir.cursor_from
+            if a in self.entries and self.entries[a].position is not None
+        ]
         parked = next((e for e in known if e.state is State.PARKED and e.error), None)
         if parked is not None and parked.error is not None:
             self.fail(heir.id, parked.error)
@@ -347,7 +381,9 @@ class Planner:
         if len({e.cursor for e in live}) > 1:
             stand = ", ".join(f"{e.id} at {e.cursor!r}" for e in live)
             raise AmbiguousLineageError(
-                f"may take its cursor from several ancestors that stand at different ones: {stand}. Set its cursor by hand", feed=self.feed, partition=heir.id
+                f"may take its cursor from several ancestors that stand at different ones: {stand}. Set its cursor by hand",
+                feed=self.feed,
+                partition=heir.id,
             )
         if not known:
             self._check_lost(heir)
@@ -357,7 +393,11 @@ class Planner:
         return {heir.id: Position((live or known)[0].cursor), **superseded}
 
     def _check_lost(self, heir: Partition) -> None:
-        lost = [e.id for e in self.entries.values() if e.state is State.VANISHED and e.position is not None and e.id not in self.graph.heirs]
+        lost = [
+            e.id
+            for e in self.entries.values()
+            if e.state is State.VANISHED and e.position is not None and e.id not in self.graph.heirs
+        ]
         if lost:
             raise LostPartitionError(
                 f"has no ancestor with a position, while {_names(lost)} had one and vanished without an heir: "
@@ -371,7 +411,9 @@ class Planner:
     def _consider(self, partition: Partition) -> list[Action]:
         """Start the listed partition, or say what it waits for."""
         entry = self._entry(partition.id)
-        if entry.state in (State.PARKED, State.SUPERSEDED) or (entry.state is State.DRAINED and partition.closed):
+        if entry.state in (State.PARKED, State.SUPERSEDED) or (
+            entry.state is State.DRAINED and partition.closed
+        ):
             return []
         if entry.running:
             return self._settle(entry) or self._ask_again(entry)
@@ -410,7 +452,11 @@ class Planner:
             return ()
         if parent is not None:
             return () if self._is_drained(parent) else (parent,)
-        return self._inherited_blockers(partition) if partition.cursor_from and entry.cursor == FIRST else ()
+        return (
+            self._inherited_blockers(partition)
+            if partition.cursor_from and entry.cursor == FIRST
+            else ()
+        )
 
     def _inherited_blockers(self, heir: Partition) -> tuple[int, ...]:
         """What an heir that starts at the beginning waits for.
@@ -422,7 +468,9 @@ class Planner:
         parents: Iterable[int] = [self._parents[a] for a in heir.cursor_from if a in self._parents]
         if not parents:
             parents = [p.id for p in self.graph if p.closed and self._may_precede(p, heir)]
-        return tuple(p for p in parents if p in self.graph and p != heir.id and not self._is_drained(p))
+        return tuple(
+            p for p in parents if p in self.graph and p != heir.id and not self._is_drained(p)
+        )
 
     def _may_precede(self, partition: Partition, heir: Partition) -> bool:
         while not partition.cursor_from and partition.starts_after in self.graph.partitions:
@@ -440,7 +488,12 @@ class Planner:
         if not still_open or entry.warned:
             return []
         entry.warned = True
-        return [Report(entry.id, f"waits for {_names(still_open)}, which the publisher lists as open: a parent has to be closed")]
+        return [
+            Report(
+                entry.id,
+                f"waits for {_names(still_open)}, which the publisher lists as open: a parent has to be closed",
+            )
+        ]
 
     def _settle(self, entry: Entry) -> list[Action]:
         """Drained, if the committed cursor is the closed partition's end (R6); then its children may start."""
@@ -460,14 +513,24 @@ class Planner:
 
     def _uncommitted_end(self, entry: Entry) -> list[Action]:
         """Warn of children that wait for a commit which the application may have forgotten."""
-        waiting = [p for p in self._waiters.get(entry.id, ()) if self.entries[p].state is State.WAITING]
+        waiting = [
+            p for p in self._waiters.get(entry.id, ()) if self.entries[p].state is State.WAITING
+        ]
         if entry.end is None or entry.warned or not waiting:
             return []
         entry.warned = True
-        return [Report(entry.id, f"was read to its end, which is not committed: {_names(waiting)} can't start before it is")]
+        return [
+            Report(
+                entry.id,
+                f"was read to its end, which is not committed: {_names(waiting)} can't start before it is",
+            )
+        ]
 
     def _is_end(self, entry: Entry, cursor: str) -> bool:
-        return self.is_closed(entry.id) and cursor in (self.graph.partitions[entry.id].last_cursor, entry.end)
+        return self.is_closed(entry.id) and cursor in (
+            self.graph.partitions[entry.id].last_cursor,
+            entry.end,
+        )
 
     def _is_drained(self, partition: int) -> bool:
         return partition in self.entries and self.entries[partition].state is State.DRAINED

@@ -63,7 +63,15 @@ class Dialect:
             heads += [f'{{{start}"{self.payload_key}":{space}{first}'.encode() for first in '{"']
         return heads
 
-    def fetch_params(self, info: FeedInfo, partition: int, cursor: str, options: FetchOptions, *, stream: bool | int = False) -> Params:
+    def fetch_params(
+        self,
+        info: FeedInfo,
+        partition: int,
+        cursor: str,
+        options: FetchOptions,
+        *,
+        stream: bool | int = False,
+    ) -> Params:
         """The query of a fetch, not encoded yet. `stream` (True, or milliseconds) is used where the feed offers it, and a page fetched elsewhere."""
         params = self.address(info, partition, cursor)
         if stream is not False and info.stream:
@@ -81,8 +89,13 @@ DIALECTS: dict[DialectName, Dialect] = {
         suffix="",
         page_size="pagesizehint",
         names_partition=True,
-        address=lambda info, partition, cursor: [("n", str(len(info.partitions))), (f"cursor{partition}", cursor)],
-        select=lambda options: [("headers", ",".join(options.v1_headers))] if options.v1_headers else [],
+        address=lambda info, partition, cursor: [
+            ("n", str(len(info.partitions))),
+            (f"cursor{partition}", cursor),
+        ],
+        select=lambda options: (
+            [("headers", ",".join(options.v1_headers))] if options.v1_headers else []
+        ),
         event_types=False,
         filters=False,
     ),
@@ -94,7 +107,9 @@ DIALECTS: dict[DialectName, Dialect] = {
         page_size="pageSizeHint",
         names_partition=False,
         address=lambda _, partition, cursor: [("partition", str(partition)), ("cursor", cursor)],
-        select=lambda options: [(f"filter-{name}", value) for name, value in options.filters.items()],
+        select=lambda options: [
+            (f"filter-{name}", value) for name, value in options.filters.items()
+        ],
         event_types=False,
         filters=True,
     ),
@@ -105,9 +120,18 @@ DIALECTS: dict[DialectName, Dialect] = {
         suffix="/events",
         page_size="pagesizehint",
         names_partition=False,
-        address=lambda info, partition, cursor: [("token", info.token or ""), ("partition", str(partition)), ("cursor", cursor)],
+        address=lambda info, partition, cursor: [
+            ("token", info.token or ""),
+            ("partition", str(partition)),
+            ("cursor", cursor),
+        ],
         select=lambda options: [
-            (name, ";".join(types)) for name, types in (("event-types", options.event_types), ("skip-event-types", options.skip_event_types)) if types
+            (name, ";".join(types))
+            for name, types in (
+                ("event-types", options.event_types),
+                ("skip-event-types", options.skip_event_types),
+            )
+            if types
         ],
         event_types=True,
         filters=False,
@@ -127,13 +151,15 @@ def check_options(info: FeedInfo, options: FetchOptions, *, feed: str) -> None:
         return
     if not dialect.filters:
         raise ProtocolError(
-            f"filters need a feed of dialect v2-draft, this one speaks {info.dialect}: {_instead(info)} or select in the application", feed=feed
+            f"filters need a feed of dialect v2-draft, this one speaks {info.dialect}: {_instead(info)} or select in the application",
+            feed=feed,
         )
     unknown = sorted(set(options.filters) - set(info.filters))
     if unknown:
         known = ", ".join(info.filters) or "none"
         raise ProtocolError(
-            f"the feed does not offer filter {', '.join(map(repr, unknown))}; it offers: {known}. Remove it from FetchOptions.filters", feed=feed
+            f"the feed does not offer filter {', '.join(map(repr, unknown))}; it offers: {known}. Remove it from FetchOptions.filters",
+            feed=feed,
         )
 
 

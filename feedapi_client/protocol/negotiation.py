@@ -12,18 +12,34 @@ from feedapi_client.model import FeedInfo, Partition
 from feedapi_client.protocol.text import excerpt
 
 MAX_PARTITION = 32767
-_SPELLINGS = (("startsAfterPartition", "startsAfterParent"), ("cursorFromPartitions", "splitFromAncestors"))
+_SPELLINGS = (
+    ("startsAfterPartition", "startsAfterParent"),
+    ("cursorFromPartitions", "splitFromAncestors"),
+)
 
 
 def check_v1_partitions(v1_partitions: int | None) -> None:
     """Raise ValueError unless it is None or a possible number of partitions."""
     if v1_partitions is None:
         return
-    if isinstance(v1_partitions, bool) or not isinstance(v1_partitions, int) or not 1 <= v1_partitions <= MAX_PARTITION + 1:
-        raise ValueError(f"v1_partitions must be a number from 1 to {MAX_PARTITION + 1}, not {v1_partitions!r}")
+    if (
+        isinstance(v1_partitions, bool)
+        or not isinstance(v1_partitions, int)
+        or not 1 <= v1_partitions <= MAX_PARTITION + 1
+    ):
+        raise ValueError(
+            f"v1_partitions must be a number from 1 to {MAX_PARTITION + 1}, not {v1_partitions!r}"
+        )
 
 
-def negotiate(status: int, body: bytes, *, feed: str, v1_partitions: int | None = None, quote: Callable[[bytes], str] = excerpt) -> FeedInfo:
+def negotiate(
+    status: int,
+    body: bytes,
+    *,
+    feed: str,
+    v1_partitions: int | None = None,
+    quote: Callable[[bytes], str] = excerpt,
+) -> FeedInfo:
     """What the feed is, by its answer to an argument-less GET.
 
     The answer is neither a redirect nor one that the transport deals with (401, 403, and the statuses that are retried). `quote` makes an excerpt of the
@@ -34,17 +50,27 @@ def negotiate(status: int, body: bytes, *, feed: str, v1_partitions: int | None 
     if status == 400:
         return _v1(v1_partitions, body, feed, quote)
     if status != 200:
-        raise NegotiationError(f"no feed answers here: status {status}: {quote(body)!r}. Check the URL", feed=feed)
+        raise NegotiationError(
+            f"no feed answers here: status {status}: {quote(body)!r}. Check the URL", feed=feed
+        )
     try:
         found = orjson.loads(body)
     except ValueError as error:
-        raise NegotiationError(f"no feed answers here: status 200 with a body that is not JSON: {quote(body)!r}. Check the URL", feed=feed) from error
+        raise NegotiationError(
+            f"no feed answers here: status 200 with a body that is not JSON: {quote(body)!r}. Check the URL",
+            feed=feed,
+        ) from error
     if not isinstance(found, dict) or not isinstance(found.get("partitions"), list):
-        raise NegotiationError(f"no feed answers here: status 200 with JSON that lists no partitions: {quote(body)!r}. Check the URL", feed=feed)
+        raise NegotiationError(
+            f"no feed answers here: status 200 with JSON that lists no partitions: {quote(body)!r}. Check the URL",
+            feed=feed,
+        )
     return _Discovery(found, feed).info()
 
 
-def _v1(v1_partitions: int | None, body: bytes, feed: str, quote: Callable[[bytes], str]) -> FeedInfo:
+def _v1(
+    v1_partitions: int | None, body: bytes, feed: str, quote: Callable[[bytes], str]
+) -> FeedInfo:
     if v1_partitions is None:
         raise NegotiationError(
             "the feed answers 400 to discovery, as a ZeroEventHub (v1) feed does: give v1_partitions, the number of partitions that its publisher "
@@ -98,11 +124,17 @@ class _Discovery:
         partitions: dict[int, Partition] = {}
         for index, entry in enumerate(self._document["partitions"]):
             if not isinstance(entry, dict):
-                raise self._error(LineageError, f"partitions[{index}] of the discovery is {_kind(entry)}, not an object")
+                raise self._error(
+                    LineageError,
+                    f"partitions[{index}] of the discovery is {_kind(entry)}, not an object",
+                )
             id = _id(entry.get("id"))
             if id is None:
                 problem = f"has the id {_shown(entry['id'])}" if "id" in entry else "has no id"
-                raise self._error(LineageError, f"partitions[{index}] of the discovery {problem}; an id is an integer from 0 to {MAX_PARTITION}")
+                raise self._error(
+                    LineageError,
+                    f"partitions[{index}] of the discovery {problem}; an id is an integer from 0 to {MAX_PARTITION}",
+                )
             if id in partitions:
                 raise self._error(LineageError, f"the discovery lists partition {id} twice", id)
             partitions[id] = self._partition(id, entry)
@@ -117,12 +149,22 @@ class _Discovery:
         if last_cursor is not None and not isinstance(last_cursor, str):
             raise self._wrong("lastCursor", last_cursor, "a string", id)
         parent, ancestors = (self._lineage_field(id, entry, *names) for names in _SPELLINGS)
-        return Partition(id, bool(closed), last_cursor or None, self._parent(id, parent), self._ancestors(id, ancestors))
+        return Partition(
+            id,
+            bool(closed),
+            last_cursor or None,
+            self._parent(id, parent),
+            self._ancestors(id, ancestors),
+        )
 
     def _lineage_field(self, id: int, entry: dict[str, Any], name: str, alias: str) -> Any:
         value, other = entry.get(name), entry.get(alias)
         if value is not None and other is not None and value != other:
-            raise self._error(LineageError, f"the discovery gives both {name} and its older spelling {alias}, and they differ", id)
+            raise self._error(
+                LineageError,
+                f"the discovery gives both {name} and its older spelling {alias}, and they differ",
+                id,
+            )
         return other if value is None else value
 
     def _parent(self, id: int, value: Any) -> int | None:
@@ -130,26 +172,47 @@ class _Discovery:
             return None
         parent = _id(value)
         if parent is None:
-            raise self._error(LineageError, f"startsAfterPartition in the discovery is {_shown(value)}, not a partition's id (0 to {MAX_PARTITION})", id)
+            raise self._error(
+                LineageError,
+                f"startsAfterPartition in the discovery is {_shown(value)}, not a partition's id (0 to {MAX_PARTITION})",
+                id,
+            )
         return parent
 
     def _ancestors(self, id: int, value: Any) -> tuple[int, ...]:
         if value is None:
             return ()
         if not isinstance(value, list):
-            raise self._wrong("cursorFromPartitions", value, "a list of partitions", id, LineageError)
+            raise self._wrong(
+                "cursorFromPartitions", value, "a list of partitions", id, LineageError
+            )
         ancestors = []
         for item in value:
             ancestor = _id(item)
             if ancestor is None:
-                raise self._error(LineageError, f"cursorFromPartitions in the discovery holds {_shown(item)}, not a partition's id (0 to {MAX_PARTITION})", id)
+                raise self._error(
+                    LineageError,
+                    f"cursorFromPartitions in the discovery holds {_shown(item)}, not a partition's id (0 to {MAX_PARTITION})",
+                    id,
+                )
             ancestors.append(ancestor)
         return tuple(ancestors)
 
-    def _wrong(self, name: str, value: Any, wanted: str, partition: int | None = None, kind: type[FeedError] = ProtocolError) -> FeedError:
-        return self._error(kind, f"{name} in the discovery is {_kind(value)}, not {wanted}", partition)
+    def _wrong(
+        self,
+        name: str,
+        value: Any,
+        wanted: str,
+        partition: int | None = None,
+        kind: type[FeedError] = ProtocolError,
+    ) -> FeedError:
+        return self._error(
+            kind, f"{name} in the discovery is {_kind(value)}, not {wanted}", partition
+        )
 
-    def _error(self, kind: type[FeedError], message: str, partition: int | None = None) -> FeedError:
+    def _error(
+        self, kind: type[FeedError], message: str, partition: int | None = None
+    ) -> FeedError:
         return kind(message, feed=self._feed, partition=partition)
 
 
@@ -162,9 +225,21 @@ def _id(value: Any) -> int | None:
 
 def _shown(value: Any) -> str:
     """A short value as it stands, anything else by its kind."""
-    return repr(value) if isinstance(value, (int, float, str)) and len(repr(value)) <= 40 else _kind(value)
+    return (
+        repr(value)
+        if isinstance(value, (int, float, str)) and len(repr(value)) <= 40
+        else _kind(value)
+    )
 
 
 def _kind(value: Any) -> str:
-    kinds = {type(None): "null", bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}
+    kinds = {
+        type(None): "null",
+        bool: "a boolean",
+        int: "a number",
+        float: "a number",
+        str: "a string",
+        list: "a list",
+        dict: "an object",
+    }
     return kinds[type(value)]

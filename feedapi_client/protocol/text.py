@@ -13,4 +13,7 @@ def excerpt(body: bytes, hide: Callable[[str], str] = str) -> str:
     `hide` takes out what is not to be shown; it sees more than the 200, so that nothing is shown of what the cut would halve.
     """
     text = hide(body[: 8 * _QUOTED].decode("utf-8", "backslashreplace"))
-    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text[:_QUOTED])[:_QUOTED]
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in text[:_QUOTED]
+    )[:_QUOTED]

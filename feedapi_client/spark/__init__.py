@@ -18,7 +18,9 @@ try:
     import pyspark.sql.datasource  # noqa: F401
     import zstandard  # noqa: F401
 except ImportError as error:
-    raise ImportError("feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'") from error
+    raise ImportError(
+        "feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'"
+    ) from error
 
 from feedapi_client.spark.options import OptionError, SourceOptions
 from feedapi_client.spark.source import FeedDataSource

@@ -15,7 +15,13 @@ def authorize(http: Any, options: SourceOptions) -> None:
 
     Raises `OptionError` when an environment variable is not set or the function is not there, naming it and never a value.
     """
-    headers = {**options.headers, **{header: _environment(variable, f"headerEnv.{header}") for header, variable in options.header_env.items()}}
+    headers = {
+        **options.headers,
+        **{
+            header: _environment(variable, f"headerEnv.{header}")
+            for header, variable in options.header_env.items()
+        },
+    }
     auth: Any = None
     if options.auth_env is not None:
         headers["Authorization"] = _with_scheme(_environment(options.auth_env, "authEnv"))
@@ -59,5 +65,7 @@ def _call(path: str) -> Any:
         for part in name.split("."):
             function = getattr(function, part)
     except (ImportError, AttributeError) as error:
-        raise OptionError(f"feedapi source: option authCallable: {path} can't be imported ({type(error).__name__}). It has to be on every executor") from error
+        raise OptionError(
+            f"feedapi source: option authCallable: {path} can't be imported ({type(error).__name__}). It has to be on every executor"
+        ) from error
     return function()  # type: ignore[operator]

@@ -13,7 +13,7 @@ from feedapi_client.errors import CursorRejectedError
 from feedapi_client.lineage.planner import Fail, Planner
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
-from feedapi_client.protocol.ndjson import Run
+from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.fetch import Feed, PartitionReader, Target, read_end
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.schema import Rows
@@ -52,7 +52,10 @@ class FeedReader(DataSourceReader):
         """One for each lineage chain. Raises `FeedError`, `OptionError`."""
         feed = Feed(self.options)
         info = feed.info
-        return [ChainPartition(Chain(targets, _slim(info, targets), feed.fetch_options)) for targets in chains(self.options, feed, info)]
+        return [
+            ChainPartition(Chain(targets, _slim(info, targets), feed.fetch_options))
+            for targets in chains(self.options, feed, info)
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """The rows of a chain. A feed without partitions has one task without rows. Raises `FeedError`."""
@@ -70,7 +73,10 @@ def chains(options: SourceOptions, feed: Feed, info: FeedInfo) -> list[list[Targ
     """
     if options.partitions is not None:
         check_partitions(options, info)
-        info = replace(info, partitions={p.id: p for p in info.partitions.values() if p.id in options.partitions})
+        info = replace(
+            info,
+            partitions={p.id: p for p in info.partitions.values() if p.id in options.partitions},
+        )
     # Unordered: a batch reads the children whether or not their parents were read before.
     planner = Planner(feed=feed.url, start=options.start, ordered=False)
     planner.load({})
@@ -83,7 +89,14 @@ def chains(options: SourceOptions, feed: Feed, info: FeedInfo) -> list[list[Targ
     cursors = planner.runnable()
     for partition in sorted(cursors, key=lambda p: (planner.graph.depth(p), p)):
         listed = info.partitions[partition]
-        target = Target(partition, cursors[partition], listed.closed, listed.last_cursor, 0, planner.graph.depth(partition))
+        target = Target(
+            partition,
+            cursors[partition],
+            listed.closed,
+            listed.last_cursor,
+            0,
+            planner.graph.depth(partition),
+        )
         parent = listed.starts_after
         only_child = parent is not None and len(planner.graph.children[parent]) == 1
         chain = chain_of.get(parent) if only_child and parent is not None else None
@@ -98,13 +111,15 @@ def chains(options: SourceOptions, feed: Feed, info: FeedInfo) -> list[list[Targ
 def _slim(info: FeedInfo, targets: list[Target]) -> FeedInfo:
     if info.dialect == "v1":
         return info
-    return replace(info, partitions={target.partition: info.partitions[target.partition] for target in targets})
+    return replace(
+        info, partitions={target.partition: info.partitions[target.partition] for target in targets}
+    )
 
 
 def _read(options: SourceOptions, feed: Feed, target: Target) -> Iterator[pa.RecordBatch]:
     """The partition to its end, in Arrow batches of about `Limits.max_batch_bytes`."""
     reader, sequence = PartitionReader(feed, target), 0
-    pending: list[Run] = []
+    pending: list[CheckpointedEvents] = []
     for run in reader.runs():
         if run.events:
             pending.append(run)
@@ -123,8 +138,22 @@ def _read(options: SourceOptions, feed: Feed, target: Target) -> Iterator[pa.Rec
         )
 
 
-def _rows(options: SourceOptions, feed: Feed, target: Target, sequence: int, runs: list[Run]) -> pa.RecordBatch:
+def _rows(
+    options: SourceOptions,
+    feed: Feed,
+    target: Target,
+    sequence: int,
+    runs: list[CheckpointedEvents],
+) -> pa.RecordBatch:
     events = [event for run in runs for event in run.events]
-    rows = Rows(target.partition, target.depth, sequence, options.payload, [(len(run.events), run.cursor) for run in runs])
-    headers = [orjson.dumps(event.headers) for event in events] if feed.info.dialect == "v1" else None
+    rows = Rows(
+        target.partition,
+        target.depth,
+        sequence,
+        options.payload,
+        [(len(run.events), run.cursor) for run in runs],
+    )
+    headers = (
+        [orjson.dumps(event.headers) for event in events] if feed.info.dialect == "v1" else None
+    )
     return rows.batch(b"\n".join([event._payload for event in events]), headers)

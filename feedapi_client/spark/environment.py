@@ -71,20 +71,33 @@ def _master_in(file: str) -> str | None:
         lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return None
-    pairs = (line.replace("=", " ", 1).split(None, 1) for line in lines if line.strip() and not line.lstrip().startswith("#"))
-    return next((pair[1].strip() for pair in pairs if len(pair) == 2 and pair[0] == "spark.master"), None)
+    pairs = (
+        line.replace("=", " ", 1).split(None, 1)
+        for line in lines
+        if line.strip() and not line.lstrip().startswith("#")
+    )
+    return next(
+        (pair[1].strip() for pair in pairs if len(pair) == 2 and pair[0] == "spark.master"), None
+    )
 
 
 def _command_line(pid: int) -> list[str]:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+        return (
+            Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8", errors="replace").split("\0")
+        )
     except OSError:
         return []
 
 
 def _parent(pid: int) -> int:
     try:
-        return int(Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1])
+        return int(
+            Path(f"/proc/{pid}/stat")
+            .read_text(encoding="utf-8", errors="replace")
+            .rpartition(")")[2]
+            .split()[1]
+        )
     except (OSError, IndexError, ValueError):
         return 0
 
@@ -94,5 +107,7 @@ def _own_folder() -> Path:
     folder = Path(tempfile.gettempdir()) / f"feedapi-staging-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise OptionError(f"feedapi source: {folder} belongs to another user: set option stagingLocation")
+        raise OptionError(
+            f"feedapi source: {folder} belongs to another user: set option stagingLocation"
+        )
     return folder

@@ -11,14 +11,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from feedapi_client.client import SyncFeedClient
-from feedapi_client.errors import BufferLimitError, FeedError, NoProgressError, ProtocolError, RequestRefusedError
+from feedapi_client.errors import (
+    BufferLimitError,
+    FeedError,
+    NoProgressError,
+    ProtocolError,
+    RequestRefusedError,
+)
+from feedapi_client.http.transport import SyncTransport, backoff
 from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.options import FetchOptions
+from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
 from feedapi_client.protocol.dialects import check_options
-from feedapi_client.protocol.ndjson import PageDecoder, Run
 from feedapi_client.spark.auth import authorize
 from feedapi_client.spark.options import OptionError, SourceOptions
-from feedapi_client.transport import SyncTransport, backoff
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +69,12 @@ class _Enough(Exception):  # noqa: N818 - no error
 class Feed:
     """The connection of one process to one feed; may be used by several threads at once."""
 
-    def __init__(self, options: SourceOptions, fetch: FetchOptions | None = None, info: FeedInfo | None = None) -> None:
+    def __init__(
+        self,
+        options: SourceOptions,
+        fetch: FetchOptions | None = None,
+        info: FeedInfo | None = None,
+    ) -> None:
         """`fetch` and `info` are what the driver resolved; without them `discover` resolves them. Raises `OptionError`."""
         self.options = options
         self._lock = threading.Lock()
@@ -104,7 +115,14 @@ class Feed:
 
     def _client(self, fetch: FetchOptions) -> SyncFeedClient:
         options = self.options
-        return SyncFeedClient(options.url, http=self._http, fetch=fetch, limits=options.limits, retry=options.retry, v1_partitions=options.v1_partitions)
+        return SyncFeedClient(
+            options.url,
+            http=self._http,
+            fetch=fetch,
+            limits=options.limits,
+            retry=options.retry,
+            v1_partitions=options.v1_partitions,
+        )
 
 
 def _resolve(wanted: Mapping[str, str], info: FeedInfo) -> dict[str, str]:
@@ -116,7 +134,9 @@ def _resolve(wanted: Mapping[str, str], info: FeedInfo) -> dict[str, str]:
     for name, value in wanted.items():
         matches = offered.get(name.lower(), [])
         if len(matches) > 1:
-            raise OptionError(f"feedapi source: option filter.{name} fits several filters of the feed: {', '.join(matches)}")
+            raise OptionError(
+                f"feedapi source: option filter.{name} fits several filters of the feed: {', '.join(matches)}"
+            )
         resolved[matches[0] if matches else name] = value
     return resolved
 
@@ -177,20 +197,20 @@ class PartitionReader:
         self._full = full
         self._patience = patience
         self._stream = False if probe else feed.options.fetch.streaming
-        self._ready: deque[Run] = deque()
-        self._held: Run | None = None
+        self._ready: deque[CheckpointedEvents] = deque()
+        self._held: CheckpointedEvents | None = None
         self._stuck = 0
         self._conflicts = 0
         self._failing_since: float | None = None
         self._failures = 0
 
-    def read(self, take: Callable[[Run], object] = len) -> Outcome:
+    def read(self, take: Callable[[CheckpointedEvents], object] = len) -> Outcome:
         """Read to the limit or to the end; `take` gets each run, in order. Raises `FeedError` for what no retry mends."""
         for run in self.runs():
             take(run)
         return self.outcome
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Iterator[CheckpointedEvents]:
         """The same, as an iterator: nothing is received while its caller is busy. `outcome` is complete at its end."""
         try:
             while not self._over():
@@ -203,7 +223,7 @@ class PartitionReader:
         outcome = self.outcome
         return outcome.ended or outcome.refused is not None or outcome.failed is not None
 
-    def _request(self) -> Iterator[Run]:
+    def _request(self) -> Iterator[CheckpointedEvents]:
         info = self.feed.info
         if self.target.partition not in info.partitions:
             self.outcome.refused = 0
@@ -220,9 +240,11 @@ class PartitionReader:
         else:
             self._conflicts = 0
 
-    def _respond(self, info: FeedInfo) -> Iterator[Run]:
+    def _respond(self, info: FeedInfo) -> Iterator[CheckpointedEvents]:
         asked = self.outcome.cursor
-        with self.feed.client.open(info, self.target.partition, asked, stream=self._stream) as response:
+        with self.feed.client.open(
+            info, self.target.partition, asked, stream=self._stream
+        ) as response:
             decoder = response.decoder
             self._held = None
             try:
@@ -234,7 +256,7 @@ class PartitionReader:
                 self._collect(decoder, asked)
         self._judge(decoder, asked, info)
 
-    def _drain(self) -> Iterator[Run]:
+    def _drain(self) -> Iterator[CheckpointedEvents]:
         while self._ready:
             yield self._ready.popleft()
             if self._full():
@@ -273,15 +295,24 @@ class PartitionReader:
         if run is None:
             return
         if self._held is not None:
-            run, self._held = Run(self._held.events + run.events, run.cursor, self._held.size + run.size), None
+            run, self._held = (
+                CheckpointedEvents(
+                    self._held.events + run.events, run.cursor, self._held.size + run.size
+                ),
+                None,
+            )
         if run.events and run.cursor == asked:
             self._held = run  # the checkpoint does not move: deliver once a later one does (R13)
         elif run.events or run.cursor != self.outcome.cursor:
             self._accept(run)
 
-    def _accept(self, run: Run) -> None:
+    def _accept(self, run: CheckpointedEvents) -> None:
         outcome = self.outcome
-        if self._limit is not None and outcome.events and outcome.events + len(run.events) > self._limit:
+        if (
+            self._limit is not None
+            and outcome.events
+            and outcome.events + len(run.events) > self._limit
+        ):
             outcome.more = True
             raise _Enough
         self._ready.append(run)
@@ -315,8 +346,16 @@ class PartitionReader:
     def _no_progress(self, saw_events: bool) -> None:
         self._stuck += 1
         if self._stuck >= self.feed.options.limits.max_attempts_without_progress:
-            what = "brought events and no new cursor" if saw_events else "of a closed partition brought neither an event nor a cursor"
-            raise NoProgressError(f"{self._stuck} responses in a row {what}", feed=self.feed.url, partition=self.target.partition)
+            what = (
+                "brought events and no new cursor"
+                if saw_events
+                else "of a closed partition brought neither an event nor a cursor"
+            )
+            raise NoProgressError(
+                f"{self._stuck} responses in a row {what}",
+                feed=self.feed.url,
+                partition=self.target.partition,
+            )
 
     def _refused(self, error: RequestRefusedError, info: FeedInfo) -> None:
         """A new token is fetched here; all else is for the driver, which discovers again (R10)."""
@@ -326,7 +365,9 @@ class PartitionReader:
         self._conflicts += 1
         if self._conflicts > self.feed.options.limits.max_attempts_without_progress:
             raise ProtocolError(
-                "the fetch is answered 409 again and again, with a fresh token each time", feed=self.feed.url, partition=self.target.partition
+                "the fetch is answered 409 again and again, with a fresh token each time",
+                feed=self.feed.url,
+                partition=self.target.partition,
             ) from error
         if self._conflicts > 1:
             time.sleep(backoff(self.feed.options.retry, self._conflicts, error))
@@ -365,4 +406,6 @@ def _lines(chunk: bytes) -> Iterator[bytes]:
 
 def read_end(feed: Feed, partition: int) -> str:
     """The cursor behind the newest event of an open partition, by a fetch of ``_last``. Raises `FeedError`."""
-    return PartitionReader(feed, Target(partition, LAST), full=lambda: True, probe=True).read().cursor
+    return (
+        PartitionReader(feed, Target(partition, LAST), full=lambda: True, probe=True).read().cursor
+    )

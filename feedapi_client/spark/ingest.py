@@ -65,7 +65,9 @@ class Ingest:
 
     def __post_init__(self) -> None:
         if self.format not in FILE_FORMATS and (self.checkpoint is None or self.staging is None):
-            raise ValueError(f"format {self.format} writes to a table: say with --checkpoint and --staging where the query keeps its own files")
+            raise ValueError(
+                f"format {self.format} writes to a table: say with --checkpoint and --staging where the query keeps its own files"
+            )
         trigger_options(self.trigger)
 
 
@@ -81,7 +83,11 @@ class Summary:
 
     def __str__(self) -> str:
         rate = f", {self.rows / self.seconds:,.0f} rows/s" if self.seconds else ""
-        unparsed = f", {self.unparsed:,} of them not fitting the schema (column {CORRUPT})" if self.unparsed else ""
+        unparsed = (
+            f", {self.unparsed:,} of them not fitting the schema (column {CORRUPT})"
+            if self.unparsed
+            else ""
+        )
         return f"{self.rows:,} rows{unparsed} in {self.batches} batches to {self.output} in {self.seconds:.1f} s{rate}"
 
 
@@ -91,7 +97,9 @@ def trigger_options(text: str) -> dict[str, Any]:
         return {"availableNow": True}
     interval = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text.strip())
     if interval is None:
-        raise ValueError(f"trigger must be available-now or an interval such as 500ms, 10s, 5m, not {text!r}")
+        raise ValueError(
+            f"trigger must be available-now or an interval such as 500ms, 10s, 5m, not {text!r}"
+        )
     return {"processingTime": f"{interval[1]} {_UNITS[interval[2]]}"}
 
 
@@ -102,8 +110,14 @@ def start(spark: SparkSession, job: Ingest) -> tuple[StreamingQuery, Summary]:
     _check_fresh(spark, job, checkpoint)
     spark.dataSource.register(FeedDataSource)
     summary = Summary(job.output)
-    source = spark.readStream.format("feedapi").options(**{"stagingLocation": staging, **job.options, "url": job.url}).load()
-    writer = source.writeStream.foreachBatch(_writer(job, summary)).option("checkpointLocation", checkpoint)
+    source = (
+        spark.readStream.format("feedapi")
+        .options(**{"stagingLocation": staging, **job.options, "url": job.url})
+        .load()
+    )
+    writer = source.writeStream.foreachBatch(_writer(job, summary)).option(
+        "checkpointLocation", checkpoint
+    )
     return writer.trigger(**trigger_options(job.trigger)).start(), summary
 
 
@@ -130,7 +144,9 @@ def _writer(job: Ingest, summary: Summary) -> Callable[[DataFrame, int], None]:
             # Observed last: the write below is sure to run the observation, which would never come to an end otherwise.
             counts = Observation()
             unparsed = F.count(F.col(CORRUPT)) if CORRUPT in rows.columns else F.count(F.lit(None))
-            observed = rows.observe(counts, F.count(F.lit(1)).alias("rows"), unparsed.alias("unparsed"))
+            observed = rows.observe(
+                counts, F.count(F.lit(1)).alias("rows"), unparsed.alias("unparsed")
+            )
             (_write_files if job.format in FILE_FORMATS else _write_table)(job, observed, number)
             summary.rows += counts.get["rows"]
             summary.unparsed += counts.get["unparsed"]
@@ -142,8 +158,12 @@ def _writer(job: Ingest, summary: Summary) -> Callable[[DataFrame, int], None]:
 def _typed(batch: DataFrame, schema: str | None) -> DataFrame:
     if schema is None:
         return batch
-    parsed = F.from_json("data", f"{schema}, {CORRUPT} STRING", {"columnNameOfCorruptRecord": CORRUPT})
-    return batch.withColumn("data", parsed).select("partition", "cursor", "depth", "sequence", "headers", "data.*")
+    parsed = F.from_json(
+        "data", f"{schema}, {CORRUPT} STRING", {"columnNameOfCorruptRecord": CORRUPT}
+    )
+    return batch.withColumn("data", parsed).select(
+        "partition", "cursor", "depth", "sequence", "headers", "data.*"
+    )
 
 
 def _write_files(job: Ingest, rows: DataFrame, number: int) -> None:
@@ -156,23 +176,35 @@ def _write_files(job: Ingest, rows: DataFrame, number: int) -> None:
 def _write_table(job: Ingest, rows: DataFrame, number: int) -> None:
     numbered = rows.withColumn("batch", F.lit(number).cast("long"))
     if not rows.sparkSession.catalog.tableExists(job.output):
-        create = numbered.limit(0).writeTo(job.output).using(job.format).options(**job.writer_options)
+        create = (
+            numbered.limit(0).writeTo(job.output).using(job.format).options(**job.writer_options)
+        )
         if job.partition_by:
             create = create.partitionedBy(*[F.col(name) for name in job.partition_by])
         create.create()
-    numbered.writeTo(job.output).options(**job.writer_options).overwrite(F.col("batch") == F.lit(number))
+    numbered.writeTo(job.output).options(**job.writer_options).overwrite(
+        F.col("batch") == F.lit(number)
+    )
 
 
 def _check_fresh(spark: SparkSession, job: Ingest, checkpoint: str) -> None:
     """A new query would number its batches from 0 again, and replace those of the old one by other events."""
-    if job.format in FILE_FORMATS and _matches(spark, f"{job.output.rstrip('/')}/batch=*") and not _matches(spark, f"{checkpoint}/offsets/*"):
-        raise ValueError(f"{job.output} holds batches, but {checkpoint} is not the checkpoint that they were written with: give that one, or another output")
+    if (
+        job.format in FILE_FORMATS
+        and _matches(spark, f"{job.output.rstrip('/')}/batch=*")
+        and not _matches(spark, f"{checkpoint}/offsets/*")
+    ):
+        raise ValueError(
+            f"{job.output} holds batches, but {checkpoint} is not the checkpoint that they were written with: give that one, or another output"
+        )
 
 
 def _matches(spark: SparkSession, pattern: str) -> bool:
     jvm: Any = spark._jvm
     path = jvm.org.apache.hadoop.fs.Path(pattern)
-    return bool(path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).globStatus(path))
+    return bool(
+        path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).globStatus(path)
+    )
 
 
 def _as_url(path: str) -> str:
@@ -184,19 +216,64 @@ def _as_url(path: str) -> str:
 
 def parser() -> argparse.ArgumentParser:
     """The arguments of the command."""
-    arguments = argparse.ArgumentParser(prog="feedapi ingest", description="Ingest a feed into a table with Spark, exactly once.")
+    arguments = argparse.ArgumentParser(
+        prog="feedapi ingest", description="Ingest a feed into a table with Spark, exactly once."
+    )
     arguments.add_argument("url", help="the feed")
     arguments.add_argument("output", help="folder for file formats, else the name of a table")
-    arguments.add_argument("--format", default="parquet", help=f"{', '.join(FILE_FORMATS)}, or any installed table format (default: parquet)")
-    arguments.add_argument("--schema", help="columns of the payload as DDL, such as 'id STRING, amount DOUBLE'; without it the payload stays JSON")
-    arguments.add_argument("--partition-by", action="append", default=[], metavar="COLUMN", help="folder or partition column; may be repeated")
-    arguments.add_argument("--trigger", default="available-now", help="available-now, or an interval such as 10s (default: available-now)")
-    arguments.add_argument("--transform", metavar="MODULE:FUNCTION", help="function (DataFrame, batch number) -> DataFrame, called with each micro-batch")
-    arguments.add_argument("--checkpoint", help="checkpoint location of the query (default: inside a file output)")
-    arguments.add_argument("--staging", help="staging location of the source (default: inside a file output)")
-    arguments.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="option of the source, such as authEnv=FEED_TOKEN")
-    arguments.add_argument("--writer-option", action="append", default=[], metavar="NAME=VALUE", help="option of the format")
-    arguments.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="Spark configuration, such as spark.master=local[2]")
+    arguments.add_argument(
+        "--format",
+        default="parquet",
+        help=f"{', '.join(FILE_FORMATS)}, or any installed table format (default: parquet)",
+    )
+    arguments.add_argument(
+        "--schema",
+        help="columns of the payload as DDL, such as 'id STRING, amount DOUBLE'; without it the payload stays JSON",
+    )
+    arguments.add_argument(
+        "--partition-by",
+        action="append",
+        default=[],
+        metavar="COLUMN",
+        help="folder or partition column; may be repeated",
+    )
+    arguments.add_argument(
+        "--trigger",
+        default="available-now",
+        help="available-now, or an interval such as 10s (default: available-now)",
+    )
+    arguments.add_argument(
+        "--transform",
+        metavar="MODULE:FUNCTION",
+        help="function (DataFrame, batch number) -> DataFrame, called with each micro-batch",
+    )
+    arguments.add_argument(
+        "--checkpoint", help="checkpoint location of the query (default: inside a file output)"
+    )
+    arguments.add_argument(
+        "--staging", help="staging location of the source (default: inside a file output)"
+    )
+    arguments.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="option of the source, such as authEnv=FEED_TOKEN",
+    )
+    arguments.add_argument(
+        "--writer-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="option of the format",
+    )
+    arguments.add_argument(
+        "--conf",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="Spark configuration, such as spark.master=local[2]",
+    )
     arguments.add_argument("--json", action="store_true", help="print the summary as JSON")
     return arguments
 
@@ -248,7 +325,10 @@ def _run_until_signal(spark: SparkSession, job: Ingest) -> Summary:
     """As `run`; SIGINT and SIGTERM end the query after the batch under way has been given up, which the next run does again."""
     began = time.monotonic()
     stopping: list[int] = []
-    handlers = {number: signal.signal(number, lambda *signalled: stopping.append(signalled[0])) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {
+        number: signal.signal(number, lambda *signalled: stopping.append(signalled[0]))
+        for number in (signal.SIGINT, signal.SIGTERM)
+    }
     try:
         query, summary = start(spark, job)
         while not stopping and not query.awaitTermination(1):
@@ -288,7 +368,9 @@ def _complain(error: Exception, code: int) -> int:
 def plain_message(error: Exception) -> str:
     """The one line that matters: of an error of ours that Spark wrapped in tracebacks of several languages, that error's own text."""
     text = str(error)
-    ours = re.findall(r"^(?:\w+\.)*feedapi_client\.[\w.]+(?:Error|Exception): (.+)$", text, re.MULTILINE)
+    ours = re.findall(
+        r"^(?:\w+\.)*feedapi_client\.[\w.]+(?:Error|Exception): (.+)$", text, re.MULTILINE
+    )
     return ours[-1].strip() if ours else text.strip().split("\n", 1)[0]
 
 

@@ -23,7 +23,17 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import BinaryType, ByteType, DataType, IntegerType, LongType, MapType, ShortType, StringType, StructType
+from pyspark.sql.types import (
+    BinaryType,
+    ByteType,
+    DataType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructType,
+)
 
 from feedapi_client.liftbridge import AckPolicy, LiftbridgePublisher, Stream
 from feedapi_client.liftbridge.reader import BATCH, QUERY, ROW
@@ -57,7 +67,9 @@ class SinkOptions:
         """Where NATS is."""
         given = os.environ.get(self.nats_env, "") if self.nats_env else self.nats
         if not given:
-            raise OptionError(f"liftbridge sink: the environment variable {self.nats_env} is not set on the executors")
+            raise OptionError(
+                f"liftbridge sink: the environment variable {self.nats_env} is not set on the executors"
+            )
         return [server.strip() for server in given.split(",")]
 
 
@@ -79,7 +91,9 @@ class LiftbridgeDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> LiftbridgeWriter:  # noqa: N802
         """The sink."""
         if overwrite:
-            raise OptionError("liftbridge sink: a stream only grows: use outputMode append or update")
+            raise OptionError(
+                "liftbridge sink: a stream only grows: use outputMode append or update"
+            )
         _check_columns(schema)
         return LiftbridgeWriter(parse_options(self.options))
 
@@ -97,17 +111,33 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
     async def _publish(self, batches: Iterator[pa.RecordBatch]) -> int:
         task = TaskContext.get()
         assert task is not None, "the sink runs in tasks of Spark"
-        shared = {QUERY: (task.getLocalProperty(_QUERY_ID) or "").encode(), BATCH: (task.getLocalProperty(_BATCH_ID) or "").encode()}
+        shared = {
+            QUERY: (task.getLocalProperty(_QUERY_ID) or "").encode(),
+            BATCH: (task.getLocalProperty(_BATCH_ID) or "").encode(),
+        }
         row = task.partitionId() << _TASK_SHIFT
         count, options = 0, self._options
         async with LiftbridgePublisher(
-            options.servers(), ack_policy=options.ack_policy, ack_timeout=options.ack_timeout, max_in_flight=options.max_in_flight
+            options.servers(),
+            ack_policy=options.ack_policy,
+            ack_timeout=options.ack_timeout,
+            max_in_flight=options.max_in_flight,
         ) as publisher:
             for batch in batches:
                 for part, rows in _by_partition(batch):
-                    headers = [{**own, ROW: str(row + count + i).encode()} for own, i in zip(_headers(rows), part.rows, strict=True)]
+                    headers = [
+                        {**own, ROW: str(row + count + i).encode()}
+                        for own, i in zip(_headers(rows), part.rows, strict=True)
+                    ]
                     await publish_until_acked(
-                        publisher, options.stream, _values(rows), _keys(rows), headers, shared=shared, partition=part.partition, attempts=options.attempts
+                        publisher,
+                        options.stream,
+                        _values(rows),
+                        _keys(rows),
+                        headers,
+                        shared=shared,
+                        partition=part.partition,
+                        attempts=options.attempts,
                     )
                 count += batch.num_rows
         return count
@@ -144,7 +174,10 @@ def _keys(batch: pa.RecordBatch) -> list[bytes | None] | None:
 def _headers(batch: pa.RecordBatch) -> list[dict[str, bytes]]:
     if "headers" not in batch.schema.names:
         return [{} for _ in range(batch.num_rows)]
-    return [{name: _encoded(value) for name, value in pairs or ()} for pairs in batch.column("headers").to_pylist()]
+    return [
+        {name: _encoded(value) for name, value in pairs or ()}
+        for pairs in batch.column("headers").to_pylist()
+    ]
 
 
 def _bytes(column: pa.Array) -> list[bytes | None]:
@@ -157,7 +190,11 @@ def _encoded(value: str | bytes | None) -> bytes:
 
 def _check_columns(schema: StructType) -> None:
     allowed = {"value": _TEXT, "key": _TEXT, "partition": _WHOLE, "headers": (MapType,)}
-    wrong = [f"{field.name} {field.dataType.simpleString()}" for field in schema if not _fits(field.dataType, allowed.get(field.name, ()))]
+    wrong = [
+        f"{field.name} {field.dataType.simpleString()}"
+        for field in schema
+        if not _fits(field.dataType, allowed.get(field.name, ()))
+    ]
     if wrong or "value" not in schema.names:
         raise OptionError(
             "liftbridge sink: the columns are value (string or binary), and if wanted key (string or binary), partition (whole number) and headers "
@@ -173,16 +210,30 @@ def _fits(found: DataType, kinds: tuple[type[DataType], ...]) -> bool:
 
 def parse_options(given: Mapping[str, str]) -> SinkOptions:
     """The options, checked. Raises `OptionError`, which never quotes a value of `nats`."""
-    known = {"stream", "subject", "partitions", "nats", "natsenv", "ackpolicy", "acktimeout", "maxinflight", "attempts"}
+    known = {
+        "stream",
+        "subject",
+        "partitions",
+        "nats",
+        "natsenv",
+        "ackpolicy",
+        "acktimeout",
+        "maxinflight",
+        "attempts",
+    }
     options = {name.lower(): value for name, value in given.items()}
     unknown = sorted(options.keys() - known - {"checkpointlocation", "path", "queryname"})
     if unknown:
-        raise OptionError(f"liftbridge sink: unknown option {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+        raise OptionError(
+            f"liftbridge sink: unknown option {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+        )
     if not options.get("stream"):
         raise OptionError("liftbridge sink: option stream is required")
     try:
         return SinkOptions(
-            stream=Stream(options["stream"], options.get("subject", ""), int(options.get("partitions", "1"))),
+            stream=Stream(
+                options["stream"], options.get("subject", ""), int(options.get("partitions", "1"))
+            ),
             nats=options.get("nats", "nats://127.0.0.1:4222"),
             nats_env=options.get("natsenv"),
             ack_policy=_ACKED[options.get("ackpolicy", "all").lower()],

@@ -110,7 +110,9 @@ def _url(value: str) -> str:
     if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
         raise ValueError("must be an http or https URL")
     if credentials:
-        raise ValueError("must not hold credentials, which would stand in query plans: use authEnv or authCallable")
+        raise ValueError(
+            "must not hold credentials, which would stand in query plans: use authEnv or authCallable"
+        )
     return value.strip()
 
 
@@ -123,7 +125,10 @@ def _start(value: str) -> Any:
         cursors = {_partition(key): cursor for key, cursor in given.items()}
     except (ValueError, AttributeError):
         raise ValueError(problem) from None
-    if not cursors or not all(isinstance(cursor, str) and cursor and cursor.isascii() and cursor.isprintable() for cursor in cursors.values()):
+    if not cursors or not all(
+        isinstance(cursor, str) and cursor and cursor.isascii() and cursor.isprintable()
+        for cursor in cursors.values()
+    ):
         raise ValueError(f"{problem}; cursors are printable ASCII")
     return cursors
 
@@ -140,9 +145,13 @@ def _partitions(value: str) -> frozenset[int]:
     try:
         for part in value.split(","):
             first, dash, last = part.strip().partition("-")
-            chosen.update(range(_partition(first), _partition(last) + 1) if dash else [_partition(first)])
+            chosen.update(
+                range(_partition(first), _partition(last) + 1) if dash else [_partition(first)]
+            )
     except ValueError:
-        raise ValueError(f"must be numbers and ranges from 0 to {MAX_PARTITION}, such as 0,3,8-15") from None
+        raise ValueError(
+            f"must be numbers and ranges from 0 to {MAX_PARTITION}, such as 0,3,8-15"
+        ) from None
     if not chosen:
         raise ValueError("holds an empty range")
     return frozenset(chosen)
@@ -150,7 +159,9 @@ def _partitions(value: str) -> frozenset[int]:
 
 def _stream(value: str) -> int:
     if value.strip().lower() in ("true", "y"):
-        raise ValueError("must be a number of milliseconds: a response without an end never fills an epoch")
+        raise ValueError(
+            "must be a number of milliseconds: a response without an end never fills an epoch"
+        )
     return _integer(1)(value)
 
 
@@ -194,15 +205,29 @@ _FETCH: dict[str, Callable[[str], Any]] = {
     "skip_event_types": _names,
     "v1_headers": _names,
 }
-_LIMITS: dict[str, Callable[[str], Any]] = {f.name: _seconds if isinstance(f.default, float) else _integer(1) for f in fields(Limits)}
-_RETRY: dict[str, Callable[[str], Any]] = {f.name: _seconds_or_none for f in fields(RetryPolicy) if f.name != "decide"}
+_LIMITS: dict[str, Callable[[str], Any]] = {
+    f.name: _seconds if isinstance(f.default, float) else _integer(1) for f in fields(Limits)
+}
+_RETRY: dict[str, Callable[[str], Any]] = {
+    f.name: _seconds_or_none for f in fields(RetryPolicy) if f.name != "decide"
+}
 _FAMILIES = ("filter.", "header.", "headerEnv.")
 _ALIASES = {"path": "url", "startingcursors": "start"}
 
-OPTION_NAMES = sorted([*map(_camel, [*_SOURCE, *_FETCH, *_LIMITS, *_RETRY]), "startingCursors", *(f"{family}NAME" for family in _FAMILIES)])
+OPTION_NAMES = sorted(
+    [
+        *map(_camel, [*_SOURCE, *_FETCH, *_LIMITS, *_RETRY]),
+        "startingCursors",
+        *(f"{family}NAME" for family in _FAMILIES),
+    ]
+)
 """Every option, as it is spelled in documentation; Spark ignores the case of option names."""
 
-_PARSERS = {_camel(name).lower(): (name, parse) for group in (_SOURCE, _FETCH, _LIMITS, _RETRY) for name, parse in group.items()}
+_PARSERS = {
+    _camel(name).lower(): (name, parse)
+    for group in (_SOURCE, _FETCH, _LIMITS, _RETRY)
+    for name, parse in group.items()
+}
 _PARSERS["startingcursors"] = ("start", _start)
 
 
@@ -215,7 +240,11 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     values: dict[str, Any] = {}
     families: dict[str, dict[str, str]] = {family.lower(): {} for family in _FAMILIES}
     for option, value in given.items():
-        name = _ALIASES.get(option.lower(), option.lower()) if option.lower() == "path" else option.lower()
+        name = (
+            _ALIASES.get(option.lower(), option.lower())
+            if option.lower() == "path"
+            else option.lower()
+        )
         family = next((f for f in families if name.startswith(f) and len(name) > len(f)), None)
         if family is not None:
             families[family][option[len(family) :]] = str(value)
@@ -241,8 +270,12 @@ def _take(option: str, value: str, name: str, values: dict[str, Any], problems: 
     values[target] = parsed
 
 
-def _check(values: dict[str, Any], families: dict[str, dict[str, str]], problems: list[str]) -> None:
-    if "url" not in values and not any("option url" in problem or "option path" in problem for problem in problems):
+def _check(
+    values: dict[str, Any], families: dict[str, dict[str, str]], problems: list[str]
+) -> None:
+    if "url" not in values and not any(
+        "option url" in problem or "option path" in problem for problem in problems
+    ):
         problems.append("option url is missing: the address of the feed")
     problems += [
         f"option header.{name} would put a secret into the query plan: name an environment variable with headerEnv.{name} or authEnv, "
@@ -261,7 +294,9 @@ def _check(values: dict[str, Any], families: dict[str, dict[str, str]], problems
 
 def _limits(**values: Any) -> Limits:
     defaults: dict[str, Any] = dict(_SPARK_LIMITS)
-    defaults["max_poll_interval"] = max(defaults["max_poll_interval"], values.get("poll_interval", 0))
+    defaults["max_poll_interval"] = max(
+        defaults["max_poll_interval"], values.get("poll_interval", 0)
+    )
     return Limits(**{**defaults, **values})
 
 
@@ -292,4 +327,6 @@ def _spelling(option: str) -> str:
 
 def _in_option_names(message: str) -> str:
     message = re.sub(r"\b(?:FetchOptions|Limits|RetryPolicy)(?:\.|: )", "", message)
-    return "option " + re.sub(r"\b[a-z]+(?:_[a-z0-9]+)+\b", lambda match: _camel(match.group()), message)
+    return "option " + re.sub(
+        r"\b[a-z]+(?:_[a-z0-9]+)+\b", lambda match: _camel(match.group()), message
+    )

@@ -9,9 +9,20 @@ from typing import Any, Literal
 try:
     import numpy as np
     import pyarrow as pa
-    from pyspark.sql.types import IntegerType, LongType, MapType, StringType, StructField, StructType, VariantType, VariantVal
+    from pyspark.sql.types import (
+        IntegerType,
+        LongType,
+        MapType,
+        StringType,
+        StructField,
+        StructType,
+        VariantType,
+        VariantVal,
+    )
 except ImportError as error:  # pragma: no cover - the message is the point
-    raise ImportError("feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'") from error
+    raise ImportError(
+        "feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'"
+    ) from error
 
 import orjson
 
@@ -19,7 +30,12 @@ Payload = Literal["string", "variant"]
 
 _NEWLINE = 10
 _HEADERS = pa.map_(pa.string(), pa.string())
-_VARIANT = pa.struct([pa.field("value", pa.binary(), nullable=False), pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"})])
+_VARIANT = pa.struct(
+    [
+        pa.field("value", pa.binary(), nullable=False),
+        pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
+    ]
+)
 
 
 def spark_schema(payload: Payload) -> StructType:
@@ -86,13 +102,17 @@ class Rows:
         return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.payload))
 
     def _cursors(self, count: int) -> pa.Array:
-        ends = np.cumsum(np.fromiter((number for number, _ in self.marks), dtype=np.int64, count=len(self.marks)))
+        ends = np.cumsum(
+            np.fromiter((number for number, _ in self.marks), dtype=np.int64, count=len(self.marks))
+        )
         first = int(np.searchsorted(ends, self.done, side="right"))
         last = int(np.searchsorted(ends, self.done + count - 1, side="right"))
         if first == last:
             return constant(self.marks[first][1], count, pa.string())
         which = np.searchsorted(ends, np.arange(self.done, self.done + count), side="right") - first
-        return pa.array([cursor for _, cursor in self.marks[first : last + 1]], pa.string()).take(pa.array(which))
+        return pa.array([cursor for _, cursor in self.marks[first : last + 1]], pa.string()).take(
+            pa.array(which)
+        )
 
 
 def constant(value: Any, count: int, type: pa.DataType) -> pa.Array:
@@ -108,20 +128,30 @@ def split_lines(lines: bytes) -> pa.Array:
     ends = np.flatnonzero(raw == _NEWLINE)
     offsets = np.zeros(len(ends) + 1, dtype=np.int32)
     offsets[1:] = ends - np.arange(len(ends))
-    return pa.StringArray.from_buffers(len(ends), pa.py_buffer(offsets), pa.py_buffer(lines.replace(b"\n", b"")))
+    return pa.StringArray.from_buffers(
+        len(ends), pa.py_buffer(offsets), pa.py_buffer(lines.replace(b"\n", b""))
+    )
 
 
 def variants(data: pa.Array) -> pa.Array:
     """The JSON texts as VARIANT values."""
     parsed = [VariantVal.parseJson(text) for text in data.to_pylist()]
     values = pa.array([one.value for one in parsed], pa.binary())
-    return pa.StructArray.from_arrays([values, pa.array([one.metadata for one in parsed], pa.binary())], fields=list(_VARIANT))
+    return pa.StructArray.from_arrays(
+        [values, pa.array([one.metadata for one in parsed], pa.binary())], fields=list(_VARIANT)
+    )
 
 
 def header_maps(headers: Iterable[bytes]) -> pa.Array:
     """Maps of text, null for an event without headers; a header that is no text keeps its JSON form."""
     decoded = (orjson.loads(line) for line in headers)
-    return pa.array([[(name, _text(value)) for name, value in found.items()] if found else None for found in decoded], _HEADERS)
+    return pa.array(
+        [
+            [(name, _text(value)) for name, value in found.items()] if found else None
+            for found in decoded
+        ],
+        _HEADERS,
+    )
 
 
 def _text(value: Any) -> str | None:

@@ -42,5 +42,9 @@ class FeedDataSource(DataSource):
 
 def _check_schema(given: StructType, options: SourceOptions) -> None:
     own = spark_schema(options.payload)
-    if [(field.name, field.dataType) for field in given] != [(field.name, field.dataType) for field in own]:
-        raise OptionError(f"feedapi source: the columns are {own.simpleString()}: leave out .schema(...), and select or cast afterwards")
+    if [(field.name, field.dataType) for field in given] != [
+        (field.name, field.dataType) for field in own
+    ]:
+        raise OptionError(
+            f"feedapi source: the columns are {own.simpleString()}: leave out .schema(...), and select or cast afterwards"
+        )

@@ -13,11 +13,21 @@ import pyarrow as pa
 
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
-from feedapi_client.protocol.ndjson import Run
+from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.fetch import Feed, Outcome, PartitionReader, Target
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.schema import Payload, Rows
-from feedapi_client.spark.staging import MissingObjectError, Section, Staging, StagingError, compress, decompress, decompress_lines, pack, unpack
+from feedapi_client.spark.staging import (
+    MissingObjectError,
+    Section,
+    Staging,
+    StagingError,
+    compress,
+    decompress,
+    decompress_lines,
+    pack,
+    unpack,
+)
 
 _PATIENCE = 10.0
 _THREADS = 8
@@ -43,7 +53,7 @@ class _Staged:
         self.events = Section()
         self.headers = Section() if headers else None
 
-    def take(self, run: Run) -> None:
+    def take(self, run: CheckpointedEvents) -> None:
         """Add the events of the run and its checkpoint."""
         if not run.events:
             return
@@ -55,7 +65,11 @@ class _Staged:
 
     def sections(self) -> list[list[bytes]]:
         """Checkpoints, payloads, headers."""
-        return [[compress(orjson.dumps(self.marks))], self.events.finish(), self.headers.finish() if self.headers is not None else []]
+        return [
+            [compress(orjson.dumps(self.marks))],
+            self.events.finish(),
+            self.headers.finish() if self.headers is not None else [],
+        ]
 
 
 def winner(options: SourceOptions, staging: Staging, group: Group) -> bytes:
@@ -91,15 +105,25 @@ def fetch_group(options: SourceOptions, group: Group) -> bytes:
         return sum(one.events.size for one in staged) > options.limits.max_buffered_bytes
 
     def read(feed: Feed, target: Target, into: _Staged) -> Outcome:
-        return PartitionReader(feed, target, limit=group.limit, full=full, patience=_PATIENCE).read(into.take)
+        return PartitionReader(feed, target, limit=group.limit, full=full, patience=_PATIENCE).read(
+            into.take
+        )
 
     feed = Feed(options, group.fetch, group.info)
     if len(staged) == 1:
         outcomes = [read(feed, group.targets[0], staged[0])]
     else:
-        with ThreadPoolExecutor(min(_THREADS, options.limits.max_concurrent_fetches, len(staged)), thread_name_prefix="feedapi-fetch") as pool:
-            outcomes = list(pool.map(lambda pair: read(feed, *pair), zip(group.targets, staged, strict=True)))
-    parts = [{**asdict(outcome), "sequence": target.sequence, "depth": target.depth} for outcome, target in zip(outcomes, group.targets, strict=True)]
+        with ThreadPoolExecutor(
+            min(_THREADS, options.limits.max_concurrent_fetches, len(staged)),
+            thread_name_prefix="feedapi-fetch",
+        ) as pool:
+            outcomes = list(
+                pool.map(lambda pair: read(feed, *pair), zip(group.targets, staged, strict=True))
+            )
+    parts = [
+        {**asdict(outcome), "sequence": target.sequence, "depth": target.depth}
+        for outcome, target in zip(outcomes, group.targets, strict=True)
+    ]
     return pack(parts, [section for one in staged for section in one.sections()])
 
 
@@ -120,9 +144,26 @@ def batches(staged: bytes, key: str, payload: Payload, size: int) -> Iterator[pa
         marks, events, headers = sections[3 * number : 3 * number + 3]
         if not part["events"]:
             continue
-        rows = Rows(part["partition"], part["depth"], part["sequence"], payload, orjson.loads(decompress(marks, key)))
-        header_lines = (line for lines in decompress_lines(headers, key, size) for line in lines.splitlines()) if len(headers) else None
+        rows = Rows(
+            part["partition"],
+            part["depth"],
+            part["sequence"],
+            payload,
+            orjson.loads(decompress(marks, key)),
+        )
+        header_lines = (
+            (line for lines in decompress_lines(headers, key, size) for line in lines.splitlines())
+            if len(headers)
+            else None
+        )
         for lines in decompress_lines(events, key, size):
-            yield rows.batch(lines, list(islice(header_lines, lines.count(b"\n"))) if header_lines is not None else None)
+            yield rows.batch(
+                lines,
+                list(islice(header_lines, lines.count(b"\n")))
+                if header_lines is not None
+                else None,
+            )
         if rows.done != part["events"]:
-            raise StagingError(f"staged object {key} holds {rows.done} events of partition {part['partition']}, its header says {part['events']}")
+            raise StagingError(
+                f"staged object {key} holds {rows.done} events of partition {part['partition']}, its header says {part['events']}"
+            )

@@ -26,7 +26,9 @@ try:
     from obstore.exceptions import AlreadyExistsError, BaseError
     from obstore.store import from_url
 except ImportError as error:  # pragma: no cover - the message is the point
-    raise ImportError("feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'") from error
+    raise ImportError(
+        "feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'"
+    ) from error
 
 import orjson
 
@@ -100,7 +102,9 @@ class Staging:
             start = bytes(obstore.get_range(self.store, key, start=0, length=_FIRST_READ))
             size = header_size(start, key)
             if len(start) < size:
-                start += bytes(obstore.get_range(self.store, key, start=len(start), length=size - len(start)))
+                start += bytes(
+                    obstore.get_range(self.store, key, start=len(start), length=size - len(start))
+                )
         except FileNotFoundError as error:
             raise MissingObjectError(f"staged object {key} is not there") from error
         except (BaseError, OSError) as error:
@@ -120,8 +124,15 @@ class Staging:
     def discard_before(self, epoch: int) -> int:
         """Delete all objects of earlier epochs and say how many there were. Data goes before plans: what a cut-off left behind is found again next time."""
         try:
-            keys = [entry["path"] for page in obstore.list(self.store, prefix=self.run) for entry in page]
-            old = sorted((key for key in keys if _epoch_of(key) < epoch), key=lambda key: ("/plan/" in key, key))
+            keys = [
+                entry["path"]
+                for page in obstore.list(self.store, prefix=self.run)
+                for entry in page
+            ]
+            old = sorted(
+                (key for key in keys if _epoch_of(key) < epoch),
+                key=lambda key: ("/plan/" in key, key),
+            )
             for key in old:
                 _delete(self.store, key)
         except (BaseError, OSError) as error:
@@ -130,7 +141,9 @@ class Staging:
 
     def _failed(self, verb: str, key: str, error: Exception) -> StagingError:
         # The text of an object store's error may quote signed URLs; its first line names the fault.
-        return StagingError(f"could not {verb} the staged object {key}: {type(error).__name__}: {_first_line(error)}")
+        return StagingError(
+            f"could not {verb} the staged object {key}: {type(error).__name__}: {_first_line(error)}"
+        )
 
 
 def open_store(location: str) -> Any:
@@ -141,7 +154,9 @@ def open_store(location: str) -> Any:
     except (BaseError, OSError, ValueError, TypeError):
         scheme = url.partition("://")[0]
         # Not the library's text, and not the error itself: both quote the URL.
-        raise StagingError(f"the staging location ({scheme}://…) can't be opened: give an s3://, gs://, az:// or file:// URL") from None
+        raise StagingError(
+            f"the staging location ({scheme}://…) can't be opened: give an s3://, gs://, az:// or file:// URL"
+        ) from None
 
 
 def _delete(store: Any, key: str) -> None:
@@ -168,7 +183,10 @@ def _first_line(error: Exception) -> str:
 def pack(header: Any, sections: Sequence[Iterable[bytes]] = ()) -> bytes:
     """An object of a JSON header and sections, each an iterable of already compressed chunks."""
     bodies = [b"".join(section) for section in sections]
-    text = orjson.dumps({"sections": [len(body) for body in bodies], "header": header}, option=orjson.OPT_NON_STR_KEYS)
+    text = orjson.dumps(
+        {"sections": [len(body) for body in bodies], "header": header},
+        option=orjson.OPT_NON_STR_KEYS,
+    )
     return b"".join([_PREFIX.pack(MAGIC, len(text), zlib.crc32(text)), text, *bodies])
 
 

@@ -20,7 +20,15 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from feedapi_client.spark.fetch import Feed, Outcome
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.stage import Group, batches, empty_object, outcomes_of, winner
-from feedapi_client.spark.staging import MissingObjectError, Staging, StagingError, compress, decompress, pack, unpack
+from feedapi_client.spark.staging import (
+    MissingObjectError,
+    Staging,
+    StagingError,
+    compress,
+    decompress,
+    pack,
+    unpack,
+)
 from feedapi_client.spark.tracker import Plan, Tracker, _AvailableNow
 
 _log = logging.getLogger(__name__)
@@ -39,7 +47,9 @@ class StreamPartition(InputPartition):
         self.group = group
 
     def __repr__(self) -> str:
-        return f"StreamPartition(run={self.run}, epoch={self.group.epoch}, group={self.group.number})"
+        return (
+            f"StreamPartition(run={self.run}, epoch={self.group.epoch}, group={self.group.number})"
+        )
 
 
 class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -54,7 +64,9 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.location = location
         self._feed: Feed | None = None
         self._tracker: Tracker | None = None
-        self._at: tuple[str, int] | None = None  # the epoch whose plan the tracker made or took over
+        self._at: tuple[str, int] | None = (
+            None  # the epoch whose plan the tracker made or took over
+        )
         self._absorbed = False
         self._planned_here = False
         self._plans: dict[tuple[str, int], Plan] = {}
@@ -87,8 +99,14 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         tracker = self._tracker_at(run, epoch)
         run = run or uuid.uuid4().hex
         staging = self._staging(run)
-        if (run, epoch) != self._at and epoch != _BEFORE and staging.exists(staging.plan_key(epoch + 1)):
-            return self._adopt(run, epoch + 1)  # an earlier driver planned it and died before Spark noted it
+        if (
+            (run, epoch) != self._at
+            and epoch != _BEFORE
+            and staging.exists(staging.plan_key(epoch + 1))
+        ):
+            return self._adopt(
+                run, epoch + 1
+            )  # an earlier driver planned it and died before Spark noted it
         plan = tracker.next_plan(limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         if plan is None:
             self._at = (run, epoch) if epoch != _BEFORE else None
@@ -113,7 +131,12 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             plan = self._plan(run, epoch)
             fetch = self._open().fetch_options if plan.groups else self.options.fetch
             numbers = range(len(plan.groups))
-            found += [StreamPartition(run, Group(epoch, n, plan.targets(n), plan.slim_info(n), fetch, plan.limit)) for n in numbers]
+            found += [
+                StreamPartition(
+                    run, Group(epoch, n, plan.targets(n), plan.slim_info(n), fetch, plan.limit)
+                )
+                for n in numbers
+            ]
         return found
 
     def commit(self, end: Offset) -> None:
@@ -124,7 +147,9 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._staging(end["run"]).discard_before(int(end["epoch"]))
         except StagingError as error:
             _log.warning("old epochs were not deleted, the next commit tries again: %s", error)
-        self._plans = {key: plan for key, plan in self._plans.items() if key[1] >= int(end["epoch"])}
+        self._plans = {
+            key: plan for key, plan in self._plans.items() if key[1] >= int(end["epoch"])
+        }
 
     # ------------------------------------------------------------------ on executors
 
@@ -135,7 +160,12 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _spare_the_collector()
         staging, group = self._staging(partition.run), partition.group
         staged = winner(self.options, staging, group)
-        yield from batches(staged, staging.data_key(group.epoch, group.number), self.options.payload, self.options.limits.max_batch_bytes)
+        yield from batches(
+            staged,
+            staging.data_key(group.epoch, group.number),
+            self.options.payload,
+            self.options.limits.max_batch_bytes,
+        )
 
     # ------------------------------------------------------------------ the tracker and its epoch
 
@@ -153,7 +183,11 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _restore(self, run: str, epoch: int) -> None:
         if epoch == _BEFORE:
-            self._tracker, self._absorbed, self._at = Tracker.born(self.options, self._open()), True, None
+            self._tracker, self._absorbed, self._at = (
+                Tracker.born(self.options, self._open()),
+                True,
+                None,
+            )
             return
         self._tracker = Tracker.restored(self.options, self._open(), self._plan(run, epoch))
         self._absorbed = self._planned_here = False
@@ -170,7 +204,9 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _results(self, run: str, epoch: int) -> list[Outcome]:
         """What the epoch's staged objects say. A group without one was not read by the sink: it is sealed, so that it never is."""
         staging = self._staging(run)
-        keys = [staging.data_key(epoch, number) for number in range(len(self._plan(run, epoch).groups))]
+        keys = [
+            staging.data_key(epoch, number) for number in range(len(self._plan(run, epoch).groups))
+        ]
         if len(keys) < 2:
             headers = [_seal_or_read(staging, key) for key in keys]
         else:

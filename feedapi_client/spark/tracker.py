@@ -15,7 +15,16 @@ from dataclasses import dataclass, field, replace
 import msgspec
 
 from feedapi_client.errors import CursorRejectedError, FeedError, FeedUnavailableError, LineageError
-from feedapi_client.lineage.planner import Action, Fail, Planner, Rediscover, Report, Save, Start, State
+from feedapi_client.lineage.planner import (
+    Action,
+    Fail,
+    Planner,
+    Rediscover,
+    Report,
+    Save,
+    Start,
+    State,
+)
 from feedapi_client.model import FIRST, FeedInfo, FeedKey, Position
 from feedapi_client.spark.fetch import Feed, Outcome, PartitionReader, Target, read_end
 from feedapi_client.spark.options import OptionError, SourceOptions
@@ -61,7 +70,12 @@ class Plan(msgspec.Struct, kw_only=True):
         """The discovery as far as the group's requests need it; dialect v1 sends the number of all partitions."""
         if self.info.dialect == "v1":
             return self.info
-        return replace(self.info, partitions={partition: self.info.partitions[partition] for partition in self.groups[group]})
+        return replace(
+            self.info,
+            partitions={
+                partition: self.info.partitions[partition] for partition in self.groups[group]
+            },
+        )
 
 
 @dataclass(slots=True)
@@ -153,10 +167,16 @@ class Tracker:
         actions: list[Action] = []
         if outcome.cursor != outcome.start:
             self.planner.progressed(partition)
-            actions += self.planner.released(partition, self.planner.checkpoint(partition, outcome.cursor))
+            actions += self.planner.released(
+                partition, self.planner.checkpoint(partition, outcome.cursor)
+            )
         if outcome.ended:
-            actions += self.planner.ended(partition, outcome.cursor, asked_closed=outcome.asked_closed)
-            still_asked = self.planner.entries[partition].state is State.READING  # closed in the meantime: one more request tells whether that was the end
+            actions += self.planner.ended(
+                partition, outcome.cursor, asked_closed=outcome.asked_closed
+            )
+            still_asked = (
+                self.planner.entries[partition].state is State.READING
+            )  # closed in the meantime: one more request tells whether that was the end
             if self.available_now is not None and fresh and not still_asked:
                 self.available_now.caught_up.add(partition)
         self._perform(actions)
@@ -181,9 +201,20 @@ class Tracker:
         known = self._trouble.get(partition)
         since, attempts = (known.since, known.attempts + 1) if known else (now, 1)
         if policy.give_up_after is not None and now - since > policy.give_up_after:
-            raise FeedUnavailableError(f"failed for {now - since:.0f} s, the last time with {text}", feed=self.feed.url, partition=partition)
-        self._trouble[partition] = _Trouble(since, now + min(policy.max_delay, policy.base_delay * 2 ** min(attempts, 20)), attempts, text)
-        _log.warning("feed %s, partition %d: %s; the other partitions go on", self.feed.url, partition, text)
+            raise FeedUnavailableError(
+                f"failed for {now - since:.0f} s, the last time with {text}",
+                feed=self.feed.url,
+                partition=partition,
+            )
+        self._trouble[partition] = _Trouble(
+            since,
+            now + min(policy.max_delay, policy.base_delay * 2 ** min(attempts, 20)),
+            attempts,
+            text,
+        )
+        _log.warning(
+            "feed %s, partition %d: %s; the other partitions go on", self.feed.url, partition, text
+        )
 
     # ------------------------------------------------------------------ discovery
 
@@ -195,7 +226,10 @@ class Tracker:
         try:
             info = self.feed.discover()
             chosen = self._chosen(info)
-            ends = {partition: read_end(self.feed, partition) for partition in self.planner.unresolved(chosen)}
+            ends = {
+                partition: read_end(self.feed, partition)
+                for partition in self.planner.unresolved(chosen)
+            }
             actions = self.planner.discover(chosen, ends=ends)
         except FeedError as error:
             if self._info is None:
@@ -218,12 +252,18 @@ class Tracker:
         else:
             fresh = [p for p in info.partitions.values() if p.id not in self.known]
             for _ in fresh:  # a child may be listed before its parent
-                heirs = {p.id for p in fresh if p.starts_after in self.selected or self.selected.intersection(p.cursor_from)}
+                heirs = {
+                    p.id
+                    for p in fresh
+                    if p.starts_after in self.selected or self.selected.intersection(p.cursor_from)
+                }
                 if heirs <= self.selected:
                     break
                 self.selected |= heirs
         self.known |= info.partitions.keys()
-        return replace(info, partitions={p.id: p for p in info.partitions.values() if p.id in self.selected})
+        return replace(
+            info, partitions={p.id: p for p in info.partitions.values() if p.id in self.selected}
+        )
 
     def _check_refusals(self, info: FeedInfo) -> None:
         runnable = self.planner.runnable()
@@ -231,7 +271,11 @@ class Tracker:
             if partition not in info.partitions or runnable.get(partition) != cursor:
                 del self._refusals[partition, cursor]
             elif count >= _REFUSALS:
-                raise CursorRejectedError(f"is listed, and refuses the cursor {cursor!r} again and again", feed=self.feed.url, partition=partition)
+                raise CursorRejectedError(
+                    f"is listed, and refuses the cursor {cursor!r} again and again",
+                    feed=self.feed.url,
+                    partition=partition,
+                )
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -256,7 +300,9 @@ class Tracker:
         if not (self._more or self._unsaved) and time.monotonic() < self._probe_at:
             return None
         wanted = self._due()
-        if self._more.intersection(wanted) or (time.monotonic() >= self._probe_at and self._probe(wanted)):
+        if self._more.intersection(wanted) or (
+            time.monotonic() >= self._probe_at and self._probe(wanted)
+        ):
             self._probe_pause, self._probe_at = self.options.limits.poll_interval, 0.0
             return self._plan(self._due(), limit)
         return self._plan([], limit) if self._unsaved else None
@@ -270,22 +316,33 @@ class Tracker:
                 return self._plan([], limit) if self._unsaved else None
             due = self._due(wanted)
             if self._more.intersection(due) or self._probe(due):
-                return self._plan([p for p in self._due(self.planner.runnable()) if p not in trigger.caught_up], limit)
+                return self._plan(
+                    [p for p in self._due(self.planner.runnable()) if p not in trigger.caught_up],
+                    limit,
+                )
             if not due or self._trouble.keys() & set(wanted):
                 time.sleep(min(1.0, self.options.limits.poll_interval))
             self.refresh()
-        _log.warning("feed %s: availableNowTimeout is over, the rest is left for the next run", self.feed.url)
+        _log.warning(
+            "feed %s: availableNowTimeout is over, the rest is left for the next run", self.feed.url
+        )
         return None
 
     def _refresh_or_be_born(self) -> None:
         newborn = self._info is None
         self.refresh()
         if newborn and self.options.start == "first":
-            self._unsaved = False  # it would be born the same way again: no need for an epoch without rows
+            self._unsaved = (
+                False  # it would be born the same way again: no need for an epoch without rows
+            )
 
     def _due(self, among: Iterable[int] | None = None) -> list[int]:
         now = time.monotonic()
-        return [p for p in (self.planner.runnable() if among is None else among) if p not in self._trouble or self._trouble[p].until <= now]
+        return [
+            p
+            for p in (self.planner.runnable() if among is None else among)
+            if p not in self._trouble or self._trouble[p].until <= now
+        ]
 
     def _plan(self, wanted: list[int], limit: int | None) -> Plan:
         self._unsaved = False
@@ -299,12 +356,19 @@ class Tracker:
             depths=dict(self.depths),
             known=sorted(self.known),
             selected=None if self.selected is None else sorted(self.selected),
-            groups=group(sorted(wanted, key=lambda p: p not in self._more), self.options.max_partitions_per_task),
+            groups=group(
+                sorted(wanted, key=lambda p: p not in self._more),
+                self.options.max_partitions_per_task,
+            ),
             limit=limit,
         )
 
     def _positions(self) -> dict[int, Position]:
-        return {entry.id: entry.position for entry in self.planner.entries.values() if entry.position is not None}
+        return {
+            entry.id: entry.position
+            for entry in self.planner.entries.values()
+            if entry.position is not None
+        }
 
     def _set_depth(self, partition: int) -> int:
         """How many partitions come before it, counted once: an ancestor that is gone later still counts."""
@@ -312,7 +376,9 @@ class Tracker:
             listed = self.planner.graph.partitions.get(partition)
             before: list[int] = []
             if listed is not None and listed.starts_after is not None:
-                before = [listed.starts_after] if listed.starts_after in self.planner.entries else []
+                before = (
+                    [listed.starts_after] if listed.starts_after in self.planner.entries else []
+                )
             elif listed is not None:
                 before = [a for a in listed.cursor_from if self.sequences.get(a)]
             self.depths[partition] = 1 + max(map(self._set_depth, before)) if before else 0
@@ -328,7 +394,10 @@ class Tracker:
         workers = min(self.options.limits.max_concurrent_fetches, _DEFAULT_TASKS, len(partitions))
         with ThreadPoolExecutor(workers, thread_name_prefix="feedapi-probe") as pool:
             for at in range(0, len(partitions), workers):
-                targets = [Target(partition, cursors[partition]) for partition in partitions[at : at + workers]]
+                targets = [
+                    Target(partition, cursors[partition])
+                    for partition in partitions[at : at + workers]
+                ]
                 outcomes = list(pool.map(self._ask, targets))
                 news = any(outcome.events for outcome in outcomes)
                 for outcome in outcomes:
@@ -342,7 +411,9 @@ class Tracker:
         return news
 
     def _ask(self, target: Target) -> Outcome:
-        return PartitionReader(self.feed, target, limit=1, full=lambda: True, patience=_PROBE_PATIENCE, probe=True).read()
+        return PartitionReader(
+            self.feed, target, limit=1, full=lambda: True, patience=_PROBE_PATIENCE, probe=True
+        ).read()
 
     def _absorb_probe(self, outcome: Outcome) -> None:
         """A probe reads no events: where it found some, the executors will."""
@@ -357,8 +428,20 @@ class Tracker:
 
     def summary(self) -> dict[str, int]:
         """How many partitions are in which state."""
-        counts = {"partitions": 0, "reading": 0, "caughtUp": 0, "waiting": 0, "drained": 0, "failing": len(self._trouble)}
-        names = {State.READING: "reading", State.CAUGHT_UP: "caughtUp", State.WAITING: "waiting", State.DRAINED: "drained"}
+        counts = {
+            "partitions": 0,
+            "reading": 0,
+            "caughtUp": 0,
+            "waiting": 0,
+            "drained": 0,
+            "failing": len(self._trouble),
+        }
+        names = {
+            State.READING: "reading",
+            State.CAUGHT_UP: "caughtUp",
+            State.WAITING: "waiting",
+            State.DRAINED: "drained",
+        }
         for entry in self.planner.entries.values():
             counts["partitions"] += entry.id in self.planner.graph
             if entry.state in names:
@@ -378,4 +461,6 @@ def check_partitions(options: SourceOptions, info: FeedInfo) -> None:
     """Raise `OptionError` when option ``partitions`` names one that the feed does not list."""
     missing = sorted((options.partitions or frozenset()) - info.partitions.keys())
     if missing:
-        raise OptionError(f"feedapi source: option partitions names {', '.join(map(str, missing[:8]))}, which the feed does not list")
+        raise OptionError(
+            f"feedapi source: option partitions names {', '.join(map(str, missing[:8]))}, which the feed does not list"
+        )

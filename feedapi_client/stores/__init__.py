@@ -25,7 +25,10 @@ __all__ = [
     "SQLiteCursorStore",
 ]
 
-_LAZY = {"RedisCursorStore": "feedapi_client.stores.redis", "SQLAlchemyCursorStore": "feedapi_client.stores.sql"}
+_LAZY = {
+    "RedisCursorStore": "feedapi_client.stores.redis",
+    "SQLAlchemyCursorStore": "feedapi_client.stores.sql",
+}
 
 
 def __getattr__(name: str) -> Any:

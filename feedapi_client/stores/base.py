@@ -24,7 +24,9 @@ class CursorStore(Protocol):
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """All positions of the feed, superseded and drained ones included; empty for a feed never saved. Raises `StoreError`."""
 
-    async def save(self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None) -> None:
+    async def save(
+        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
+    ) -> None:
         """Save all the positions, or none of them.
 
         Raises `FencedError`, and saves nothing, when for one of them the stored revision is not the predecessor (``revision - 1``; nothing stored for a
@@ -50,7 +52,9 @@ class AdministrableStore(CursorStore, Protocol):
         Stop the feed's consumer first: revisions start again at 1, so that one that sleeps through it all could later meet the revision it expects.
         """
 
-    async def replace(self, feed: FeedKey, positions: Mapping[int, Position]) -> dict[int, Position]:
+    async def replace(
+        self, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> dict[int, Position]:
         """Make these the positions of their partitions, whatever is stored, all or none; the others stay as they are.
 
         The revisions given are ignored: each becomes the one after what is stored. Returns the positions as saved. Raises `StoreError`.
@@ -87,7 +91,9 @@ class Closable:
         await self.aclose()
 
 
-def check_predecessor(feed: FeedKey, partition: int, position: Position, stored: int | None) -> None:
+def check_predecessor(
+    feed: FeedKey, partition: int, position: Position, stored: int | None
+) -> None:
     """Raise `FencedError` unless the `stored` revision (None: nothing stored) is the one before `position`'s."""
     if stored != (position.revision - 1 if position.revision > 1 else None):
         raise fenced(feed, partition, position.revision, stored)
@@ -104,27 +110,46 @@ def fenced(feed: FeedKey, partition: int, revision: int, stored: int | None) -> 
     )
 
 
-def stored_position(feed: FeedKey, partition: int, cursor: str, status: str, revision: int) -> Position:
+def stored_position(
+    feed: FeedKey, partition: int, cursor: str, status: str, revision: int
+) -> Position:
     """A position as a store holds it. Raises `StoreError` for a status that this version does not know."""
     if status not in _STATUSES:
-        raise StoreError(f"the stored position has the unknown status {status!r}: was it saved by a newer version?", feed=feed.url, partition=partition)
+        raise StoreError(
+            f"the stored position has the unknown status {status!r}: was it saved by a newer version?",
+            feed=feed.url,
+            partition=partition,
+        )
     return Position(cursor, status, revision)  # type: ignore[arg-type]
 
 
-def following(positions: Mapping[int, Position], revisions: Mapping[int, int]) -> dict[int, Position]:
+def following(
+    positions: Mapping[int, Position], revisions: Mapping[int, int]
+) -> dict[int, Position]:
     """The positions with the revisions that come after the stored ones."""
-    return {partition: Position(new.cursor, new.status, revisions.get(partition, 0) + 1) for partition, new in positions.items()}
+    return {
+        partition: Position(new.cursor, new.status, revisions.get(partition, 0) + 1)
+        for partition, new in positions.items()
+    }
 
 
-async def replace_positions(store: CursorStore, feed: FeedKey, positions: Mapping[int, Position]) -> dict[int, Position]:
+async def replace_positions(
+    store: CursorStore, feed: FeedKey, positions: Mapping[int, Position]
+) -> dict[int, Position]:
     """`AdministrableStore.replace` for any store: compare-and-set until no consumer comes in between."""
     for attempt in range(1, _REPLACE_ATTEMPTS + 1):
-        replaced = following(positions, {partition: found.revision for partition, found in (await store.load(feed)).items()})
+        replaced = following(
+            positions,
+            {partition: found.revision for partition, found in (await store.load(feed)).items()},
+        )
         try:
             await store.save(feed, replaced)
         except FencedError as error:
             if attempt == _REPLACE_ATTEMPTS:
-                raise StoreError("a running consumer keeps changing the positions: stop it and try again", feed=feed.url) from error
+                raise StoreError(
+                    "a running consumer keeps changing the positions: stop it and try again",
+                    feed=feed.url,
+                ) from error
         else:
             break
     return replaced

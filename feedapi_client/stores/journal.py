@@ -75,7 +75,9 @@ class Pruner:
 def microseconds(when: datetime) -> int:
     """Microseconds since 1970 UTC. Raises ValueError for a time without a zone."""
     if when.tzinfo is None:
-        raise ValueError(f"the time {when.isoformat()} has no time zone: use datetime.now(UTC) or datetime.astimezone()")
+        raise ValueError(
+            f"the time {when.isoformat()} has no time zone: use datetime.now(UTC) or datetime.astimezone()"
+        )
     return (when - _EPOCH) // _MICROSECOND
 
 
@@ -90,11 +92,16 @@ def check_reach(feed: FeedKey, journal: Journal | None, when: datetime) -> int:
         raise StoreError("the store keeps no journal: give it journal=Journal()", feed=feed.url)
     at = microseconds(when)
     if journal.keep is not None and at < now() - journal.keep // _MICROSECOND:
-        raise StoreError(f"the journal keeps {journal.keep} and does not reach back to {when.isoformat()}", feed=feed.url)
+        raise StoreError(
+            f"the journal keeps {journal.keep} and does not reach back to {when.isoformat()}",
+            feed=feed.url,
+        )
     return at
 
 
-def reconstruct(feed: FeedKey, when: datetime, covering: Iterable[CoveringRow], later: Iterable[LaterRow]) -> dict[int, Position]:
+def reconstruct(
+    feed: FeedKey, when: datetime, covering: Iterable[CoveringRow], later: Iterable[LaterRow]
+) -> dict[int, Position]:
     """The positions at `when`. Raises `StoreError` for a partition that may have had a position which the journal does not know."""
     found: dict[int, Position] = {}
     for partition, cursor, status, revision, _ in sorted(covering, key=lambda row: row[4]):
@@ -102,15 +109,25 @@ def reconstruct(feed: FeedKey, when: datetime, covering: Iterable[CoveringRow], 
     earliest: dict[int, tuple[int, float]] = {}
     for partition, saved, born in later:
         before = earliest.get(partition, (saved, float("inf")))
-        earliest[partition] = (min(saved, before[0]), min(float("inf") if born is None else born, before[1]))
+        earliest[partition] = (
+            min(saved, before[0]),
+            min(float("inf") if born is None else born, before[1]),
+        )
     for partition, (saved, birth) in sorted(earliest.items()):
         # What was saved first after that time and is not a first revision had a predecessor, which is not in the journal.
         if partition not in found and saved != birth:
-            raise StoreError(f"the journal does not know the position at {when.isoformat()}", feed=feed.url, partition=partition)
+            raise StoreError(
+                f"the journal does not know the position at {when.isoformat()}",
+                feed=feed.url,
+                partition=partition,
+            )
     return found
 
 
 def check_rewind(feed: FeedKey, to: datetime, target: dict[int, Position]) -> None:
     """Raise `StoreError` unless there is something to rewind to: an empty store would bootstrap, and `start` might skip events."""
     if not target:
-        raise StoreError(f"the feed had no position at {to.isoformat()}; delete its positions to start anew", feed=feed.url)
+        raise StoreError(
+            f"the feed had no position at {to.isoformat()}; delete its positions to start anew",
+            feed=feed.url,
+        )

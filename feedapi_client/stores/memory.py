@@ -23,10 +23,15 @@ class MemoryCursorStore(Closable):
         await anyio.lowlevel.checkpoint_if_cancelled()
         return dict(self._feeds.get(feed, {}))
 
-    async def save(self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None) -> None:
+    async def save(
+        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
+    ) -> None:
         """See `CursorStore.save`. Raises `StoreError` when a transaction is given."""
         if transaction is not None:
-            raise StoreError("MemoryCursorStore can't take part in a transaction: use a store in the database that the effects go to", feed=feed.url)
+            raise StoreError(
+                "MemoryCursorStore can't take part in a transaction: use a store in the database that the effects go to",
+                feed=feed.url,
+            )
         await anyio.lowlevel.checkpoint_if_cancelled()
         stored = self._feeds.get(feed, {})
         for partition, position in positions.items():
@@ -49,7 +54,9 @@ class MemoryCursorStore(Closable):
         if not stored:
             self._feeds.pop(feed, None)
 
-    async def replace(self, feed: FeedKey, positions: Mapping[int, Position]) -> dict[int, Position]:
+    async def replace(
+        self, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> dict[int, Position]:
         """See `AdministrableStore.replace`."""
         return await replace_positions(self, feed, positions)
 

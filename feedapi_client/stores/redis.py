@@ -15,7 +15,9 @@ try:
     import redis.asyncio as aioredis
     from redis.exceptions import RedisError
 except ImportError as error:
-    raise ImportError("RedisCursorStore needs redis-py: pip install 'feedapi-client[redis]'") from error
+    raise ImportError(
+        "RedisCursorStore needs redis-py: pip install 'feedapi-client[redis]'"
+    ) from error
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
@@ -69,8 +71,12 @@ class RedisCursorStore(Closable):
     def __init__(self, client: Any, *, prefix: str = "feedapi:", timeout: float = 30.0) -> None:
         self._owned = isinstance(client, str)
         self._client: Any = aioredis.Redis.from_url(client) if isinstance(client, str) else client
-        if not hasattr(self._client, "register_script") or isinstance(self._client, _sync_clients()):
-            raise TypeError(f"RedisCursorStore needs a redis.asyncio client or a URL, not a {type(client).__name__}")
+        if not hasattr(self._client, "register_script") or isinstance(
+            self._client, _sync_clients()
+        ):
+            raise TypeError(
+                f"RedisCursorStore needs a redis.asyncio client or a URL, not a {type(client).__name__}"
+            )
         self._prefix = prefix
         self._timeout = timeout
         self._save = self._client.register_script(_SAVE)
@@ -81,18 +87,33 @@ class RedisCursorStore(Closable):
         async with self._guard(feed):
             fields = await self._client.hgetall(self._key(feed))
         texts = ((_text(name), _text(value)) for name, value in fields.items())
-        return {int(name): _position(feed, int(name), value) for name, value in texts if name != _FEED_FIELD}
+        return {
+            int(name): _position(feed, int(name), value)
+            for name, value in texts
+            if name != _FEED_FIELD
+        }
 
-    async def save(self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None) -> None:
+    async def save(
+        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
+    ) -> None:
         """See `CursorStore.save`. Raises `StoreError` when a transaction is given."""
         if transaction is not None:
-            raise StoreError("RedisCursorStore can't take part in a transaction: keep the cursors in the database that the effects go to", feed=feed.url)
+            raise StoreError(
+                "RedisCursorStore can't take part in a transaction: keep the cursors in the database that the effects go to",
+                feed=feed.url,
+            )
         if not positions:
             return
         async with self._guard(feed):
-            arguments = [orjson.dumps({"url": feed.url, "name": feed.name, "filters": feed.filters})]
+            arguments = [
+                orjson.dumps({"url": feed.url, "name": feed.name, "filters": feed.filters})
+            ]
             for partition, new in positions.items():
-                arguments += [b"%d" % partition, b"%d" % (new.revision - 1), f"{new.revision} {new.status} {new.cursor}".encode()]
+                arguments += [
+                    b"%d" % partition,
+                    b"%d" % (new.revision - 1),
+                    f"{new.revision} {new.status} {new.cursor}".encode(),
+                ]
             refused = await self._save(keys=[self._key(feed)], args=arguments)
         if refused:
             partition, stored = int(refused[0]), int(refused[1])
@@ -102,7 +123,9 @@ class RedisCursorStore(Closable):
         """See `AdministrableStore.feeds`. Goes over the names of all keys of the database."""
         found = set()
         async with self._guard(None):
-            async for key in self._client.scan_iter(match=_literally(self._prefix) + "*", count=1000):
+            async for key in self._client.scan_iter(
+                match=_literally(self._prefix) + "*", count=1000
+            ):
                 if (text := await self._described(key)) is not None:
                     described = orjson.loads(text)
                     found.add(FeedKey(described["url"], described["name"], described["filters"]))
@@ -114,9 +137,13 @@ class RedisCursorStore(Closable):
             if partitions is None:
                 await self._client.delete(self._key(feed))
             else:
-                await self._delete(keys=[self._key(feed)], args=[b"%d" % partition for partition in partitions])
+                await self._delete(
+                    keys=[self._key(feed)], args=[b"%d" % partition for partition in partitions]
+                )
 
-    async def replace(self, feed: FeedKey, positions: Mapping[int, Position]) -> dict[int, Position]:
+    async def replace(
+        self, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> dict[int, Position]:
         """See `AdministrableStore.replace`."""
         return await replace_positions(self, feed, positions)
 
@@ -142,16 +169,22 @@ class RedisCursorStore(Closable):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            raise StoreError("RedisCursorStore runs on asyncio only: on trio use SQLiteCursorStore", feed=url) from None
+            raise StoreError(
+                "RedisCursorStore runs on asyncio only: on trio use SQLiteCursorStore", feed=url
+            ) from None
         await anyio.lowlevel.checkpoint_if_cancelled()
         try:
             with anyio.fail_after(self._timeout, shield=True):
                 yield
         except TimeoutError as error:
-            raise StoreError(f"Redis did not answer within {self._timeout:g} s", feed=url) from error
+            raise StoreError(
+                f"Redis did not answer within {self._timeout:g} s", feed=url
+            ) from error
         except (RedisError, OSError, UnicodeError) as error:
             # Only the name of a foreign error, which can repeat the command and so much else; the cause is chained.
-            raise StoreError(f"Redis failed: {type(error).__name__}{_hint(error)}", feed=url) from error
+            raise StoreError(
+                f"Redis failed: {type(error).__name__}{_hint(error)}", feed=url
+            ) from error
 
     def __repr__(self) -> str:
         return f"<RedisCursorStore, prefix {self._prefix!r}>"

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
@@ -16,18 +24,34 @@ try:
     import sqlalchemy as sa
     from sqlalchemy.dialects import mssql, mysql
     from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+    )
 except ImportError as error:
-    raise ImportError("SQLAlchemyCursorStore needs SQLAlchemy: pip install 'feedapi-client[sql]'") from error
+    raise ImportError(
+        "SQLAlchemyCursorStore needs SQLAlchemy: pip install 'feedapi-client[sql]'"
+    ) from error
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import Closable, check_predecessor, following, stored_position
-from feedapi_client.stores.journal import Journal, Pruner, check_reach, check_rewind, now, reconstruct
+from feedapi_client.stores.journal import (
+    Journal,
+    Pruner,
+    check_reach,
+    check_rewind,
+    now,
+    reconstruct,
+)
 
 T = TypeVar("T")
 
-_ROWS_PER_STATEMENT = 500  # SQL Server takes 2,100 parameters a statement; here are at most three for each row
+_ROWS_PER_STATEMENT = (
+    500  # SQL Server takes 2,100 parameters a statement; here are at most three for each row
+)
 _SAVE_ATTEMPTS = 3
 _ADMIN_ATTEMPTS = 100
 # Another transaction was in the way: serialization failures and deadlocks of PostgreSQL and SQL Server, of MySQL, of MariaDB.
@@ -79,7 +103,11 @@ def journal_table(name: str, metadata: sa.MetaData, schema: str | None = None) -
 
 def _long_text() -> Any:
     # MySQL's TEXT ends at 64 KiB; SQL Server's NTEXT can't be compared.
-    return sa.UnicodeText().with_variant(mysql.LONGTEXT(), "mysql", "mariadb").with_variant(mssql.NVARCHAR(None), "mssql")
+    return (
+        sa.UnicodeText()
+        .with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
+        .with_variant(mssql.NVARCHAR(None), "mssql")
+    )
 
 
 _TABLE_OPTIONS: dict[str, Any] = {
@@ -118,17 +146,28 @@ class SQLAlchemyCursorStore(Closable):
         timeout: float = 30.0,
     ) -> None:
         if not isinstance(engine, AsyncEngine):
-            raise TypeError(f"SQLAlchemyCursorStore needs an AsyncEngine (sqlalchemy.ext.asyncio.create_async_engine), not a {type(engine).__name__}")
+            raise TypeError(
+                f"SQLAlchemyCursorStore needs an AsyncEngine (sqlalchemy.ext.asyncio.create_async_engine), not a {type(engine).__name__}"
+            )
         if _autocommit(engine.sync_engine.get_execution_options(), engine.dialect):
-            raise ValueError("SQLAlchemyCursorStore needs an engine with transactions, and this one has the isolation level AUTOCOMMIT")
+            raise ValueError(
+                "SQLAlchemyCursorStore needs an engine with transactions, and this one has the isolation level AUTOCOMMIT"
+            )
         self.engine = engine
         metadata = sa.MetaData() if metadata is None else metadata
         self.table = _once(cursor_table, table, metadata, schema)
-        self.journal_table = _once(journal_table, f"{table}_journal", metadata, schema) if journal else None
+        self.journal_table = (
+            _once(journal_table, f"{table}_journal", metadata, schema) if journal else None
+        )
         self._journal = journal
         self._pruner = Pruner(journal)
         self._timeout = timeout
-        self._foreign_errors = (SQLAlchemyError, OSError, UnicodeError, engine.dialect.loaded_dbapi.Error)
+        self._foreign_errors = (
+            SQLAlchemyError,
+            OSError,
+            UnicodeError,
+            engine.dialect.loaded_dbapi.Error,
+        )
 
     async def create_tables(self) -> None:
         """Make the tables that do not exist yet. Several processes may do so at once. Raises `StoreError`."""
@@ -151,7 +190,9 @@ class SQLAlchemyCursorStore(Closable):
         async with self._guard(feed), self.engine.connect() as connection:
             return await self._load(connection, feed)
 
-    async def save(self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None) -> None:
+    async def save(
+        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
+    ) -> None:
         """See `CursorStore.save`. `transaction` is the caller's `AsyncConnection` or `AsyncSession`."""
         async with self._guard(feed):
             if transaction is not None:
@@ -165,8 +206,12 @@ class SQLAlchemyCursorStore(Closable):
         """See `AdministrableStore.feeds`."""
         columns = self.table.c
         async with self._guard(None), self.engine.connect() as connection:
-            rows = await connection.execute(sa.select(columns.feed_url, columns.consumer, columns.filters).distinct())
-            return sorted((FeedKey(url, name, orjson.loads(filters)) for url, name, filters in rows), key=str)
+            rows = await connection.execute(
+                sa.select(columns.feed_url, columns.consumer, columns.filters).distinct()
+            )
+            return sorted(
+                (FeedKey(url, name, orjson.loads(filters)) for url, name, filters in rows), key=str
+            )
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """See `AdministrableStore.delete`."""
@@ -174,11 +219,17 @@ class SQLAlchemyCursorStore(Closable):
 
         async def work(connection: AsyncConnection) -> None:
             stored = await self._load(connection, feed, lock=True)
-            await self._delete(connection, feed, {p: found for p, found in stored.items() if wanted is None or p in wanted})
+            await self._delete(
+                connection,
+                feed,
+                {p: found for p, found in stored.items() if wanted is None or p in wanted},
+            )
 
         await self._administer(feed, work)
 
-    async def replace(self, feed: FeedKey, positions: Mapping[int, Position]) -> dict[int, Position]:
+    async def replace(
+        self, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> dict[int, Position]:
         """See `AdministrableStore.replace`."""
 
         async def work(connection: AsyncConnection) -> dict[int, Position]:
@@ -199,7 +250,9 @@ class SQLAlchemyCursorStore(Closable):
             stored = await self._load(connection, feed, lock=True)
             target = await self._history(connection, feed, to)
             check_rewind(feed, to, target)
-            await self._delete(connection, feed, {p: found for p, found in stored.items() if p not in target})
+            await self._delete(
+                connection, feed, {p: found for p, found in stored.items() if p not in target}
+            )
             return await self._replace(connection, feed, target, stored)
 
         return await self._administer(feed, work)
@@ -221,7 +274,9 @@ class SQLAlchemyCursorStore(Closable):
             else:
                 return
 
-    async def _save_within(self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]) -> None:
+    async def _save_within(
+        self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> None:
         # The UPDATE of one row does all or nothing, without an error that PostgreSQL would end the transaction for. All else needs a savepoint.
         single = len(positions) == 1 and next(iter(positions.values())).revision > 1
         try:
@@ -232,7 +287,9 @@ class SQLAlchemyCursorStore(Closable):
             await self._blame(connection, feed, positions)
             _give_up(feed, error)
 
-    async def _administer(self, feed: FeedKey, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
+    async def _administer(
+        self, feed: FeedKey, work: Callable[[AsyncConnection], Awaitable[T]]
+    ) -> T:
         async with self._guard(feed):
             for _ in range(_ADMIN_ATTEMPTS):
                 try:
@@ -242,7 +299,10 @@ class SQLAlchemyCursorStore(Closable):
                 except (_RefusedError, DBAPIError) as error:
                     if not _conflict(error):
                         raise
-            raise StoreError("a running consumer keeps changing the positions: stop it and try again", feed=feed.url)
+            raise StoreError(
+                "a running consumer keeps changing the positions: stop it and try again",
+                feed=feed.url,
+            )
 
     async def _begin(self, connection: AsyncConnection) -> None:
         """Take the write lock where it is one for the whole database.
@@ -257,11 +317,22 @@ class SQLAlchemyCursorStore(Closable):
         if isinstance(transaction, (AsyncSession, async_scoped_session)):
             transaction = await transaction.connection()
         if not isinstance(transaction, AsyncConnection):
-            raise StoreError(f"transaction must be an AsyncConnection or an AsyncSession, not a {type(transaction).__name__}", feed=feed.url)
+            raise StoreError(
+                f"transaction must be an AsyncConnection or an AsyncSession, not a {type(transaction).__name__}",
+                feed=feed.url,
+            )
         if transaction.dialect.name != self.engine.dialect.name:
-            raise StoreError(f"the transaction is on {transaction.dialect.name}, but the cursors are on {self.engine.dialect.name}", feed=feed.url)
-        if transaction.sync_connection is not None and _autocommit(transaction.sync_connection.get_execution_options(), transaction.dialect):
-            raise StoreError("the connection is in autocommit mode: there is no transaction that the save could be part of", feed=feed.url)
+            raise StoreError(
+                f"the transaction is on {transaction.dialect.name}, but the cursors are on {self.engine.dialect.name}",
+                feed=feed.url,
+            )
+        if transaction.sync_connection is not None and _autocommit(
+            transaction.sync_connection.get_execution_options(), transaction.dialect
+        ):
+            raise StoreError(
+                "the connection is in autocommit mode: there is no transaction that the save could be part of",
+                feed=feed.url,
+            )
         return transaction
 
     @asynccontextmanager
@@ -271,15 +342,23 @@ class SQLAlchemyCursorStore(Closable):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            raise StoreError("SQLAlchemyCursorStore runs on asyncio only: on trio use SQLiteCursorStore", feed=url) from None
+            raise StoreError(
+                "SQLAlchemyCursorStore runs on asyncio only: on trio use SQLiteCursorStore",
+                feed=url,
+            ) from None
         await anyio.lowlevel.checkpoint_if_cancelled()
         try:
             with anyio.fail_after(self._timeout, shield=True):
                 yield
         except TimeoutError as error:
-            raise StoreError(f"the cursor database did not answer within {self._timeout:g} s", feed=url) from error
+            raise StoreError(
+                f"the cursor database did not answer within {self._timeout:g} s", feed=url
+            ) from error
         except self._foreign_errors as error:
-            raise StoreError(f"the cursor database ({self.engine.dialect.name}) failed: {self._reason(error)}", feed=url) from error
+            raise StoreError(
+                f"the cursor database ({self.engine.dialect.name}) failed: {self._reason(error)}",
+                feed=url,
+            ) from error
 
     def _reason(self, error: BaseException) -> str:
         """The first line of the database's own words: not the statement and its parameters, and never the password."""
@@ -291,16 +370,29 @@ class SQLAlchemyCursorStore(Closable):
 
     # Statements
 
-    async def _load(self, connection: AsyncConnection, feed: FeedKey, *, lock: bool = False, partitions: Iterable[int] | None = None) -> dict[int, Position]:
+    async def _load(
+        self,
+        connection: AsyncConnection,
+        feed: FeedKey,
+        *,
+        lock: bool = False,
+        partitions: Iterable[int] | None = None,
+    ) -> dict[int, Position]:
         columns = self.table.c
-        query = sa.select(columns.partition_id, columns.feed_cursor, columns.status, columns.revision).where(columns.feed_id == feed.id)
+        query = sa.select(
+            columns.partition_id, columns.feed_cursor, columns.status, columns.revision
+        ).where(columns.feed_id == feed.id)
         if partitions is not None:
             query = query.where(columns.partition_id.in_(list(partitions)))
         # Always in the order of the partitions, against deadlocks.
-        rows = await connection.execute(query.order_by(columns.partition_id).with_for_update() if lock else query)
+        rows = await connection.execute(
+            query.order_by(columns.partition_id).with_for_update() if lock else query
+        )
         return {row[0]: stored_position(feed, *row) for row in rows}
 
-    async def _write(self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]) -> None:
+    async def _write(
+        self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> None:
         """Compare and set; raises `_RefusedError` or IntegrityError when a revision is not as expected. Always in the order of the partitions, against
         deadlocks."""
         at = now()
@@ -311,7 +403,9 @@ class SQLAlchemyCursorStore(Closable):
             changed = await connection.execute(self._update(matching, chunk, at))
             if changed.rowcount != len(chunk):
                 raise _RefusedError
-        if born := [self._row(feed, p, new, at) for p, new in sorted(positions.items()) if new.revision <= 1]:
+        if born := [
+            self._row(feed, p, new, at) for p, new in sorted(positions.items()) if new.revision <= 1
+        ]:
             await connection.execute(sa.insert(self.table), born)
 
     def _row(self, feed: FeedKey, partition: int, new: Position, at: int) -> dict[str, Any]:
@@ -327,22 +421,34 @@ class SQLAlchemyCursorStore(Closable):
             "filters": orjson.dumps(feed.filters).decode(),
         }
 
-    def _update(self, matching: list[sa.ColumnElement[bool]], positions: Mapping[int, Position], at: int) -> sa.Update:
+    def _update(
+        self, matching: list[sa.ColumnElement[bool]], positions: Mapping[int, Position], at: int
+    ) -> sa.Update:
         return (
             sa.update(self.table)
             .where(*matching)
             .values(
-                feed_cursor=self._by_partition("feed_cursor", {p: new.cursor for p, new in positions.items()}),
-                status=self._by_partition("status", {p: new.status for p, new in positions.items()}),
+                feed_cursor=self._by_partition(
+                    "feed_cursor", {p: new.cursor for p, new in positions.items()}
+                ),
+                status=self._by_partition(
+                    "status", {p: new.status for p, new in positions.items()}
+                ),
                 revision=self.table.c.revision + 1,
                 saved_at=at,
             )
         )
 
-    def _matching(self, feed: FeedKey, revisions: Mapping[int, int]) -> list[sa.ColumnElement[bool]]:
+    def _matching(
+        self, feed: FeedKey, revisions: Mapping[int, int]
+    ) -> list[sa.ColumnElement[bool]]:
         """The rows of these partitions that have these revisions."""
         columns = self.table.c
-        return [columns.feed_id == feed.id, columns.partition_id.in_(list(revisions)), columns.revision == self._by_partition("revision", revisions)]
+        return [
+            columns.feed_id == feed.id,
+            columns.partition_id.in_(list(revisions)),
+            columns.revision == self._by_partition("revision", revisions),
+        ]
 
     def _by_partition(self, name: str, values: Mapping[int, Any]) -> sa.ColumnElement[Any]:
         """The value that belongs to a row's partition, for a column."""
@@ -350,52 +456,99 @@ class SQLAlchemyCursorStore(Closable):
         if len(set(values.values())) == 1:
             return sa.literal(next(iter(values.values())), type_)
         # As text, since building 500 comparisons of columns takes longer than the database needs for them. Identifiers and numbers are the store's own.
-        branches = " ".join(f"WHEN {int(partition)} THEN :{name}{partition}" for partition in values)
-        parameters = [sa.bindparam(f"{name}{partition}", value, type_) for partition, value in values.items()]
-        return sa.type_coerce(sa.text(f"CASE partition_id {branches} END").bindparams(*parameters), type_)
+        branches = " ".join(
+            f"WHEN {int(partition)} THEN :{name}{partition}" for partition in values
+        )
+        parameters = [
+            sa.bindparam(f"{name}{partition}", value, type_) for partition, value in values.items()
+        ]
+        return sa.type_coerce(
+            sa.text(f"CASE partition_id {branches} END").bindparams(*parameters), type_
+        )
 
-    async def _archive(self, connection: AsyncConnection, matching: list[sa.ColumnElement[bool]], at: int) -> None:
+    async def _archive(
+        self, connection: AsyncConnection, matching: list[sa.ColumnElement[bool]], at: int
+    ) -> None:
         if self.journal_table is None:
             return
         columns = self.table.c
-        names = ["feed_id", "replaced_at", "partition_id", "revision", "feed_cursor", "status", "saved_at"]
+        names = [
+            "feed_id",
+            "replaced_at",
+            "partition_id",
+            "revision",
+            "feed_cursor",
+            "status",
+            "saved_at",
+        ]
         replaced = sa.select(
-            columns.feed_id, sa.literal(at, sa.BigInteger), columns.partition_id, columns.revision, columns.feed_cursor, columns.status, columns.saved_at
+            columns.feed_id,
+            sa.literal(at, sa.BigInteger),
+            columns.partition_id,
+            columns.revision,
+            columns.feed_cursor,
+            columns.status,
+            columns.saved_at,
         ).where(*matching)
         # Locked as the UPDATE that follows will lock them: two consumers that both had read them could only deadlock.
-        await connection.execute(sa.insert(self.journal_table).from_select(names, replaced.with_for_update()))
+        await connection.execute(
+            sa.insert(self.journal_table).from_select(names, replaced.with_for_update())
+        )
 
     async def _prune(self, connection: AsyncConnection, feed: FeedKey, at: int) -> None:
         if self.journal_table is not None and (limit := self._pruner.due(feed, at)) is not None:
             columns = self.journal_table.c
-            await connection.execute(sa.delete(self.journal_table).where(columns.feed_id == feed.id, columns.replaced_at < limit))
+            await connection.execute(
+                sa.delete(self.journal_table).where(
+                    columns.feed_id == feed.id, columns.replaced_at < limit
+                )
+            )
 
-    async def _delete(self, connection: AsyncConnection, feed: FeedKey, doomed: Mapping[int, Position]) -> None:
+    async def _delete(
+        self, connection: AsyncConnection, feed: FeedKey, doomed: Mapping[int, Position]
+    ) -> None:
         at = now()
         for chunk in _chunks(doomed):
-            matching = self._matching(feed, {partition: found.revision for partition, found in chunk.items()})
+            matching = self._matching(
+                feed, {partition: found.revision for partition, found in chunk.items()}
+            )
             await self._archive(connection, matching, at)
             deleted = await connection.execute(sa.delete(self.table).where(*matching))
             if deleted.rowcount != len(chunk):
                 raise _RefusedError
 
     async def _replace(
-        self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position], stored: Mapping[int, Position]
+        self,
+        connection: AsyncConnection,
+        feed: FeedKey,
+        positions: Mapping[int, Position],
+        stored: Mapping[int, Position],
     ) -> dict[int, Position]:
-        replaced = following(positions, {partition: found.revision for partition, found in stored.items()})
+        replaced = following(
+            positions, {partition: found.revision for partition, found in stored.items()}
+        )
         await self._write(connection, feed, replaced)
         return replaced
 
-    async def _blame(self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]) -> None:
+    async def _blame(
+        self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> None:
         """Raise the `FencedError` of the first position that is refused, as far as can be seen."""
         # A locking read sees what others committed also where a transaction otherwise sees its own snapshot. It locks no other partition: two consumers
         # that commit several at a time would deadlock over those.
         for chunk in _chunks(positions):
             stored = await self._load(connection, feed, lock=True, partitions=chunk)
             for partition, position in chunk.items():
-                check_predecessor(feed, partition, position, stored[partition].revision if partition in stored else None)
+                check_predecessor(
+                    feed,
+                    partition,
+                    position,
+                    stored[partition].revision if partition in stored else None,
+                )
 
-    async def _history(self, connection: AsyncConnection, feed: FeedKey, when: datetime) -> dict[int, Position]:
+    async def _history(
+        self, connection: AsyncConnection, feed: FeedKey, when: datetime
+    ) -> dict[int, Position]:
         at = check_reach(feed, self._journal, when)
         covering: list[Any] = []
         later: list[Any] = []
@@ -405,18 +558,35 @@ class SQLAlchemyCursorStore(Closable):
             valid = [columns.feed_id == feed.id, columns.saved_at <= at]
             if table is self.journal_table:
                 valid.append(columns.replaced_at > at)
-            position = sa.select(columns.partition_id, columns.feed_cursor, columns.status, columns.revision, columns.saved_at)
+            position = sa.select(
+                columns.partition_id,
+                columns.feed_cursor,
+                columns.status,
+                columns.revision,
+                columns.saved_at,
+            )
             covering += (await connection.execute(position.where(*valid))).all()
             birth = sa.func.min(sa.case((columns.revision == 1, columns.saved_at)))
-            first = sa.select(columns.partition_id, sa.func.min(columns.saved_at), birth).group_by(columns.partition_id)
-            later += (await connection.execute(first.where(columns.feed_id == feed.id, columns.saved_at > at))).all()
+            first = sa.select(columns.partition_id, sa.func.min(columns.saved_at), birth).group_by(
+                columns.partition_id
+            )
+            later += (
+                await connection.execute(
+                    first.where(columns.feed_id == feed.id, columns.saved_at > at)
+                )
+            ).all()
         return reconstruct(feed, when, covering, later)
 
     def __repr__(self) -> str:
         return f"<SQLAlchemyCursorStore {self.engine.dialect.name}+{self.engine.dialect.driver}, table {self.table.fullname!r}>"
 
 
-def _once(make: Callable[[str, sa.MetaData, str | None], sa.Table], name: str, metadata: sa.MetaData, schema: str | None) -> sa.Table:
+def _once(
+    make: Callable[[str, sa.MetaData, str | None], sa.Table],
+    name: str,
+    metadata: sa.MetaData,
+    schema: str | None,
+) -> sa.Table:
     """The table, also when another store has put it into the same metadata before."""
     found = metadata.tables.get(f"{schema}.{name}" if schema else name)
     return make(name, metadata, schema) if found is None else found
@@ -440,10 +610,16 @@ def _conflict(error: Exception) -> bool:
 def _give_up(feed: FeedKey, error: Exception) -> NoReturn:
     """No revision explains why the save was refused."""
     if isinstance(error, _RefusedError):
-        raise StoreError("the positions changed while they were being saved: load them and try again", feed=feed.url) from None
+        raise StoreError(
+            "the positions changed while they were being saved: load them and try again",
+            feed=feed.url,
+        ) from None
     raise error
 
 
 def _autocommit(options: Mapping[str, Any], dialect: Any) -> bool:
     """Whether statements are committed one by one; `options` are those of the connection or engine, the dialect knows what create_engine was given."""
-    return bool(options.get("isolation_level", getattr(dialect, "_on_connect_isolation_level", None)) == "AUTOCOMMIT")
+    return bool(
+        options.get("isolation_level", getattr(dialect, "_on_connect_isolation_level", None))
+        == "AUTOCOMMIT"
+    )

@@ -22,7 +22,14 @@ from anyio.lowlevel import RunVar
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import Closable, check_predecessor, following, stored_position
-from feedapi_client.stores.journal import Journal, Pruner, check_reach, check_rewind, now, reconstruct
+from feedapi_client.stores.journal import (
+    Journal,
+    Pruner,
+    check_reach,
+    check_rewind,
+    now,
+    reconstruct,
+)
 
 T = TypeVar("T")
 
@@ -103,7 +110,13 @@ class SQLiteCursorStore(Closable):
     A file that is damaged, not SQLite or not accessible is a `StoreError` at the first use.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, busy_timeout: float = 30.0, journal: Journal | None = None) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        busy_timeout: float = 30.0,
+        journal: Journal | None = None,
+    ) -> None:
         self.path = os.fspath(path)
         self._busy_timeout = busy_timeout
         self._journal = journal
@@ -118,7 +131,9 @@ class SQLiteCursorStore(Closable):
         rows = await self._read(feed, _LOAD, (feed.id,))
         return {row[0]: stored_position(feed, *row) for row in rows}
 
-    async def save(self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None) -> None:
+    async def save(
+        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
+    ) -> None:
         """See `CursorStore.save`. `transaction` is the caller's `sqlite3.Connection` or `aiosqlite.Connection` to the same file."""
         if transaction is None:
             if positions:
@@ -129,13 +144,19 @@ class SQLiteCursorStore(Closable):
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`."""
         rows = await self._read(None, _FEEDS)
-        return sorted((FeedKey(url, name, orjson.loads(filters)) for url, name, filters in rows), key=str)
+        return sorted(
+            (FeedKey(url, name, orjson.loads(filters)) for url, name, filters in rows), key=str
+        )
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """See `AdministrableStore.delete`."""
-        await self._write(feed, self._delete_script(feed, None if partitions is None else set(partitions)))
+        await self._write(
+            feed, self._delete_script(feed, None if partitions is None else set(partitions))
+        )
 
-    async def replace(self, feed: FeedKey, positions: Mapping[int, Position]) -> dict[int, Position]:
+    async def replace(
+        self, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> dict[int, Position]:
         """See `AdministrableStore.replace`."""
         return await self._write(feed, self._replace_script(feed, positions))
 
@@ -161,9 +182,17 @@ class SQLiteCursorStore(Closable):
         at = now()
         yield from self._archive(feed, [p for p in positions if p in stored], at)
         key = (feed.url, feed.name, orjson.dumps(feed.filters).decode())
-        yield _Change(_SAVE, [(feed.id, p, new.cursor, new.status, new.revision, at, *key) for p, new in positions.items()])
+        yield _Change(
+            _SAVE,
+            [
+                (feed.id, p, new.cursor, new.status, new.revision, at, *key)
+                for p, new in positions.items()
+            ],
+        )
 
-    def _replace_script(self, feed: FeedKey, positions: Mapping[int, Position]) -> _Script[dict[int, Position]]:
+    def _replace_script(
+        self, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> _Script[dict[int, Position]]:
         stored = yield from self._revisions(feed, positions)
         replaced = following(positions, stored)
         yield from self._save_script(feed, replaced)
@@ -172,7 +201,11 @@ class SQLiteCursorStore(Closable):
     def _revisions(self, feed: FeedKey, partitions: Iterable[int]) -> _Script[dict[int, int]]:
         wanted = set(partitions)
         one = len(wanted) == 1
-        rows = yield _Query(_LOAD + " AND partition_id = ?", (feed.id, *wanted)) if one else _Query(_LOAD, (feed.id,))
+        rows = (
+            yield _Query(_LOAD + " AND partition_id = ?", (feed.id, *wanted))
+            if one
+            else _Query(_LOAD, (feed.id,))
+        )
         return {row[0]: row[3] for row in rows if row[0] in wanted}
 
     def _archive(self, feed: FeedKey, partitions: Iterable[int], at: int) -> _Script[None]:
@@ -204,13 +237,19 @@ class SQLiteCursorStore(Closable):
 
     # The store's own connection, used by one worker thread at a time
 
-    async def _read(self, feed: FeedKey | None, sql: str, parameters: Sequence[Any] = ()) -> list[Any]:
-        return await self._in_thread(feed, lambda connection: connection.execute(sql, parameters).fetchall())
+    async def _read(
+        self, feed: FeedKey | None, sql: str, parameters: Sequence[Any] = ()
+    ) -> list[Any]:
+        return await self._in_thread(
+            feed, lambda connection: connection.execute(sql, parameters).fetchall()
+        )
 
     async def _write(self, feed: FeedKey, script: _Script[T]) -> T:
         return await self._in_thread(feed, lambda connection: _transact(connection, script))
 
-    async def _in_thread(self, feed: FeedKey | None, function: Callable[[sqlite3.Connection], T]) -> T:
+    async def _in_thread(
+        self, feed: FeedKey | None, function: Callable[[sqlite3.Connection], T]
+    ) -> T:
         # A cancelled task gives up its place in the queue, but a call that has begun is finished.
         return await anyio.to_thread.run_sync(self._locked, feed, function, limiter=self._queue())
 
@@ -234,7 +273,9 @@ class SQLiteCursorStore(Closable):
                 raise self._failure(feed, error) from error
 
     def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
+        )
         try:
             deadline = time.monotonic() + self._busy_timeout
             while not _prepare(connection, self._tables(), last_try=time.monotonic() >= deadline):
@@ -255,7 +296,9 @@ class SQLiteCursorStore(Closable):
 
     # The caller's connection
 
-    async def _save_within(self, feed: FeedKey, positions: Mapping[int, Position], transaction: Any) -> None:
+    async def _save_within(
+        self, feed: FeedKey, positions: Mapping[int, Position], transaction: Any
+    ) -> None:
         await anyio.lowlevel.checkpoint_if_cancelled()
         script = self._guest_script(feed, positions, transaction)
         aiosqlite = sys.modules.get("aiosqlite")
@@ -267,16 +310,27 @@ class SQLiteCursorStore(Closable):
                     await _drive_async(transaction, script)
             else:
                 kind = type(transaction).__name__
-                raise StoreError(f"transaction must be a sqlite3.Connection or an aiosqlite.Connection, not a {kind}", feed=feed.url)
+                raise StoreError(
+                    f"transaction must be a sqlite3.Connection or an aiosqlite.Connection, not a {kind}",
+                    feed=feed.url,
+                )
         except (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError) as error:
             raise self._failure(feed, error) from error
 
-    def _guest_script(self, feed: FeedKey, positions: Mapping[int, Position], connection: Any) -> _Script[None]:
+    def _guest_script(
+        self, feed: FeedKey, positions: Mapping[int, Position], connection: Any
+    ) -> _Script[None]:
         databases = yield _Query("PRAGMA database_list")
         self._check_file(feed, next(row[2] for row in databases if row[1] == "main"))
         if not connection.in_transaction:
-            if connection.isolation_level is None or getattr(connection, "autocommit", False) is True:
-                raise StoreError("no transaction is open on the connection, which is in autocommit mode: BEGIN one first", feed=feed.url)
+            if (
+                connection.isolation_level is None
+                or getattr(connection, "autocommit", False) is True
+            ):
+                raise StoreError(
+                    "no transaction is open on the connection, which is in autocommit mode: BEGIN one first",
+                    feed=feed.url,
+                )
             yield _Query("BEGIN")
         if self._connection is None:
             yield from _tables_script(self._tables())
@@ -306,10 +360,15 @@ class SQLiteCursorStore(Closable):
             hint = ". Commit in the thread that made the connection, or make it with check_same_thread=False"
         elif getattr(error, "sqlite_errorcode", None) in _BUSY:
             hint = ". Another writer holds the file: keep write transactions short"
-        return StoreError(f"the cursor database {self.path} failed: {error}{hint}", feed=feed.url if feed else None)
+        return StoreError(
+            f"the cursor database {self.path} failed: {error}{hint}",
+            feed=feed.url if feed else None,
+        )
 
     def __repr__(self) -> str:
-        return f"<SQLiteCursorStore {self.path!r}, {'closed' if self._connection is None else 'open'}>"
+        return (
+            f"<SQLiteCursorStore {self.path!r}, {'closed' if self._connection is None else 'open'}>"
+        )
 
 
 def _prepare(connection: sqlite3.Connection, tables: list[str], *, last_try: bool) -> bool:
@@ -358,7 +417,9 @@ def _drive(connection: sqlite3.Connection, script: _Script[T]) -> T:
 
 
 def _run(connection: sqlite3.Connection, step: _Query | _Change) -> list[Any]:
-    cursor = connection.execute(*step) if isinstance(step, _Query) else connection.executemany(*step)
+    cursor = (
+        connection.execute(*step) if isinstance(step, _Query) else connection.executemany(*step)
+    )
     try:
         return cursor.fetchall()
     finally:
@@ -370,7 +431,11 @@ async def _drive_async(connection: Any, script: _Script[T]) -> T:
         step = next(script)
         while True:
             try:
-                cursor = await (connection.execute(*step) if isinstance(step, _Query) else connection.executemany(*step))
+                cursor = await (
+                    connection.execute(*step)
+                    if isinstance(step, _Query)
+                    else connection.executemany(*step)
+                )
                 rows = list(await cursor.fetchall())
                 await cursor.close()
             except Exception as error:  # noqa: BLE001 - as above

@@ -25,10 +25,24 @@ if TYPE_CHECKING:
     from feedapi_client.testing.liftbridge import NatsServer as NatsServer
     from feedapi_client.testing.publisher import Publisher
     from feedapi_client.testing.server import Serving
-    from feedapi_client.testing.store_contract import AdministrableStoreContract, CursorStoreContract
+    from feedapi_client.testing.store_contract import (
+        AdministrableStoreContract,
+        CursorStoreContract,
+    )
     from feedapi_client.testing.wire import Quirks
 
-__all__ = ["AdministrableStoreContract", "CursorStoreContract", "Fault", "FaultRule", "Publisher", "Quirks", "Request", "Response", "Serving", "faults"]
+__all__ = [
+    "AdministrableStoreContract",
+    "CursorStoreContract",
+    "Fault",
+    "FaultRule",
+    "Publisher",
+    "Quirks",
+    "Request",
+    "Response",
+    "Serving",
+    "faults",
+]
 
 # BrokerFault, LiftbridgeBroker and NatsServer are public as well; not in __all__, since a star import must not ask for the extra.
 _HOMES = {

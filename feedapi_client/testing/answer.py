@@ -9,7 +9,16 @@ import orjson
 
 from feedapi_client.model import FIRST, LAST, DialectName
 from feedapi_client.testing.cursors import Place
-from feedapi_client.testing.exchange import NDJSON, Follow, Refused, Request, Response, json_response, number, text_response
+from feedapi_client.testing.exchange import (
+    NDJSON,
+    Follow,
+    Refused,
+    Request,
+    Response,
+    json_response,
+    number,
+    text_response,
+)
 from feedapi_client.testing.feed import PublishedFeed
 from feedapi_client.testing.log import Cut, PartitionLog, Visible
 from feedapi_client.testing.wire import LineWriter
@@ -33,7 +42,10 @@ def answer(publisher: PublishedFeed, request: Request) -> Response:
 def _admit(publisher: PublishedFeed, request: Request) -> None:
     if request.method != "GET":
         raise Refused(405, "only GET")
-    if publisher.bearer is not None and request.headers.get("authorization") != f"Bearer {publisher.bearer}":
+    if (
+        publisher.bearer is not None
+        and request.headers.get("authorization") != f"Bearer {publisher.bearer}"
+    ):
         raise Refused(401 if "authorization" not in request.headers else 403, "who are you?")
     if any(request.query.get(name) != value for name, value in publisher.require_query.items()):
         raise Refused(403, "a query argument is missing or wrong")
@@ -97,20 +109,27 @@ def _partition_of(publisher: PublishedFeed, request: Request) -> PartitionLog:
 class Reader:
     """Reads on from one request's cursor. Each call gives the next page; one call is a normal response, many are a streamed one."""
 
-    def __init__(self, publisher: PublishedFeed, log: PartitionLog, dialect: DialectName, request: Request) -> None:
+    def __init__(
+        self, publisher: PublishedFeed, log: PartitionLog, dialect: DialectName, request: Request
+    ) -> None:
         self.publisher = publisher
         self.log = log
         self.dialect = dialect
         assert request.cursor is not None
         self.cursor = request.cursor
         try:
-            self.place, self.symbolic = publisher.place(log, request.cursor), request.cursor in (FIRST, LAST)
+            self.place, self.symbolic = (
+                publisher.place(log, request.cursor),
+                request.cursor in (FIRST, LAST),
+            )
         except ValueError as invalid:
             raise Refused(400, str(invalid)) from None
         self.cut = _cut_of(publisher, request, dialect)
         self.visible = _visible(publisher, request, dialect)
         names = request.query.get("headers", "") if dialect == "v1" else ""
-        self.writer = LineWriter(dialect, log.id, [name for name in names.split(",") if name], publisher.event_headers)
+        self.writer = LineWriter(
+            dialect, log.id, [name for name in names.split(",") if name], publisher.event_headers
+        )
 
     def next_page(self) -> tuple[bytes, bool]:
         """Lines, and whether the end of the log was reached."""
@@ -129,7 +148,11 @@ class Reader:
 
     def _cursor(self, place: Place) -> str:
         # At the end a consumer gets back the very cursor that it asked with.
-        return self.cursor if place == self.place and not self.symbolic else self.publisher.encode(place)
+        return (
+            self.cursor
+            if place == self.place and not self.symbolic
+            else self.publisher.encode(place)
+        )
 
 
 def _cut_of(publisher: PublishedFeed, request: Request, dialect: DialectName) -> Cut:
@@ -142,7 +165,12 @@ def _cut_of(publisher: PublishedFeed, request: Request, dialect: DialectName) ->
         if not wanted:
             raise Refused(400, "the page size hint is not a positive number")
         size = min(wanted, MAX_PAGE)
-    return Cut(size, publisher.checkpoint_every, max(size, publisher.scan_limit), goes_on=dialect != "v1" and request.stream is not None)
+    return Cut(
+        size,
+        publisher.checkpoint_every,
+        max(size, publisher.scan_limit),
+        goes_on=dialect != "v1" and request.stream is not None,
+    )
 
 
 def _visible(publisher: PublishedFeed, request: Request, dialect: DialectName) -> Visible | None:
@@ -194,7 +222,11 @@ def _follow(publisher: PublishedFeed, reader: Reader, stream: str) -> Follow:
         nonlocal sent
         with publisher.lock:
             log = reader.log
-            if not log.listed or publisher.dialect != dialect or (dialect == "v2-token" and publisher.token != token):
+            if (
+                not log.listed
+                or publisher.dialect != dialect
+                or (dialect == "v2-token" and publisher.token != token)
+            ):
                 return b"", True
             before = reader.place
             lines, at_end = reader.next_page()

@@ -55,7 +55,9 @@ class FeedApp:
             response = self._answer(request)
             if response.plain:
                 await _send_head(response, send)
-                await send({"type": "http.response.body", "body": response.body, "more_body": False})
+                await send(
+                    {"type": "http.response.body", "body": response.body, "more_body": False}
+                )
                 publisher.bytes_sent += len(response.body)
             else:
                 await _Delivery(publisher, response, receive, send, scope.get(CONNECTION)).run()
@@ -86,7 +88,14 @@ async def _send_head(response: Response, send: Send) -> None:
 class _Delivery:
     """A response that takes time or ends badly. It is given up as soon as the client is gone."""
 
-    def __init__(self, publisher: PublishedFeed, response: Response, receive: Receive, send: Send, connection: Connection | None) -> None:
+    def __init__(
+        self,
+        publisher: PublishedFeed,
+        response: Response,
+        receive: Receive,
+        send: Send,
+        connection: Connection | None,
+    ) -> None:
         self.publisher = publisher
         self.response = response
         self.receive = receive
@@ -144,7 +153,9 @@ class _Delivery:
         else:
             socket = self._socket()
             if ending == "reset":
-                await anyio.sleep(0.01)  # let the client read what came before: a reset overtakes it otherwise
+                await anyio.sleep(
+                    0.01
+                )  # let the client read what came before: a reset overtakes it otherwise
                 socket.reset()
             else:
                 socket.close()
@@ -152,7 +163,9 @@ class _Delivery:
 
     def _socket(self) -> Connection:
         if self.connection is None:
-            raise RuntimeError("this fault breaks the connection, which needs one: use Publisher.serve()")
+            raise RuntimeError(
+                "this fault breaks the connection, which needs one: use Publisher.serve()"
+            )
         return self.connection
 
     async def _follow(self, follow: Follow) -> None:
@@ -209,4 +222,7 @@ def _call_soon_from_anywhere() -> Callable[[Callable[[], None]], object]:
     except RuntimeError:
         import trio
 
-        return cast("Callable[[Callable[[], None]], object]", trio.lowlevel.current_trio_token().run_sync_soon)
+        return cast(
+            "Callable[[Callable[[], None]], object]",
+            trio.lowlevel.current_trio_token().run_sync_soon,
+        )

@@ -30,7 +30,9 @@ class Place(NamedTuple):
     ahead: dict[int, int]
 
 
-def encode(origin: int, base: int, ahead: dict[int, int] | None = None, *, nonce: int | None = None) -> str:
+def encode(
+    origin: int, base: int, ahead: dict[int, int] | None = None, *, nonce: int | None = None
+) -> str:
     """The cursor of a place. Cursors with different nonces differ and stand for the same place."""
     words = [_scramble(origin, base)]
     if ahead:

@@ -41,7 +41,9 @@ class Request:
 def read_request(feed_path: str, scope: Mapping[str, Any], now: float) -> Request:
     """The request of an ASGI scope."""
     query = dict(parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True))
-    headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+    headers = {
+        name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]
+    }
     request = Request("other", scope["path"], query, headers, now, scope["method"])
     if request.path == feed_path:
         _read_arguments(request)
@@ -68,7 +70,11 @@ def _read_arguments(request: Request) -> None:
 
 def number(text: str | None) -> int | None:
     """The number that a query argument holds; None without one."""
-    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) <= 9 else None
+    return (
+        int(text)
+        if text is not None and text.isascii() and text.isdigit() and len(text) <= 9
+        else None
+    )
 
 
 @dataclass(slots=True)
@@ -108,9 +114,14 @@ class Response:
     @property
     def plain(self) -> bool:
         """Whether it goes out in one piece and at once."""
-        return not (self.follow or self.delay or self.piece or self.endless or self.chunked or self.raw is not None) and (
-            self.send_head and self.declared is None and self.ending == "complete"
-        )
+        return not (
+            self.follow
+            or self.delay
+            or self.piece
+            or self.endless
+            or self.chunked
+            or self.raw is not None
+        ) and (self.send_head and self.declared is None and self.ending == "complete")
 
 
 NDJSON = "application/x-ndjson"
@@ -125,7 +136,9 @@ def text_response(status: int, text: str) -> Response:
 
 def json_response(value: Any) -> Response:
     """A 200 response with a JSON value."""
-    return Response(200, {"content-type": JSON}, orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS))
+    return Response(
+        200, {"content-type": JSON}, orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS)
+    )
 
 
 class Refused(Exception):  # noqa: N818

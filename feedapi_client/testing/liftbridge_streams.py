@@ -104,14 +104,24 @@ class BrokerStreams:
         """Drop the messages with offsets under `before`, as retention does."""
         held = self.streams[stream]
         held.first_offset[partition] = before
-        held.partitions[partition][:] = [message for message in held.partitions[partition] if message.offset >= before]
+        held.partitions[partition][:] = [
+            message for message in held.partitions[partition] if message.offset >= before
+        ]
 
     def next_offset(self, stream: str, partition: int = 0) -> int:
         """The offset that the next message of a partition gets."""
         held = self.streams[stream]
         return held.first_offset[partition] + len(held.partitions[partition])
 
-    async def accept(self, stream: BrokerStream, partition: int, subject: str, message: Message, size: int, fault: BrokerFault | None = None) -> Ack:
+    async def accept(
+        self,
+        stream: BrokerStream,
+        partition: int,
+        subject: str,
+        message: Message,
+        size: int,
+        fault: BrokerFault | None = None,
+    ) -> Ack:
         """Check and store a message of `size` bytes as a broker does; the ack says what became of it."""
         ack = Ack(
             stream=stream.stream.name,
@@ -125,25 +135,45 @@ class BrokerStreams:
         if error := self._refusal(stream, partition, message, size, fault):
             ack.ackError = Ack.Error.Name(error)  # type: ignore[assignment]
         else:
-            ack.offset = await self.store(stream, partition, _stored(message, subject, ack.receptionTimestamp))
+            ack.offset = await self.store(
+                stream, partition, _stored(message, subject, ack.receptionTimestamp)
+            )
             ack.commitTimestamp = time.time_ns()
         return ack
 
-    def _refusal(self, stream: BrokerStream, partition: int, message: Message, size: int, fault: BrokerFault | None) -> AckError:
+    def _refusal(
+        self,
+        stream: BrokerStream,
+        partition: int,
+        message: Message,
+        size: int,
+        fault: BrokerFault | None,
+    ) -> AckError:
         if fault is BrokerFault.REFUSE:
             return AckError.UNKNOWN
         if fault is BrokerFault.ENCRYPTION:
             return AckError.ENCRYPTION
         if size > stream.max_message_bytes:
             return AckError.TOO_LARGE
-        if stream.concurrency_control and message.offset not in (ANY_OFFSET, self.next_offset(stream.stream.name, partition)):
+        if stream.concurrency_control and message.offset not in (
+            ANY_OFFSET,
+            self.next_offset(stream.stream.name, partition),
+        ):
             return AckError.INCORRECT_OFFSET
         return AckError.OK
 
     async def store(self, stream: BrokerStream, partition: int, message: StoredMessage) -> int:
         """Append a message whatever it is, and return the offset that it got."""
         offset = self.next_offset(stream.stream.name, partition)
-        stored = StoredMessage(offset, message.value, message.key, message.headers, message.timestamp or time.time_ns(), message.subject, message.opaque)
+        stored = StoredMessage(
+            offset,
+            message.value,
+            message.key,
+            message.headers,
+            message.timestamp or time.time_ns(),
+            message.subject,
+            message.opaque,
+        )
         stream.partitions[partition].append(stored)
         async with stream.grown:
             stream.grown.notify_all()

@@ -22,7 +22,14 @@ class PartitionLog:
     `payloads` holds None for an internal event, which takes a place in the log and is never shown.
     """
 
-    def __init__(self, id: int, *, starts_after: int | None = None, cursor_from: Iterable[int] = (), closed: bool = False) -> None:
+    def __init__(
+        self,
+        id: int,
+        *,
+        starts_after: int | None = None,
+        cursor_from: Iterable[int] = (),
+        closed: bool = False,
+    ) -> None:
         self.id = id
         self.closed = closed
         self.starts_after = starts_after
@@ -93,7 +100,9 @@ def plain_page(log: PartitionLog, place: Place, cut: Cut) -> Page:
     return Page(runs, place, stop == len(log.seqs))
 
 
-def picked_page(log: PartitionLog, place: Place, cut: Cut, visible: Visible | None, rng: Random | None) -> Page:
+def picked_page(
+    log: PartitionLog, place: Place, cut: Cut, visible: Visible | None, rng: Random | None
+) -> Page:
     """The general page: events that the place has not delivered yet, hidden ones left out, and with `rng` in another order, size and with other
     checkpoints each time, while the order within each sub-log is kept."""
     window = _Window(log, place, cut.scan)
@@ -123,7 +132,12 @@ def _run_length(cut: Cut, rng: Random | None) -> int:
 
 def _finish(window: _Window, runs: list[Run], shown: list[int], rng: Random | None) -> Page:
     checkpointed = runs[-1].place if runs else None
-    if shown and rng is not None and checkpointed not in (None, window.origin) and rng.random() < 0.3:
+    if (
+        shown
+        and rng is not None
+        and checkpointed not in (None, window.origin)
+        and rng.random() < 0.3
+    ):
         # Legal, and a trap: events behind the last checkpoint, which the consumer drops and gets again.
         assert checkpointed is not None
         return Page([*runs, Run(shown, None)], checkpointed, False)
@@ -160,7 +174,11 @@ class _Window:
         self.high = min(self.low + scan, len(log.seqs))
         ahead = self.ahead
         if ahead:
-            self.pending = [i for i in range(self.low, self.high) if log.seqs[i] >= ahead.get(log.hashes[i] % SUB_LOGS, 0)]
+            self.pending = [
+                i
+                for i in range(self.low, self.high)
+                if log.seqs[i] >= ahead.get(log.hashes[i] % SUB_LOGS, 0)
+            ]
             self.delivered = set(range(self.low, self.high)).difference(self.pending)
         else:
             self.pending = list(range(self.low, self.high))

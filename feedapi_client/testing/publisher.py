@@ -85,7 +85,15 @@ class Publisher(PublishedFeed):
     """Where it is served; None while it is not."""
     _asgi: FeedApp | None = None
 
-    def fail(self, fault: int | Fault, *, on: FaultTarget = "fetch", partition: int | None = None, times: int | None = 1, after: int = 0) -> FaultRule:
+    def fail(
+        self,
+        fault: int | Fault,
+        *,
+        on: FaultTarget = "fetch",
+        partition: int | None = None,
+        times: int | None = 1,
+        after: int = 0,
+    ) -> FaultRule:
         """Let requests fail: `times` of them (None: all from now on), the first `after` matching ones spared. An int is an error status."""
         rule = FaultRule(as_fault(fault), on=on, partition=partition, times=times, after=after)
         with self.lock:
@@ -116,5 +124,9 @@ class Publisher(PublishedFeed):
 
     def __repr__(self) -> str:
         with self.lock:
-            states = ", ".join(f"{log.id}{' closed' if log.closed else ''}: {len(log.seqs)} events" for log in self._logs.values() if log.listed)
+            states = ", ".join(
+                f"{log.id}{' closed' if log.closed else ''}: {len(log.seqs)} events"
+                for log in self._logs.values()
+                if log.listed
+            )
         return f"<Publisher {self.dialect} {self.url or 'not served'} [{states}]>"

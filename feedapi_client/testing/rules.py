@@ -19,7 +19,9 @@ class Fault(Protocol):
 class FaultRule:
     """A fault and when it strikes, as `Publisher.fail` returns it. `hits` counts how often it did."""
 
-    def __init__(self, fault: Fault, *, on: FaultTarget, partition: int | None, times: int | None, after: int) -> None:
+    def __init__(
+        self, fault: Fault, *, on: FaultTarget, partition: int | None, times: int | None, after: int
+    ) -> None:
         if on not in ("fetch", "discovery", "any"):
             raise ValueError(f"on must be fetch, discovery or any, not {on!r}")
         self.fault = fault
@@ -40,7 +42,9 @@ class FaultRule:
 
     def strikes(self, request: Request) -> bool:
         """Whether it strikes this request; counts it."""
-        if not self.live or request.kind not in (("fetch", "discovery") if self.on == "any" else (self.on,)):
+        if not self.live or request.kind not in (
+            ("fetch", "discovery") if self.on == "any" else (self.on,)
+        ):
             return False
         if self.partition is not None and request.partition != self.partition:
             return False

@@ -17,7 +17,9 @@ try:
     from uvicorn.protocols.http.h11_impl import H11Protocol
     from uvicorn.server import ServerState
 except ImportError as missing:
-    raise ImportError("serving a Publisher on a port needs uvicorn: pip install 'feedapi-client[testing]'") from missing
+    raise ImportError(
+        "serving a Publisher on a port needs uvicorn: pip install 'feedapi-client[testing]'"
+    ) from missing
 
 _KEEP_ALIVE = 600
 _GOODBYE = 2.0
@@ -35,7 +37,9 @@ class _SocketUnderRequest(Connection):
 
     def reset(self) -> None:
         # Lingering for zero seconds makes the kernel send RST in place of FIN.
-        self._transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self._transport.get_extra_info("socket").setsockopt(
+            socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+        )
         self._transport.abort()
 
 
@@ -83,14 +87,21 @@ class Serving:
     def start(self) -> str:
         """Listen, and return the URL. Raises OSError when the port is taken."""
         if self._thread is not None:
-            raise RuntimeError("this Serving is running already: call Publisher.serve() again for another one")
+            raise RuntimeError(
+                "this Serving is running already: call Publisher.serve() again for another one"
+            )
         listener = socket.create_server(self._address, backlog=2048)
         host, port = listener.getsockname()[:2]
         self.url = self._publisher.url = f"http://{host}:{port}{self._publisher.path}"
         self._loop = asyncio.new_event_loop()
         self._stop = asyncio.Event()
         # The socket listens already, so there is no need to wait for the thread.
-        self._thread = threading.Thread(target=self._run, args=(self._loop, listener), name=f"feedapi publisher {port}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(self._loop, listener),
+            name=f"feedapi publisher {port}",
+            daemon=True,
+        )
         self._thread.start()
         return self.url
 
@@ -107,13 +118,23 @@ class Serving:
     def __enter__(self) -> str:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     async def __aenter__(self) -> str:
         return self.start()
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.stop()
 
     def _run(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
@@ -136,7 +157,9 @@ class Serving:
         )
         config.load()
         state = ServerState()
-        server = await loop.create_server(lambda: _FeedProtocol(config, state, {}, loop), sock=listener)
+        server = await loop.create_server(
+            lambda: _FeedProtocol(config, state, {}, loop), sock=listener
+        )
         await self._stop.wait()
         with suppress(NotImplementedError):
             # A connection that is being accepted while its server closes is left behind unclosed by asyncio: accept no more, and close then.

@@ -71,7 +71,10 @@ def opening(partitions: Iterable[int] = (0,), cursor: str = "c") -> dict[int, Po
 
 def advanced(positions: Mapping[int, Position], cursor: str = "d") -> dict[int, Position]:
     """The positions after these."""
-    return {partition: position.advance(f"{cursor}{partition}") for partition, position in positions.items()}
+    return {
+        partition: position.advance(f"{cursor}{partition}")
+        for partition, position in positions.items()
+    }
 
 
 @pytest.mark.anyio
@@ -94,23 +97,33 @@ class CursorStoreContract:
 
     def second_handle(self, store: Any) -> AbstractAsyncContextManager[CursorStore]:
         """Another store object on the storage of `store`."""
-        raise NotImplementedError(f"{type(self).__name__} must define second_handle, or declare supports_second_handle = False")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define second_handle, or declare supports_second_handle = False"
+        )
 
     async def begin(self, store: Any) -> Any:
         """Begin a transaction as an application does, and return what `save` takes."""
-        raise NotImplementedError(f"{type(self).__name__} must define begin, or declare supports_transactions = False")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define begin, or declare supports_transactions = False"
+        )
 
     async def commit(self, transaction: Any) -> None:
         """Commit what `begin` returned, and let go of it."""
-        raise NotImplementedError(f"{type(self).__name__} must define commit, or declare supports_transactions = False")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define commit, or declare supports_transactions = False"
+        )
 
     async def rollback(self, transaction: Any) -> None:
         """Roll back what `begin` returned, and let go of it."""
-        raise NotImplementedError(f"{type(self).__name__} must define rollback, or declare supports_transactions = False")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define rollback, or declare supports_transactions = False"
+        )
 
     def failing(self, store: Any) -> AbstractAsyncContextManager[None]:
         """While it is entered, a save of the partitions 0 to 9 in the storage fails, if possible when it has written some of them."""
-        raise NotImplementedError(f"{type(self).__name__} must define failing, or declare supports_failure_injection = False")
+        raise NotImplementedError(
+            f"{type(self).__name__} must define failing, or declare supports_failure_injection = False"
+        )
 
     # Saving and loading
 
@@ -122,13 +135,20 @@ class CursorStoreContract:
         assert await store.load(FEED) == {7: Position("abc")}
 
     async def test_every_status_is_kept(self, store: CursorStore) -> None:
-        positions = {0: Position("a", "open"), 1: Position("b", "drained"), 2: Position("c", "superseded")}
+        positions = {
+            0: Position("a", "open"),
+            1: Position("b", "drained"),
+            2: Position("c", "superseded"),
+        }
         await store.save(FEED, positions)
         assert await store.load(FEED) == positions
 
     async def test_a_status_changes_with_a_later_save(self, store: CursorStore) -> None:
         await store.save(FEED, {0: Position("a"), 1: Position("b")})
-        later = {0: Position("a").advance(status="drained"), 1: Position("b").advance(status="superseded")}
+        later = {
+            0: Position("a").advance(status="drained"),
+            1: Position("b").advance(status="superseded"),
+        }
         await store.save(FEED, later)
         assert await store.load(FEED) == later
 
@@ -176,10 +196,15 @@ class CursorStoreContract:
         await store.save(FEED, {0: Position(cursor), 1: Position(cursor)})
         await store.save(FEED, {0: Position(LAST, revision=2)})
         await store.save(FEED, {0: Position(cursor, revision=3), 1: Position(cursor, revision=2)})
-        assert await store.load(FEED) == {0: Position(cursor, revision=3), 1: Position(cursor, revision=2)}
+        assert await store.load(FEED) == {
+            0: Position(cursor, revision=3),
+            1: Position(cursor, revision=2),
+        }
 
     @pytest.mark.parametrize("text", SPECIAL_TEXTS.values(), ids=SPECIAL_TEXTS.keys())
-    async def test_special_characters_in_names_and_filters(self, store: CursorStore, text: str) -> None:
+    async def test_special_characters_in_names_and_filters(
+        self, store: CursorStore, text: str
+    ) -> None:
         feed = FeedKey("https://service.test/æ%20/feed", text, {text: text})
         await store.save(feed, opening())
         assert (await store.load(feed), await store.load(FEED)) == (opening(), {})
@@ -199,7 +224,9 @@ class CursorStoreContract:
         await store.save(FEED, later)
         assert await store.load(FEED) == later
 
-    async def test_one_stale_position_refuses_a_save_of_all_partitions(self, store: CursorStore) -> None:
+    async def test_one_stale_position_refuses_a_save_of_all_partitions(
+        self, store: CursorStore
+    ) -> None:
         positions = opening(ALL_PARTITIONS)
         await store.save(FEED, positions)
         winner = advanced({32_766: positions[32_766]}, "winner")
@@ -225,14 +252,18 @@ class CursorStoreContract:
         ],
         ids=str,
     )
-    async def test_feeds_names_and_filters_are_apart(self, store: CursorStore, other: FeedKey) -> None:
+    async def test_feeds_names_and_filters_are_apart(
+        self, store: CursorStore, other: FeedKey
+    ) -> None:
         await store.save(FEED, opening(cursor="mine"))
         assert await store.load(other) == {}
         await store.save(other, opening(cursor="other"))
         await store.save(other, advanced(opening(), "other"))
         assert await store.load(FEED) == opening(cursor="mine")
 
-    async def test_filter_values_are_apart_and_their_order_does_not_matter(self, store: CursorStore) -> None:
+    async def test_filter_values_are_apart_and_their_order_does_not_matter(
+        self, store: CursorStore
+    ) -> None:
         first = FeedKey(FEED.url, FEED.name, {"filter-a": "1", "filter-b": "2"})
         same = FeedKey(FEED.url, FEED.name, {"filter-b": "2", "filter-a": "1"})
         other = FeedKey(FEED.url, FEED.name, {"filter-a": "2", "filter-b": "1"})
@@ -242,7 +273,9 @@ class CursorStoreContract:
     # Fencing
 
     @pytest.mark.parametrize("revision", [1, 2, 3, 5, 100])
-    async def test_r17_a_revision_that_is_not_the_next_is_refused(self, store: CursorStore, revision: int) -> None:
+    async def test_r17_a_revision_that_is_not_the_next_is_refused(
+        self, store: CursorStore, revision: int
+    ) -> None:
         stored = {0: Position("c3", revision=3)}
         for number in (1, 2, 3):
             await store.save(FEED, {0: Position(f"c{number}", revision=number)})
@@ -276,7 +309,9 @@ class CursorStoreContract:
             await store.save(FEED, {**advanced(positions), 10: Position("new")})
         assert await store.load(FEED) == {**positions, **winner}
 
-    async def test_r17_a_partition_that_is_not_new_refuses_the_new_ones(self, store: CursorStore) -> None:
+    async def test_r17_a_partition_that_is_not_new_refuses_the_new_ones(
+        self, store: CursorStore
+    ) -> None:
         positions = opening((0, 5))
         await store.save(FEED, positions)
         with pytest.raises(FencedError) as refused:
@@ -299,13 +334,19 @@ class CursorStoreContract:
             assert sorted(results.values()) == ["fenced"] * (CONSUMERS - 1) + ["saved"]
             assert await store.load(FEED) == {0: Position(_winner(results), revision=revision)}
 
-    async def test_r17_of_concurrent_saves_of_many_positions_one_is_kept(self, store: CursorStore) -> None:
+    async def test_r17_of_concurrent_saves_of_many_positions_one_is_kept(
+        self, store: CursorStore
+    ) -> None:
         for revision in (1, 2, 3):
             results = await self._race(store, dict.fromkeys(range(50), revision))
             assert sorted(results.values()) == ["fenced"] * (CONSUMERS - 1) + ["saved"]
-            assert await store.load(FEED) == {p: Position(_winner(results), revision=revision) for p in range(50)}
+            assert await store.load(FEED) == {
+                p: Position(_winner(results), revision=revision) for p in range(50)
+            }
 
-    async def test_concurrent_saves_of_different_partitions_are_all_kept(self, store: CursorStore) -> None:
+    async def test_concurrent_saves_of_different_partitions_are_all_kept(
+        self, store: CursorStore
+    ) -> None:
         async def consume(partition: int) -> None:
             for revision in range(1, 6):
                 await store.save(FEED, {partition: Position(f"c{revision}", revision=revision)})
@@ -313,9 +354,13 @@ class CursorStoreContract:
         async with anyio.create_task_group() as group:
             for partition in range(20):
                 group.start_soon(consume, partition)
-        assert await store.load(FEED) == {partition: Position("c5", revision=5) for partition in range(20)}
+        assert await store.load(FEED) == {
+            partition: Position("c5", revision=5) for partition in range(20)
+        }
 
-    async def test_concurrent_saves_of_different_feeds_are_all_kept(self, store: CursorStore) -> None:
+    async def test_concurrent_saves_of_different_feeds_are_all_kept(
+        self, store: CursorStore
+    ) -> None:
         feeds = [FeedKey(FEED.url, f"consumer {number}") for number in range(CONSUMERS)]
         async with anyio.create_task_group() as group:
             for feed in feeds:
@@ -323,19 +368,29 @@ class CursorStoreContract:
         for feed in feeds:
             assert await store.load(feed) == opening(range(5), feed.name)
 
-    async def _race(self, store: CursorStore, revisions: dict[int, int], second: CursorStore | None = None) -> dict[str, str]:
+    async def _race(
+        self, store: CursorStore, revisions: dict[int, int], second: CursorStore | None = None
+    ) -> dict[str, str]:
         results: dict[str, str] = {}
 
         async def consume(name: str, handle: CursorStore) -> None:
             try:
-                await handle.save(FEED, {partition: Position(name, revision=revision) for partition, revision in revisions.items()})
+                await handle.save(
+                    FEED,
+                    {
+                        partition: Position(name, revision=revision)
+                        for partition, revision in revisions.items()
+                    },
+                )
                 results[name] = "saved"
             except FencedError:
                 results[name] = "fenced"
 
         async with anyio.create_task_group() as group:
             for number in range(CONSUMERS):
-                group.start_soon(consume, f"consumer {number}", second if second and number % 2 else store)
+                group.start_soon(
+                    consume, f"consumer {number}", second if second and number % 2 else store
+                )
         return results
 
     # A second handle
@@ -361,7 +416,9 @@ class CursorStoreContract:
                 await store.save(FEED, advanced(opening(), "first"))
             assert await second.load(FEED) == advanced(opening(), "second")
 
-    async def test_r17_of_concurrent_consumers_on_two_handles_one_advances(self, store: CursorStore) -> None:
+    async def test_r17_of_concurrent_consumers_on_two_handles_one_advances(
+        self, store: CursorStore
+    ) -> None:
         self._need_second_handle()
         async with self.second_handle(store) as second:
             for revision in (1, 2, 3):
@@ -395,7 +452,9 @@ class CursorStoreContract:
             await self.rollback(transaction)
             assert await store.load(FEED) == {}
 
-    async def test_r5_after_a_rollback_the_same_position_is_saved_again(self, store: CursorStore) -> None:
+    async def test_r5_after_a_rollback_the_same_position_is_saved_again(
+        self, store: CursorStore
+    ) -> None:
         self._need_transactions()
         positions = opening(range(3))
         await store.save(FEED, positions)
@@ -418,7 +477,10 @@ class CursorStoreContract:
         await store.save(FEED, advanced(positions), transaction=transaction)
         await store.save(FEED, advanced(advanced({0: positions[0]})), transaction=transaction)
         await self.commit(transaction)
-        assert await store.load(FEED) == {**advanced(positions), **advanced(advanced({0: positions[0]}))}
+        assert await store.load(FEED) == {
+            **advanced(positions),
+            **advanced(advanced({0: positions[0]})),
+        }
 
     async def test_a_save_of_nothing_in_a_transaction(self, store: CursorStore) -> None:
         self._need_transactions()
@@ -428,7 +490,9 @@ class CursorStoreContract:
         assert await store.load(FEED) == {}
 
     @pytest.mark.parametrize("partitions", [[0], range(10)], ids=["one", "several"])
-    async def test_r17_a_refused_save_leaves_a_transaction_that_rolls_back(self, store: CursorStore, partitions: Iterable[int]) -> None:
+    async def test_r17_a_refused_save_leaves_a_transaction_that_rolls_back(
+        self, store: CursorStore, partitions: Iterable[int]
+    ) -> None:
         self._need_transactions()
         positions = opening(partitions)
         await store.save(FEED, positions)
@@ -467,7 +531,9 @@ class CursorStoreContract:
         if not self._declared("supports_failure_injection"):
             pytest.skip("the store declares supports_failure_injection = False")
 
-    async def test_a_store_that_fails_in_the_middle_of_first_positions_keeps_none(self, store: CursorStore) -> None:
+    async def test_a_store_that_fails_in_the_middle_of_first_positions_keeps_none(
+        self, store: CursorStore
+    ) -> None:
         self._need_failures()
         async with self.failing(store):
             with pytest.raises(StoreError) as failed:
@@ -477,7 +543,9 @@ class CursorStoreContract:
         assert await store.load(FEED) == {}
         await store.save(FEED, opening(range(10)))
 
-    async def test_a_store_that_fails_in_the_middle_of_later_positions_keeps_none(self, store: CursorStore) -> None:
+    async def test_a_store_that_fails_in_the_middle_of_later_positions_keeps_none(
+        self, store: CursorStore
+    ) -> None:
         self._need_failures()
         positions = opening(range(10))
         await store.save(FEED, positions)
@@ -502,7 +570,9 @@ class CursorStoreContract:
         await store.save(FEED, advanced(expected))
         assert await store.load(FEED) == advanced(expected)
 
-    async def test_a_save_cancelled_at_any_of_its_first_steps_has_saved_all_or_nothing(self, store: CursorStore) -> None:
+    async def test_a_save_cancelled_at_any_of_its_first_steps_has_saved_all_or_nothing(
+        self, store: CursorStore
+    ) -> None:
         expected = opening(range(10))
         await store.save(FEED, expected)
         for steps in range(20):
@@ -516,7 +586,9 @@ class CursorStoreContract:
             assert found in (expected, later)
             expected = found
 
-    async def test_a_cancelled_queue_of_saves_leaves_the_store_usable(self, store: CursorStore) -> None:
+    async def test_a_cancelled_queue_of_saves_leaves_the_store_usable(
+        self, store: CursorStore
+    ) -> None:
         async def consume(partition: int) -> None:
             for revision in range(1, 1_000):
                 await store.save(FEED, {partition: Position(f"c{revision}", revision=revision)})
@@ -543,7 +615,10 @@ class AdministrableStoreContract(CursorStoreContract):
         assert isinstance(store, AdministrableStore)
 
     async def test_feeds_lists_the_keys_that_were_saved(self, store: AdministrableStore) -> None:
-        keys = [FeedKey("https://a.test/feed?tenant=1", text, {text: text, "filter-b": "2"}) for text in SPECIAL_TEXTS.values()]
+        keys = [
+            FeedKey("https://a.test/feed?tenant=1", text, {text: text, "filter-b": "2"})
+            for text in SPECIAL_TEXTS.values()
+        ]
         for key in keys:
             await store.save(key, opening(range(3)))
         found = await store.feeds()
@@ -553,7 +628,9 @@ class AdministrableStoreContract(CursorStoreContract):
     async def test_feeds_of_an_empty_store(self, store: AdministrableStore) -> None:
         assert await store.feeds() == []
 
-    async def test_deleted_positions_are_gone_and_others_stay(self, store: AdministrableStore) -> None:
+    async def test_deleted_positions_are_gone_and_others_stay(
+        self, store: AdministrableStore
+    ) -> None:
         other = FeedKey(FEED.url, "other")
         await store.save(FEED, opening(range(5)))
         await store.save(other, opening(range(5)))
@@ -566,7 +643,9 @@ class AdministrableStoreContract(CursorStoreContract):
         await store.delete(FEED)
         assert (await store.load(FEED), await store.feeds()) == ({}, [])
 
-    async def test_a_feed_without_its_last_partition_is_no_longer_listed(self, store: AdministrableStore) -> None:
+    async def test_a_feed_without_its_last_partition_is_no_longer_listed(
+        self, store: AdministrableStore
+    ) -> None:
         await store.save(FEED, opening(range(2)))
         await store.delete(FEED, [0, 1])
         assert (await store.load(FEED), await store.feeds()) == ({}, [])
@@ -584,11 +663,19 @@ class AdministrableStoreContract(CursorStoreContract):
             await store.save(FEED, advanced(opening()))
         await store.save(FEED, opening(cursor="again"))
 
-    async def test_replaced_positions_have_the_next_revisions(self, store: AdministrableStore) -> None:
+    async def test_replaced_positions_have_the_next_revisions(
+        self, store: AdministrableStore
+    ) -> None:
         await store.save(FEED, opening(range(3)))
         await store.save(FEED, advanced(opening()))
-        replaced = await store.replace(FEED, {0: Position("x", "drained", 77), 1: Position("y"), 9: Position("z", revision=5)})
-        assert replaced == {0: Position("x", "drained", 3), 1: Position("y", revision=2), 9: Position("z")}
+        replaced = await store.replace(
+            FEED, {0: Position("x", "drained", 77), 1: Position("y"), 9: Position("z", revision=5)}
+        )
+        assert replaced == {
+            0: Position("x", "drained", 3),
+            1: Position("y", revision=2),
+            9: Position("z"),
+        }
         assert await store.load(FEED) == {**replaced, 2: opening((2,))[2]}
 
     async def test_r17_replacing_fences_a_running_consumer(self, store: AdministrableStore) -> None:
@@ -597,7 +684,9 @@ class AdministrableStoreContract(CursorStoreContract):
         with pytest.raises(FencedError):
             await store.save(FEED, advanced(opening()))
 
-    async def test_replacing_wins_against_a_running_consumer(self, store: AdministrableStore) -> None:
+    async def test_replacing_wins_against_a_running_consumer(
+        self, store: AdministrableStore
+    ) -> None:
         stopped: list[int] = []
 
         async def consume() -> None:

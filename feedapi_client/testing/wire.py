@@ -42,7 +42,14 @@ class Quirks:
 
 
 def discovery(
-    dialect: DialectName, partitions: Sequence[Partition], *, token: str, exactly_once: bool, stream: bool, filters: Sequence[str], quirks: Quirks
+    dialect: DialectName,
+    partitions: Sequence[Partition],
+    *,
+    token: str,
+    exactly_once: bool,
+    stream: bool,
+    filters: Sequence[str],
+    quirks: Quirks,
 ) -> dict[str, Any]:
     """The discovery object."""
     found: dict[str, Any] = {"token": token} if dialect == "v2-token" else {}
@@ -63,21 +70,39 @@ def _partition(partition: Partition, dialect: DialectName, quirks: Quirks) -> di
     mode = quirks.last_cursor or ("closed" if dialect == "v2-draft" else "never")
     if mode == "always" or (mode == "closed" and partition.closed):
         fields["lastCursor"] = partition.last_cursor
-    if partition.starts_after is not None and not (partition.starts_after == 0 and quirks.omit_parent_zero):
-        fields["startsAfterParent" if quirks.old_lineage_names else "startsAfterPartition"] = lineage(partition.starts_after)
+    if partition.starts_after is not None and not (
+        partition.starts_after == 0 and quirks.omit_parent_zero
+    ):
+        fields["startsAfterParent" if quirks.old_lineage_names else "startsAfterPartition"] = (
+            lineage(partition.starts_after)
+        )
     if partition.cursor_from:
-        fields["splitFromAncestors" if quirks.old_lineage_names else "cursorFromPartitions"] = [lineage(one) for one in partition.cursor_from]
+        fields["splitFromAncestors" if quirks.old_lineage_names else "cursorFromPartitions"] = [
+            lineage(one) for one in partition.cursor_from
+        ]
     return fields
 
 
 class LineWriter:
     """Encodes runs of events and checkpoints of one partition in one dialect. `v1_headers` are the names of the headers to include."""
 
-    def __init__(self, dialect: DialectName, partition: int, v1_headers: Sequence[str] = (), headers: Headers | None = None) -> None:
+    def __init__(
+        self,
+        dialect: DialectName,
+        partition: int,
+        v1_headers: Sequence[str] = (),
+        headers: Headers | None = None,
+    ) -> None:
         self._names = v1_headers
         self._headers = headers or {}
         lead = b'"partition":%d,' % partition if dialect == "v1" else b""
-        self._event = b"{" + lead + {"v1": b'"headers":{},"data":', "v2-draft": b'"event":', "v2-token": b'"data":'}[dialect]
+        self._event = (
+            b"{"
+            + lead
+            + {"v1": b'"headers":{},"data":', "v2-draft": b'"event":', "v2-token": b'"data":'}[
+                dialect
+            ]
+        )
         self._event_with_headers = b"{" + lead + b'"headers":%b,"data":%b}\n'
         self._checkpoint = b"{" + lead + b'"cursor":'
 
@@ -87,7 +112,11 @@ class LineWriter:
             return b""
         if self._names and self._headers:
             return b"".join(self._with_headers(log, index) for index in indices)
-        payloads = log.payloads[indices.start : indices.stop] if isinstance(indices, range) else [log.payloads[index] for index in indices]
+        payloads = (
+            log.payloads[indices.start : indices.stop]
+            if isinstance(indices, range)
+            else [log.payloads[index] for index in indices]
+        )
         return self._event + (b"}\n" + self._event).join(payloads) + b"}\n"  # type: ignore[arg-type]
 
     def checkpoint(self, cursor: str) -> bytes:
@@ -96,7 +125,11 @@ class LineWriter:
 
     def _with_headers(self, log: PartitionLog, index: int) -> bytes:
         every = self._headers.get(log.seqs[index], {})
-        chosen = every if "_all" in self._names else {name: every[name] for name in self._names if name in every}
+        chosen = (
+            every
+            if "_all" in self._names
+            else {name: every[name] for name in self._names if name in every}
+        )
         payload = log.payloads[index]
         assert payload is not None
         return self._event_with_headers % (orjson.dumps(dict(chosen)), payload)

@@ -36,7 +36,9 @@ async def bare_raw(url: str) -> int:
     cursor, count = "_first", 0
     async with httpx.AsyncClient() as client:
         while True:
-            response = await client.get(f"{url}/events", params={"token": "t", "partition": "0", "cursor": cursor})
+            response = await client.get(
+                f"{url}/events", params={"token": "t", "partition": "0", "cursor": cursor}
+            )
             lines = decoder.decode_lines(response.content)
             if len(lines) == 1:
                 return count
@@ -49,7 +51,9 @@ async def bare_json(url: str) -> int:
     cursor, count = "_first", 0
     async with httpx.AsyncClient() as client:
         while True:
-            response = await client.get(f"{url}/events", params={"token": "t", "partition": "0", "cursor": cursor})
+            response = await client.get(
+                f"{url}/events", params={"token": "t", "partition": "0", "cursor": cursor}
+            )
             before, asked = count, cursor
             for line in response.content.splitlines():
                 record = orjson.loads(line)
@@ -160,7 +164,13 @@ def main() -> None:
             rates[0].append(timed(ours, url, options.events))
             rates[1].append(timed(theirs, url, options.events))
         us, them = (statistics.median(r) for r in rates)
-        table.add_row(name, f"{us / 1e6:.3f}", f"{them / 1e6:.3f}", f"{us / them:.2f}", "" if bar is None else f">= {bar}")
+        table.add_row(
+            name,
+            f"{us / 1e6:.3f}",
+            f"{them / 1e6:.3f}",
+            f"{us / them:.2f}",
+            "" if bar is None else f">= {bar}",
+        )
 
     with static_feed(events=options.events, page_size=options.page_size) as url:
         for name, ours, bare, bar in MEASURES:
@@ -169,7 +179,9 @@ def main() -> None:
         with static_feed(dialect="v1", events=options.events, page_size=options.page_size) as url:
             measure("v1, decoded / zeroeventhub from PyPI", v1_json, zeroeventhub, 4, url)
     else:
-        print("zeroeventhub is not installed: pip install --no-deps zeroeventhub, and this compares with it")
+        print(
+            "zeroeventhub is not installed: pip install --no-deps zeroeventhub, and this compares with it"
+        )
     Console().print(table)
 
 

@@ -19,7 +19,15 @@ from rich.console import Console
 from rich.table import Table
 
 from feedapi_client import FeedConsumer
-from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, Message, Relay, Stream, StreamCursorStore, encode
+from feedapi_client.liftbridge import (
+    LiftbridgeApi,
+    LiftbridgePublisher,
+    Message,
+    Relay,
+    Stream,
+    StreamCursorStore,
+    encode,
+)
 from feedapi_client.liftbridge.envelope import decode_message
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
 from tests.benchmarks.fast_broker import fast_broker
@@ -46,7 +54,12 @@ async def bare_acked(url: str, payloads: list[bytes], window: int) -> int:
     """nats-py, envelopes made beforehand, acks counted, at most `window` in flight."""
     client = await nats.connect(url)
     inbox = client.new_inbox()
-    envelopes = [encode(Message(offset=-1, value=value, headers=HEADERS, ackInbox=inbox, correlationId=f"{i:x}")) for i, value in enumerate(payloads)]
+    envelopes = [
+        encode(
+            Message(offset=-1, value=value, headers=HEADERS, ackInbox=inbox, correlationId=f"{i:x}")
+        )
+        for i, value in enumerate(payloads)
+    ]
     acked = 0
     progress = asyncio.Event()
 
@@ -79,7 +92,10 @@ async def publisher_acked(url: str, payloads: list[bytes], window: int) -> int:
 
 
 async def relay_acked(url: str, feed: str, window: int) -> int:
-    async with LiftbridgePublisher(url, max_in_flight=window, ack_timeout=60) as publisher, FeedConsumer(feed, follow=False) as consumer:
+    async with (
+        LiftbridgePublisher(url, max_in_flight=window, ack_timeout=60) as publisher,
+        FeedConsumer(feed, follow=False) as consumer,
+    ):
         return (await Relay(consumer, publisher, STREAM).run()).events
 
 
@@ -87,7 +103,10 @@ async def relay_once(url: str, feed: str, format: str) -> int:
     """Exactly once, against the stand-in: its own speed is the limit for single events."""
     async with LiftbridgeBroker(url, grpc=True) as broker:
         await broker.create_stream("once", concurrency_control=True)
-        async with LiftbridgePublisher(url, ack_timeout=60, max_message_bytes=None) as publisher, LiftbridgeApi(broker.address) as api:
+        async with (
+            LiftbridgePublisher(url, ack_timeout=60, max_message_bytes=None) as publisher,
+            LiftbridgeApi(broker.address) as api,
+        ):
             store = StreamCursorStore(publisher, api, Stream("once"), format=format)
             async with FeedConsumer(feed, follow=False, store=store) as consumer:
                 return (await Relay(consumer, publisher).run()).events
@@ -109,7 +128,13 @@ class Measured:
         self.cpu.setdefault(name, []).append(spent[1] / events * 1e6)
 
     def table(self, bases: list[str]) -> Table:
-        table = Table("loop", "events/s", "client CPU, us/event", *(f"of {base}" for base in bases), title="acked publishing over NATS, medians")
+        table = Table(
+            "loop",
+            "events/s",
+            "client CPU, us/event",
+            *(f"of {base}" for base in bases),
+            title="acked publishing over NATS, medians",
+        )
         for name, rates in self.rates.items():
             rate = statistics.median(rates)
             ratios = [f"{rate / statistics.median(self.rates[base]):.2f}" for base in bases]
@@ -120,19 +145,38 @@ class Measured:
 async def throughput(events: int, rounds: int, window: int) -> Measured:
     payloads = [payload(number) for number in range(events)]
     measured = Measured()
-    with NatsServer() as server, fast_broker(server.url, STREAM), static_feed(events=events) as feed:
+    with (
+        NatsServer() as server,
+        fast_broker(server.url, STREAM),
+        static_feed(events=events) as feed,
+    ):
         for _ in range(rounds):
             await measured.round("bare publish", lambda: bare(server.url, payloads))
-            await measured.round("bare publish, acked", lambda: bare_acked(server.url, payloads, window))
-            await measured.round("LiftbridgePublisher", lambda: publisher_acked(server.url, payloads, window))
-            await measured.round("Relay, at least once", lambda: relay_acked(server.url, feed, window))
+            await measured.round(
+                "bare publish, acked", lambda: bare_acked(server.url, payloads, window)
+            )
+            await measured.round(
+                "LiftbridgePublisher", lambda: publisher_acked(server.url, payloads, window)
+            )
+            await measured.round(
+                "Relay, at least once", lambda: relay_acked(server.url, feed, window)
+            )
         for format in ("batch", "events"):
-            await measured.round(f"Relay, exactly once, {format} (broker in the same process)", partial(relay_once, server.url, feed, format))
+            await measured.round(
+                f"Relay, exactly once, {format} (broker in the same process)",
+                partial(relay_once, server.url, feed, format),
+            )
     return measured
 
 
 def codec(count: int = 200_000) -> Table:
-    message = Message(offset=-1, value=payload(1), headers=HEADERS, ackInbox="_INBOX.abcdefgh", correlationId="1f3a")
+    message = Message(
+        offset=-1,
+        value=payload(1),
+        headers=HEADERS,
+        ackInbox="_INBOX.abcdefgh",
+        correlationId="1f3a",
+    )
     data, plain = encode(message), encode(message, crc=False)
     table = Table("codec, one message of 150 bytes with two headers", "messages/s")
     for name, call in (

@@ -41,7 +41,10 @@ async def bare_poll(url: str, partitions: int, concurrency: int) -> int:
     async def poll(client: httpx.AsyncClient) -> None:
         nonlocal count
         for partition in queue:
-            response = await client.get(f"{url}/events", params={"token": "t", "partition": str(partition), "cursor": "_first"})
+            response = await client.get(
+                f"{url}/events",
+                params={"token": "t", "partition": str(partition), "cursor": "_first"},
+            )
             count += len(decoder.decode_lines(response.content)) - 1
 
     async with httpx.AsyncClient(limits=limits) as client:
@@ -91,8 +94,12 @@ def child(options: argparse.Namespace) -> None:
 
 def in_a_process(kind: str, url: str, options: argparse.Namespace) -> list[float]:
     command = [sys.executable, "-m", __spec__.name, "--child", kind, "--url", url]
-    command += [f"--{name}={getattr(options, name)}" for name in ("partitions", "concurrency", "seconds")]
-    result: list[float] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    command += [
+        f"--{name}={getattr(options, name)}" for name in ("partitions", "concurrency", "seconds")
+    ]
+    result: list[float] = json.loads(
+        subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    )
     return result
 
 
@@ -108,13 +115,29 @@ def main() -> None:
         child(options)
         return
     table = Table("measure", "ours", "bare httpx", "ratio", "bar")
-    with static_feed(partitions=options.partitions, events=EVENTS_PER_PARTITION, page_size=EVENTS_PER_PARTITION) as url:
+    with static_feed(
+        partitions=options.partitions, events=EVENTS_PER_PARTITION, page_size=EVENTS_PER_PARTITION
+    ) as url:
         ours, bare = in_a_process("ours", url, options), in_a_process("bare", url, options)
-    table.add_row(f"{options.partitions} partitions, each once", f"{ours[0]:.1f} s", f"{bare[0]:.1f} s", f"{ours[0] / bare[0]:.2f}", "<= 1.5")
-    table.add_row("peak resident memory", f"{ours[1]:.0f} MiB", f"{bare[1]:.0f} MiB", "", "< 1024 MiB")
+    table.add_row(
+        f"{options.partitions} partitions, each once",
+        f"{ours[0]:.1f} s",
+        f"{bare[0]:.1f} s",
+        f"{ours[0] / bare[0]:.2f}",
+        "<= 1.5",
+    )
+    table.add_row(
+        "peak resident memory", f"{ours[1]:.0f} MiB", f"{bare[1]:.0f} MiB", "", "< 1024 MiB"
+    )
     with static_feed(events=100_000, endless=True) as url:
         samples = in_a_process("endless", url, options)
-    table.add_row("endless feed, resident memory", " ".join(f"{s:.0f}" for s in samples[:: max(1, len(samples) // 8)]) + " MiB", "", "", "flat")
+    table.add_row(
+        "endless feed, resident memory",
+        " ".join(f"{s:.0f}" for s in samples[:: max(1, len(samples) // 8)]) + " MiB",
+        "",
+        "",
+        "flat",
+    )
     Console().print(table)
 
 

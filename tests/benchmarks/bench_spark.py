@@ -77,8 +77,17 @@ def stream(spark: Any, url: str, limit: int, skip: int) -> Run:
     marks: list[tuple[float, float]] = []
     largest = 0.0
     with tempfile.TemporaryDirectory() as folder:
-        source = spark.readStream.format("feedapi").options(url=url, stagingLocation=f"{folder}/staging", maxEventsPerPartition=limit).load()
-        query = source.writeStream.format("noop").option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
+        source = (
+            spark.readStream.format("feedapi")
+            .options(url=url, stagingLocation=f"{folder}/staging", maxEventsPerPartition=limit)
+            .load()
+        )
+        query = (
+            source.writeStream.format("noop")
+            .option("checkpointLocation", f"{folder}/checkpoint")
+            .trigger(availableNow=True)
+            .start()
+        )
         done = threading.Event()
 
         def watch() -> None:
@@ -86,7 +95,11 @@ def stream(spark: Any, url: str, limit: int, skip: int) -> Run:
             commits = Path(folder, "checkpoint", "commits")
             seen = 0
             while not done.is_set():
-                now = len([file for file in commits.glob("*") if file.name.isdigit()]) if commits.exists() else 0
+                now = (
+                    len([file for file in commits.glob("*") if file.name.isdigit()])
+                    if commits.exists()
+                    else 0
+                )
                 if now != seen:
                     pids = descendants(jvm)
                     marks.extend([(time.perf_counter(), processor_seconds(pids))] * (now - seen))
@@ -116,12 +129,23 @@ def own_micro_batch(spark: Any, batches: int = 60, skip: int = 20) -> Run:
     jvm = spark.sparkContext._gateway.proc.pid
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
     with tempfile.TemporaryDirectory() as folder:
-        query = source.writeStream.format("noop").option("checkpointLocation", folder).trigger(processingTime="0 seconds").start()
+        query = (
+            source.writeStream.format("noop")
+            .option("checkpointLocation", folder)
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
         marks = []
         for count in (skip, skip + batches):
             while query.lastProgress is None or query.lastProgress["batchId"] < count:
                 time.sleep(0.005)
-            marks.append((time.perf_counter(), processor_seconds(descendants(jvm)), query.lastProgress["batchId"]))
+            marks.append(
+                (
+                    time.perf_counter(),
+                    processor_seconds(descendants(jvm)),
+                    query.lastProgress["batchId"],
+                )
+            )
         query.stop()
     (began, used, first), (ended, used_then, last) = marks
     return Run(100, (ended - began) / (last - first), (used_then - used) / (last - first), [], 0)
@@ -154,14 +178,23 @@ def plain(loop: Any, url: str) -> float:
 
 def main() -> None:
     arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--epochs", type=int, default=20, help=f"measured epochs of {EPOCH} events (default 20)")
+    arguments.add_argument(
+        "--epochs", type=int, default=20, help=f"measured epochs of {EPOCH} events (default 20)"
+    )
     given = arguments.parse_args()
     console = Console()
     warm = 20
     spark = session()
     with static_feed(events=EPOCH * (given.epochs + warm), page_size=10_000) as url:
-        loops = {"async for, each .json()": events_json, "batches(), each .json()": batches_json, "batches(), untouched": batches_untouched}
-        plains = {name: statistics.median(plain(loop, url) for _ in range(3)) for name, loop in loops.items()}
+        loops = {
+            "async for, each .json()": events_json,
+            "batches(), each .json()": batches_json,
+            "batches(), untouched": batches_untouched,
+        }
+        plains = {
+            name: statistics.median(plain(loop, url) for _ in range(3))
+            for name, loop in loops.items()
+        }
         run = stream(spark, url, EPOCH, warm)
     per_core = run.events / run.processor
     table = Table(title=f"Spark streaming, epochs of {EPOCH:,} events of 150 bytes")
@@ -171,22 +204,30 @@ def main() -> None:
     for name, rate in plains.items():
         table.add_row(f"plain loop: {name}", f"{rate:,.0f}", f"{per_core / rate:.2f}")
     console.print(table)
-    console.print(f"Spark, wall clock, one task slot: {run.events / run.wall:,.0f} events/s; {run.processor / run.wall:.2f} cores busy")
+    console.print(
+        f"Spark, wall clock, one task slot: {run.events / run.wall:,.0f} events/s; {run.processor / run.wall:.2f} cores busy"
+    )
     with static_feed(events=100 * 60, page_size=100) as url:
         small = stream(spark, url, 100, 20)
     console.print(
         f"a micro-batch of 100 events: {statistics.median(small.batch_seconds):.3f} s, {small.processor / len(small.batch_seconds):.3f} s of processor time"
     )
     own = own_micro_batch(spark)
-    console.print(f"a micro-batch of 100 rows of Spark's own rate source, no Python: {own.wall:.3f} s, {own.processor:.3f} s of processor time")
+    console.print(
+        f"a micro-batch of 100 rows of Spark's own rate source, no Python: {own.wall:.3f} s, {own.processor:.3f} s of processor time"
+    )
     with static_feed(events=12_000_000, page_size=20_000) as url:
         large = stream(spark, url, 10 * EPOCH, 4)
     per_core = large.events / large.processor
-    console.print(f"epochs of {10 * EPOCH:,} events: {per_core:,.0f} events/s of a core, {per_core / plains['async for, each .json()']:.2f} of async for")
+    console.print(
+        f"epochs of {10 * EPOCH:,} events: {per_core:,.0f} events/s of a core, {per_core / plains['async for, each .json()']:.2f} of async for"
+    )
     for size in (100_000, 1_000_000, 3_000_000):
         with static_feed(events=size, page_size=10_000) as url:
             memory = peak(spark, url, size)
-        console.print(f"Python worker, an epoch of {size:,} events ({size * 150 / 1e6:,.0f} MB): {memory:,.0f} MiB at its peak")
+        console.print(
+            f"Python worker, an epoch of {size:,} events ({size * 150 / 1e6:,.0f} MB): {memory:,.0f} MiB at its peak"
+        )
     spark.stop()
 
 
@@ -203,8 +244,17 @@ def peak(spark: Any, url: str, limit: int) -> float:
 
     watcher = threading.Thread(target=watch)
     with tempfile.TemporaryDirectory() as folder:
-        source = spark.readStream.format("feedapi").options(url=url, stagingLocation=f"{folder}/staging", maxEventsPerPartition=limit).load()
-        query = source.writeStream.format("noop").option("checkpointLocation", f"{folder}/checkpoint").trigger(availableNow=True).start()
+        source = (
+            spark.readStream.format("feedapi")
+            .options(url=url, stagingLocation=f"{folder}/staging", maxEventsPerPartition=limit)
+            .load()
+        )
+        query = (
+            source.writeStream.format("noop")
+            .option("checkpointLocation", f"{folder}/checkpoint")
+            .trigger(availableNow=True)
+            .start()
+        )
         watcher.start()
         query.awaitTermination()
         done.set()

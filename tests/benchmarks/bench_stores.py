@@ -22,7 +22,14 @@ import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from feedapi_client import FeedKey, Position
-from feedapi_client.stores import CursorStore, Journal, MemoryCursorStore, RedisCursorStore, SQLAlchemyCursorStore, SQLiteCursorStore
+from feedapi_client.stores import (
+    CursorStore,
+    Journal,
+    MemoryCursorStore,
+    RedisCursorStore,
+    SQLAlchemyCursorStore,
+    SQLiteCursorStore,
+)
 from tests.servers import mariadb_installed, run_mariadb, run_postgres, run_redis
 
 PARTITIONS = 32_767
@@ -64,7 +71,11 @@ async def concurrent(store: CursorStore, seconds: float) -> float:
     rates: list[float] = []
 
     async def consume(partition: int) -> None:
-        rates.append(await per_second(lambda position: store.save(key("concurrent"), {partition: position}), seconds))
+        rates.append(
+            await per_second(
+                lambda position: store.save(key("concurrent"), {partition: position}), seconds
+            )
+        )
 
     async with anyio.create_task_group() as group:
         for partition in range(TASKS):
@@ -84,17 +95,31 @@ async def measure(subject: Subject, seconds: float) -> list[str]:
         await sequential(store, "sequential", seconds),
         await concurrent(store, seconds),
         await sequential(subject.journalled, "journal", seconds) if subject.journalled else None,
-        await per_second(lambda position: transaction(key("transaction"), position), seconds) if transaction else None,
-        await per_second(lambda _: transaction(key("transaction"), None), seconds) if transaction else None,
+        await per_second(lambda position: transaction(key("transaction"), position), seconds)
+        if transaction
+        else None,
+        await per_second(lambda _: transaction(key("transaction"), None), seconds)
+        if transaction
+        else None,
     ]
-    first = {partition: Position(f"a-cursor-of-usual-length-{partition:010d}") for partition in range(PARTITIONS)}
-    later = {partition: position.advance(f"{position.cursor}-later") for partition, position in first.items()}
+    first = {
+        partition: Position(f"a-cursor-of-usual-length-{partition:010d}")
+        for partition in range(PARTITIONS)
+    }
+    later = {
+        partition: position.advance(f"{position.cursor}-later")
+        for partition, position in first.items()
+    }
     costs = [
         await milliseconds(store.save(key("all"), first)),
         await milliseconds(store.save(key("all"), later)),
         await milliseconds(store.load(key("all"))),
     ]
-    return [subject.name, *("-" if rate is None else f"{rate:,.0f}" for rate in rates), *(f"{cost:,.0f} ms" for cost in costs)]
+    return [
+        subject.name,
+        *("-" if rate is None else f"{rate:,.0f}" for rate in rates),
+        *(f"{cost:,.0f} ms" for cost in costs),
+    ]
 
 
 @asynccontextmanager
@@ -105,7 +130,10 @@ async def memory() -> AsyncIterator[Subject]:
 @asynccontextmanager
 async def sqlite(directory: str) -> AsyncIterator[Subject]:
     path = f"{directory}/cursors.db"
-    async with SQLiteCursorStore(path) as store, SQLiteCursorStore(path, journal=Journal()) as journalled:
+    async with (
+        SQLiteCursorStore(path) as store,
+        SQLiteCursorStore(path, journal=Journal()) as journalled,
+    ):
         connection = sqlite3.connect(path)
         connection.execute("CREATE TABLE effects (n INTEGER)")
 
@@ -123,7 +151,9 @@ async def sqlite(directory: str) -> AsyncIterator[Subject]:
 async def sql(name: str, url: str) -> AsyncIterator[Subject]:
     engine: AsyncEngine = create_async_engine(url)
     store = SQLAlchemyCursorStore(engine, table=f"cursors_{name.replace(' ', '_')}")
-    journalled = SQLAlchemyCursorStore(engine, table=f"cursors_{name.replace(' ', '_')}", journal=Journal())
+    journalled = SQLAlchemyCursorStore(
+        engine, table=f"cursors_{name.replace(' ', '_')}", journal=Journal()
+    )
     await journalled.create_tables()
     async with engine.begin() as connection:
         await connection.execute(sa.text("CREATE TABLE IF NOT EXISTS effects (n INTEGER)"))
@@ -146,7 +176,10 @@ async def redis(url: str) -> AsyncIterator[Subject]:
 
 async def rows(seconds: float, servers: ExitStack) -> list[list[str]]:
     directory = servers.enter_context(tempfile.TemporaryDirectory())
-    postgres, redis_server = servers.enter_context(run_postgres()), servers.enter_context(run_redis())
+    postgres, redis_server = (
+        servers.enter_context(run_postgres()),
+        servers.enter_context(run_redis()),
+    )
     subjects = [
         memory(),
         sqlite(directory),
@@ -165,16 +198,33 @@ async def rows(seconds: float, servers: ExitStack) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=3.0, help="how long each rate is measured")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
-    heads = ["store", "commits/s", "concurrent", "journal", "in transaction", "effect alone", f"first save of {PARTITIONS:,}", "next save of all", "load"]
+    heads = [
+        "store",
+        "commits/s",
+        "concurrent",
+        "journal",
+        "in transaction",
+        "effect alone",
+        f"first save of {PARTITIONS:,}",
+        "next save of all",
+        "load",
+    ]
     with ExitStack() as servers:
         table = [heads, *anyio.run(rows, arguments.seconds, servers)]
     widths = [max(len(row[column]) for row in table) for column in range(len(heads))]
     for row in table:
-        print("  ".join(cell.ljust(width) if not column else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))))
+        print(
+            "  ".join(
+                cell.ljust(width) if not column else cell.rjust(width)
+                for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -40,7 +40,10 @@ def _serve(ready: Connection, nats_url: str, stream: str) -> None:
     where = urlsplit(nats_url)
     with socket.create_connection((where.hostname or "", where.port or 4222)) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.sendall(b'CONNECT {"verbose":false,"pedantic":false,"echo":false}\r\nSUB %s 1\r\nPING\r\n' % stream.encode())
+        connection.sendall(
+            b'CONNECT {"verbose":false,"pedantic":false,"echo":false}\r\nSUB %s 1\r\nPING\r\n'
+            % stream.encode()
+        )
         answer = _Answers(stream)
         rest = b""
         while data := connection.recv(_CHUNK):
@@ -55,7 +58,9 @@ class _Answers:
     """Bytes of NATS in, bytes of NATS out."""
 
     def __init__(self, stream: str) -> None:
-        self._shared = Ack(stream=stream, partitionSubject=stream, msgSubject=stream).SerializeToString()
+        self._shared = Ack(
+            stream=stream, partitionSubject=stream, msgSubject=stream
+        ).SerializeToString()
         self._offset = itertools.count(1)
 
     def __call__(self, data: bytes) -> tuple[bytes, bytes, bool]:
@@ -82,6 +87,11 @@ class _Answers:
         message = Message.FromString(envelope[_ENVELOPE_WITH_CRC:])
         if not message.ackInbox:
             return
-        payload = self._shared + Ack(offset=next(self._offset), correlationId=message.correlationId).SerializeToString()
+        payload = (
+            self._shared
+            + Ack(
+                offset=next(self._offset), correlationId=message.correlationId
+            ).SerializeToString()
+        )
         ack = _ACK_HEADER + crc32c(payload).to_bytes(4, "big") + payload
         out.append(b"PUB %s %d\r\n%s\r\n" % (message.ackInbox.encode(), len(ack), ack))

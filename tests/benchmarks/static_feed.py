@@ -18,10 +18,14 @@ PAYLOAD_PAD = 62
 def payload(number: int) -> bytes:
     """An event of about 150 bytes with its line."""
     fields = (number, number % 1000, 1000 + number % 9000, b"x" * PAYLOAD_PAD)
-    return b'{"id":"%012d","type":"order.created","entity":"e-%06d","amount":%d,"note":"%s"}' % fields
+    return (
+        b'{"id":"%012d","type":"order.created","entity":"e-%06d","amount":%d,"note":"%s"}' % fields
+    )
 
 
-def build_pages(events: int, page_size: int, *, dialect: str, partition: int = 0, checkpoint_every: int = 100) -> dict[str, bytes]:
+def build_pages(
+    events: int, page_size: int, *, dialect: str, partition: int = 0, checkpoint_every: int = 100
+) -> dict[str, bytes]:
     """Bodies by the cursor they are asked for with; the last one only repeats its cursor."""
     name = b'"event"' if dialect == "v2-draft" else b'"data"'
     lead = b'{"partition":%d,' % partition if dialect == "v1" else b"{"
@@ -40,7 +44,9 @@ def build_pages(events: int, page_size: int, *, dialect: str, partition: int = 0
     return pages
 
 
-def _serve(out: Connection, dialect: str, partitions: int, events: int, page_size: int, endless: bool) -> None:
+def _serve(
+    out: Connection, dialect: str, partitions: int, events: int, page_size: int, endless: bool
+) -> None:
     pages = build_pages(events, page_size, dialect=dialect)
     again = next(iter(pages.values()))
     last = list(pages)[-1]
@@ -57,7 +63,9 @@ def _serve(out: Connection, dialect: str, partitions: int, events: int, page_siz
 
         def do_GET(self) -> None:
             query = parse_qs(urlsplit(self.path).query)
-            cursor = next((values[0] for name, values in query.items() if name.startswith("cursor")), None)
+            cursor = next(
+                (values[0] for name, values in query.items() if name.startswith("cursor")), None
+            )
             if cursor is not None:
                 self._answer(200, pages.get(cursor, again))
             elif dialect == "v1":
@@ -83,11 +91,20 @@ def _serve(out: Connection, dialect: str, partitions: int, events: int, page_siz
 
 
 @contextmanager
-def static_feed(*, dialect: str = "v2-token", partitions: int = 1, events: int = 1_000_000, page_size: int = 20_000, endless: bool = False) -> Iterator[str]:
+def static_feed(
+    *,
+    dialect: str = "v2-token",
+    partitions: int = 1,
+    events: int = 1_000_000,
+    page_size: int = 20_000,
+    endless: bool = False,
+) -> Iterator[str]:
     """The URL of the feed; each partition has the same `events`, `endless`: over and over."""
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(send, dialect, partitions, events, page_size, endless), daemon=True)
+    process = context.Process(
+        target=_serve, args=(send, dialect, partitions, events, page_size, endless), daemon=True
+    )
     process.start()
     try:
         yield f"http://127.0.0.1:{receive.recv()}/feed"

@@ -39,7 +39,9 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts a command as a process of its own, killed at the end of the test if it still runs."""
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(*args: object, env: dict[str, str] | None = None, **settings: Any) -> subprocess.Popen[bytes]:
+    def start(
+        *args: object, env: dict[str, str] | None = None, **settings: Any
+    ) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "feedapi_client.cli", *map(str, args)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings}
         running.append(subprocess.Popen(command, env={**os.environ, **(env or {})}, **pipes))

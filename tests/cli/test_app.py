@@ -17,12 +17,34 @@ from tests.cli.conftest import Feedapi
 def test_help_lists_the_commands_and_the_exit_codes(feedapi: Feedapi) -> None:
     result = feedapi("--help")
     assert result.exit_code == 0
-    for word in ("demo", "serve", "discover", "cat", "cursors", "quarantine", "ingest", "relay", "Exit codes"):
+    for word in (
+        "demo",
+        "serve",
+        "discover",
+        "cat",
+        "cursors",
+        "quarantine",
+        "ingest",
+        "relay",
+        "Exit codes",
+    ):
         assert word in result.stdout
 
 
 @pytest.mark.parametrize(
-    "command", ["demo", "serve", "discover", "cat", "cursors ls", "cursors set", "cursors reset", "cursors export", "cursors import", "cursors rewind"]
+    "command",
+    [
+        "demo",
+        "serve",
+        "discover",
+        "cat",
+        "cursors ls",
+        "cursors set",
+        "cursors reset",
+        "cursors export",
+        "cursors import",
+        "cursors rewind",
+    ],
 )
 def test_every_command_has_help(feedapi: Feedapi, command: str) -> None:
     result = feedapi(*command.split(), "--help")
@@ -41,9 +63,22 @@ def test_without_a_command_there_is_help_and_a_usage_error(feedapi: Feedapi) -> 
 
 
 def test_help_imports_nothing_that_only_a_command_needs() -> None:
-    heavy = ("sqlalchemy", "redis", "uvicorn", "pyspark", "nats", "rich.live", "feedapi_client.testing.publisher")
+    heavy = (
+        "sqlalchemy",
+        "redis",
+        "uvicorn",
+        "pyspark",
+        "nats",
+        "rich.live",
+        "feedapi_client.testing.publisher",
+    )
     code = f"import sys, feedapi_client.cli.app\nprint([name for name in {heavy!r} if name in sys.modules])"
-    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout == "[]\n"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, capture_output=True, text=True
+        ).stdout
+        == "[]\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,10 +90,19 @@ def test_help_imports_nothing_that_only_a_command_needs() -> None:
         (["cat", "http://localhost/feed", "--limit", "0"], "--limit"),
         (["cat", "http://localhost/feed", "--filter", "a"], "--filter takes NAME=VALUE"),
         (["cat", "http://localhost/feed", "--from", "abc"], "--from CURSOR needs one --partition"),
-        (["cat", "http://localhost/feed", "--event-type", "a", "--skip-event-type", "b"], "exclude each other"),
-        (["cat", "http://localhost/feed", "--stream", "--page-size-hint", "5"], "exclude each other"),
+        (
+            ["cat", "http://localhost/feed", "--event-type", "a", "--skip-event-type", "b"],
+            "exclude each other",
+        ),
+        (
+            ["cat", "http://localhost/feed", "--stream", "--page-size-hint", "5"],
+            "exclude each other",
+        ),
         (["cat", "http://localhost/feed", "--name", "me"], "--name and --journal need --store"),
-        (["discover", "http://localhost/feed", "--auth-env", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE is not set"),
+        (
+            ["discover", "http://localhost/feed", "--auth-env", "NOT_SET_ANYWHERE"],
+            "NOT_SET_ANYWHERE is not set",
+        ),
         (["serve", "--dialect", "v3"], "v3"),
         (["serve", "--dialect", "v1", "--split-every", "1"], "no splits"),
         (["demo", "--dialect", "v1"], "v1"),
@@ -66,7 +110,9 @@ def test_help_imports_nothing_that_only_a_command_needs() -> None:
         (["cursors", "set", "0", "a b\x07", "--store", "x"], "printable ASCII"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_exit_code_2(feedapi: Feedapi, args: list[str], words: str) -> None:
+def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+    feedapi: Feedapi, args: list[str], words: str
+) -> None:
     result = feedapi(*args)
     assert result.exit_code == 2
     assert words in result.stderr
@@ -82,7 +128,9 @@ def _break(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discover_command, "run", broken)
 
 
-def test_r19_a_fault_of_the_program_is_one_line_without_its_data(feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r19_a_fault_of_the_program_is_one_line_without_its_data(
+    feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _break(monkeypatch)
     monkeypatch.delenv("FEEDAPI_DEBUG", raising=False)
     result = feedapi("discover", "http://localhost/feed")
@@ -90,7 +138,9 @@ def test_r19_a_fault_of_the_program_is_one_line_without_its_data(feedapi: Feedap
     assert result.stderr == "feedapi: internal error: KeyError (set FEEDAPI_DEBUG=1 to see where)\n"
 
 
-def test_feedapi_debug_shows_the_traceback(feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_feedapi_debug_shows_the_traceback(
+    feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _break(monkeypatch)
     monkeypatch.setenv("FEEDAPI_DEBUG", "1")
     assert isinstance(feedapi("discover", "http://localhost/feed").exception, KeyError)
@@ -98,7 +148,9 @@ def test_feedapi_debug_shows_the_traceback(feedapi: Feedapi, monkeypatch: pytest
 
 def test_without_the_extra_the_command_says_what_to_install() -> None:
     code = "import sys\nsys.modules['typer'] = None\nfrom feedapi_client.cli import main\nmain()"
-    result = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code], check=False, capture_output=True, text=True
+    )
     assert result.returncode == 1
     assert result.stderr == "feedapi: typer is not installed: pip install 'feedapi-client[cli]'\n"
 

@@ -36,29 +36,47 @@ def _cursors(store: Path) -> dict[int, str]:
     return found
 
 
-def test_events_are_lines_with_partition_and_payload(feedapi: Feedapi, publisher: Publisher) -> None:
-    assert _lines(feedapi("cat", publisher.url)) == [{"partition": 0, "data": {"entity": "a", "n": n}} for n in range(5)]
+def test_events_are_lines_with_partition_and_payload(
+    feedapi: Feedapi, publisher: Publisher
+) -> None:
+    assert _lines(feedapi("cat", publisher.url)) == [
+        {"partition": 0, "data": {"entity": "a", "n": n}} for n in range(5)
+    ]
 
 
-def test_raw_payloads_are_those_of_the_publisher_byte_for_byte(feedapi: Feedapi, feedapi_publisher_factory: Make) -> None:
+def test_raw_payloads_are_those_of_the_publisher_byte_for_byte(
+    feedapi: Feedapi, feedapi_publisher_factory: Make
+) -> None:
     publisher = feedapi_publisher_factory(1)
     payloads = [b'{ "a" : 1.0, "a":"\\u00e6" }', '"text\u2028"'.encode(), b"{}"]
     publisher.extend(0, payloads)
-    assert feedapi("cat", publisher.url, "--raw").stdout_bytes == b"".join(payload + b"\n" for payload in payloads)
+    assert feedapi("cat", publisher.url, "--raw").stdout_bytes == b"".join(
+        payload + b"\n" for payload in payloads
+    )
 
 
-def test_wrapped_payloads_are_those_of_the_publisher_byte_for_byte(feedapi: Feedapi, feedapi_publisher_factory: Make) -> None:
+def test_wrapped_payloads_are_those_of_the_publisher_byte_for_byte(
+    feedapi: Feedapi, feedapi_publisher_factory: Make
+) -> None:
     publisher = feedapi_publisher_factory(1)
     publisher.extend(0, [b'{ "a" : 1.0 }', b'"s"'])
-    assert feedapi("cat", publisher.url).stdout == '{"partition":0,"data":{ "a" : 1.0 }}\n{"partition":0,"data":"s"}\n'
+    assert (
+        feedapi("cat", publisher.url).stdout
+        == '{"partition":0,"data":{ "a" : 1.0 }}\n{"partition":0,"data":"s"}\n'
+    )
 
 
-def test_headers_of_a_v1_feed_are_printed(feedapi: Feedapi, feedapi_publisher_factory: Make) -> None:
+def test_headers_of_a_v1_feed_are_printed(
+    feedapi: Feedapi, feedapi_publisher_factory: Make
+) -> None:
     publisher = feedapi_publisher_factory(2, dialect="v1")
     publisher.append(1, {"n": 1}, headers={"h": "x"})
     publisher.append(1, {"n": 2})
     printed = _lines(feedapi("cat", publisher.url, "--v1-partitions", 2, "--v1-header", "_all"))
-    assert printed == [{"partition": 1, "headers": {"h": "x"}, "data": {"n": 1}}, {"partition": 1, "data": {"n": 2}}]
+    assert printed == [
+        {"partition": 1, "headers": {"h": "x"}, "data": {"n": 1}},
+        {"partition": 1, "data": {"n": 2}},
+    ]
 
 
 def test_checkpoints_stand_behind_what_they_cover(feedapi: Feedapi, publisher: Publisher) -> None:
@@ -70,57 +88,87 @@ def test_checkpoints_stand_behind_what_they_cover(feedapi: Feedapi, publisher: P
 def test_a_printed_checkpoint_is_a_place_to_begin(feedapi: Feedapi, publisher: Publisher) -> None:
     first = _lines(feedapi("cat", publisher.url, "--checkpoints"))[-1]["cursor"]
     publisher.append(0, {"entity": "a", "n": 5})
-    assert _lines(feedapi("cat", publisher.url, "--partition", 0, "--from", first)) == [{"partition": 0, "data": {"entity": "a", "n": 5}}]
+    assert _lines(feedapi("cat", publisher.url, "--partition", 0, "--from", first)) == [
+        {"partition": 0, "data": {"entity": "a", "n": 5}}
+    ]
 
 
-def test_from_last_prints_nothing_that_is_there_already(feedapi: Feedapi, publisher: Publisher) -> None:
+def test_from_last_prints_nothing_that_is_there_already(
+    feedapi: Feedapi, publisher: Publisher
+) -> None:
     assert _lines(feedapi("cat", publisher.url, "--from", "last")) == []
 
 
 def test_limit_ends_it(feedapi: Feedapi, publisher: Publisher) -> None:
-    assert [line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--limit", 4))] == [0, 1, 2, 3]
+    assert [line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--limit", 4))] == [
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
-def test_a_store_makes_the_next_run_go_on(feedapi: Feedapi, publisher: Publisher, store: Path) -> None:
+def test_a_store_makes_the_next_run_go_on(
+    feedapi: Feedapi, publisher: Publisher, store: Path
+) -> None:
     assert len(_lines(feedapi("cat", publisher.url, "--store", store))) == 5
     publisher.append(0, {"entity": "a", "n": 5})
-    assert [line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--store", store))] == [5]
+    assert [
+        line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--store", store))
+    ] == [5]
     assert _cursors(store) == {0: publisher.end_cursor(0)}
 
 
-def test_names_have_cursors_of_their_own(feedapi: Feedapi, publisher: Publisher, store: Path) -> None:
+def test_names_have_cursors_of_their_own(
+    feedapi: Feedapi, publisher: Publisher, store: Path
+) -> None:
     assert len(_lines(feedapi("cat", publisher.url, "--store", store))) == 5
     assert len(_lines(feedapi("cat", publisher.url, "--store", store, "--name", "other"))) == 5
 
 
-def test_r5_events_cut_off_by_the_limit_come_again(feedapi: Feedapi, feedapi_publisher_factory: Make, store: Path) -> None:
+def test_r5_events_cut_off_by_the_limit_come_again(
+    feedapi: Feedapi, feedapi_publisher_factory: Make, store: Path
+) -> None:
     publisher = feedapi_publisher_factory(1, page_size=100, checkpoint_every=100)
     publisher.extend(0, [{"n": n} for n in range(10)])
     assert len(_lines(feedapi("cat", publisher.url, "--store", store, "--limit", 4))) == 4
     assert _cursors(store) == {0: "_first"}
-    assert [line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--store", store))] == list(range(10))
+    assert [
+        line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--store", store))
+    ] == list(range(10))
 
 
-def test_a_limit_at_the_end_of_a_batch_commits_it(feedapi: Feedapi, publisher: Publisher, store: Path) -> None:
+def test_a_limit_at_the_end_of_a_batch_commits_it(
+    feedapi: Feedapi, publisher: Publisher, store: Path
+) -> None:
     _lines(feedapi("cat", publisher.url, "--store", store, "--limit", 5))
     assert _lines(feedapi("cat", publisher.url, "--store", store)) == []
 
 
-def test_from_beside_stored_cursors_is_noted(feedapi: Feedapi, publisher: Publisher, store: Path) -> None:
+def test_from_beside_stored_cursors_is_noted(
+    feedapi: Feedapi, publisher: Publisher, store: Path
+) -> None:
     feedapi("cat", publisher.url, "--store", store)
-    assert "--from does not apply" in feedapi("cat", publisher.url, "--store", store, "--from", "first").stderr
+    assert (
+        "--from does not apply"
+        in feedapi("cat", publisher.url, "--store", store, "--from", "first").stderr
+    )
 
 
 def test_a_selection_by_type(feedapi: Feedapi, publisher: Publisher) -> None:
     publisher.append(0, {"type": "odd", "n": 1})
-    assert [line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--event-type", "odd"))] == [1]
+    assert [
+        line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--event-type", "odd"))
+    ] == [1]
     assert len(_lines(feedapi("cat", publisher.url, "--skip-event-type", "odd"))) == 5
 
 
 def test_a_selection_by_filter(feedapi: Feedapi, feedapi_publisher_factory: Make) -> None:
     publisher = feedapi_publisher_factory(1, dialect="v2-draft", filters=("n",))
     publisher.extend(0, [{"n": n} for n in range(3)])
-    assert [line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--filter", "n=1"))] == [1]
+    assert [
+        line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--filter", "n=1"))
+    ] == [1]
 
 
 # ---------------------------------------------------------------------- --partition
@@ -138,35 +186,57 @@ def split(feedapi_publisher_factory: Make) -> Publisher:
     return publisher
 
 
-def test_only_the_chosen_partitions_are_read_and_at_once(feedapi: Feedapi, split: Publisher) -> None:
+def test_only_the_chosen_partitions_are_read_and_at_once(
+    feedapi: Feedapi, split: Publisher
+) -> None:
     assert _lines(feedapi("cat", split.url, "-p", 2)) == [{"partition": 2, "data": {"p": 2}}]
-    assert {line["partition"] for line in _lines(feedapi("cat", split.url, "-p", 2, "-p", 1))} == {1, 2}
+    assert {line["partition"] for line in _lines(feedapi("cat", split.url, "-p", 2, "-p", 1))} == {
+        1,
+        2,
+    }
 
 
-def test_r8_a_chosen_child_comes_after_its_chosen_parent(feedapi: Feedapi, split: Publisher) -> None:
-    assert [line["partition"] for line in _lines(feedapi("cat", split.url, "-p", 2, "-p", 0))] == [0, 2]
+def test_r8_a_chosen_child_comes_after_its_chosen_parent(
+    feedapi: Feedapi, split: Publisher
+) -> None:
+    assert [line["partition"] for line in _lines(feedapi("cat", split.url, "-p", 2, "-p", 0))] == [
+        0,
+        2,
+    ]
 
 
-def test_a_chosen_partition_is_read_from_a_v1_feed(feedapi: Feedapi, feedapi_publisher_factory: Make) -> None:
+def test_a_chosen_partition_is_read_from_a_v1_feed(
+    feedapi: Feedapi, feedapi_publisher_factory: Make
+) -> None:
     publisher = feedapi_publisher_factory(3, dialect="v1")
     publisher.append(2, {"p": 2})
-    assert _lines(feedapi("cat", publisher.url, "--v1-partitions", 3, "-p", 2)) == [{"partition": 2, "data": {"p": 2}}]
+    assert _lines(feedapi("cat", publisher.url, "--v1-partitions", 3, "-p", 2)) == [
+        {"partition": 2, "data": {"p": 2}}
+    ]
 
 
-def test_a_chosen_partition_that_the_feed_does_not_list_is_an_error(feedapi: Feedapi, split: Publisher) -> None:
+def test_a_chosen_partition_that_the_feed_does_not_list_is_an_error(
+    feedapi: Feedapi, split: Publisher
+) -> None:
     result = feedapi("cat", split.url, "-p", 9)
     assert result.exit_code == 1
     assert "partition 9: the feed does not list this partition, only 0, 1, 2, 3" in result.stderr
 
 
-def test_a_chosen_partition_keeps_its_cursor_and_leaves_the_others_alone(feedapi: Feedapi, split: Publisher, store: Path) -> None:
+def test_a_chosen_partition_keeps_its_cursor_and_leaves_the_others_alone(
+    feedapi: Feedapi, split: Publisher, store: Path
+) -> None:
     assert len(_lines(feedapi("cat", split.url, "--store", store, "-p", 1))) == 1
     assert _lines(feedapi("cat", split.url, "--store", store, "-p", 1)) == []
     assert _cursors(store) == {1: split.end_cursor(1)}
-    assert next(line["partition"] for line in _lines(feedapi("cat", split.url, "--store", store))) == 0
+    assert (
+        next(line["partition"] for line in _lines(feedapi("cat", split.url, "--store", store))) == 0
+    )
 
 
-def test_r9_a_cursor_to_be_taken_over_is_not_skipped(feedapi: Feedapi, split: Publisher, store: Path) -> None:
+def test_r9_a_cursor_to_be_taken_over_is_not_skipped(
+    feedapi: Feedapi, split: Publisher, store: Path
+) -> None:
     _lines(feedapi("cat", split.url, "--store", store))
     split.split(1, into=(4, 5), method="cursor-from")
     result = feedapi("cat", split.url, "--store", store, "-p", 4)
@@ -177,7 +247,9 @@ def test_r9_a_cursor_to_be_taken_over_is_not_skipped(feedapi: Feedapi, split: Pu
 # ---------------------------------------------------------------------- errors
 
 
-def test_a_store_that_is_no_database_is_one_line(feedapi: Feedapi, publisher: Publisher, store: Path) -> None:
+def test_a_store_that_is_no_database_is_one_line(
+    feedapi: Feedapi, publisher: Publisher, store: Path
+) -> None:
     store.write_text("not a database, but long enough to be looked at as one " * 20)
     result = feedapi("cat", publisher.url, "--store", store)
     assert result.exit_code == 1
@@ -185,7 +257,9 @@ def test_a_store_that_is_no_database_is_one_line(feedapi: Feedapi, publisher: Pu
     assert result.stderr.count("\n") == 1
 
 
-def test_r17_a_fenced_consumer_is_one_line(feedapi: Feedapi, publisher: Publisher, store: Path) -> None:
+def test_r17_a_fenced_consumer_is_one_line(
+    feedapi: Feedapi, publisher: Publisher, store: Path
+) -> None:
     def advance(response: Any, request: Any, publisher: Publisher) -> Any:
         connection = sqlite3.connect(store)
         with connection:
@@ -200,7 +274,9 @@ def test_r17_a_fenced_consumer_is_one_line(feedapi: Feedapi, publisher: Publishe
     assert result.stderr.count("\n") == 1
 
 
-def test_a_refused_fetch_is_one_line_behind_what_was_printed(feedapi: Feedapi, publisher: Publisher) -> None:
+def test_a_refused_fetch_is_one_line_behind_what_was_printed(
+    feedapi: Feedapi, publisher: Publisher
+) -> None:
     publisher.fail(403, after=1, times=None)
     result = feedapi("cat", publisher.url)
     assert result.exit_code == 1
@@ -208,7 +284,9 @@ def test_a_refused_fetch_is_one_line_behind_what_was_printed(feedapi: Feedapi, p
     assert "403" in result.stderr.splitlines()[-1]
 
 
-def test_r13_a_feed_without_progress_ends_with_an_error(feedapi: Feedapi, publisher: Publisher) -> None:
+def test_r13_a_feed_without_progress_ends_with_an_error(
+    feedapi: Feedapi, publisher: Publisher
+) -> None:
     publisher.fail(faults.SameCheckpoint(), times=None)
     result = feedapi("cat", publisher.url)
     assert result.exit_code == 1

@@ -40,7 +40,9 @@ def _fill_big(publisher: Publisher) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_after_the_batch_in_hand(spawn: Spawn, feedapi_publisher: Publisher, store: Path, number: signal.Signals, code: int) -> None:
+def test_a_signal_ends_it_after_the_batch_in_hand(
+    spawn: Spawn, feedapi_publisher: Publisher, store: Path, number: signal.Signals, code: int
+) -> None:
     _fill(feedapi_publisher)
     process = spawn("cat", feedapi_publisher.url, "--follow", "--store", store)
     assert process.stdout is not None
@@ -53,7 +55,9 @@ def test_a_signal_ends_it_after_the_batch_in_hand(spawn: Spawn, feedapi_publishe
 
 
 @pytest.mark.parametrize("command", ["cat", "discover"])
-def test_a_signal_ends_it_while_the_feed_does_not_answer(spawn: Spawn, feedapi_publisher: Publisher, command: str) -> None:
+def test_a_signal_ends_it_while_the_feed_does_not_answer(
+    spawn: Spawn, feedapi_publisher: Publisher, command: str
+) -> None:
     hung = feedapi_publisher.fail(faults.Hang(), on="discovery", times=None)
     process = spawn(command, feedapi_publisher.url)
     while not hung.hits:
@@ -64,7 +68,9 @@ def test_a_signal_ends_it_while_the_feed_does_not_answer(spawn: Spawn, feedapi_p
     assert (process.returncode, errors) == (130, b"")
 
 
-def test_a_second_signal_ends_it_although_nobody_reads(spawn: Spawn, feedapi_publisher: Publisher, store: Path) -> None:
+def test_a_second_signal_ends_it_although_nobody_reads(
+    spawn: Spawn, feedapi_publisher: Publisher, store: Path
+) -> None:
     _fill_big(feedapi_publisher)
     process = spawn("cat", feedapi_publisher.url, "--store", store)
     assert process.stdout is not None
@@ -78,9 +84,13 @@ def test_a_second_signal_ends_it_although_nobody_reads(spawn: Spawn, feedapi_pub
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_r5_a_closed_pipe_is_a_clean_end_and_nothing_unwritten_is_committed(spawn: Spawn, feedapi_publisher: Publisher, store: Path, unbuffered: str) -> None:
+def test_r5_a_closed_pipe_is_a_clean_end_and_nothing_unwritten_is_committed(
+    spawn: Spawn, feedapi_publisher: Publisher, store: Path, unbuffered: str
+) -> None:
     _fill_big(feedapi_publisher)
-    process = spawn("cat", feedapi_publisher.url, "--store", store, env={"PYTHONUNBUFFERED": unbuffered})
+    process = spawn(
+        "cat", feedapi_publisher.url, "--store", store, env={"PYTHONUNBUFFERED": unbuffered}
+    )
     assert process.stdout is not None
     process.stdout.read(1)
     process.stdout.close()
@@ -90,7 +100,9 @@ def test_r5_a_closed_pipe_is_a_clean_end_and_nothing_unwritten_is_committed(spaw
     assert _cursor(store) == "_first"
 
 
-def test_a_pipe_closed_while_the_feed_is_idle_ends_it(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+def test_a_pipe_closed_while_the_feed_is_idle_ends_it(
+    spawn: Spawn, feedapi_publisher: Publisher
+) -> None:
     _fill(feedapi_publisher, 1)
     process = spawn("cat", feedapi_publisher.url, "--follow")
     assert process.stdout is not None
@@ -101,7 +113,9 @@ def test_a_pipe_closed_while_the_feed_is_idle_ends_it(spawn: Spawn, feedapi_publ
     assert (process.returncode, errors) == (0, b"")
 
 
-def test_all_of_a_batch_is_written_to_a_slow_reader(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+def test_all_of_a_batch_is_written_to_a_slow_reader(
+    spawn: Spawn, feedapi_publisher: Publisher
+) -> None:
     _fill_big(feedapi_publisher)
     process = spawn("cat", feedapi_publisher.url, env={"PYTHONUNBUFFERED": "1"})
     assert process.stdout is not None
@@ -121,7 +135,9 @@ def test_a_full_disk_is_one_line(spawn: Spawn, feedapi_publisher: Publisher, sto
 
 def test_without_a_stdout_it_ends_at_once(spawn: Spawn, feedapi_publisher: Publisher) -> None:
     command = [sys.executable, "-m", "feedapi_client.cli", "cat", str(feedapi_publisher.url)]
-    result = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], check=False, capture_output=True, timeout=WAIT)
+    result = subprocess.run(
+        ["sh", "-c", '"$@" >&-', "sh", *command], check=False, capture_output=True, timeout=WAIT
+    )
     assert (result.returncode, result.stderr) == (1, b"")
 
 
@@ -138,7 +154,9 @@ def _run_on_terminal(spawn: Spawn, *args: object) -> str:
     import pty
 
     ours, theirs = pty.openpty()
-    process = spawn(*args, stdout=subprocess.DEVNULL, stderr=theirs, env={"TERM": "xterm", "COLUMNS": "120"})
+    process = spawn(
+        *args, stdout=subprocess.DEVNULL, stderr=theirs, env={"TERM": "xterm", "COLUMNS": "120"}
+    )
     os.close(theirs)
     shown = b""
     with suppress(OSError):  # the terminal's other end is closed

@@ -56,13 +56,20 @@ def test_ls_shows_each_position(feedapi: Feedapi, publisher: Publisher, filled: 
     assert result.exit_code == 0
     assert f"default @ {publisher.url}" in result.stdout
     row = next(line for line in result.stdout.splitlines() if line.startswith("│ 0"))
-    assert [cell.strip() for cell in row.strip("│").split("│")] == ["0", "open", "2", publisher.end_cursor(0)]
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [
+        "0",
+        "open",
+        "2",
+        publisher.end_cursor(0),
+    ]
 
 
 def test_ls_of_very_many_positions_is_lines(feedapi: Feedapi, store: Path) -> None:
     async def save() -> None:
         async with SQLiteCursorStore(store) as cursors:
-            await cursors.save(FeedKey("http://h/feed"), {id: Position(f"cursor-{id}") for id in range(32768)})
+            await cursors.save(
+                FeedKey("http://h/feed"), {id: Position(f"cursor-{id}") for id in range(32768)}
+            )
 
     anyio.run(save)
     lines = feedapi("cursors", "ls", "--store", store).stdout.splitlines()
@@ -71,14 +78,20 @@ def test_ls_of_very_many_positions_is_lines(feedapi: Feedapi, store: Path) -> No
 
 
 def test_ls_json_is_what_export_prints(feedapi: Feedapi, filled: Path) -> None:
-    assert orjson.loads(feedapi("cursors", "ls", "--store", filled, "--json").stdout)["feeds"] == _export(feedapi, filled)
+    assert orjson.loads(feedapi("cursors", "ls", "--store", filled, "--json").stdout)[
+        "feeds"
+    ] == _export(feedapi, filled)
 
 
-def test_ls_asks_the_feed_what_is_behind_a_cursor(feedapi: Feedapi, publisher: Publisher, filled: Path) -> None:
+def test_ls_asks_the_feed_what_is_behind_a_cursor(
+    feedapi: Feedapi, publisher: Publisher, filled: Path
+) -> None:
     publisher.append(1, {"n": 1})
     publisher.add(5)
     publisher.split(0, into=(6,), method="starts-after")
-    found = orjson.loads(feedapi("cursors", "ls", "--store", filled, "--url", publisher.url, "--json").stdout)["feeds"][0]
+    found = orjson.loads(
+        feedapi("cursors", "ls", "--store", filled, "--url", publisher.url, "--json").stdout
+    )["feeds"][0]
     lags = {row["partition"]: row["lag"] for row in found["positions"]}
     assert lags == {0: "caught up", 1: "behind", 5: "not begun", 6: "not begun, starts after 0"}
 
@@ -91,8 +104,14 @@ def test_ls_says_what_it_can_not_know(feedapi: Feedapi, publisher: Publisher, fi
     assert "403" in refused.stderr
     publisher.heal()
     publisher.fail(503, partition=0, times=None)
-    assert "unknown (FeedUnavailableError)" in feedapi("cursors", "ls", "--store", filled, "--url", publisher.url).stdout
-    assert "no longer listed" in feedapi("cursors", "ls", "--store", filled, "--url", publisher.url).stdout
+    assert (
+        "unknown (FeedUnavailableError)"
+        in feedapi("cursors", "ls", "--store", filled, "--url", publisher.url).stdout
+    )
+    assert (
+        "no longer listed"
+        in feedapi("cursors", "ls", "--store", filled, "--url", publisher.url).stdout
+    )
 
 
 def test_ls_of_another_feed_is_an_error(feedapi: Feedapi, filled: Path) -> None:
@@ -116,7 +135,9 @@ def test_a_database_without_cursors_is_left_as_it_is(feedapi: Feedapi, store: Pa
     assert store.read_bytes() == b""
 
 
-def test_the_store_may_be_named_in_the_environment(feedapi: Feedapi, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_store_may_be_named_in_the_environment(
+    feedapi: Feedapi, filled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEEDAPI_STORE", str(filled))
     assert feedapi("cursors", "ls").exit_code == 0
     monkeypatch.setenv("MY_DATABASE", str(filled))
@@ -127,39 +148,75 @@ def test_the_store_may_be_named_in_the_environment(feedapi: Feedapi, filled: Pat
 # ---------------------------------------------------------------------- set
 
 
-def test_set_makes_the_consumer_go_on_from_there(feedapi: Feedapi, publisher: Publisher, filled: Path) -> None:
+def test_set_makes_the_consumer_go_on_from_there(
+    feedapi: Feedapi, publisher: Publisher, filled: Path
+) -> None:
     result = feedapi("cursors", "set", 0, "_first", "--store", filled)
     assert result.exit_code == 0
     assert result.stdout == f"default @ {publisher.url}: partition 0 is at '_first'\n"
     assert feedapi("cat", publisher.url, "--store", filled).stdout.count("\n") == 7
 
 
-def test_set_begins_a_store_when_the_feed_is_named_in_full(feedapi: Feedapi, publisher: Publisher, store: Path) -> None:
-    result = feedapi("cursors", "set", 0, publisher.end_cursor(0), "--store", store, "--feed", publisher.url, "--name", "me")
+def test_set_begins_a_store_when_the_feed_is_named_in_full(
+    feedapi: Feedapi, publisher: Publisher, store: Path
+) -> None:
+    result = feedapi(
+        "cursors",
+        "set",
+        0,
+        publisher.end_cursor(0),
+        "--store",
+        store,
+        "--feed",
+        publisher.url,
+        "--name",
+        "me",
+    )
     assert result.exit_code == 0, result.output
     assert _cursors(feedapi, store, "--name", "me") == {0: publisher.end_cursor(0)}
     assert feedapi("cat", publisher.url, "--store", store, "--name", "me").stdout == ""
 
 
 def test_set_of_filtered_cursors(feedapi: Feedapi, store: Path) -> None:
-    assert feedapi("cursors", "set", 0, "c", "--store", store, "--feed", "http://h/feed", "--filter", "a=b").exit_code == 0
+    assert (
+        feedapi(
+            "cursors", "set", 0, "c", "--store", store, "--feed", "http://h/feed", "--filter", "a=b"
+        ).exit_code
+        == 0
+    )
     assert _export(feedapi, store)[0]["filters"] == {"filter-a": "b"}
 
 
-def test_set_needs_to_know_which_feed_is_meant(feedapi: Feedapi, publisher: Publisher, filled: Path) -> None:
+def test_set_needs_to_know_which_feed_is_meant(
+    feedapi: Feedapi, publisher: Publisher, filled: Path
+) -> None:
     feedapi("cat", publisher.url, "--store", filled, "--name", "other")
     result = feedapi("cursors", "set", 0, "_first", "--store", filled)
     assert result.exit_code == 1
     assert "choose with --feed and --name" in result.stderr
-    assert feedapi("cursors", "set", 0, "_first", "--store", filled, "--name", "other").exit_code == 0
+    assert (
+        feedapi("cursors", "set", 0, "_first", "--store", filled, "--name", "other").exit_code == 0
+    )
 
 
-def test_r17_set_fences_a_running_consumer(feedapi: Feedapi, publisher: Publisher, filled: Path) -> None:
+def test_r17_set_fences_a_running_consumer(
+    feedapi: Feedapi, publisher: Publisher, filled: Path
+) -> None:
     publisher.append(0, {"n": 7})
 
     def meddle(response: Any, request: Any, publisher: Publisher) -> Any:
         # A process of its own: this is the thread of the publisher's event loop.
-        command = [sys.executable, "-m", "feedapi_client.cli", "cursors", "set", "0", "_first", "--store", str(filled)]
+        command = [
+            sys.executable,
+            "-m",
+            "feedapi_client.cli",
+            "cursors",
+            "set",
+            "0",
+            "_first",
+            "--store",
+            str(filled),
+        ]
         subprocess.run(command, check=True, capture_output=True)
         return response
 
@@ -189,7 +246,9 @@ def test_reset_without_an_answer_forgets_nothing(feedapi: Feedapi, filled: Path)
 
 
 def test_reset_of_one_partition(feedapi: Feedapi, filled: Path) -> None:
-    assert feedapi("cursors", "reset", "--store", filled, "-p", 0, "--yes").stdout.endswith("1 positions forgotten\n")
+    assert feedapi("cursors", "reset", "--store", filled, "-p", 0, "--yes").stdout.endswith(
+        "1 positions forgotten\n"
+    )
     assert _cursors(feedapi, filled).keys() == {1}
     assert feedapi("cursors", "reset", "--store", filled, "-p", 0, "--yes").exit_code == 1
 
@@ -197,7 +256,9 @@ def test_reset_of_one_partition(feedapi: Feedapi, filled: Path) -> None:
 # ---------------------------------------------------------------------- export, import
 
 
-def test_an_export_can_be_imported_into_another_store(feedapi: Feedapi, publisher: Publisher, filled: Path, tmp_path: Path) -> None:
+def test_an_export_can_be_imported_into_another_store(
+    feedapi: Feedapi, publisher: Publisher, filled: Path, tmp_path: Path
+) -> None:
     saved, other = tmp_path / "cursors.json", tmp_path / "other.db"
     assert feedapi("cursors", "export", "--store", filled, "-o", saved).exit_code == 0
     assert feedapi("cursors", "import", saved, "--store", other).exit_code == 0
@@ -239,7 +300,9 @@ def test_what_is_no_export_is_refused(feedapi: Feedapi, store: Path, text: str) 
     assert not store.exists()
 
 
-def test_an_import_file_that_is_not_there_is_one_line(feedapi: Feedapi, store: Path, tmp_path: Path) -> None:
+def test_an_import_file_that_is_not_there_is_one_line(
+    feedapi: Feedapi, store: Path, tmp_path: Path
+) -> None:
     result = feedapi("cursors", "import", tmp_path / "nothing.json", "--store", store)
     assert result.exit_code == 1
     assert result.stderr == f"feedapi: {tmp_path / 'nothing.json'}: No such file or directory\n"
@@ -260,13 +323,17 @@ def journalled(feedapi: Feedapi, publisher: Publisher, store: Path) -> tuple[Pat
     return store, between.isoformat()
 
 
-def test_rewind_takes_the_consumer_back(feedapi: Feedapi, publisher: Publisher, journalled: tuple[Path, str]) -> None:
+def test_rewind_takes_the_consumer_back(
+    feedapi: Feedapi, publisher: Publisher, journalled: tuple[Path, str]
+) -> None:
     store, between = journalled
     assert feedapi("cursors", "rewind", "--to", between, "--store", store, "--yes").exit_code == 0
     assert feedapi("cat", publisher.url, "--store", store, "--raw").stdout == '{"n":7}\n'
 
 
-def test_rewind_shows_what_it_would_do(feedapi: Feedapi, publisher: Publisher, journalled: tuple[Path, str]) -> None:
+def test_rewind_shows_what_it_would_do(
+    feedapi: Feedapi, publisher: Publisher, journalled: tuple[Path, str]
+) -> None:
     store, between = journalled
     before = _cursors(feedapi, store)
     result = feedapi("cursors", "rewind", "--to", between, "--store", store, "--dry-run")
@@ -278,11 +345,15 @@ def test_rewind_shows_what_it_would_do(feedapi: Feedapi, publisher: Publisher, j
 def test_rewind_asks_first(feedapi: Feedapi, journalled: tuple[Path, str]) -> None:
     store, between = journalled
     before = _cursors(feedapi, store)
-    assert feedapi("cursors", "rewind", "--to", between, "--store", store, input="n\n").exit_code == 1
+    assert (
+        feedapi("cursors", "rewind", "--to", between, "--store", store, input="n\n").exit_code == 1
+    )
     assert _cursors(feedapi, store) == before
 
 
-def test_what_the_command_line_changes_is_in_the_journal(feedapi: Feedapi, journalled: tuple[Path, str]) -> None:
+def test_what_the_command_line_changes_is_in_the_journal(
+    feedapi: Feedapi, journalled: tuple[Path, str]
+) -> None:
     store, between = journalled
     feedapi("cursors", "set", 0, "_first", "--store", store)
     assert feedapi("cursors", "rewind", "--to", between, "--store", store, "--yes").exit_code == 0
@@ -296,7 +367,9 @@ def test_rewind_without_a_journal_is_one_line(feedapi: Feedapi, filled: Path) ->
     assert result.stderr.count("\n") == 1
 
 
-def test_rewind_to_before_the_journal_is_one_line(feedapi: Feedapi, journalled: tuple[Path, str]) -> None:
+def test_rewind_to_before_the_journal_is_one_line(
+    feedapi: Feedapi, journalled: tuple[Path, str]
+) -> None:
     result = feedapi("cursors", "rewind", "--to", "2 hours ago", "--store", journalled[0], "--yes")
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
@@ -330,7 +403,9 @@ def test_a_redis_by_its_url(feedapi: Feedapi, publisher: Publisher, redis_server
         "redis://me:secret@127.0.0.1:1/0",
     ],
 )
-def test_r19_a_database_that_can_not_be_had_is_one_line_without_its_password(feedapi: Feedapi, url: str) -> None:
+def test_r19_a_database_that_can_not_be_had_is_one_line_without_its_password(
+    feedapi: Feedapi, url: str
+) -> None:
     result = feedapi("cursors", "ls", "--store", url)
     assert result.exit_code == 1, result.output
     assert "secret" not in result.output

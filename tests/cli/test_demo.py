@@ -20,12 +20,22 @@ _PUBLISHED: list[Step] = [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)]
 def test_the_demo_proves_order_and_exactly_once(feedapi: Feedapi, dialect: str) -> None:
     result = feedapi("demo", *_QUICK, "--dialect", dialect)
     assert result.exit_code == 0, result.output
-    for happening in ("partition 0 was split", "partition 1 was split", "token was rotated", "crash 4", "PROVED: 3,000 events of 200 entities"):
+    for happening in (
+        "partition 0 was split",
+        "partition 1 was split",
+        "token was rotated",
+        "crash 4",
+        "PROVED: 3,000 events of 200 entities",
+    ):
         assert happening in result.stdout
 
 
-@pytest.mark.parametrize(("sabotage", "fault"), [("cursor-first", "lost"), ("cursor-last", "came again")])
-def test_a_cursor_outside_the_transaction_fails_the_proof(feedapi: Feedapi, sabotage: str, fault: str) -> None:
+@pytest.mark.parametrize(
+    ("sabotage", "fault"), [("cursor-first", "lost"), ("cursor-last", "came again")]
+)
+def test_a_cursor_outside_the_transaction_fails_the_proof(
+    feedapi: Feedapi, sabotage: str, fault: str
+) -> None:
     result = feedapi("demo", *_QUICK, "--sabotage", sabotage)
     assert result.exit_code == 1
     assert "FAILED" in result.stdout
@@ -37,7 +47,9 @@ def test_the_demo_is_drawn_on_a_terminal(spawn: Callable[..., subprocess.Popen[b
     import pty
 
     ours, theirs = pty.openpty()
-    process = spawn("demo", *_QUICK, stdout=theirs, env={"TERM": "xterm", "COLUMNS": "120", "LINES": "50"})
+    process = spawn(
+        "demo", *_QUICK, stdout=theirs, env={"TERM": "xterm", "COLUMNS": "120", "LINES": "50"}
+    )
     os.close(theirs)
     shown = b""
     with suppress(OSError):  # the terminal's other end is closed
@@ -61,7 +73,10 @@ def test_the_proof_holds_for_another_interleaving_of_entities() -> None:
     [
         ([*_PUBLISHED, ("a", 3)], "1 came again, such as event 3 of a"),
         (_PUBLISHED[:-1], "1 lost, such as event 3 of a"),
-        ([("a", 2), ("b", 1), ("a", 1), ("b", 2), ("a", 3)], "1 came out of order, such as event 1 of a"),
+        (
+            [("a", 2), ("b", 1), ("a", 1), ("b", 2), ("a", 3)],
+            "1 came out of order, such as event 1 of a",
+        ),
         ([*_PUBLISHED, ("c", 1)], "1 was never published, such as event 1 of c"),
         ([], "5 lost, such as event 1 of a, event 2 of a, event 3 of a …"),
     ],

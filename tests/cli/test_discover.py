@@ -37,16 +37,22 @@ def test_a_feed_is_drawn_with_its_lineage(feedapi: Feedapi, publisher: Publisher
 
 
 @pytest.mark.parametrize("dialect", ["v2-draft", "v2-token"])
-def test_json_holds_the_discovery(feedapi: Feedapi, feedapi_publisher_factory: Make, dialect: str) -> None:
+def test_json_holds_the_discovery(
+    feedapi: Feedapi, feedapi_publisher_factory: Make, dialect: str
+) -> None:
     publisher = feedapi_publisher_factory(1, dialect=dialect, stream=True)
     publisher.split(0, into=(1,), method="starts-after")
     found = orjson.loads(feedapi("discover", publisher.url, "--json").stdout)
     assert (found["feed"], found["dialect"], found["stream"]) == (publisher.url, dialect, True)
     assert found["token"] == (publisher.token if dialect == "v2-token" else None)
-    assert [(p["id"], p["closed"], p["starts_after"], p["cursor_from"]) for p in found["partitions"]] == [(0, True, None, []), (1, False, 0, [])]
+    assert [
+        (p["id"], p["closed"], p["starts_after"], p["cursor_from"]) for p in found["partitions"]
+    ] == [(0, True, None, []), (1, False, 0, [])]
 
 
-def test_a_v1_feed_needs_the_number_of_partitions(feedapi: Feedapi, feedapi_publisher_factory: Make) -> None:
+def test_a_v1_feed_needs_the_number_of_partitions(
+    feedapi: Feedapi, feedapi_publisher_factory: Make
+) -> None:
     publisher = feedapi_publisher_factory(3, dialect="v1")
     refused = feedapi("discover", publisher.url)
     assert refused.exit_code == 1
@@ -72,20 +78,29 @@ def test_an_html_page_is_one_line(feedapi: Feedapi, publisher: Publisher) -> Non
 def test_an_url_that_is_none_is_one_line(feedapi: Feedapi) -> None:
     result = feedapi("discover", "localhost:8080/feed")
     assert result.exit_code == 1
-    assert result.stderr == "feedapi: the feed's URL must begin with http:// or https:// and name a host\n"
+    assert (
+        result.stderr
+        == "feedapi: the feed's URL must begin with http:// or https:// and name a host\n"
+    )
 
 
-def test_the_authorization_header_comes_from_the_environment(feedapi: Feedapi, feedapi_publisher_factory: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_authorization_header_comes_from_the_environment(
+    feedapi: Feedapi, feedapi_publisher_factory: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publisher = feedapi_publisher_factory(1, bearer="secret-token")
     refused = feedapi("discover", publisher.url)
     assert refused.exit_code == 1
     assert "401" in refused.stderr
     monkeypatch.setenv("FEED_AUTH", "Bearer secret-token")
     assert feedapi("discover", publisher.url, "--auth-env", "FEED_AUTH").exit_code == 0
-    assert feedapi("discover", publisher.url, "--header-env", "Authorization=FEED_AUTH").exit_code == 0
+    assert (
+        feedapi("discover", publisher.url, "--header-env", "Authorization=FEED_AUTH").exit_code == 0
+    )
 
 
-def test_r19_a_wrong_authorization_header_is_not_shown(feedapi: Feedapi, feedapi_publisher_factory: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r19_a_wrong_authorization_header_is_not_shown(
+    feedapi: Feedapi, feedapi_publisher_factory: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publisher = feedapi_publisher_factory(1, bearer="other")
     monkeypatch.setenv("FEED_AUTH", "Bearer hidden-value")
     wrong = feedapi("discover", publisher.url, "--auth-env", "FEED_AUTH")

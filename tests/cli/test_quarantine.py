@@ -38,7 +38,10 @@ def quarantined(feedapi_publisher: Publisher, store: Path) -> Path:
 
     async def consume() -> None:
         assert feedapi_publisher.url is not None
-        async with SQLiteCursorStore(store) as cursors, FeedConsumer(feedapi_publisher.url, store=cursors, follow=False) as consumer:
+        async with (
+            SQLiteCursorStore(store) as cursors,
+            FeedConsumer(feedapi_publisher.url, store=cursors, follow=False) as consumer,
+        ):
             await consumer.run(handle, on_failure="quarantine")
 
     anyio.run(consume)
@@ -55,11 +58,15 @@ def handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def _ids(feedapi: Feedapi, store: Path, *args: object) -> list[str]:
-    found: list[dict[str, Any]] = orjson.loads(feedapi("quarantine", "ls", "--store", store, "--json", *args).stdout)
+    found: list[dict[str, Any]] = orjson.loads(
+        feedapi("quarantine", "ls", "--store", store, "--json", *args).stdout
+    )
     return [event["id"] for event in found]
 
 
-def test_ls_says_where_events_come_from_and_not_what_they_hold(feedapi: Feedapi, feedapi_publisher: Publisher, quarantined: Path) -> None:
+def test_ls_says_where_events_come_from_and_not_what_they_hold(
+    feedapi: Feedapi, feedapi_publisher: Publisher, quarantined: Path
+) -> None:
     result = feedapi("quarantine", "ls", "--store", quarantined)
     assert result.exit_code == 0
     assert result.stdout.count("ValueError") == 2
@@ -73,8 +80,14 @@ def test_ls_says_where_events_come_from_and_not_what_they_hold(feedapi: Feedapi,
 def test_show_prints_error_and_payload(feedapi: Feedapi, quarantined: Path) -> None:
     id = _ids(feedapi, quarantined)[0]
     found = orjson.loads(feedapi("quarantine", "show", id, "--store", quarantined).stdout)
-    assert (found["error"], found["data"]) == ("a secret in the error", {"n": 1, "secret": "payload"})
-    assert feedapi("quarantine", "show", id, "--store", quarantined, "--raw").stdout == '{"n":1,"secret":"payload"}\n'
+    assert (found["error"], found["data"]) == (
+        "a secret in the error",
+        {"n": 1, "secret": "payload"},
+    )
+    assert (
+        feedapi("quarantine", "show", id, "--store", quarantined, "--raw").stdout
+        == '{"n":1,"secret":"payload"}\n'
+    )
 
 
 def test_show_of_an_unknown_event_is_one_line(feedapi: Feedapi, quarantined: Path) -> None:
@@ -83,8 +96,12 @@ def test_show_of_an_unknown_event_is_one_line(feedapi: Feedapi, quarantined: Pat
     assert result.stderr.count("\n") == 1
 
 
-def test_replay_hands_events_to_the_handler(feedapi: Feedapi, quarantined: Path, handlers: str) -> None:
-    result = feedapi("quarantine", "replay", "--all", "--store", quarantined, "--handler", f"{handlers}:handle")
+def test_replay_hands_events_to_the_handler(
+    feedapi: Feedapi, quarantined: Path, handlers: str
+) -> None:
+    result = feedapi(
+        "quarantine", "replay", "--all", "--store", quarantined, "--handler", f"{handlers}:handle"
+    )
     assert result.exit_code == 0, result.output
     assert result.stdout.endswith("2 events handled, 0 failed again and stay\n")
     assert [event["n"] for event in sys.modules[handlers].seen] == [1, 3]
@@ -93,15 +110,22 @@ def test_replay_hands_events_to_the_handler(feedapi: Feedapi, quarantined: Path,
 
 def test_events_that_fail_again_stay(feedapi: Feedapi, quarantined: Path, handlers: str) -> None:
     id = _ids(feedapi, quarantined)[0]
-    result = feedapi("quarantine", "replay", id, "--store", quarantined, "--handler", f"{handlers}:refuse")
+    result = feedapi(
+        "quarantine", "replay", id, "--store", quarantined, "--handler", f"{handlers}:refuse"
+    )
     assert result.exit_code == 1
-    assert result.stdout == f"{id}  failed again: ValueError\n0 events handled, 1 failed again and stay\n"
+    assert (
+        result.stdout
+        == f"{id}  failed again: ValueError\n0 events handled, 1 failed again and stay\n"
+    )
     assert "payload" not in result.output
     assert len(_ids(feedapi, quarantined)) == 2
 
 
 @pytest.mark.parametrize("handler", ["nothing_of_the_kind:handle", "os:nothing", "os:sep"])
-def test_a_handler_that_is_none_is_one_line(feedapi: Feedapi, quarantined: Path, handler: str) -> None:
+def test_a_handler_that_is_none_is_one_line(
+    feedapi: Feedapi, quarantined: Path, handler: str
+) -> None:
     result = feedapi("quarantine", "replay", "--all", "--store", quarantined, "--handler", handler)
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
@@ -109,10 +133,18 @@ def test_a_handler_that_is_none_is_one_line(feedapi: Feedapi, quarantined: Path,
 
 def test_drop_asks_first(feedapi: Feedapi, quarantined: Path) -> None:
     first, second = _ids(feedapi, quarantined)
-    assert feedapi("quarantine", "drop", "--all", "--store", quarantined, input="n\n").exit_code == 1
-    assert feedapi("quarantine", "drop", first, "--store", quarantined, "--yes").stdout == "1 events deleted\n"
+    assert (
+        feedapi("quarantine", "drop", "--all", "--store", quarantined, input="n\n").exit_code == 1
+    )
+    assert (
+        feedapi("quarantine", "drop", first, "--store", quarantined, "--yes").stdout
+        == "1 events deleted\n"
+    )
     assert _ids(feedapi, quarantined) == [second]
-    assert feedapi("quarantine", "drop", "--all", "--store", quarantined, "--yes").stdout == "1 events deleted\n"
+    assert (
+        feedapi("quarantine", "drop", "--all", "--store", quarantined, "--yes").stdout
+        == "1 events deleted\n"
+    )
     assert "the quarantine is empty" in feedapi("quarantine", "ls", "--store", quarantined).stdout
 
 
@@ -127,11 +159,20 @@ def test_a_file_without_a_quarantine_is_left_as_it_is(feedapi: Feedapi, store: P
 
 
 def test_a_quarantine_in_a_database_by_its_url(feedapi: Feedapi, quarantined: Path) -> None:
-    result = feedapi("quarantine", "drop", "--all", "--yes", "--store", f"sqlite+aiosqlite:///{quarantined}")
+    result = feedapi(
+        "quarantine", "drop", "--all", "--yes", "--store", f"sqlite+aiosqlite:///{quarantined}"
+    )
     assert result.stdout == "2 events deleted\n"
 
 
-@pytest.mark.parametrize("url", ["postgresql://me:secret@127.0.0.1:1/db", "nosuch://me:secret@localhost/db", "redis://me:secret@localhost/0"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:secret@127.0.0.1:1/db",
+        "nosuch://me:secret@localhost/db",
+        "redis://me:secret@localhost/0",
+    ],
+)
 def test_r19_a_quarantine_that_can_not_be_had_is_one_line(feedapi: Feedapi, url: str) -> None:
     result = feedapi("quarantine", "ls", "--store", url)
     assert result.exit_code == 1
@@ -142,12 +183,19 @@ def test_r19_a_quarantine_that_can_not_be_had_is_one_line(feedapi: Feedapi, url:
 # ---------------------------------------------------------------------- adapters
 
 
-def test_an_adapter_parses_its_own_arguments(feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "adapter_of_the_test.py").write_text("def main(arguments):\n    print(arguments)\n    return 3\n")
+def test_an_adapter_parses_its_own_arguments(
+    feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "adapter_of_the_test.py").write_text(
+        "def main(arguments):\n    print(arguments)\n    return 3\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(external, "import_module", lambda name: __import__("adapter_of_the_test"))
     result = feedapi("ingest", "http://h/feed", "out", "--help", "--trigger", "10s")
-    assert (result.exit_code, result.stdout) == (3, "['http://h/feed', 'out', '--help', '--trigger', '10s']\n")
+    assert (result.exit_code, result.stdout) == (
+        3,
+        "['http://h/feed', 'out', '--help', '--trigger', '10s']\n",
+    )
 
 
 @pytest.mark.parametrize("command", ["ingest", "relay"])
@@ -158,12 +206,20 @@ def test_the_adapters_are_mounted(feedapi: Feedapi, command: str) -> None:
     assert feedapi(command).exit_code == 2
 
 
-@pytest.mark.parametrize(("command", "missing", "extra"), [("ingest", "pyspark", "spark"), ("relay", "nats", "liftbridge")])
-def test_a_missing_extra_says_what_to_install(feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, command: str, missing: str, extra: str) -> None:
+@pytest.mark.parametrize(
+    ("command", "missing", "extra"),
+    [("ingest", "pyspark", "spark"), ("relay", "nats", "liftbridge")],
+)
+def test_a_missing_extra_says_what_to_install(
+    feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, command: str, missing: str, extra: str
+) -> None:
     def import_module(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
 
     monkeypatch.setattr(external, "import_module", import_module)
     result = feedapi(command, "http://h/feed")
     assert result.exit_code == 1
-    assert result.stderr == f"feedapi: {missing} is not installed: pip install 'feedapi-client[{extra}]'\n"
+    assert (
+        result.stderr
+        == f"feedapi: {missing} is not installed: pip install 'feedapi-client[{extra}]'\n"
+    )

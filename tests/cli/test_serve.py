@@ -62,7 +62,9 @@ def test_a_port_that_is_taken_is_one_line(feedapi: Feedapi) -> None:
     assert result.stderr.count("\n") == 1
 
 
-def test_a_bearer_token_comes_from_the_environment(spawn: Spawn, feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bearer_token_comes_from_the_environment(
+    spawn: Spawn, feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("FEED_AUTH", "Bearer token-of-the-day")
     url = _url(spawn("serve", "--bearer-env", "FEED_AUTH"))
     assert feedapi("discover", url).exit_code == 1
@@ -70,7 +72,17 @@ def test_a_bearer_token_comes_from_the_environment(spawn: Spawn, feedapi: Feedap
 
 
 def _playground(publisher: Publisher, **settings: float) -> Playground:
-    return Playground(publisher, **{"rate": 0, "entities": 10, "split_every": 0, "rotate_every": 0, "max_events": 1000, **settings})  # type: ignore[arg-type]
+    return Playground(
+        publisher,
+        **{
+            "rate": 0,
+            "entities": 10,
+            "split_every": 0,
+            "rotate_every": 0,
+            "max_events": 1000,
+            **settings,
+        },
+    )  # type: ignore[arg-type]
 
 
 def test_splits_use_both_methods_and_lose_no_event() -> None:

@@ -56,37 +56,59 @@ class TestNegotiation:
         httpx_mock.add_response(url=URL, text=DRAFT)
         assert (await both(sync)).dialect == "v2-draft"
 
-    async def test_r01_a_token_is_the_published_dialect(self, httpx_mock: HTTPXMock, sync: bool) -> None:
+    async def test_r01_a_token_is_the_published_dialect(
+        self, httpx_mock: HTTPXMock, sync: bool
+    ) -> None:
         httpx_mock.add_response(url=URL, content=DISCOVERY)
         found = await both(sync)
         assert (found.dialect, found.token, sorted(found.partitions)) == ("v2-token", "t", [0, 1])
 
-    async def test_r01_400_is_v1_when_the_partitions_are_given(self, httpx_mock: HTTPXMock, sync: bool) -> None:
-        httpx_mock.add_response(url=URL, status_code=400, text="handshake error: partition count missing")
+    async def test_r01_400_is_v1_when_the_partitions_are_given(
+        self, httpx_mock: HTTPXMock, sync: bool
+    ) -> None:
+        httpx_mock.add_response(
+            url=URL, status_code=400, text="handshake error: partition count missing"
+        )
         found = await both(sync, v1_partitions=4)
         assert (found.dialect, sorted(found.partitions)) == ("v1", [0, 1, 2, 3])
 
-    async def test_r01_400_is_an_error_when_they_are_not(self, httpx_mock: HTTPXMock, sync: bool) -> None:
+    async def test_r01_400_is_an_error_when_they_are_not(
+        self, httpx_mock: HTTPXMock, sync: bool
+    ) -> None:
         httpx_mock.add_response(url=URL, status_code=400, text="handshake error")
         with pytest.raises(NegotiationError, match="give v1_partitions"):
             await both(sync)
 
     @pytest.mark.parametrize("status", [401, 403])
-    async def test_r01_401_and_403_are_what_they_say(self, httpx_mock: HTTPXMock, sync: bool, status: int) -> None:
+    async def test_r01_401_and_403_are_what_they_say(
+        self, httpx_mock: HTTPXMock, sync: bool, status: int
+    ) -> None:
         httpx_mock.add_response(url=URL, status_code=status)
         with pytest.raises(AuthenticationError, match=f"^feed {URL}: .*{status}"):
             await both(sync)
 
     @pytest.mark.parametrize("status", [408, 425, 429, 500, 503, 521])
-    async def test_r01_what_means_later_is_retried(self, httpx_mock: HTTPXMock, sync: bool, status: int) -> None:
+    async def test_r01_what_means_later_is_retried(
+        self, httpx_mock: HTTPXMock, sync: bool, status: int
+    ) -> None:
         httpx_mock.add_response(url=URL, status_code=status, headers={"Retry-After": "3600"})
         httpx_mock.add_exception(httpx.ConnectError("refused"))
         httpx_mock.add_exception(httpx.ReadTimeout("slow"))
         httpx_mock.add_response(url=URL, text=DRAFT)
         assert (await both(sync)).dialect == "v2-draft"
 
-    @pytest.mark.parametrize(("status", "text"), [(404, "no such page"), (200, "<html>please log in</html>"), (200, '{"events":[]}'), (200, "")])
-    async def test_r01_all_else_is_an_error_that_quotes(self, httpx_mock: HTTPXMock, sync: bool, status: int, text: str) -> None:
+    @pytest.mark.parametrize(
+        ("status", "text"),
+        [
+            (404, "no such page"),
+            (200, "<html>please log in</html>"),
+            (200, '{"events":[]}'),
+            (200, ""),
+        ],
+    )
+    async def test_r01_all_else_is_an_error_that_quotes(
+        self, httpx_mock: HTTPXMock, sync: bool, status: int, text: str
+    ) -> None:
         httpx_mock.add_response(url=URL, status_code=status, text=text)
         with pytest.raises(NegotiationError) as caught:
             await both(sync, v1_partitions=2)
@@ -94,11 +116,15 @@ class TestNegotiation:
         assert text in str(caught.value)
 
     async def test_r12_lineage_is_validated(self, httpx_mock: HTTPXMock, sync: bool) -> None:
-        httpx_mock.add_response(url=URL, text='{"partitions":[{"id":"3","startsAfterPartition":"3"}]}')
+        httpx_mock.add_response(
+            url=URL, text='{"partitions":[{"id":"3","startsAfterPartition":"3"}]}'
+        )
         with pytest.raises(LineageError, match="partition 3"):
             await both(sync)
 
-    async def test_options_that_the_feed_can_not_carry_are_an_error(self, httpx_mock: HTTPXMock, sync: bool) -> None:
+    async def test_options_that_the_feed_can_not_carry_are_an_error(
+        self, httpx_mock: HTTPXMock, sync: bool
+    ) -> None:
         httpx_mock.add_response(url=URL, text=DRAFT)
         with pytest.raises(ProtocolError, match="does not offer filter 'subject'"):
             await both(sync, fetch=FetchOptions(filters={"subject": "a"}))
@@ -113,7 +139,9 @@ class TestNegotiation:
 
 class TestDiscovery:
     @pytest.mark.parametrize("kind", [FeedClient, SyncFeedClient])
-    def test_an_impossible_number_of_v1_partitions_is_refused_at_once(self, kind: Callable[..., Any]) -> None:
+    def test_an_impossible_number_of_v1_partitions_is_refused_at_once(
+        self, kind: Callable[..., Any]
+    ) -> None:
         with pytest.raises(ValueError, match="v1_partitions"):
             kind(URL, v1_partitions=0)
 
@@ -123,7 +151,12 @@ class TestDiscovery:
         httpx_mock.add_response(url=URL, content=DISCOVERY)
         httpx_mock.add_response(url=URL, text=DRAFT)
         async with FeedClient(URL, v1_partitions=2) as client:
-            assert [(await client.discover()).dialect for _ in range(4)] == ["v1", "v2-draft", "v2-token", "v2-draft"]
+            assert [(await client.discover()).dialect for _ in range(4)] == [
+                "v1",
+                "v2-draft",
+                "v2-token",
+                "v2-draft",
+            ]
 
     async def test_r12_the_last_good_discovery_stays(self, httpx_mock: HTTPXMock) -> None:
         httpx_mock.add_response(url=URL, text=DRAFT)
@@ -135,18 +168,31 @@ class TestDiscovery:
             assert client.info is good
 
     async def test_r14_a_torn_discovery_is_retried(self) -> None:
-        replies = [Reply(start(DISCOVERY[:10], length=100), close=True), Reply(start(DISCOVERY), close=True), ok(DISCOVERY)]
-        async with wire(lambda _: replies.pop(0)) as server, FeedClient(server.url, retry=QUICK) as client:
+        replies = [
+            Reply(start(DISCOVERY[:10], length=100), close=True),
+            Reply(start(DISCOVERY), close=True),
+            ok(DISCOVERY),
+        ]
+        async with (
+            wire(lambda _: replies.pop(0)) as server,
+            FeedClient(server.url, retry=QUICK) as client,
+        ):
             assert len((await client.discover()).partitions) == 2
         assert replies == []
 
     async def test_a_discovery_over_the_limit_is_an_error(self) -> None:
-        async with wire(lambda _: ok(DISCOVERY)) as server, FeedClient(server.url, limits=Limits(max_discovery_bytes=20)) as client:
+        async with (
+            wire(lambda _: ok(DISCOVERY)) as server,
+            FeedClient(server.url, limits=Limits(max_discovery_bytes=20)) as client,
+        ):
             with pytest.raises(NegotiationError, match=r"raise Limits\.max_discovery_bytes"):
                 await client.discover()
 
     async def test_r19_an_echoed_secret_is_not_quoted(self) -> None:
-        async with wire(lambda request: ok(f"<a href='{request.target}'>".encode())) as server, FeedClient(server.url + "?key=sesame") as client:
+        async with (
+            wire(lambda request: ok(f"<a href='{request.target}'>".encode())) as server,
+            FeedClient(server.url + "?key=sesame") as client,
+        ):
             with pytest.raises(NegotiationError) as caught:
                 await client.discover()
         assert "sesame" not in str(caught.value)
@@ -168,32 +214,59 @@ class TestDiscovery:
         async with FeedClient(URL + "?key=sesame") as client:
             before = repr(client)
             await client.discover()
-            assert (before, repr(client)) == (f"<FeedClient {URL}: not discovered yet>", f"<FeedClient {URL}: v2-draft, 1 partitions>")
+            assert (before, repr(client)) == (
+                f"<FeedClient {URL}: not discovered yet>",
+                f"<FeedClient {URL}: v2-draft, 1 partitions>",
+            )
 
 
 class TestFetch:
     async def test_a_fetch_discovers_first(self) -> None:
         async with wire(feed(PAGE)) as server, FeedClient(server.url) as client:
             await client.fetch(1, "_first")
-            assert [request.target for request in server.requests] == ["/feed", "/feed/events?token=t&partition=1&cursor=_first"]
+            assert [request.target for request in server.requests] == [
+                "/feed",
+                "/feed/events?token=t&partition=1&cursor=_first",
+            ]
 
     async def test_a_fetch_is_awaited_for_a_page(self) -> None:
         async with wire(feed(PAGE)) as server, FeedClient(server.url) as client:
             page = await client.fetch(1, "_first")
-        assert (page.partition, page.asked, page.cursor, page.caught_up) == (1, "_first", "b", False)
-        assert [(event.partition, event.json()) for event in page.events] == [(1, {"n": 1}), (1, {"n": 2}), (1, {"n": 3})]
+        assert (page.partition, page.asked, page.cursor, page.caught_up) == (
+            1,
+            "_first",
+            "b",
+            False,
+        )
+        assert [(event.partition, event.json()) for event in page.events] == [
+            (1, {"n": 1}),
+            (1, {"n": 2}),
+            (1, {"n": 3}),
+        ]
 
     async def test_r03_a_fetch_is_iterated_for_batches_as_checkpoints_arrive(self) -> None:
         body = start(PAGE[:51])
-        async with wire(feed(lambda _: Reply(body, hold=True))) as server, FeedClient(server.url) as client, client.fetch(1, "_first") as batches:
+        async with (
+            wire(feed(lambda _: Reply(body, hold=True))) as server,
+            FeedClient(server.url) as client,
+            client.fetch(1, "_first") as batches,
+        ):
             with anyio.fail_after(10):
                 batch = await anext(batches)
         assert (batch.partition, len(batch.events), batch.cursor) == (1, 2, "a")
 
     @pytest.mark.parametrize(
-        ("body", "caught_up"), [(b'{"cursor":"x"}\n', True), (b'{"cursor":"y"}\n', False), (b"", False), (b'{"data":{}}\n{"cursor":"x"}', False)]
+        ("body", "caught_up"),
+        [
+            (b'{"cursor":"x"}\n', True),
+            (b'{"cursor":"y"}\n', False),
+            (b"", False),
+            (b'{"data":{}}\n{"cursor":"x"}', False),
+        ],
     )
-    async def test_r06_a_page_says_whether_it_is_the_end(self, body: bytes, caught_up: bool) -> None:
+    async def test_r06_a_page_says_whether_it_is_the_end(
+        self, body: bytes, caught_up: bool
+    ) -> None:
         async with wire(feed(body)) as server, FeedClient(server.url) as client:
             assert (await client.fetch(0, "x")).caught_up is caught_up
 
@@ -211,14 +284,22 @@ class TestFetch:
                 await fetch
 
     async def test_a_fetch_is_not_retried(self) -> None:
-        async with wire(feed(lambda _: ok(b"", status="503 Later"))) as server, FeedClient(server.url, retry=QUICK) as client:
+        async with (
+            wire(feed(lambda _: ok(b"", status="503 Later"))) as server,
+            FeedClient(server.url, retry=QUICK) as client,
+        ):
             with pytest.raises(FeedUnavailableError):
                 await client.fetch(0, "_first")
             assert len(server.requests) == 2
 
     async def test_r10_a_refused_fetch_says_the_status(self) -> None:
-        async with wire(feed(lambda _: ok(b"token expired", status="409 Conflict"))) as server, FeedClient(server.url) as client:
-            with pytest.raises(RequestRefusedError, match=r"partition 0: .*status 409: 'token expired'") as caught:
+        async with (
+            wire(feed(lambda _: ok(b"token expired", status="409 Conflict"))) as server,
+            FeedClient(server.url) as client,
+        ):
+            with pytest.raises(
+                RequestRefusedError, match=r"partition 0: .*status 409: 'token expired'"
+            ) as caught:
                 await client.fetch(0, "_first")
             assert caught.value.status == 409
 
@@ -230,8 +311,13 @@ class TestFetch:
             (b'{"data":"' + b"x" * 2000 + b'"}\n', LineTooLongError),
         ],
     )
-    async def test_r03_what_was_checkpointed_comes_before_the_error(self, tail: bytes, kind: type[Exception]) -> None:
-        async with wire(feed(PAGE + tail)) as server, FeedClient(server.url, limits=Limits(max_line_bytes=1000)) as client:
+    async def test_r03_what_was_checkpointed_comes_before_the_error(
+        self, tail: bytes, kind: type[Exception]
+    ) -> None:
+        async with (
+            wire(feed(PAGE + tail)) as server,
+            FeedClient(server.url, limits=Limits(max_line_bytes=1000)) as client,
+        ):
             batches = client.fetch(0, "_first")
             assert (await anext(batches)).cursor == "b"
             with pytest.raises(kind):
@@ -241,8 +327,13 @@ class TestFetch:
         event = b'{"data":"' + b"x" * 500 + b'"}\n'
         body = start(PAGE) + b"".join(chunk(event) for _ in range(100))
         limits = Limits(max_line_bytes=1000, max_buffered_bytes=5000)
-        async with wire(feed(lambda _: Reply(body, hold=True))) as server, FeedClient(server.url, limits=limits) as client:
-            with pytest.raises(BufferLimitError, match=r"raise Limits\.max_buffered_bytes \(5000\)"):
+        async with (
+            wire(feed(lambda _: Reply(body, hold=True))) as server,
+            FeedClient(server.url, limits=limits) as client,
+        ):
+            with pytest.raises(
+                BufferLimitError, match=r"raise Limits\.max_buffered_bytes \(5000\)"
+            ):
                 await client.fetch(0, "_first")
 
     async def test_r15_a_stream_is_asked_for_when_iterating(self, httpx_mock: HTTPXMock) -> None:
@@ -256,11 +347,17 @@ class TestFetch:
     async def test_v1_is_fetched_one_partition_at_a_time(self, httpx_mock: HTTPXMock) -> None:
         httpx_mock.add_response(url=URL, status_code=400)
         httpx_mock.add_response(
-            url=URL + "?n=3&cursor2=a&pagesizehint=7&headers=_all", text='{"partition":2,"headers":{"h":"1"},"data":"x"}\n{"partition":2,"cursor":"b"}\n'
+            url=URL + "?n=3&cursor2=a&pagesizehint=7&headers=_all",
+            text='{"partition":2,"headers":{"h":"1"},"data":"x"}\n{"partition":2,"cursor":"b"}\n',
         )
-        async with FeedClient(URL, v1_partitions=3, fetch=FetchOptions(page_size_hint=7, v1_headers=["_all"])) as client:
+        async with FeedClient(
+            URL, v1_partitions=3, fetch=FetchOptions(page_size_hint=7, v1_headers=["_all"])
+        ) as client:
             page = await client.fetch(2, "a")
-        assert ([(event.raw, event.headers) for event in page.events], page.cursor) == ([(b'"x"', {"h": "1"})], "b")
+        assert ([(event.raw, event.headers) for event in page.events], page.cursor) == (
+            [(b'"x"', {"h": "1"})],
+            "b",
+        )
 
     async def test_fetches_may_run_at_once(self) -> None:
         pages: dict[int, Page] = {}
@@ -277,10 +374,15 @@ class TestFetch:
             async with anyio.create_task_group() as tasks:
                 for partition in range(20):
                     tasks.start_soon(fetch, partition)
-        assert {partition: page.cursor for partition, page in pages.items()} == {number: str(number) for number in range(20)}
+        assert {partition: page.cursor for partition, page in pages.items()} == {
+            number: str(number) for number in range(20)
+        }
 
     async def test_leaving_a_fetch_early_ends_its_connection(self) -> None:
-        async with wire(feed(lambda _: Reply(start(PAGE), hold=True))) as server, FeedClient(server.url) as client:
+        async with (
+            wire(feed(lambda _: Reply(start(PAGE), hold=True))) as server,
+            FeedClient(server.url) as client,
+        ):
             async with client.fetch(0, "_first") as batches:
                 async for _ in batches:
                     break
@@ -298,24 +400,45 @@ class TestFetch:
 
 class TestEndOf:
     async def test_r07_the_end_is_the_first_checkpoint_behind_last(self) -> None:
-        async with wire(feed(b'{"cursor":"x"}\n{"data":{}}\n{"cursor":"y"}\n')) as server, FeedClient(server.url) as client:
+        async with (
+            wire(feed(b'{"cursor":"x"}\n{"data":{}}\n{"cursor":"y"}\n')) as server,
+            FeedClient(server.url) as client,
+        ):
             assert await client.end_of(1) == "x"
             assert server.requests[-1].query == {"token": "t", "partition": "1", "cursor": "_last"}
 
     async def test_r07_failures_are_retried_and_refusals_discovered_anew(self) -> None:
-        replies = [ok(b"", status="503 Later"), ok(b"", status="409 Conflict"), ok(b""), Reply(start(b"{"), close=True), ok(b'{"cursor":"x"}')]
-        async with wire(feed(lambda _: replies.pop(0))) as server, FeedClient(server.url, retry=QUICK) as client:
+        replies = [
+            ok(b"", status="503 Later"),
+            ok(b"", status="409 Conflict"),
+            ok(b""),
+            Reply(start(b"{"), close=True),
+            ok(b'{"cursor":"x"}'),
+        ]
+        async with (
+            wire(feed(lambda _: replies.pop(0))) as server,
+            FeedClient(server.url, retry=QUICK) as client,
+        ):
             assert await client.end_of(0) == "x"
             assert [request.path for request in server.requests].count("/feed") == 2
 
     async def test_r13_a_publisher_without_a_cursor_is_an_error(self) -> None:
-        async with wire(feed(b'{"data":{}}\n')) as server, FeedClient(server.url, retry=QUICK) as client:
-            with pytest.raises(NoProgressError, match=r"partition 1: the publisher answers a fetch from _last without a cursor"):
+        async with (
+            wire(feed(b'{"data":{}}\n')) as server,
+            FeedClient(server.url, retry=QUICK) as client,
+        ):
+            with pytest.raises(
+                NoProgressError,
+                match=r"partition 1: the publisher answers a fetch from _last without a cursor",
+            ):
                 await client.end_of(1)
             assert len(server.requests) == 1 + Limits().max_attempts_without_progress
 
     async def test_r10_a_refusal_that_persists_is_raised(self) -> None:
-        async with wire(feed(lambda _: ok(b"", status="404 Gone"))) as server, FeedClient(server.url, retry=QUICK) as client:
+        async with (
+            wire(feed(lambda _: ok(b"", status="404 Gone"))) as server,
+            FeedClient(server.url, retry=QUICK) as client,
+        ):
             with pytest.raises(RequestRefusedError):
                 await client.end_of(0)
 
@@ -323,7 +446,12 @@ class TestEndOf:
 class TestSyncFetch:
     """Over real sockets, in a thread."""
 
-    async def run(self, answer: Callable[[Request], Reply], use: Callable[[SyncFeedClient], Any], **options: Any) -> Any:
+    async def run(
+        self,
+        answer: Callable[[Request], Reply],
+        use: Callable[[SyncFeedClient], Any],
+        **options: Any,
+    ) -> Any:
         async with wire(answer) as server:
 
             def work() -> Any:
@@ -337,7 +465,10 @@ class TestSyncFetch:
         assert ([event.json()["n"] for event in page.events], page.cursor) == ([1, 2, 3], "b")
 
     async def test_it_is_iterated_for_batches(self) -> None:
-        batches = await self.run(feed(lambda _: Reply(start(PAGE[:51]) + chunk(PAGE[51:]) + b"0\r\n\r\n")), lambda client: list(client.fetch(1, "_first")))
+        batches = await self.run(
+            feed(lambda _: Reply(start(PAGE[:51]) + chunk(PAGE[51:]) + b"0\r\n\r\n")),
+            lambda client: list(client.fetch(1, "_first")),
+        )
         assert batches[-1].cursor == "b"
         assert sum(len(batch) for batch in batches) == 3
 

@@ -23,7 +23,11 @@ class Request:
     @property
     def query(self) -> dict[str, str]:
         pairs = self.target.partition("?")[2].split("&")
-        return {unquote_plus(name): unquote_plus(value) for name, _, value in (pair.partition("=") for pair in pairs) if name}
+        return {
+            unquote_plus(name): unquote_plus(value)
+            for name, _, value in (pair.partition("=") for pair in pairs)
+            if name
+        }
 
 
 @dataclass
@@ -78,7 +82,10 @@ class Wire:
 
     async def _reply(self, stream: SocketStream, head: str) -> bool:
         first, *lines = head.split("\r\n")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         self.requests.append(Request(first.split(" ")[1], headers))
         reply = self.answer(self.requests[-1])
         await stream.send(reply.raw)

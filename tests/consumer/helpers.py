@@ -8,7 +8,16 @@ from typing import Any
 
 import anyio
 
-from feedapi_client import Batch, Event, FeedConsumer, FeedKey, Limits, MemoryCursorStore, Position, RetryPolicy
+from feedapi_client import (
+    Batch,
+    Event,
+    FeedConsumer,
+    FeedKey,
+    Limits,
+    MemoryCursorStore,
+    Position,
+    RetryPolicy,
+)
 from feedapi_client.stores.base import check_predecessor
 from feedapi_client.testing import Publisher
 
@@ -29,10 +38,14 @@ def limits(**changed: Any) -> Limits:
     return Limits(**{**QUICK, **changed})
 
 
-def consume(publisher: Publisher, *, limit: Mapping[str, Any] | None = None, **options: Any) -> FeedConsumer:
+def consume(
+    publisher: Publisher, *, limit: Mapping[str, Any] | None = None, **options: Any
+) -> FeedConsumer:
     """A consumer that polls and retries fast."""
     assert publisher.url is not None
-    return FeedConsumer(publisher.url, **{"limits": limits(**(limit or {})), "retry": RETRY, **options})
+    return FeedConsumer(
+        publisher.url, **{"limits": limits(**(limit or {})), "retry": RETRY, **options}
+    )
 
 
 class Transaction:
@@ -55,7 +68,13 @@ class RecordingStore(MemoryCursorStore):
         self.loads += 1
         return await super().load(feed)
 
-    async def save(self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Transaction | None = None) -> None:
+    async def save(
+        self,
+        feed: FeedKey,
+        positions: Mapping[int, Position],
+        *,
+        transaction: Transaction | None = None,
+    ) -> None:
         if self.before_save is not None:
             await self.before_save(positions)
         if transaction is not None:
@@ -74,7 +93,12 @@ class RecordingStore(MemoryCursorStore):
         for feed, positions in transaction.changes:
             stored = self._feeds.setdefault(feed, {})
             for partition, position in positions.items():
-                check_predecessor(feed, partition, position, stored[partition].revision if partition in stored else None)
+                check_predecessor(
+                    feed,
+                    partition,
+                    position,
+                    stored[partition].revision if partition in stored else None,
+                )
             stored.update(positions)
 
     async def positions(self) -> dict[int, Position]:
@@ -83,10 +107,14 @@ class RecordingStore(MemoryCursorStore):
         return await super().load(keys[0]) if keys else {}
 
     async def cursors(self) -> dict[int, str]:
-        return {partition: position.cursor for partition, position in (await self.positions()).items()}
+        return {
+            partition: position.cursor for partition, position in (await self.positions()).items()
+        }
 
     async def statuses(self) -> dict[int, str]:
-        return {partition: position.status for partition, position in (await self.positions()).items()}
+        return {
+            partition: position.status for partition, position in (await self.positions()).items()
+        }
 
 
 class BrokenStore(RecordingStore):
@@ -94,7 +122,13 @@ class BrokenStore(RecordingStore):
 
     broken = True
 
-    async def save(self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Transaction | None = None) -> None:
+    async def save(
+        self,
+        feed: FeedKey,
+        positions: Mapping[int, Position],
+        *,
+        transaction: Transaction | None = None,
+    ) -> None:
         if self.broken:
             raise ConnectionError("server closed the connection, password=hunter2")
         await super().save(feed, positions, transaction=transaction)

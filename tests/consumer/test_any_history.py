@@ -11,7 +11,13 @@ import pytest
 
 from feedapi_client import FetchOptions, TransportError
 from feedapi_client.testing import Publisher, faults
-from tests.consumer.helpers import RecordingStore, Transaction, assert_each_entity_in_order_and_once, by_entity, consume
+from tests.consumer.helpers import (
+    RecordingStore,
+    Transaction,
+    assert_each_entity_in_order_and_once,
+    by_entity,
+    consume,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -71,7 +77,9 @@ class History:
         # A redistributed partition must not itself start after another one: discovery could not say both.
         partition = self.random.choice(self.publisher.open_partitions())
         child = self.publisher.partitions[partition].starts_after is not None
-        method: Method = "starts-after" if child else self.random.choice(("starts-after", "cursor-from"))
+        method: Method = (
+            "starts-after" if child else self.random.choice(("starts-after", "cursor-from"))
+        )
         self.publisher.split(partition, self.random.randint(1, 3), method=method)
         self.splits += 1
 
@@ -79,7 +87,9 @@ class History:
 class Application:
     """Effects that live and die with the cursor: both are kept in one transaction of the store."""
 
-    def __init__(self, publisher: Publisher, random: Random, way: str, stream: bool, careless: bool) -> None:
+    def __init__(
+        self, publisher: Publisher, random: Random, way: str, stream: bool, careless: bool
+    ) -> None:
         self.publisher = publisher
         self.random = random
         self.way = way
@@ -91,7 +101,9 @@ class Application:
     async def live(self, **options: Any) -> None:
         """One process of it, until it is cancelled or, without following, at the end of the feed."""
         limit = {"max_batch_bytes": self.random.choice([1, 500, 1_000_000])}
-        async with consume(self.publisher, store=self.store, limit=limit, fetch=self.fetch, **options) as consumer:
+        async with consume(
+            self.publisher, store=self.store, limit=limit, fetch=self.fetch, **options
+        ) as consumer:
             if self.way == "run":
                 await consumer.run(self.handle, max_concurrency=self.random.choice([1, 3, 20]))
                 return
@@ -119,7 +131,14 @@ async def live_through(seed: int, way: str, *, careless: bool = False) -> Applic
     random = Random(f"{seed} {way}")
     dialect: Any = random.choice(["v2-draft", "v2-token"])
     stream = random.random() < 0.3
-    publisher = Publisher(random.randint(1, 3), dialect=dialect, page_size=20, checkpoint_every=4, seed=seed, stream=stream)
+    publisher = Publisher(
+        random.randint(1, 3),
+        dialect=dialect,
+        page_size=20,
+        checkpoint_every=4,
+        seed=seed,
+        stream=stream,
+    )
     history = History(publisher, random)
     application = Application(publisher, random, way, stream, careless)
     async with publisher.serve():

@@ -7,7 +7,14 @@ from collections.abc import Callable
 import anyio
 import pytest
 
-from feedapi_client import Batch, BufferLimitError, FetchOptions, LineTooLongError, NegotiationError, ProtocolError
+from feedapi_client import (
+    Batch,
+    BufferLimitError,
+    FetchOptions,
+    LineTooLongError,
+    NegotiationError,
+    ProtocolError,
+)
 from feedapi_client.testing import Publisher, Quirks, faults
 from tests.consumer.helpers import (
     PATIENCE,
@@ -31,7 +38,9 @@ pytestmark = pytest.mark.anyio
 # ---------------------------------------------------------------------- R1, R2
 
 
-async def test_r01_a_v1_feed_without_a_partition_count_says_how_to_give_it(serve: Callable[..., Publisher]) -> None:
+async def test_r01_a_v1_feed_without_a_partition_count_says_how_to_give_it(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(2, dialect="v1")
     with pytest.raises(NegotiationError, match="v1_partitions"):
         await consume(publisher).__aenter__()
@@ -44,7 +53,9 @@ async def test_r01_discovery_is_retried_on_entry(publisher: Publisher) -> None:
         assert await read_n(consumer) == [1]
 
 
-async def test_r02_a_running_consumer_follows_the_feed_from_v1_to_draft_to_token_and_back(serve: Callable[..., Publisher], store: RecordingStore) -> None:
+async def test_r02_a_running_consumer_follows_the_feed_from_v1_to_draft_to_token_and_back(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
     publisher = serve(2, dialect="v1", page_size=4, checkpoint_every=2)
     numbers(publisher, 0, [0])
     async with consume(publisher, v1_partitions=2, store=store) as consumer:
@@ -59,7 +70,9 @@ async def test_r02_a_running_consumer_follows_the_feed_from_v1_to_draft_to_token
     assert seen == [0, 1, 2, 3, 4]
 
 
-async def test_r02_cursors_carry_over_when_the_dialect_changed_while_the_consumer_was_down(serve: Callable[..., Publisher], store: RecordingStore) -> None:
+async def test_r02_cursors_carry_over_when_the_dialect_changed_while_the_consumer_was_down(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
     publisher = serve(2, dialect="v1")
     seen = []
     for start, dialect in enumerate(("v1", "v2-draft", "v2-token", "v2-draft")):
@@ -85,7 +98,9 @@ async def test_r02_an_upgraded_feed_may_split(serve: Callable[..., Publisher]) -
     assert_each_entity_in_order_and_once([event.json() for event in seen], publisher)
 
 
-async def test_r02_a_v1_feed_is_upgraded_even_while_it_still_answers_v1(serve: Callable[..., Publisher]) -> None:
+async def test_r02_a_v1_feed_is_upgraded_even_while_it_still_answers_v1(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(1, dialect="v1")
     async with consume(publisher, v1_partitions=1) as consumer:
         events = aiter(consumer)
@@ -99,7 +114,9 @@ async def test_r02_a_v1_feed_is_upgraded_even_while_it_still_answers_v1(serve: C
         assert "n" not in publisher.requests[-1].query
 
 
-async def test_r02_options_that_the_new_dialect_can_not_carry_are_an_error_not_a_wrong_selection(serve: Callable[..., Publisher]) -> None:
+async def test_r02_options_that_the_new_dialect_can_not_carry_are_an_error_not_a_wrong_selection(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(1, dialect="v2-draft", filters=["entity"])
     with pytest.raises(ProtocolError):
         await consume(publisher, fetch=FetchOptions(event_types=["a"])).__aenter__()
@@ -134,14 +151,18 @@ async def test_r03_a_last_line_without_newline_counts_when_it_parses(publisher: 
     ],
     ids=repr,
 )
-async def test_r03_a_broken_response_neither_loses_nor_repeats_an_event(publisher: Publisher, fault: faults.Fault) -> None:
+async def test_r03_a_broken_response_neither_loses_nor_repeats_an_event(
+    publisher: Publisher, fault: faults.Fault
+) -> None:
     numbers(publisher, 0, range(40))
     publisher.fail(fault, times=4)
     async with consume(publisher, follow=False) as consumer:
         assert await read_n(consumer) == list(range(40))
 
 
-async def test_r03_events_behind_the_last_checkpoint_are_fetched_again_and_not_delivered_before(publisher: Publisher) -> None:
+async def test_r03_events_behind_the_last_checkpoint_are_fetched_again_and_not_delivered_before(
+    publisher: Publisher,
+) -> None:
     publisher.checkpoint_every = 4
     numbers(publisher, 0, range(10))
     publisher.fail(faults.NoCheckpoint(keep=2))
@@ -153,7 +174,9 @@ async def test_r03_events_behind_the_last_checkpoint_are_fetched_again_and_not_d
     assert n_of(rest.events) == [8, 9]
 
 
-async def test_r03_a_batch_goes_up_to_the_last_checkpoint_received(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r03_a_batch_goes_up_to_the_last_checkpoint_received(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     publisher.page_size = 1000
     end = numbers(publisher, 0, range(100))
     async with consume(publisher, store=store) as consumer:
@@ -162,7 +185,9 @@ async def test_r03_a_batch_goes_up_to_the_last_checkpoint_received(publisher: Pu
     assert batch.cursor == end
 
 
-async def test_r03_what_piled_up_behind_a_slow_application_comes_in_one_batch(publisher: Publisher) -> None:
+async def test_r03_what_piled_up_behind_a_slow_application_comes_in_one_batch(
+    publisher: Publisher,
+) -> None:
     numbers(publisher, 0, range(100))
     async with consume(publisher) as consumer:
         batches = consumer.batches()
@@ -171,7 +196,9 @@ async def test_r03_what_piled_up_behind_a_slow_application_comes_in_one_batch(pu
         assert n_of((await next_batch(batches)).events)[-1] == 99
 
 
-async def test_r03_a_batch_without_events_counts(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r03_a_batch_without_events_counts(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     end = publisher.append_internal(0, 50)
     async with consume(publisher, store=store, follow=False) as consumer:
         batches = [batch async for batch in _committed(consumer.batches())]
@@ -185,7 +212,9 @@ async def _committed(batches: object) -> object:
         yield batch
 
 
-async def test_r03_async_for_commits_cursors_that_move_without_events(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r03_async_for_commits_cursors_that_move_without_events(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, [1])
     end = publisher.append_internal(0, 5000)
     async with consume(publisher, store=store, follow=False) as consumer:
@@ -193,7 +222,9 @@ async def test_r03_async_for_commits_cursors_that_move_without_events(publisher:
     assert await store.cursors() == {0: end}
 
 
-async def test_r03_a_long_run_without_a_checkpoint_is_delivered_while_it_fits(publisher: Publisher) -> None:
+async def test_r03_a_long_run_without_a_checkpoint_is_delivered_while_it_fits(
+    publisher: Publisher,
+) -> None:
     publisher.page_size, publisher.checkpoint_every = 20_000, 20_000
     numbers(publisher, 0, range(20_000))
     async with consume(publisher, follow=False) as consumer:
@@ -201,12 +232,16 @@ async def test_r03_a_long_run_without_a_checkpoint_is_delivered_while_it_fits(pu
 
 
 @pytest.mark.parametrize("partitions", [1, 3])
-async def test_r03_a_run_without_a_checkpoint_is_bounded_by_an_error_that_names_the_limit(serve: Callable[..., Publisher], partitions: int) -> None:
+async def test_r03_a_run_without_a_checkpoint_is_bounded_by_an_error_that_names_the_limit(
+    serve: Callable[..., Publisher], partitions: int
+) -> None:
     publisher = serve(partitions, page_size=3, checkpoint_every=3)
     for partition in range(partitions):
         numbers(publisher, partition, range(3))
     publisher.fail(faults.EndlessRun(), times=None)
-    async with consume(publisher, limit={"max_buffered_bytes": 1_000_000, "max_line_bytes": 100_000}) as consumer:
+    async with consume(
+        publisher, limit={"max_buffered_bytes": 1_000_000, "max_line_bytes": 100_000}
+    ) as consumer:
         with pytest.raises(BufferLimitError, match="max_buffered_bytes") as caught:
             await take(consumer.batches())
     assert caught.value.partition in range(partitions)
@@ -229,7 +264,9 @@ async def test_r03_long_lines_are_events_like_any_other(publisher: Publisher) ->
 
 
 async def test_r03_unknown_commands_and_fields_change_nothing(publisher: Publisher) -> None:
-    publisher.fail(faults.Both((faults.ExtraFields(), faults.UnknownCommands())), on="fetch", times=None)
+    publisher.fail(
+        faults.Both((faults.ExtraFields(), faults.UnknownCommands())), on="fetch", times=None
+    )
     publisher.fail(faults.ExtraFields(), on="discovery", times=None)
     numbers(publisher, 0, range(20))
     async with consume(publisher, follow=False) as consumer:
@@ -240,13 +277,17 @@ async def test_r03_awkward_cursors_are_sent_back_unchanged(serve: Callable[..., 
     publisher = serve(2, quirks=Quirks(awkward_cursors=True), page_size=3, checkpoint_every=2)
     fill(publisher, 30)
     async with consume(publisher, follow=False) as consumer:
-        assert_each_entity_in_order_and_once([event.json() for event in await read(consumer)], publisher)
+        assert_each_entity_in_order_and_once(
+            [event.json() for event in await read(consumer)], publisher
+        )
 
 
 # ---------------------------------------------------------------------- R4
 
 
-async def test_r04_batches_of_a_partition_come_one_at_a_time_and_in_order(serve: Callable[..., Publisher]) -> None:
+async def test_r04_batches_of_a_partition_come_one_at_a_time_and_in_order(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(3, page_size=4, checkpoint_every=2)
     fill(publisher, 120, entities=12)
     in_hand: set[int] = set()
@@ -286,7 +327,9 @@ async def test_r04_run_handles_partitions_concurrently(serve: Callable[..., Publ
     assert there == {0, 1, 2}
 
 
-async def test_r04_a_slow_handler_delays_no_other_partition(serve: Callable[..., Publisher]) -> None:
+async def test_r04_a_slow_handler_delays_no_other_partition(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(2)
     numbers(publisher, 0, [0])
     seen: list[int] = []
@@ -306,7 +349,9 @@ async def test_r04_a_slow_handler_delays_no_other_partition(serve: Callable[...,
 
 
 @pytest.mark.parametrize("last_cursor", ["closed", "never"])
-async def test_r04_a_childs_first_batch_comes_only_after_the_parents_last_is_committed(serve: Callable[..., Publisher], last_cursor: str) -> None:
+async def test_r04_a_childs_first_batch_comes_only_after_the_parents_last_is_committed(
+    serve: Callable[..., Publisher], last_cursor: str
+) -> None:
     publisher = serve(1, page_size=10, checkpoint_every=5, quirks=Quirks(last_cursor=last_cursor))  # type: ignore[arg-type]
     numbers(publisher, 0, [0, 1])
     (child,) = publisher.split(0, 1)
@@ -321,7 +366,9 @@ async def test_r04_a_childs_first_batch_comes_only_after_the_parents_last_is_com
         assert n_of((await next_batch(batches)).events) == [2]
 
 
-async def test_r04_a_child_stays_behind_while_the_parents_last_batch_is_not_committed(publisher: Publisher, caplog: pytest.LogCaptureFixture) -> None:
+async def test_r04_a_child_stays_behind_while_the_parents_last_batch_is_not_committed(
+    publisher: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
     numbers(publisher, 0, [0, 1])
     (child,) = publisher.split(0, 1)
     numbers(publisher, child, [2])
@@ -333,10 +380,14 @@ async def test_r04_a_child_stays_behind_while_the_parents_last_batch_is_not_comm
                 tasks.start_soon(nothing_comes, batches)
         assert parent.partition == 0
         assert consumer.status()[child].state == "waiting for 0"
-        assert any("not committed" in report for report in consumer.status().reports), "a stall is never silent"
+        assert any("not committed" in report for report in consumer.status().reports), (
+            "a stall is never silent"
+        )
 
 
-async def test_r04_a_late_commit_of_the_parents_last_batch_lets_the_child_go(publisher: Publisher) -> None:
+async def test_r04_a_late_commit_of_the_parents_last_batch_lets_the_child_go(
+    publisher: Publisher,
+) -> None:
     publisher.split(0, 1)
     numbers(publisher, 1, [2])
     publisher.add(9)

@@ -10,7 +10,16 @@ from typing import Any
 import anyio
 import pytest
 
-from feedapi_client import Batch, CommitOrderError, FencedError, LineageError, NoProgressError, Position, SQLiteCursorStore, StoreError
+from feedapi_client import (
+    Batch,
+    CommitOrderError,
+    FencedError,
+    LineageError,
+    NoProgressError,
+    Position,
+    SQLiteCursorStore,
+    StoreError,
+)
 from feedapi_client.testing import Publisher, Quirks, Request, faults
 from feedapi_client.testing.exchange import Response
 from tests.consumer.helpers import (
@@ -37,7 +46,9 @@ SMALL = {"max_batch_bytes": 1}
 # ---------------------------------------------------------------------- R5
 
 
-async def test_r05_async_for_commits_a_batch_when_the_loop_asks_for_the_event_after_it(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_async_for_commits_a_batch_when_the_loop_asks_for_the_event_after_it(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     publisher.page_size = publisher.checkpoint_every = 3
     numbers(publisher, 0, range(6))
     async with consume(publisher, store=store, limit=SMALL) as consumer:
@@ -49,15 +60,21 @@ async def test_r05_async_for_commits_a_batch_when_the_loop_asks_for_the_event_af
         assert (await store.positions())[0].revision == 2
 
 
-async def test_r05_batches_commits_nothing_by_itself(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_batches_commits_nothing_by_itself(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, range(30))
     async with consume(publisher, store=store, follow=False) as consumer:
         with anyio.fail_after(PATIENCE):
-            assert [n for batch in [b async for b in consumer.batches()] for n in n_of(batch.events)] == list(range(30))
+            assert [
+                n for batch in [b async for b in consumer.batches()] for n in n_of(batch.events)
+            ] == list(range(30))
     assert await store.cursors() == {0: "_first"}
 
 
-async def test_r05_run_commits_when_the_handler_returns(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_run_commits_when_the_handler_returns(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     end = numbers(publisher, 0, range(3))
     before = []
 
@@ -70,7 +87,9 @@ async def test_r05_run_commits_when_the_handler_returns(publisher: Publisher, st
     assert await store.cursors() == {0: end}
 
 
-async def test_r05_run_leaves_a_batch_alone_that_the_handler_committed(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_run_leaves_a_batch_alone_that_the_handler_committed(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, range(3))
 
     async def handle(batch: Batch) -> None:
@@ -82,7 +101,9 @@ async def test_r05_run_leaves_a_batch_alone_that_the_handler_committed(publisher
 
 
 @pytest.mark.parametrize("how", ["break", "exception", "cancellation", "leaving the block"])
-async def test_r05_however_the_loop_is_left_nothing_more_is_committed(publisher: Publisher, store: RecordingStore, how: str) -> None:
+async def test_r05_however_the_loop_is_left_nothing_more_is_committed(
+    publisher: Publisher, store: RecordingStore, how: str
+) -> None:
     publisher.page_size = publisher.checkpoint_every = 3
     numbers(publisher, 0, range(9))
 
@@ -109,14 +130,18 @@ async def test_r05_however_the_loop_is_left_nothing_more_is_committed(publisher:
         assert await read_n(consumer) == [3, 4, 5, 6, 7, 8]
 
 
-async def test_r05_an_event_loop_left_in_the_middle_of_a_batch_repeats_it(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_an_event_loop_left_in_the_middle_of_a_batch_repeats_it(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, range(5))
     async with consume(publisher, store=store) as consumer:
         await take(aiter(consumer), 4)
     assert await store.cursors() == {0: "_first"}
 
 
-async def test_r05_a_handler_that_fails_commits_nothing(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_a_handler_that_fails_commits_nothing(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, range(5))
 
     async def handle(batch: Batch) -> None:
@@ -128,7 +153,9 @@ async def test_r05_a_handler_that_fails_commits_nothing(publisher: Publisher, st
     assert await store.cursors() == {0: "_first"}
 
 
-async def test_r05_a_cancelled_commit_is_finished_first(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_a_cancelled_commit_is_finished_first(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     end = numbers(publisher, 0, range(5))
     async with consume(publisher, store=store) as consumer:
         batch = await next_batch(consumer.batches())
@@ -147,7 +174,9 @@ async def test_r05_a_cancelled_commit_is_finished_first(publisher: Publisher, st
     assert await store.cursors() == {0: end}
 
 
-async def test_r05_a_save_that_hangs_is_given_up_in_time(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_a_save_that_hangs_is_given_up_in_time(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, range(5))
     async with consume(publisher, store=store, limit={"commit_timeout": 0.05}) as consumer:
         batch = await next_batch(consumer.batches())
@@ -160,7 +189,9 @@ async def test_r05_a_save_that_hangs_is_given_up_in_time(publisher: Publisher, s
             await batch.commit()
 
 
-async def test_r05_after_a_rollback_the_same_batch_is_committed_again_against_the_same_predecessor(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_after_a_rollback_the_same_batch_is_committed_again_against_the_same_predecessor(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     publisher.page_size = publisher.checkpoint_every = 2
     end = numbers(publisher, 0, range(4))
     async with consume(publisher, store=store, limit=SMALL) as consumer:
@@ -178,7 +209,9 @@ async def test_r05_after_a_rollback_the_same_batch_is_committed_again_against_th
     assert await store.positions() == {0: Position(end, "open", 3)}
 
 
-async def test_r05_lineage_does_not_advance_before_the_application_asks_for_the_next_batch(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_lineage_does_not_advance_before_the_application_asks_for_the_next_batch(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, range(2))
     (child,) = publisher.split(0, 1)
     numbers(publisher, child, [2])
@@ -193,7 +226,9 @@ async def test_r05_lineage_does_not_advance_before_the_application_asks_for_the_
         assert n_of((await next_batch(batches)).events) == [2]
 
 
-async def test_r05_a_rolled_back_sqlite_transaction_takes_the_cursor_with_it(publisher: Publisher, tmp_path: Path) -> None:
+async def test_r05_a_rolled_back_sqlite_transaction_takes_the_cursor_with_it(
+    publisher: Publisher, tmp_path: Path
+) -> None:
     publisher.page_size = publisher.checkpoint_every = 2
     numbers(publisher, 0, range(6))
     file = tmp_path / "effects.db"
@@ -201,24 +236,36 @@ async def test_r05_a_rolled_back_sqlite_transaction_takes_the_cursor_with_it(pub
     database.execute("CREATE TABLE effects (n INTEGER PRIMARY KEY)")
     database.commit()
     refused = 0
-    async with SQLiteCursorStore(file) as store, consume(publisher, store=store, follow=False, limit=SMALL) as consumer:
+    async with (
+        SQLiteCursorStore(file) as store,
+        consume(publisher, store=store, follow=False, limit=SMALL) as consumer,
+    ):
         with anyio.fail_after(PATIENCE):
             async for batch in consumer.batches():
                 for attempt in range(3):
-                    database.executemany("INSERT INTO effects VALUES (?)", [(n,) for n in n_of(batch.events)])
+                    database.executemany(
+                        "INSERT INTO effects VALUES (?)", [(n,) for n in n_of(batch.events)]
+                    )
                     await batch.commit(transaction=database)
                     if attempt < 2:
                         database.rollback()
                         refused += 1
                 database.commit()
     assert refused >= 6
-    assert [n for (n,) in database.execute("SELECT n FROM effects ORDER BY rowid")] == list(range(6))
+    assert [n for (n,) in database.execute("SELECT n FROM effects ORDER BY rowid")] == list(
+        range(6)
+    )
     database.close()
-    async with SQLiteCursorStore(file) as store, consume(publisher, store=store, follow=False) as consumer:
+    async with (
+        SQLiteCursorStore(file) as store,
+        consume(publisher, store=store, follow=False) as consumer,
+    ):
         assert await read_n(consumer) == []
 
 
-async def test_r05_committing_out_of_order_is_an_error_and_saves_nothing(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_committing_out_of_order_is_an_error_and_saves_nothing(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     publisher.page_size = publisher.checkpoint_every = 2
     numbers(publisher, 0, range(4))
     async with consume(publisher, store=store, limit=SMALL) as consumer:
@@ -232,7 +279,9 @@ async def test_r05_committing_out_of_order_is_an_error_and_saves_nothing(publish
         assert await store.positions() == saved
 
 
-async def test_r05_committing_twice_is_harmless(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_committing_twice_is_harmless(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     end = numbers(publisher, 0, range(4))
     async with consume(publisher, store=store) as consumer:
         batch = await next_batch(consumer.batches())
@@ -241,7 +290,9 @@ async def test_r05_committing_twice_is_harmless(publisher: Publisher, store: Rec
     assert await store.positions() == {0: Position(end, "open", 2)}
 
 
-async def test_r05_a_batch_of_an_iteration_that_ended_is_not_committed(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_a_batch_of_an_iteration_that_ended_is_not_committed(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, range(4))
     async with consume(publisher, store=store) as consumer:
         stale = await next_batch(consumer.batches())
@@ -253,7 +304,9 @@ async def test_r05_a_batch_of_an_iteration_that_ended_is_not_committed(publisher
     assert await store.cursors() == {0: "_first"}
 
 
-async def test_r05_a_store_that_fails_is_a_store_error_without_the_drivers_text(publisher: Publisher) -> None:
+async def test_r05_a_store_that_fails_is_a_store_error_without_the_drivers_text(
+    publisher: Publisher,
+) -> None:
     numbers(publisher, 0, range(4))
     store = BrokenStore()
     store.broken = False
@@ -271,7 +324,9 @@ async def test_r05_a_store_that_fails_is_a_store_error_without_the_drivers_text(
         assert n_of((await next_batch(batches)).events) == [4]
 
 
-async def test_r05_a_store_that_fails_in_the_background_ends_the_iteration(publisher: Publisher) -> None:
+async def test_r05_a_store_that_fails_in_the_background_ends_the_iteration(
+    publisher: Publisher,
+) -> None:
     store = BrokenStore()
     with pytest.raises(StoreError):
         await consume(publisher, store=store).__aenter__()
@@ -287,7 +342,9 @@ async def test_r05_a_store_that_fails_in_the_background_ends_the_iteration(publi
             await take(events)
 
 
-async def test_r05_an_iteration_begun_during_a_save_of_the_one_before_does_not_fence_itself(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r05_an_iteration_begun_during_a_save_of_the_one_before_does_not_fence_itself(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     fill(publisher, 10)
     async with consume(publisher, store=store) as consumer:
         batches = consumer.batches()
@@ -308,7 +365,9 @@ async def test_r05_an_iteration_begun_during_a_save_of_the_one_before_does_not_f
         assert sorted(n_of(await take(events, 10))) == list(range(10, 20))
 
 
-async def test_r05_a_late_commit_and_a_transfer_of_the_same_partition_do_not_fence_each_other(serve: Callable[..., Publisher], store: RecordingStore) -> None:
+async def test_r05_a_late_commit_and_a_transfer_of_the_same_partition_do_not_fence_each_other(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
     publisher = serve(2)
     numbers(publisher, 0, [0])
     async with consume(publisher, store=store) as consumer:
@@ -369,7 +428,9 @@ async def test_r06_a_closed_partition_is_drained_at_its_end_and_that_is_saved(
     assert await store.cursors() == {0: end}
 
 
-async def test_r06_drained_by_last_cursor_is_saved_with_the_position_itself(serve: Callable[..., Publisher], store: RecordingStore) -> None:
+async def test_r06_drained_by_last_cursor_is_saved_with_the_position_itself(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
     publisher = serve(1, dialect="v2-draft")
     end = numbers(publisher, 0, range(5))
     publisher.close(0)
@@ -379,7 +440,9 @@ async def test_r06_drained_by_last_cursor_is_saved_with_the_position_itself(serv
     assert store.saves[-1] == {0: Position(end, "drained", 2)}
 
 
-async def test_r06_a_drained_partition_is_not_read_again(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r06_a_drained_partition_is_not_read_again(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, range(5))
     publisher.close(0)
     async with consume(publisher, store=store, follow=False) as consumer:
@@ -390,8 +453,14 @@ async def test_r06_a_drained_partition_is_not_read_again(publisher: Publisher, s
     assert publisher.counters["fetch"] == 0
 
 
-@pytest.mark.parametrize("quirks", [Quirks(), Quirks(keep_token=True), Quirks(last_cursor="closed")], ids=["token", "same token", "last cursor"])
-async def test_r06_a_partition_that_closes_while_caught_up_is_asked_once_more(publisher: Publisher, store: RecordingStore, quirks: Quirks) -> None:
+@pytest.mark.parametrize(
+    "quirks",
+    [Quirks(), Quirks(keep_token=True), Quirks(last_cursor="closed")],
+    ids=["token", "same token", "last cursor"],
+)
+async def test_r06_a_partition_that_closes_while_caught_up_is_asked_once_more(
+    publisher: Publisher, store: RecordingStore, quirks: Quirks
+) -> None:
     publisher.quirks = quirks
     numbers(publisher, 0, [0])
     async with consume(publisher, store=store) as consumer, anyio.create_task_group() as tasks:
@@ -409,7 +478,9 @@ async def test_r06_a_partition_that_closes_while_caught_up_is_asked_once_more(pu
     assert seen == [0, 1]
 
 
-async def test_r06_an_empty_closed_partition_is_drained(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r06_an_empty_closed_partition_is_drained(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     publisher.close(0)
     async with consume(publisher, store=store, follow=False) as consumer:
         assert await read_n(consumer) == []
@@ -425,7 +496,9 @@ async def test_r06_empty_pages_whose_cursor_moves_are_not_the_end(publisher: Pub
 
 
 @pytest.mark.parametrize("closed", [False, True])
-async def test_r06_long_stretches_of_internal_events_are_progress(publisher: Publisher, closed: bool) -> None:
+async def test_r06_long_stretches_of_internal_events_are_progress(
+    publisher: Publisher, closed: bool
+) -> None:
     publisher.scan_limit = 10
     numbers(publisher, 0, [0])
     publisher.append_internal(0, 300)
@@ -436,10 +509,15 @@ async def test_r06_long_stretches_of_internal_events_are_progress(publisher: Pub
         assert await read_n(consumer) == [0, 1]
 
 
-async def test_r06_many_empty_pages_in_a_row_are_reported_and_never_the_end(publisher: Publisher) -> None:
+async def test_r06_many_empty_pages_in_a_row_are_reported_and_never_the_end(
+    publisher: Publisher,
+) -> None:
     publisher.fail(faults.EmptyPage(), times=None)
     publisher.close(0)
-    async with consume(publisher, follow=False, limit={"poll_interval": 0.001}) as consumer, anyio.create_task_group() as tasks:
+    async with (
+        consume(publisher, follow=False, limit={"poll_interval": 0.001}) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(read_n, consumer)
         await publisher.wait(lambda: consumer.status().reports)
         assert "100 responses in a row" in consumer.status().reports[0]
@@ -448,7 +526,9 @@ async def test_r06_many_empty_pages_in_a_row_are_reported_and_never_the_end(publ
     assert consumer.status()[0].state == "drained"
 
 
-async def test_r06_a_partition_without_a_cursor_at_its_end_is_not_taken_for_drained(publisher: Publisher) -> None:
+async def test_r06_a_partition_without_a_cursor_at_its_end_is_not_taken_for_drained(
+    publisher: Publisher,
+) -> None:
     publisher.close(0)
     publisher.fail(faults.Replace(b""), times=None)
     async with consume(publisher, follow=False) as consumer:
@@ -456,7 +536,9 @@ async def test_r06_a_partition_without_a_cursor_at_its_end_is_not_taken_for_drai
             await read_n(consumer)
 
 
-async def test_r06_a_reopened_partition_is_read_on(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r06_a_reopened_partition_is_read_on(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, [0])
     publisher.close(0)
     async with consume(publisher, store=store, follow=False) as consumer:
@@ -469,13 +551,17 @@ async def test_r06_a_reopened_partition_is_read_on(publisher: Publisher, store: 
 # ---------------------------------------------------------------------- R7
 
 
-async def test_r07_birth_saves_every_position_in_one_save(serve: Callable[..., Publisher], store: RecordingStore) -> None:
+async def test_r07_birth_saves_every_position_in_one_save(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
     publisher = serve(20)
     async with consume(publisher, store=store):
         assert store.saves == [{partition: Position("_first") for partition in range(20)}]
 
 
-async def test_r07_start_last_gets_nothing_that_was_there_and_everything_that_comes(serve: Callable[..., Publisher]) -> None:
+async def test_r07_start_last_gets_nothing_that_was_there_and_everything_that_comes(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(2)
     fill(publisher, 10)
     async with consume(publisher, start="last") as consumer:
@@ -499,7 +585,9 @@ async def test_r07_start_last_and_a_crash_before_the_first_event_skip_nothing(
 
 
 @pytest.mark.parametrize("method", ["starts-after", "cursor-from"])
-async def test_r07_a_split_between_discovery_and_the_question_for_the_end_is_no_error(publisher: Publisher, method: Any) -> None:
+async def test_r07_a_split_between_discovery_and_the_question_for_the_end_is_no_error(
+    publisher: Publisher, method: Any
+) -> None:
     fill(publisher, 10)
 
     def split_now(response: Response, request: Request, publisher: Publisher) -> Response:
@@ -512,7 +600,9 @@ async def test_r07_a_split_between_discovery_and_the_question_for_the_end_is_no_
         assert sorted(n_of(await take(aiter(consumer), 10))) == list(range(10, 20))
 
 
-async def test_r07_start_last_drains_closed_partitions_from_the_outset(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r07_start_last_drains_closed_partitions_from_the_outset(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     fill(publisher, 10)
     publisher.split(0)
     fill(publisher, 10, start=10)
@@ -526,7 +616,9 @@ async def test_r07_start_last_drains_closed_partitions_from_the_outset(publisher
 
 
 @pytest.mark.parametrize("start", ["first", "last"])
-async def test_r07_a_partition_that_appears_later_is_read_from_its_first_event(publisher: Publisher, store: RecordingStore, start: str) -> None:
+async def test_r07_a_partition_that_appears_later_is_read_from_its_first_event(
+    publisher: Publisher, store: RecordingStore, start: str
+) -> None:
     async with consume(publisher, start=start, store=store) as consumer:
         publisher.add(5)
         numbers(publisher, 5, [1, 2, 3])
@@ -534,7 +626,9 @@ async def test_r07_a_partition_that_appears_later_is_read_from_its_first_event(p
 
 
 @pytest.mark.parametrize("method", ["starts-after", "cursor-from"])
-async def test_r07_after_start_last_the_children_of_a_later_split_are_read_whole(publisher: Publisher, method: str) -> None:
+async def test_r07_after_start_last_the_children_of_a_later_split_are_read_whole(
+    publisher: Publisher, method: str
+) -> None:
     fill(publisher, 10)
     async with consume(publisher, start="last") as consumer:
         fill(publisher, 5, start=10)
@@ -543,7 +637,9 @@ async def test_r07_after_start_last_the_children_of_a_later_split_are_read_whole
         assert sorted(n_of(await take(aiter(consumer), 15))) == list(range(10, 25))
 
 
-async def test_r07_a_partition_that_appears_while_the_consumer_is_down_is_not_skipped(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r07_a_partition_that_appears_while_the_consumer_is_down_is_not_skipped(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     async with consume(publisher, start="last", store=store):
         pass
     publisher.add(5)
@@ -552,7 +648,9 @@ async def test_r07_a_partition_that_appears_while_the_consumer_is_down_is_not_sk
         assert await read_n(consumer) == [1]
 
 
-async def test_r07_partitions_that_follow_an_empty_first_discovery_are_later_ones(serve: Callable[..., Publisher]) -> None:
+async def test_r07_partitions_that_follow_an_empty_first_discovery_are_later_ones(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(())
     async with consume(publisher, start="last") as consumer:
         publisher.add(0)
@@ -560,18 +658,24 @@ async def test_r07_partitions_that_follow_an_empty_first_discovery_are_later_one
         assert n_of(await take(aiter(consumer))) == [1]
 
 
-async def test_r07_a_start_mapping_gives_cursors_and_the_others_begin_at_the_first_event(serve: Callable[..., Publisher], store: RecordingStore) -> None:
+async def test_r07_a_start_mapping_gives_cursors_and_the_others_begin_at_the_first_event(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
     publisher = serve(3)
     middle = numbers(publisher, 0, [0, 1])
     numbers(publisher, 0, [2])
     numbers(publisher, 1, [10])
-    async with consume(publisher, store=store, follow=False, start={0: middle, 2: "_last"}) as consumer:
+    async with consume(
+        publisher, store=store, follow=False, start={0: middle, 2: "_last"}
+    ) as consumer:
         numbers(publisher, 2, [20])
         assert len(store.saves) == 1
         assert sorted(await read_n(consumer)) == [2, 10]
 
 
-async def test_r07_a_start_mapping_is_for_the_birth_only(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r07_a_start_mapping_is_for_the_birth_only(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, [0])
     async with consume(publisher, store=store, follow=False) as consumer:
         await read_n(consumer)
@@ -588,13 +692,17 @@ async def test_r07_a_start_mapping_may_name_the_ancestor_of_a_split(publisher: P
         assert sorted(await read_n(consumer)) == list(range(10, 20))
 
 
-async def test_r07_a_start_mapping_that_names_a_stranger_is_an_error(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r07_a_start_mapping_that_names_a_stranger_is_an_error(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     with pytest.raises(LineageError, match="partition 7"):
         await consume(publisher, start={7: "_first"}, store=store).__aenter__()
     assert store.saves == []
 
 
-async def test_r07_names_and_filters_have_positions_of_their_own(serve: Callable[..., Publisher], store: RecordingStore) -> None:
+async def test_r07_names_and_filters_have_positions_of_their_own(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
     from feedapi_client import FetchOptions
 
     publisher = serve(1, dialect="v2-draft", filters=["entity"])
@@ -615,7 +723,9 @@ async def test_r07_names_and_filters_have_positions_of_their_own(serve: Callable
 # ---------------------------------------------------------------------- R17
 
 
-async def test_r17_the_second_save_is_refused_and_that_consumer_stops(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r17_the_second_save_is_refused_and_that_consumer_stops(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, [0])
     async with consume(publisher, store=store) as one, consume(publisher, store=store) as two:
         first, second = one.batches(), two.batches()
@@ -629,7 +739,9 @@ async def test_r17_the_second_save_is_refused_and_that_consumer_stops(publisher:
             await anext(second)
 
 
-async def test_r17_async_for_and_run_end_with_fenced_error(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r17_async_for_and_run_end_with_fenced_error(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, [0])
 
     async def handle(batch: Batch) -> None:
@@ -651,7 +763,9 @@ async def test_r17_async_for_and_run_end_with_fenced_error(publisher: Publisher,
             await take(events)
 
 
-async def test_r17_two_consumers_born_at_once_do_not_both_live(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r17_two_consumers_born_at_once_do_not_both_live(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     outcomes = []
 
     async def born() -> None:
@@ -673,7 +787,9 @@ async def test_r17_two_consumers_born_at_once_do_not_both_live(publisher: Publis
     assert sorted(outcomes) == ["fenced", "lives"]
 
 
-async def test_r17_of_two_live_consumers_each_event_is_committed_by_one(serve: Callable[..., Publisher], store: RecordingStore) -> None:
+async def test_r17_of_two_live_consumers_each_event_is_committed_by_one(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
     publisher = serve(2, page_size=5, checkpoint_every=5)
     fill(publisher, 60)
     applied: list[int] = []
@@ -700,7 +816,9 @@ async def test_r17_of_two_live_consumers_each_event_is_committed_by_one(serve: C
     assert sorted(applied) == list(range(60))
 
 
-async def test_r17_a_fenced_transfer_in_the_background_ends_the_iteration(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r17_a_fenced_transfer_in_the_background_ends_the_iteration(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, [0])
     async with consume(publisher, store=store) as consumer:
         batches = consumer.batches()

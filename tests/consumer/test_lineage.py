@@ -67,7 +67,9 @@ async def test_r08_r09_a_split_under_a_running_consumer(feed: Publisher, method:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("read_before", [0, 7, 30])
-async def test_r08_r09_a_split_while_the_consumer_is_down(feed: Publisher, store: RecordingStore, method: str, read_before: int) -> None:
+async def test_r08_r09_a_split_while_the_consumer_is_down(
+    feed: Publisher, store: RecordingStore, method: str, read_before: int
+) -> None:
     fill(feed, 30)
     seen = []
     async with consume(feed, store=store, limit={"max_batch_bytes": 1}) as consumer:
@@ -87,7 +89,9 @@ async def test_r08_r09_a_split_while_the_consumer_is_down(feed: Publisher, store
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("committed", [True, False])
-async def test_r08_r09_a_split_while_a_batch_is_in_the_applications_hands(feed: Publisher, store: RecordingStore, method: str, committed: bool) -> None:
+async def test_r08_r09_a_split_while_a_batch_is_in_the_applications_hands(
+    feed: Publisher, store: RecordingStore, method: str, committed: bool
+) -> None:
     fill(feed, 30)
     async with consume(feed, store=store, limit={"max_batch_bytes": 1}) as consumer:
         batches = consumer.batches()
@@ -108,7 +112,9 @@ async def test_r08_r09_a_split_while_a_batch_is_in_the_applications_hands(feed: 
 
 
 @pytest.mark.parametrize("method", METHODS)
-async def test_r08_r09_splits_while_handlers_run_concurrently(serve: Callable[..., Publisher], store: RecordingStore, method: str) -> None:
+async def test_r08_r09_splits_while_handlers_run_concurrently(
+    serve: Callable[..., Publisher], store: RecordingStore, method: str
+) -> None:
     feed = serve(3, page_size=6, checkpoint_every=3)
     fill(feed, 60, entities=12)
     seen: list[Any] = []
@@ -117,7 +123,10 @@ async def test_r08_r09_splits_while_handlers_run_concurrently(serve: Callable[..
         await anyio.sleep(0.002)
         seen.extend(event.json() for event in batch.events)
 
-    async with consume(feed, store=store, limit={"max_batch_bytes": 1}) as consumer, anyio.create_task_group() as tasks:
+    async with (
+        consume(feed, store=store, limit={"max_batch_bytes": 1}) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(consumer.run, handle)
         for step, partition in enumerate((0, 1, 2, 3)):
             await feed.wait(lambda step=step: len(seen) > step * 20)  # type: ignore[misc]
@@ -128,7 +137,9 @@ async def test_r08_r09_splits_while_handlers_run_concurrently(serve: Callable[..
     assert_each_entity_in_order_and_once(seen, feed)
 
 
-async def test_r09_a_slow_handler_delays_no_split_of_another_partition(serve: Callable[..., Publisher]) -> None:
+async def test_r09_a_slow_handler_delays_no_split_of_another_partition(
+    serve: Callable[..., Publisher],
+) -> None:
     feed = serve(2)
     numbers(feed, 0, [0])
     seen: list[int] = []
@@ -161,7 +172,9 @@ async def test_r09_nothing_of_a_superseded_partition_is_delivered_while_its_tran
     async with consume(feed, store=store, limit={"max_batch_bytes": 1}) as consumer:
         batches = consumer.batches()
         batch = None
-        while batch is None or not {1, 2} <= set(seen) or batch.partition != 2:  # partition 1 is in nobody's hands then
+        while (
+            batch is None or not {1, 2} <= set(seen) or batch.partition != 2
+        ):  # partition 1 is in nobody's hands then
             if set(seen) >= {1, 2}:
                 numbers(feed, 2, [len(seen)])
             batch = await next_batch(batches)
@@ -208,12 +221,23 @@ async def test_r08_a_child_of_an_open_parent_waits_with_one_warning(publisher: P
         status = consumer.status()
         assert status[1].state == "waiting for 0"
         assert status[1].waits_for == (0,)
-        assert len([report for report in status.reports if "partition 1" in report and "open" in report]) == 1
+        assert (
+            len(
+                [
+                    report
+                    for report in status.reports
+                    if "partition 1" in report and "open" in report
+                ]
+            )
+            == 1
+        )
         publisher.close(0)
         assert n_of(await take(events)) == [1]
 
 
-async def test_r08_without_follow_a_child_of_an_open_parent_does_not_hang(publisher: Publisher) -> None:
+async def test_r08_without_follow_a_child_of_an_open_parent_does_not_hang(
+    publisher: Publisher,
+) -> None:
     numbers(publisher, 0, [0])
     publisher.add(1, starts_after=0)
     numbers(publisher, 1, [1])
@@ -221,14 +245,18 @@ async def test_r08_without_follow_a_child_of_an_open_parent_does_not_hang(publis
         assert await read_n(consumer) == [0]
 
 
-async def test_r08_a_parent_neither_listed_nor_stored_is_history_at_bootstrap(publisher: Publisher) -> None:
+async def test_r08_a_parent_neither_listed_nor_stored_is_history_at_bootstrap(
+    publisher: Publisher,
+) -> None:
     publisher.add(5, starts_after=4)
     numbers(publisher, 5, [5])
     async with consume(publisher, follow=False) as consumer:
         assert await read_n(consumer) == [5]
 
 
-async def test_r08_history_at_bootstrap_stays_history_after_a_restart(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r08_history_at_bootstrap_stays_history_after_a_restart(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     publisher.add(5, starts_after=4)
     async with consume(publisher, store=store):
         pass
@@ -238,7 +266,9 @@ async def test_r08_history_at_bootstrap_stays_history_after_a_restart(publisher:
 
 
 @pytest.mark.parametrize("down", [False, True])
-async def test_r08_later_it_is_a_lost_partition(publisher: Publisher, store: RecordingStore, down: bool) -> None:
+async def test_r08_later_it_is_a_lost_partition(
+    publisher: Publisher, store: RecordingStore, down: bool
+) -> None:
     if down:
         async with consume(publisher, store=store):
             pass
@@ -255,7 +285,9 @@ async def test_r08_later_it_is_a_lost_partition(publisher: Publisher, store: Rec
     assert 5 not in {request.partition for request in publisher.requests}
 
 
-async def test_r08_a_parent_that_was_drained_may_leave_the_list(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r08_a_parent_that_was_drained_may_leave_the_list(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, [0])
     publisher.split(0, 1)
     async with consume(publisher, store=store, follow=False) as consumer:
@@ -266,7 +298,9 @@ async def test_r08_a_parent_that_was_drained_may_leave_the_list(publisher: Publi
         assert await read_n(consumer) == [1]
 
 
-async def test_r08_a_late_grandchild_of_a_drained_parent_starts_at_its_first_event(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r08_a_late_grandchild_of_a_drained_parent_starts_at_its_first_event(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     publisher.split(0, 1)
     async with consume(publisher, store=store) as consumer:
         await publisher.wait(lambda: 1 in consumer.status().partitions)
@@ -275,7 +309,9 @@ async def test_r08_a_late_grandchild_of_a_drained_parent_starts_at_its_first_eve
         assert n_of(await take(aiter(consumer))) == [7]
 
 
-async def test_r08_the_go_publisher_that_leaves_out_parent_zero_is_read_whole(serve: Callable[..., Publisher]) -> None:
+async def test_r08_the_go_publisher_that_leaves_out_parent_zero_is_read_whole(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(1, quirks=Quirks(omit_parent_zero=True))
     fill(publisher, 10)
     publisher.split(0)
@@ -284,21 +320,31 @@ async def test_r08_the_go_publisher_that_leaves_out_parent_zero_is_read_whole(se
         assert sorted(await read_n(consumer)) == list(range(20))
 
 
-@pytest.mark.parametrize("quirks", [Quirks(integer_lineage=True, integer_ids=True), Quirks(old_lineage_names=True)], ids=["integers", "old names"])
+@pytest.mark.parametrize(
+    "quirks",
+    [Quirks(integer_lineage=True, integer_ids=True), Quirks(old_lineage_names=True)],
+    ids=["integers", "old names"],
+)
 @pytest.mark.parametrize("method", METHODS)
-async def test_r08_r09_lineage_in_the_fields_spellings(serve: Callable[..., Publisher], quirks: Quirks, method: str) -> None:
+async def test_r08_r09_lineage_in_the_fields_spellings(
+    serve: Callable[..., Publisher], quirks: Quirks, method: str
+) -> None:
     publisher = serve(1, quirks=quirks, page_size=4, checkpoint_every=2)
     fill(publisher, 20)
     publisher.split(0, method=method)  # type: ignore[arg-type]
     fill(publisher, 20, start=20)
     async with consume(publisher, follow=False) as consumer:
-        assert_each_entity_in_order_and_once([event.json() for event in await read(consumer)], publisher)
+        assert_each_entity_in_order_and_once(
+            [event.json() for event in await read(consumer)], publisher
+        )
 
 
 # ---------------------------------------------------------------------- R9
 
 
-async def test_r09_children_and_the_superseded_ancestor_are_saved_in_one_save(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r09_children_and_the_superseded_ancestor_are_saved_in_one_save(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     cursor = numbers(publisher, 0, [0])
     async with consume(publisher, store=store, follow=False) as consumer:
         await read_n(consumer)
@@ -307,10 +353,17 @@ async def test_r09_children_and_the_superseded_ancestor_are_saved_in_one_save(pu
     async with consume(publisher, store=store):
         pass
     revision = store.saves[0][0].revision
-    assert store.saves == [{0: Position(cursor, "superseded", revision), **{child: Position(cursor) for child in (1, 2, 3)}}]
+    assert store.saves == [
+        {
+            0: Position(cursor, "superseded", revision),
+            **{child: Position(cursor) for child in (1, 2, 3)},
+        }
+    ]
 
 
-async def test_r09_a_crash_right_after_the_transfer_loses_nothing(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r09_a_crash_right_after_the_transfer_loses_nothing(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     fill(publisher, 10)
     async with consume(publisher, store=store, follow=False) as consumer:
         await read_n(consumer)
@@ -323,7 +376,9 @@ async def test_r09_a_crash_right_after_the_transfer_loses_nothing(publisher: Pub
             assert sorted(await read_n(consumer)) == list(expected)
 
 
-async def test_r09_the_nearest_ancestor_with_a_position_counts(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r09_the_nearest_ancestor_with_a_position_counts(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     fill(publisher, 10)
     seen = []
     async with consume(publisher, store=store, follow=False) as consumer:
@@ -339,7 +394,9 @@ async def test_r09_the_nearest_ancestor_with_a_position_counts(publisher: Publis
     assert sorted(seen) == list(range(30))
 
 
-async def test_r09_an_heir_that_is_listed_late_gets_the_same_cursor(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r09_an_heir_that_is_listed_late_gets_the_same_cursor(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, [0])
     async with consume(publisher, store=store, follow=False) as consumer:
         await read_n(consumer)
@@ -355,7 +412,9 @@ async def test_r09_an_heir_that_is_listed_late_gets_the_same_cursor(publisher: P
 
 
 @pytest.mark.parametrize("down", [False, True])
-async def test_r09_a_merge_of_ancestors_at_different_cursors_is_ambiguous(serve: Callable[..., Publisher], store: RecordingStore, down: bool) -> None:
+async def test_r09_a_merge_of_ancestors_at_different_cursors_is_ambiguous(
+    serve: Callable[..., Publisher], store: RecordingStore, down: bool
+) -> None:
     publisher = serve(2)
     numbers(publisher, 0, [0])
     numbers(publisher, 1, [1])
@@ -374,7 +433,9 @@ async def test_r09_a_merge_of_ancestors_at_different_cursors_is_ambiguous(serve:
     assert set(await store.positions()) == {0, 1}
 
 
-async def test_r09_a_merge_with_one_live_ancestor_takes_its_cursor(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r09_a_merge_with_one_live_ancestor_takes_its_cursor(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     fill(publisher, 10)
     async with consume(publisher, store=store, follow=False) as consumer:
         await read_n(consumer)
@@ -384,7 +445,9 @@ async def test_r09_a_merge_with_one_live_ancestor_takes_its_cursor(publisher: Pu
         assert await read_n(consumer) == list(range(10, 20))
 
 
-async def test_r09_no_ancestor_with_a_position_is_read_from_the_first_event(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r09_no_ancestor_with_a_position_is_read_from_the_first_event(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     async with consume(publisher, store=store):
         pass
     publisher.add(5, cursor_from=[3, 4])
@@ -394,7 +457,9 @@ async def test_r09_no_ancestor_with_a_position_is_read_from_the_first_event(publ
 
 
 @pytest.mark.parametrize("down", [False, True])
-async def test_r09_history_is_not_silently_read_again_when_a_partition_is_lost(publisher: Publisher, store: RecordingStore, down: bool) -> None:
+async def test_r09_history_is_not_silently_read_again_when_a_partition_is_lost(
+    publisher: Publisher, store: RecordingStore, down: bool
+) -> None:
     numbers(publisher, 0, [0])
     async with consume(publisher, store=store, follow=False) as consumer:
         await read_n(consumer)
@@ -415,7 +480,9 @@ async def test_r09_history_is_not_silently_read_again_when_a_partition_is_lost(p
     assert 5 not in {request.partition for request in publisher.requests}
 
 
-async def test_r09_an_ancestor_that_stays_listed_is_superseded_all_the_same(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r09_an_ancestor_that_stays_listed_is_superseded_all_the_same(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, [0])
     async with consume(publisher, store=store, follow=False) as consumer:
         await read_n(consumer)
@@ -433,7 +500,9 @@ async def test_r09_at_bootstrap_the_heirs_hold_the_whole_history(publisher: Publ
     publisher.split(0, method="cursor-from")
     fill(publisher, 20, start=20)
     async with consume(publisher, follow=False) as consumer:
-        assert_each_entity_in_order_and_once([event.json() for event in await read(consumer)], publisher)
+        assert_each_entity_in_order_and_once(
+            [event.json() for event in await read(consumer)], publisher
+        )
 
 
 # ---------------------------------------------------------------------- R10
@@ -470,7 +539,9 @@ async def test_r10_a_storm_of_409_ends_well_when_it_ends(publisher: Publisher) -
         assert await read_n(consumer) == [0]
 
 
-async def test_r10_a_409_that_persists_with_a_fresh_token_is_a_protocol_error(publisher: Publisher) -> None:
+async def test_r10_a_409_that_persists_with_a_fresh_token_is_a_protocol_error(
+    publisher: Publisher,
+) -> None:
     publisher.fail(409, times=None)
     async with consume(publisher) as consumer:
         events = aiter(consumer)
@@ -489,7 +560,9 @@ async def test_r10_a_refusal_that_passes_is_nothing(publisher: Publisher, status
 
 
 @pytest.mark.parametrize("status", [400, 404, 410])
-async def test_r10_a_listed_partition_that_refuses_the_same_cursor_again_is_cursor_rejected(publisher: Publisher, status: int) -> None:
+async def test_r10_a_listed_partition_that_refuses_the_same_cursor_again_is_cursor_rejected(
+    publisher: Publisher, status: int
+) -> None:
     publisher.fail(status, times=None)
     async with consume(publisher) as consumer:
         events = aiter(consumer)
@@ -513,16 +586,26 @@ async def test_r10_a_drained_partition_leads_to_a_discovery(publisher: Publisher
 
 
 async def test_r10_discovery_is_repeated_at_its_interval(publisher: Publisher) -> None:
-    async with consume(publisher, limit={"discovery_interval": 0.02}) as consumer, anyio.create_task_group() as tasks:
+    async with (
+        consume(publisher, limit={"discovery_interval": 0.02}) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(nothing_comes, aiter(consumer), 1.0)
         await publisher.wait(lambda: publisher.counters["discovery"] >= 6)
         tasks.cancel_scope.cancel()
 
 
-async def test_r10_an_unknown_command_leads_to_a_discovery_but_not_to_a_storm(publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedapi_client.discovery.UNKNOWN_COMMAND_GAP_SECONDS", 0.1)
+async def test_r10_an_unknown_command_leads_to_a_discovery_but_not_to_a_storm(
+    publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedapi_client.runtime.discovery.UNKNOWN_COMMAND_GAP_SECONDS", 0.1)
     publisher.fail(faults.UnknownCommands(), times=None)
-    async with consume(publisher, limit={"discovery_interval": 3600, "max_poll_interval": 0.005}) as consumer, anyio.create_task_group() as tasks:
+    async with (
+        consume(
+            publisher, limit={"discovery_interval": 3600, "max_poll_interval": 0.005}
+        ) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(nothing_comes_but_cursors, consumer)
         await publisher.wait(lambda: publisher.counters["discovery"] >= 3)
         tasks.cancel_scope.cancel()
@@ -534,7 +617,9 @@ async def nothing_comes_but_cursors(consumer: Any) -> None:
         raise AssertionError(f"{event!r} came")
 
 
-async def test_r10_a_v1_partition_count_that_is_wrong_is_an_error(serve: Callable[..., Publisher]) -> None:
+async def test_r10_a_v1_partition_count_that_is_wrong_is_an_error(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(4, dialect="v1")
     async with consume(publisher, v1_partitions=2) as consumer:
         with pytest.raises(FeedError, match="partition count is 4"):
@@ -544,7 +629,9 @@ async def test_r10_a_v1_partition_count_that_is_wrong_is_an_error(serve: Callabl
 # ---------------------------------------------------------------------- R11
 
 
-async def test_r11_a_vanished_partition_keeps_its_position_stops_and_is_reported(serve: Callable[..., Publisher], store: RecordingStore) -> None:
+async def test_r11_a_vanished_partition_keeps_its_position_stops_and_is_reported(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
     publisher = serve(2)
     cursor = numbers(publisher, 0, [0])
     async with consume(publisher, store=store) as consumer:
@@ -553,14 +640,21 @@ async def test_r11_a_vanished_partition_keeps_its_position_stops_and_is_reported
         numbers(publisher, 1, [1])
         await take(events)
         publisher.remove(0)
-        await publisher.wait(lambda: any("partition 0" in report and "no longer listed" in report for report in consumer.status().reports))
+        await publisher.wait(
+            lambda: any(
+                "partition 0" in report and "no longer listed" in report
+                for report in consumer.status().reports
+            )
+        )
         assert consumer.status()[0].state == "vanished"
         numbers(publisher, 1, [2])
         assert n_of(await take(events)) == [2]
     assert (await store.positions())[0] == Position(cursor, "open", 2)
 
 
-async def test_r11_a_partition_that_comes_back_is_read_on(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r11_a_partition_that_comes_back_is_read_on(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, [0])
     async with consume(publisher, store=store) as consumer:
         events = aiter(consumer)
@@ -585,7 +679,9 @@ async def test_r11_a_child_that_waits_for_a_vanished_parent_is_lost(publisher: P
             await take(events)
 
 
-async def test_r11_without_follow_a_feed_whose_partitions_vanished_ends(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r11_without_follow_a_feed_whose_partitions_vanished_ends(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, [0])
     async with consume(publisher, store=store):
         pass
@@ -603,30 +699,46 @@ BAD_PARTITIONS: dict[str, Any] = {
     "fractional id": [{"id": 1.5}],
     "no id": [{}],
     "cycle": [{"id": "0", "startsAfterPartition": "1"}, {"id": "1", "startsAfterPartition": "0"}],
-    "cycle of both methods": [{"id": "0", "startsAfterPartition": "1"}, {"id": "1", "cursorFromPartitions": ["0"]}],
+    "cycle of both methods": [
+        {"id": "0", "startsAfterPartition": "1"},
+        {"id": "1", "cursorFromPartitions": ["0"]},
+    ],
     "self-parent": [{"id": "0", "startsAfterPartition": "0"}],
     "own ancestor": [{"id": "0", "cursorFromPartitions": ["0"]}],
-    "both mechanisms": [{"id": "0"}, {"id": "1", "startsAfterPartition": "0", "cursorFromPartitions": ["0"]}],
+    "both mechanisms": [
+        {"id": "0"},
+        {"id": "1", "startsAfterPartition": "0", "cursorFromPartitions": ["0"]},
+    ],
     "not an object": ["0"],
     "closed is no boolean": [{"id": "0", "closed": "yes"}],
 }
 
 
 @pytest.mark.parametrize("partitions", BAD_PARTITIONS.values(), ids=BAD_PARTITIONS)
-async def test_r12_bad_discovery_is_an_error_on_entry(publisher: Publisher, store: RecordingStore, partitions: list[Any]) -> None:
-    publisher.fail(faults.Edit(lambda found: found | {"partitions": partitions}), on="discovery", times=None)
+async def test_r12_bad_discovery_is_an_error_on_entry(
+    publisher: Publisher, store: RecordingStore, partitions: list[Any]
+) -> None:
+    publisher.fail(
+        faults.Edit(lambda found: found | {"partitions": partitions}), on="discovery", times=None
+    )
     with pytest.raises((LineageError, ProtocolError), match="partition"):
         await consume(publisher, store=store).__aenter__()
     assert store.saves == []
 
 
 @pytest.mark.parametrize("partitions", BAD_PARTITIONS.values(), ids=BAD_PARTITIONS)
-async def test_r12_a_running_consumer_keeps_its_last_good_topology_reports_and_tries_again(publisher: Publisher, partitions: list[Any]) -> None:
+async def test_r12_a_running_consumer_keeps_its_last_good_topology_reports_and_tries_again(
+    publisher: Publisher, partitions: list[Any]
+) -> None:
     async with consume(publisher, limit={"discovery_interval": 0.01}) as consumer:
         events = aiter(consumer)
         numbers(publisher, 0, [0])
         await take(events)
-        publisher.fail(faults.Edit(lambda found: found | {"partitions": partitions}), on="discovery", times=None)
+        publisher.fail(
+            faults.Edit(lambda found: found | {"partitions": partitions}),
+            on="discovery",
+            times=None,
+        )
         await publisher.wait(lambda: consumer.status().reports)
         assert "last good topology" in consumer.status().reports[0]
         numbers(publisher, 0, [1])
@@ -637,8 +749,21 @@ async def test_r12_a_running_consumer_keeps_its_last_good_topology_reports_and_t
         assert n_of(await take(events)) == [2]
 
 
-@pytest.mark.parametrize("fault", [faults.Html(), faults.Status(404), faults.Status(401), faults.Status(500), faults.Replace([]), faults.Reset()], ids=repr)
-async def test_r12_a_running_consumer_outlives_any_bad_answer_to_discovery(publisher: Publisher, fault: faults.Fault) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.Html(),
+        faults.Status(404),
+        faults.Status(401),
+        faults.Status(500),
+        faults.Replace([]),
+        faults.Reset(),
+    ],
+    ids=repr,
+)
+async def test_r12_a_running_consumer_outlives_any_bad_answer_to_discovery(
+    publisher: Publisher, fault: faults.Fault
+) -> None:
     async with consume(publisher, limit={"discovery_interval": 0.01}) as consumer:
         events = aiter(consumer)
         numbers(publisher, 0, [0])
@@ -653,7 +778,9 @@ async def test_r12_a_running_consumer_outlives_any_bad_answer_to_discovery(publi
         assert n_of(await take(events)) == [2]
 
 
-async def test_r12_a_topology_needed_and_never_had_again_is_an_error_in_the_end(publisher: Publisher) -> None:
+async def test_r12_a_topology_needed_and_never_had_again_is_an_error_in_the_end(
+    publisher: Publisher,
+) -> None:
     async with consume(publisher) as consumer:
         events = aiter(consumer)
         publisher.fail(faults.Html(), on="discovery", times=None)
@@ -666,7 +793,9 @@ async def test_r12_a_topology_needed_and_never_had_again_is_an_error_in_the_end(
 
 
 @pytest.mark.parametrize("fault", [faults.NoCheckpoint(), faults.SameCheckpoint()], ids=repr)
-async def test_r13_events_without_a_new_cursor_are_retried_and_then_no_progress(publisher: Publisher, fault: faults.Fault) -> None:
+async def test_r13_events_without_a_new_cursor_are_retried_and_then_no_progress(
+    publisher: Publisher, fault: faults.Fault
+) -> None:
     numbers(publisher, 0, [0, 1])
     publisher.fail(fault, times=None)
     async with consume(publisher) as consumer:
@@ -676,16 +805,22 @@ async def test_r13_events_without_a_new_cursor_are_retried_and_then_no_progress(
 
 
 @pytest.mark.parametrize("fault", [faults.NoCheckpoint(), faults.SameCheckpoint()], ids=repr)
-async def test_r13_a_publisher_that_recovers_in_time_repeats_nothing(publisher: Publisher, fault: faults.Fault) -> None:
+async def test_r13_a_publisher_that_recovers_in_time_repeats_nothing(
+    publisher: Publisher, fault: faults.Fault
+) -> None:
     numbers(publisher, 0, range(20))
     publisher.fail(fault, times=3)
     async with consume(publisher, follow=False) as consumer:
         assert await read_n(consumer) == list(range(20))
 
 
-async def test_r13_empty_answers_of_an_open_partition_are_no_events_and_no_loop(publisher: Publisher) -> None:
+async def test_r13_empty_answers_of_an_open_partition_are_no_events_and_no_loop(
+    publisher: Publisher,
+) -> None:
     publisher.fail(faults.Replace(b""), times=None)
-    async with consume(publisher, limit={"poll_interval": 0.02, "max_poll_interval": 0.02}) as consumer:
+    async with consume(
+        publisher, limit={"poll_interval": 0.02, "max_poll_interval": 0.02}
+    ) as consumer:
         with anyio.move_on_after(0.3):
             await anext(aiter(consumer))
     assert publisher.counters["fetch"] <= 20

@@ -54,8 +54,18 @@ async def test_r14_passing_statuses_are_retried(publisher: Publisher, status: in
         assert await read_n(consumer) == list(range(5))
 
 
-@pytest.mark.parametrize("error", [(401, AuthenticationError), (403, AuthenticationError), (405, ProtocolError), (418, ProtocolError)])
-async def test_r14_statuses_that_mean_no_are_not_retried(publisher: Publisher, error: tuple[int, type[FeedError]]) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        (401, AuthenticationError),
+        (403, AuthenticationError),
+        (405, ProtocolError),
+        (418, ProtocolError),
+    ],
+)
+async def test_r14_statuses_that_mean_no_are_not_retried(
+    publisher: Publisher, error: tuple[int, type[FeedError]]
+) -> None:
     status, kind = error
     publisher.fail(status, times=None)
     async with consume(publisher) as consumer:
@@ -93,7 +103,9 @@ async def test_r14_the_users_function_decides(publisher: Publisher) -> None:
 
     publisher.fail(401, times=3)
     numbers(publisher, 0, [0])
-    async with consume(publisher, retry=RetryPolicy(base_delay=0.001, max_delay=0.001, decide=decide)) as consumer:
+    async with consume(
+        publisher, retry=RetryPolicy(base_delay=0.001, max_delay=0.001, decide=decide)
+    ) as consumer:
         events = aiter(consumer)
         assert n_of(await take(events)) == [0]
         publisher.fail(503)
@@ -102,9 +114,13 @@ async def test_r14_the_users_function_decides(publisher: Publisher) -> None:
     assert asked == ["AuthenticationError"] * 3 + ["FeedUnavailableError"]
 
 
-async def test_r14_a_partition_that_never_recovers_is_given_up_after_its_time(publisher: Publisher) -> None:
+async def test_r14_a_partition_that_never_recovers_is_given_up_after_its_time(
+    publisher: Publisher,
+) -> None:
     publisher.fail(503, times=None)
-    async with consume(publisher, retry=RetryPolicy(base_delay=0.005, max_delay=0.01, give_up_after=0.1)) as consumer:
+    async with consume(
+        publisher, retry=RetryPolicy(base_delay=0.005, max_delay=0.01, give_up_after=0.1)
+    ) as consumer:
         with pytest.raises(FeedUnavailableError, match="503"):
             await take(aiter(consumer))
 
@@ -113,12 +129,26 @@ async def test_r14_progress_resets_the_time_to_give_up(publisher: Publisher) -> 
     """Each response breaks off, but behind a checkpoint: that is slow, and no failure."""
     numbers(publisher, 0, range(100))
     publisher.fail(faults.Both((faults.Delay(0.02), faults.Truncate(after_lines=7))), times=None)
-    async with consume(publisher, retry=RetryPolicy(base_delay=0.001, max_delay=0.001, give_up_after=0.15)) as consumer:
+    async with consume(
+        publisher, retry=RetryPolicy(base_delay=0.001, max_delay=0.001, give_up_after=0.15)
+    ) as consumer:
         assert n_of(await take(aiter(consumer), 90)) == list(range(90))
 
 
-@pytest.mark.parametrize("fault", [faults.Hang(), faults.Hang(after_lines=2), faults.Status(503), faults.Reset(), faults.CutLine()], ids=repr)
-async def test_r14_a_healthy_partition_never_waits_for_a_failing_one(serve: Callable[..., Publisher], fault: faults.Fault) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        faults.Hang(),
+        faults.Hang(after_lines=2),
+        faults.Status(503),
+        faults.Reset(),
+        faults.CutLine(),
+    ],
+    ids=repr,
+)
+async def test_r14_a_healthy_partition_never_waits_for_a_failing_one(
+    serve: Callable[..., Publisher], fault: faults.Fault
+) -> None:
     publisher = serve(3)
     numbers(publisher, 0, [1000])
     publisher.fail(fault, partition=0, times=None)
@@ -177,7 +207,9 @@ async def test_r14_trickling_and_compressed_responses_are_read(publisher: Publis
 # ---------------------------------------------------------------------- R15
 
 
-async def test_r15_the_poll_interval_grows_to_its_maximum_and_falls_back_at_the_first_event(publisher: Publisher) -> None:
+async def test_r15_the_poll_interval_grows_to_its_maximum_and_falls_back_at_the_first_event(
+    publisher: Publisher,
+) -> None:
     limit = {"poll_interval": 0.01, "max_poll_interval": 0.3, "discovery_interval": 3600}
     async with consume(publisher, limit=limit) as consumer, anyio.create_task_group() as tasks:
         tasks.start_soon(_consume_all, consumer)
@@ -208,8 +240,12 @@ def streaming(serve: Callable[..., Publisher]) -> Publisher:
 
 
 @pytest.mark.parametrize("stream", [True, 60_000])
-async def test_r15_a_stream_is_held_open_and_batches_are_delivered_as_they_arrive(streaming: Publisher, stream: bool | int) -> None:
-    async with consume(streaming, fetch=FetchOptions(stream=stream), limit={"discovery_interval": 3600}) as consumer:
+async def test_r15_a_stream_is_held_open_and_batches_are_delivered_as_they_arrive(
+    streaming: Publisher, stream: bool | int
+) -> None:
+    async with consume(
+        streaming, fetch=FetchOptions(stream=stream), limit={"discovery_interval": 3600}
+    ) as consumer:
         events = aiter(consumer)
         for n in range(10):
             numbers(streaming, 0, [n])
@@ -229,7 +265,12 @@ async def test_r15_stream_is_not_asked_for_where_the_feed_has_none(publisher: Pu
 async def test_r15_an_idle_stream_is_opened_anew_and_never_given_up(streaming: Publisher) -> None:
     """A quiet feed is no error, however long it is quiet."""
     policy = RetryPolicy(base_delay=0.01, max_delay=0.02, give_up_after=0.2)
-    async with consume(streaming, fetch=FetchOptions(stream=True), retry=policy, limit={"stream_idle_timeout": 0.05}) as consumer:
+    async with consume(
+        streaming,
+        fetch=FetchOptions(stream=True),
+        retry=policy,
+        limit={"stream_idle_timeout": 0.05},
+    ) as consumer:
         events = aiter(consumer)
         numbers(streaming, 0, [0])
         await take(events)
@@ -247,9 +288,14 @@ async def test_r15_an_idle_stream_is_opened_anew_and_never_given_up(streaming: P
         assert found == [1]
 
 
-async def test_r15_a_stream_of_some_milliseconds_is_followed_by_the_next_at_once(streaming: Publisher) -> None:
+async def test_r15_a_stream_of_some_milliseconds_is_followed_by_the_next_at_once(
+    streaming: Publisher,
+) -> None:
     limit = {"poll_interval": 0.02, "max_poll_interval": 5, "discovery_interval": 3600}
-    async with consume(streaming, fetch=FetchOptions(stream=100), limit=limit) as consumer, anyio.create_task_group() as tasks:
+    async with (
+        consume(streaming, fetch=FetchOptions(stream=100), limit=limit) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(_consume_all, consumer)
         await streaming.wait(lambda: streaming.counters["fetch"] >= 12, timeout=4)
         tasks.cancel_scope.cancel()
@@ -279,10 +325,14 @@ async def test_r15_a_new_token_while_streaming(streaming: Publisher) -> None:
             streaming.rotate_token()
 
 
-async def test_r15_a_stream_that_stays_silent_when_its_partition_closes_does_not_hold_up_the_children(streaming: Publisher) -> None:
+async def test_r15_a_stream_that_stays_silent_when_its_partition_closes_does_not_hold_up_the_children(
+    streaming: Publisher,
+) -> None:
     numbers(streaming, 0, [0])
     streaming.fail(faults.Hang(after_bytes=1_000_000), times=None)
-    async with consume(streaming, fetch=FetchOptions(stream=True), limit={"stream_idle_timeout": 60}) as consumer:
+    async with consume(
+        streaming, fetch=FetchOptions(stream=True), limit={"stream_idle_timeout": 60}
+    ) as consumer:
         events = aiter(consumer)
         assert n_of(await take(events)) == [0]
         streaming.split(0, 1)
@@ -292,10 +342,14 @@ async def test_r15_a_stream_that_stays_silent_when_its_partition_closes_does_not
             assert n_of(await take(events)) == [1]
 
 
-async def test_r15_streams_of_more_partitions_than_there_are_slots_take_turns(serve: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("feedapi_client.session.SHARED_STREAM_MILLISECONDS", 20)
+async def test_r15_streams_of_more_partitions_than_there_are_slots_take_turns(
+    serve: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("feedapi_client.runtime.driver.SHARED_STREAM_MILLISECONDS", 20)
     publisher = serve(6, dialect="v2-draft", stream=True)
-    async with consume(publisher, fetch=FetchOptions(stream=True), limit={"max_concurrent_fetches": 2}) as consumer:
+    async with consume(
+        publisher, fetch=FetchOptions(stream=True), limit={"max_concurrent_fetches": 2}
+    ) as consumer:
         events = aiter(consumer)
         for n in range(6):
             numbers(publisher, n, [n])
@@ -338,12 +392,16 @@ async def test_r16_a_slow_application_stops_the_reading(serve: Callable[..., Pub
     assert most <= 2_000_000
 
 
-async def test_r16_the_buffer_stays_bounded_over_many_partitions(serve: Callable[..., Publisher]) -> None:
+async def test_r16_the_buffer_stays_bounded_over_many_partitions(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(40, page_size=1_000_000, checkpoint_every=100)
     for partition in range(40):
         publisher.extend(partition, [{"n": n, "text": "x" * 500} for n in range(600)])
     most, count = 0, 0
-    async with consume(publisher, follow=False, limit={"max_buffered_bytes": 1_000_000, "max_line_bytes": 100_000}) as consumer:
+    async with consume(
+        publisher, follow=False, limit={"max_buffered_bytes": 1_000_000, "max_line_bytes": 100_000}
+    ) as consumer:
         with anyio.fail_after(30):
             async for batch in consumer.batches():
                 most = max(most, consumer.status().buffered_bytes)
@@ -357,7 +415,15 @@ async def test_r16_the_buffer_stays_bounded_over_many_partitions(serve: Callable
 
 async def test_r16_a_stream_nobody_reads_is_not_buffered_without_end(streaming: Publisher) -> None:
     fetch = FetchOptions(stream=True)
-    async with consume(streaming, fetch=fetch, limit={"max_buffered_bytes": 500_000, "max_line_bytes": 100_000, "max_batch_bytes": 100_000}) as consumer:
+    async with consume(
+        streaming,
+        fetch=fetch,
+        limit={
+            "max_buffered_bytes": 500_000,
+            "max_line_bytes": 100_000,
+            "max_batch_bytes": 100_000,
+        },
+    ) as consumer:
         batches = consumer.batches()
         numbers(streaming, 0, [0])
         await next_batch(batches)
@@ -371,16 +437,34 @@ async def test_r16_a_stream_nobody_reads_is_not_buffered_without_end(streaming: 
                 seen += len((await anext(batches)).events)
 
 
-@pytest.mark.parametrize("changed", ["max_batch_bytes", "max_concurrent_fetches", "max_buffered_bytes", "max_attempts_without_progress", "all"])
-async def test_r16_tiny_limits_are_slow_and_right(serve: Callable[..., Publisher], changed: str) -> None:
-    tiny = {"max_batch_bytes": 1, "max_concurrent_fetches": 1, "max_buffered_bytes": 200, "max_attempts_without_progress": 1}
+@pytest.mark.parametrize(
+    "changed",
+    [
+        "max_batch_bytes",
+        "max_concurrent_fetches",
+        "max_buffered_bytes",
+        "max_attempts_without_progress",
+        "all",
+    ],
+)
+async def test_r16_tiny_limits_are_slow_and_right(
+    serve: Callable[..., Publisher], changed: str
+) -> None:
+    tiny = {
+        "max_batch_bytes": 1,
+        "max_concurrent_fetches": 1,
+        "max_buffered_bytes": 200,
+        "max_attempts_without_progress": 1,
+    }
     limit = tiny if changed == "all" else {changed: tiny[changed]}
     publisher = serve(3, page_size=6, checkpoint_every=3)
     fill(publisher, 60)
     publisher.split(0)
     fill(publisher, 30, start=60)
     async with consume(publisher, follow=False, limit={"max_line_bytes": 200, **limit}) as consumer:
-        assert_each_entity_in_order_and_once([event.json() for event in await read(consumer)], publisher)
+        assert_each_entity_in_order_and_once(
+            [event.json() for event in await read(consumer)], publisher
+        )
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -401,7 +485,9 @@ async def test_r16_two_thousand_partitions(serve: Callable[..., Publisher]) -> N
 # ---------------------------------------------------------------------- R18
 
 
-async def test_r18_raise_ends_the_iteration_and_loses_nothing(serve: Callable[..., Publisher], store: RecordingStore) -> None:
+async def test_r18_raise_ends_the_iteration_and_loses_nothing(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
     publisher = serve(2)
     fill(publisher, 20)
     rule = publisher.fail(403, partition=0, times=None)
@@ -421,7 +507,9 @@ async def test_r18_raise_ends_the_iteration_and_loses_nothing(serve: Callable[..
     assert_each_entity_in_order_and_once(seen, publisher)
 
 
-async def test_r18_park_stops_the_partition_and_its_descendants_and_the_others_go_on(serve: Callable[..., Publisher]) -> None:
+async def test_r18_park_stops_the_partition_and_its_descendants_and_the_others_go_on(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(2)
     numbers(publisher, 0, [0])
     publisher.split(0)
@@ -446,7 +534,9 @@ async def test_r18_park_stops_the_partition_and_its_descendants_and_the_others_g
     assert status[1].since is None
 
 
-async def test_r18_park_without_follow_ends_when_the_others_are_at_their_end(serve: Callable[..., Publisher]) -> None:
+async def test_r18_park_without_follow_ends_when_the_others_are_at_their_end(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(3)
     for partition in range(3):
         numbers(publisher, partition, [partition])
@@ -457,7 +547,9 @@ async def test_r18_park_without_follow_ends_when_the_others_are_at_their_end(ser
 
 
 @pytest.mark.parametrize("late", [False, True])
-async def test_r18_a_lost_partition_is_parked_too(publisher: Publisher, store: RecordingStore, late: bool) -> None:
+async def test_r18_a_lost_partition_is_parked_too(
+    publisher: Publisher, store: RecordingStore, late: bool
+) -> None:
     async with consume(publisher, store=store):
         pass
     if not late:
@@ -514,7 +606,9 @@ async def test_r18_fencing_is_not_parked(publisher: Publisher, store: RecordingS
             await batch.commit()
 
 
-async def test_r18_what_is_in_hand_of_a_parked_partition_can_be_committed(publisher: Publisher, store: RecordingStore) -> None:
+async def test_r18_what_is_in_hand_of_a_parked_partition_can_be_committed(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     publisher.add(1)
     numbers(publisher, 0, [0])
     async with consume(publisher, store=store, on_error="park") as consumer:
@@ -550,7 +644,10 @@ SECRETS = ("hunter2", "querysecret", "Bearer-secret", "payloadsecret")
     ids=repr,
 )
 async def test_r19_no_secret_is_logged_raised_stored_or_shown(
-    publisher: Publisher, store: RecordingStore, caplog: pytest.LogCaptureFixture, fault: faults.Fault | None
+    publisher: Publisher,
+    store: RecordingStore,
+    caplog: pytest.LogCaptureFixture,
+    fault: faults.Fault | None,
 ) -> None:
     caplog.set_level(logging.DEBUG)
     assert publisher.url is not None
@@ -564,7 +661,15 @@ async def test_r19_no_secret_is_logged_raised_stored_or_shown(
     policy = RetryPolicy(base_delay=0.001, max_delay=0.002, give_up_after=0.05)
     async with httpx.AsyncClient(headers={"x-key": "Bearer-secret"}) as http:
         try:
-            async with FeedConsumer(url, store=store, http=http, limits=limits(), retry=policy, follow=False, on_error="raise") as consumer:
+            async with FeedConsumer(
+                url,
+                store=store,
+                http=http,
+                limits=limits(),
+                retry=policy,
+                follow=False,
+                on_error="raise",
+            ) as consumer:
                 try:
                     with anyio.fail_after(PATIENCE):
                         async for event in consumer:
@@ -573,19 +678,29 @@ async def test_r19_no_secret_is_logged_raised_stored_or_shown(
                     shown += [repr(consumer), str(consumer.status()), str(consumer.key)]
         except FeedError as error:
             shown += _chain(error)
-    shown += [record.getMessage() + str(record.args) + str(record.exc_info) for record in caplog.records if not record.name.startswith(("asyncio", "uvicorn"))]
+    shown += [
+        record.getMessage() + str(record.args) + str(record.exc_info)
+        for record in caplog.records
+        if not record.name.startswith(("asyncio", "uvicorn"))
+    ]
     shown += [str(await store.feeds())]
     assert "querysecret" not in str(publisher.requests[0].headers)
     assert publisher.requests[0].query == {"key": "querysecret"}
     for text in shown:
-        for secret in SECRETS if fault is None or not isinstance(fault, faults.Status) else SECRETS[:2]:
+        for secret in (
+            SECRETS if fault is None or not isinstance(fault, faults.Status) else SECRETS[:2]
+        ):
             assert secret not in text
 
 
 def _chain(error: BaseException | None) -> list[str]:
     found = []
     while error is not None:
-        found += [str(error), repr(error), str(error.__dict__) if isinstance(error, FeedError) else ""]
+        found += [
+            str(error),
+            repr(error),
+            str(error.__dict__) if isinstance(error, FeedError) else "",
+        ]
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return found
 
@@ -599,7 +714,9 @@ async def test_status_before_entering_is_empty(publisher: Publisher) -> None:
     assert status.dialect is None
 
 
-async def test_status_tells_reading_from_caught_up_and_never_a_false_zero(publisher: Publisher) -> None:
+async def test_status_tells_reading_from_caught_up_and_never_a_false_zero(
+    publisher: Publisher,
+) -> None:
     started = datetime.now(UTC)
     end = numbers(publisher, 0, range(5))
     async with consume(publisher) as consumer:
@@ -615,13 +732,21 @@ async def test_status_tells_reading_from_caught_up_and_never_a_false_zero(publis
         with anyio.move_on_after(0.05):
             await anext(batches)
         status = consumer.status()[0]
-    assert (status.state, status.cursor, status.lag, status.waits_for, status.error) == ("caught up", end, 0, (), None)
+    assert (status.state, status.cursor, status.lag, status.waits_for, status.error) == (
+        "caught up",
+        end,
+        0,
+        (),
+        None,
+    )
     assert status.last_event is not None
     assert status.last_contact is not None
     assert started <= status.last_event <= status.last_contact <= datetime.now(UTC)
 
 
-async def test_status_of_a_partition_that_is_retried_says_why_and_since_when(publisher: Publisher) -> None:
+async def test_status_of_a_partition_that_is_retried_says_why_and_since_when(
+    publisher: Publisher,
+) -> None:
     publisher.fail(503, times=None)
     before = datetime.now(UTC)
     async with consume(publisher) as consumer, anyio.create_task_group() as tasks:
@@ -667,10 +792,14 @@ async def test_follow_false_ends_on_an_empty_feed(serve: Callable[..., Publisher
             assert await read_n(consumer) == []
 
 
-async def test_follow_false_reads_children_that_appear_while_the_parent_is_read(publisher: Publisher) -> None:
+async def test_follow_false_reads_children_that_appear_while_the_parent_is_read(
+    publisher: Publisher,
+) -> None:
     fill(publisher, 30)
     seen = []
-    async with consume(publisher, follow=False, limit={"discovery_interval": 3600, "max_batch_bytes": 1}) as consumer:
+    async with consume(
+        publisher, follow=False, limit={"discovery_interval": 3600, "max_batch_bytes": 1}
+    ) as consumer:
         with anyio.fail_after(PATIENCE):
             async for event in consumer:
                 seen.append(event.json())
@@ -682,7 +811,9 @@ async def test_follow_false_reads_children_that_appear_while_the_parent_is_read(
     assert_each_entity_in_order_and_once(seen, publisher)
 
 
-async def test_follow_false_says_when_an_uncommitted_parent_keeps_its_children_from_being_read(publisher: Publisher) -> None:
+async def test_follow_false_says_when_an_uncommitted_parent_keeps_its_children_from_being_read(
+    publisher: Publisher,
+) -> None:
     from feedapi_client import CommitOrderError
 
     numbers(publisher, 0, [0])
@@ -702,7 +833,9 @@ async def test_follow_false_waits_for_a_partition_that_is_retried(publisher: Pub
         assert await read_n(consumer) == [1, 0]
 
 
-async def test_follow_false_by_run_waits_for_handlers_whose_children_come_next(serve: Callable[..., Publisher]) -> None:
+async def test_follow_false_by_run_waits_for_handlers_whose_children_come_next(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(2)
     fill(publisher, 20)
     publisher.split(0)

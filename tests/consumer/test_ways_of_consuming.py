@@ -11,7 +11,19 @@ import pytest
 
 from feedapi_client import Batch, FeedConsumer, NegotiationError
 from feedapi_client.testing import Publisher, faults
-from tests.consumer.helpers import PATIENCE, RecordingStore, assert_each_entity_in_order_and_once, consume, fill, n_of, next_batch, numbers, read, read_n, take
+from tests.consumer.helpers import (
+    PATIENCE,
+    RecordingStore,
+    assert_each_entity_in_order_and_once,
+    consume,
+    fill,
+    n_of,
+    next_batch,
+    numbers,
+    read,
+    read_n,
+    take,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -19,7 +31,9 @@ DIALECTS = ["v1", "v2-draft", "v2-token"]
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_async_for_reads_every_event_in_each_dialect(serve: Callable[..., Publisher], dialect: str) -> None:
+async def test_async_for_reads_every_event_in_each_dialect(
+    serve: Callable[..., Publisher], dialect: str
+) -> None:
     publisher = serve(3, dialect=dialect, page_size=7, checkpoint_every=3)
     fill(publisher, 100, entities=9)
     async with consume(publisher, follow=False, v1_partitions=3) as consumer:
@@ -29,7 +43,9 @@ async def test_async_for_reads_every_event_in_each_dialect(serve: Callable[..., 
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_batches_reads_every_event_in_each_dialect(serve: Callable[..., Publisher], dialect: str, store: RecordingStore) -> None:
+async def test_batches_reads_every_event_in_each_dialect(
+    serve: Callable[..., Publisher], dialect: str, store: RecordingStore
+) -> None:
     publisher = serve(3, dialect=dialect, page_size=7, checkpoint_every=3)
     fill(publisher, 100, entities=9)
     payloads = []
@@ -44,7 +60,9 @@ async def test_batches_reads_every_event_in_each_dialect(serve: Callable[..., Pu
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-async def test_run_hands_every_batch_to_the_handler_in_each_dialect(serve: Callable[..., Publisher], dialect: str) -> None:
+async def test_run_hands_every_batch_to_the_handler_in_each_dialect(
+    serve: Callable[..., Publisher], dialect: str
+) -> None:
     publisher = serve(3, dialect=dialect, page_size=7, checkpoint_every=3)
     fill(publisher, 100, entities=9)
     payloads = []
@@ -67,7 +85,11 @@ async def test_a_consumer_that_follows_gets_what_is_published_later(publisher: P
 
 
 async def test_payloads_are_kept_byte_for_byte(publisher: Publisher) -> None:
-    payloads = [b'{"entity": "a",  "n":1.50, "t":"\\u00e9\xe2\x80\xa8\xc2\x85"}', b'"a string \\n"', b'{"big":123456789012345678901234567890}']
+    payloads = [
+        b'{"entity": "a",  "n":1.50, "t":"\\u00e9\xe2\x80\xa8\xc2\x85"}',
+        b'"a string \\n"',
+        b'{"big":123456789012345678901234567890}',
+    ]
     publisher.extend(0, payloads)
     async with consume(publisher, follow=False) as consumer:
         assert [event.raw for event in await read(consumer)] == payloads
@@ -78,7 +100,9 @@ async def test_v1_headers_reach_the_event(serve: Callable[..., Publisher]) -> No
 
     publisher = serve(dialect="v1")
     publisher.append(0, {"entity": "a", "n": 1}, headers={"trace": "t1", "other": "o"})
-    async with consume(publisher, follow=False, v1_partitions=1, fetch=FetchOptions(v1_headers=["trace"])) as consumer:
+    async with consume(
+        publisher, follow=False, v1_partitions=1, fetch=FetchOptions(v1_headers=["trace"])
+    ) as consumer:
         assert [event.headers for event in await read(consumer)] == [{"trace": "t1"}]
 
 
@@ -89,7 +113,9 @@ async def test_the_decoder_is_the_users(publisher: Publisher) -> None:
         assert event.json() == len(event.raw)
 
 
-async def test_leaving_async_for_early_and_beginning_again_repeats_the_uncommitted_batch(publisher: Publisher) -> None:
+async def test_leaving_async_for_early_and_beginning_again_repeats_the_uncommitted_batch(
+    publisher: Publisher,
+) -> None:
     numbers(publisher, 0, range(20))
     async with consume(publisher, follow=False) as consumer:
         seen = []
@@ -100,7 +126,9 @@ async def test_leaving_async_for_early_and_beginning_again_repeats_the_uncommitt
         assert await read_n(consumer) == list(range(20))
 
 
-async def test_leaving_batches_early_and_beginning_again_goes_on_behind_the_last_commit(publisher: Publisher) -> None:
+async def test_leaving_batches_early_and_beginning_again_goes_on_behind_the_last_commit(
+    publisher: Publisher,
+) -> None:
     publisher.page_size = 5
     numbers(publisher, 0, range(20))
     async with consume(publisher, follow=False, limit={"max_batch_bytes": 1}) as consumer:
@@ -113,7 +141,9 @@ async def test_leaving_batches_early_and_beginning_again_goes_on_behind_the_last
         assert n_of(first.events) + await read_n(consumer) == list(range(20))
 
 
-async def test_leaving_run_by_stop_commits_what_was_handled(publisher: Publisher, store: RecordingStore) -> None:
+async def test_leaving_run_by_stop_commits_what_was_handled(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     publisher.page_size = 5
     numbers(publisher, 0, range(20))
     async with consume(publisher, limit={"max_batch_bytes": 1}, store=store) as consumer:
@@ -151,7 +181,9 @@ async def test_stop_before_an_iteration_is_harmless(publisher: Publisher) -> Non
     consumer.stop()
 
 
-async def test_the_batch_in_hand_at_stop_is_committed_by_async_for(publisher: Publisher, store: RecordingStore) -> None:
+async def test_the_batch_in_hand_at_stop_is_committed_by_async_for(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     end = numbers(publisher, 0, [0])
     async with consume(publisher, store=store) as consumer:
         async for _event in consumer:
@@ -248,7 +280,16 @@ async def test_leaving_the_block_closes_every_connection(serve: Callable[..., Pu
     await publisher.wait(lambda: publisher.in_flight == 0)
 
 
-@pytest.mark.parametrize("options", [{"on_error": "ignore"}, {"name": ""}, {"start": "middle"}, {"v1_partitions": 0}, {"v1_partitions": 40000}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"on_error": "ignore"},
+        {"name": ""},
+        {"start": "middle"},
+        {"v1_partitions": 0},
+        {"v1_partitions": 40000},
+    ],
+)
 async def test_impossible_options_are_refused_at_once(options: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         FeedConsumer("http://127.0.0.1:1/feed", **options)  # type: ignore[arg-type]
@@ -266,7 +307,9 @@ async def test_an_exception_in_the_loop_body_is_the_applications_own(publisher: 
         await work()
 
 
-async def test_an_exception_of_a_handler_is_raised_by_run_and_cancels_the_others(serve: Callable[..., Publisher]) -> None:
+async def test_an_exception_of_a_handler_is_raised_by_run_and_cancels_the_others(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(2)
     numbers(publisher, 0, [0])
     numbers(publisher, 1, [1])
@@ -291,7 +334,9 @@ async def test_an_exception_of_a_handler_is_raised_by_run_and_cancels_the_others
     assert cancelled == [0]
 
 
-async def test_after_a_handlers_exception_the_same_consumer_goes_on_from_what_is_committed(publisher: Publisher) -> None:
+async def test_after_a_handlers_exception_the_same_consumer_goes_on_from_what_is_committed(
+    publisher: Publisher,
+) -> None:
     numbers(publisher, 0, range(3))
 
     async def fail(batch: Batch) -> None:
@@ -303,7 +348,9 @@ async def test_after_a_handlers_exception_the_same_consumer_goes_on_from_what_is
         assert await read_n(consumer) == [0, 1, 2]
 
 
-async def test_cancelling_run_cancels_the_handlers(publisher: Publisher, store: RecordingStore) -> None:
+async def test_cancelling_run_cancels_the_handlers(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     numbers(publisher, 0, range(3))
     started, cancelled = anyio.Event(), []
 
@@ -344,7 +391,9 @@ async def test_run_keeps_to_its_concurrency(serve: Callable[..., Publisher]) -> 
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_native_cancellation_of_an_asyncio_task_ends_the_consumer(publisher: Publisher) -> None:
+async def test_native_cancellation_of_an_asyncio_task_ends_the_consumer(
+    publisher: Publisher,
+) -> None:
 
     async def work() -> None:
         async with consume(publisher) as consumer:
@@ -364,7 +413,9 @@ async def test_native_cancellation_of_an_asyncio_task_ends_the_consumer(publishe
     assert not current.cancelling()
 
 
-async def test_cancelling_while_entering_leaves_nothing_behind(publisher: Publisher, store: RecordingStore) -> None:
+async def test_cancelling_while_entering_leaves_nothing_behind(
+    publisher: Publisher, store: RecordingStore
+) -> None:
     publisher.fail(faults.Hang(), on="discovery")
     with anyio.move_on_after(0.1) as scope:
         async with consume(publisher, store=store):
@@ -374,7 +425,9 @@ async def test_cancelling_while_entering_leaves_nothing_behind(publisher: Publis
     assert store.saves == []
 
 
-async def test_cancelling_while_waiting_for_the_next_batch_leaves_the_consumer_usable(publisher: Publisher) -> None:
+async def test_cancelling_while_waiting_for_the_next_batch_leaves_the_consumer_usable(
+    publisher: Publisher,
+) -> None:
     async with consume(publisher) as consumer:
         batches = consumer.batches()
         with anyio.move_on_after(0.05):

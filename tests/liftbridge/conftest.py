@@ -28,13 +28,17 @@ async def broker(nats_server: NatsServer, anyio_backend: str) -> AsyncIterator[L
 
 
 @pytest.fixture
-async def publisher(nats_server: NatsServer, broker: LiftbridgeBroker) -> AsyncIterator[LiftbridgePublisher]:
+async def publisher(
+    nats_server: NatsServer, broker: LiftbridgeBroker
+) -> AsyncIterator[LiftbridgePublisher]:
     async with LiftbridgePublisher(nats_server.url, ack_timeout=5) as publisher:
         yield publisher
 
 
 @pytest.fixture
-async def api_broker(nats_server: NatsServer, anyio_backend: str) -> AsyncIterator[LiftbridgeBroker]:
+async def api_broker(
+    nats_server: NatsServer, anyio_backend: str
+) -> AsyncIterator[LiftbridgeBroker]:
     """A broker that also answers the gRPC API."""
     async with LiftbridgeBroker(nats_server.url, grpc=True) as broker:
         yield broker

@@ -47,7 +47,10 @@ class Outcome:
     def in_order(numbers: Sequence[int]) -> bool:
         """Each entity's events come in order, the first time that they come."""
         seen = list(dict.fromkeys(numbers))
-        return all((mine := [n for n in seen if n % ENTITIES == entity]) == sorted(mine) for entity in range(ENTITIES))
+        return all(
+            (mine := [n for n in seen if n % ENTITIES == entity]) == sorted(mine)
+            for entity in range(ENTITIES)
+        )
 
 
 class Feed:
@@ -79,16 +82,32 @@ class Feed:
 async def kill_relay(mode: str, kills: int, seed: int) -> Outcome:
     """Run the relay, kill it so many times, let it catch up, and read the stream."""
     feed = Feed(seed)
-    with feed.publisher.serve() as url, NatsServer() as nats, tempfile.TemporaryDirectory() as folder:
+    with (
+        feed.publisher.serve() as url,
+        NatsServer() as nats,
+        tempfile.TemporaryDirectory() as folder,
+    ):
         async with LiftbridgeBroker(nats.url, grpc=True) as broker:
             await broker.create_stream("s", concurrency_control=mode != "at-least-once")
-            command = [sys.executable, "-m", "tests.liftbridge.relay_program", mode, url, nats.url, broker.address, str(Path(folder) / "cursors.db")]
+            command = [
+                sys.executable,
+                "-m",
+                "tests.liftbridge.relay_program",
+                mode,
+                url,
+                nats.url,
+                broker.address,
+                str(Path(folder) / "cursors.db"),
+            ]
             for _ in range(kills):
                 await _run_and_kill(command, feed, broker, MESSAGES_A_KILL[mode])
             process = _start(command)
             try:
                 with anyio.fail_after(SECONDS_TO_CATCH_UP):
-                    while len(set(kept := await _kept(mode, broker))) < feed.count and process.poll() is None:  # noqa: ASYNC110
+                    while (  # noqa: ASYNC110
+                        len(set(kept := await _kept(mode, broker))) < feed.count
+                        and process.poll() is None
+                    ):
                         await asyncio.sleep(0.1)
             finally:
                 process.kill()
@@ -100,12 +119,16 @@ def _start(command: list[str]) -> subprocess.Popen[bytes]:
     return subprocess.Popen(command)
 
 
-async def _run_and_kill(command: list[str], feed: Feed, broker: LiftbridgeBroker, most: int) -> None:
+async def _run_and_kill(
+    command: list[str], feed: Feed, broker: LiftbridgeBroker, most: int
+) -> None:
     process = _start(command)
     try:
         start = broker.received
         # Between two messages of a batch, between two batches, at the very start: wherever the message before the last one happens to be.
-        target = start + feed.random.choice([1, 2, feed.random.randrange(1, most), feed.random.randrange(1, most)])
+        target = start + feed.random.choice(
+            [1, 2, feed.random.randrange(1, most), feed.random.randrange(1, most)]
+        )
         for _ in range(4):
             feed.grow(EVENTS_A_KILL // 4)
             feed.change()
@@ -119,7 +142,12 @@ async def _run_and_kill(command: list[str], feed: Feed, broker: LiftbridgeBroker
 
 
 def _plain(broker: LiftbridgeBroker) -> list[int]:
-    return [orjson.loads(line)["n"] for message in broker.messages("s") for line in message.value.split(b"\n") if line]
+    return [
+        orjson.loads(line)["n"]
+        for message in broker.messages("s")
+        for line in message.value.split(b"\n")
+        if line
+    ]
 
 
 async def _kept(mode: str, broker: LiftbridgeBroker) -> list[int]:
@@ -140,9 +168,15 @@ def main() -> None:
     seed = random.randrange(2**32) if options.seed is None else options.seed
     outcome = anyio.run(kill_relay, options.mode, options.kills, seed)
     kept = outcome.kept
-    print(f"mode {options.mode}, seed {seed}, {options.kills} kills, {len(outcome.published)} events")
-    print(f"in the stream {len(outcome.plain)}, of which again {len(outcome.plain) - len(set(outcome.plain))}; lost {len(outcome.lost())}")
-    print(f"handed on {len(kept)}, of which again {len(kept) - len(set(kept))}; in order: {Outcome.in_order(kept)}")
+    print(
+        f"mode {options.mode}, seed {seed}, {options.kills} kills, {len(outcome.published)} events"
+    )
+    print(
+        f"in the stream {len(outcome.plain)}, of which again {len(outcome.plain) - len(set(outcome.plain))}; lost {len(outcome.lost())}"
+    )
+    print(
+        f"handed on {len(kept)}, of which again {len(kept) - len(set(kept))}; in order: {Outcome.in_order(kept)}"
+    )
 
 
 if __name__ == "__main__":

@@ -14,7 +14,9 @@ from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, Relay,
 async def main(mode: str, feed: str, nats: str, api_address: str, path: str) -> None:
     async with AsyncExitStack() as stack:
         # Few in flight, so that a batch takes several round trips, and a kill can hit it anywhere.
-        publisher = await stack.enter_async_context(LiftbridgePublisher(nats, ack_timeout=5, max_in_flight=3))
+        publisher = await stack.enter_async_context(
+            LiftbridgePublisher(nats, ack_timeout=5, max_in_flight=3)
+        )
         store: StreamCursorStore | SQLiteCursorStore
         if mode == "at-least-once":
             store = SQLiteCursorStore(path)

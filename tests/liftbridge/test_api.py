@@ -8,7 +8,16 @@ from contextlib import aclosing
 import anyio
 import pytest
 
-from feedapi_client.liftbridge import AckTimeoutError, BrokerUnavailableError, LiftbridgeApi, LiftbridgeError, LiftbridgePublisher, Message, Stream, StreamError
+from feedapi_client.liftbridge import (
+    AckTimeoutError,
+    BrokerUnavailableError,
+    LiftbridgeApi,
+    LiftbridgeError,
+    LiftbridgePublisher,
+    Message,
+    Stream,
+    StreamError,
+)
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, free_port
 
 pytestmark = pytest.mark.anyio
@@ -34,18 +43,30 @@ async def test_a_stream_is_created_once(api: LiftbridgeApi, api_broker: Liftbrid
     assert set(metadata.partitions) == {0, 1, 2}
 
 
-async def test_what_is_published_is_read_back_with_key_and_headers(api: LiftbridgeApi, publisher: LiftbridgePublisher) -> None:
+async def test_what_is_published_is_read_back_with_key_and_headers(
+    api: LiftbridgeApi, publisher: LiftbridgePublisher
+) -> None:
     await api.create_stream("s")
     await publisher.publish("s", b"hello", key=b"k", headers={"h": b"x"})
     async with aclosing(api.subscribe("s", 0)) as messages:
         async for message in messages:
-            assert (message.offset, message.value, message.key, message.headers["h"]) == (0, b"hello", b"k", b"x")
+            assert (message.offset, message.value, message.key, message.headers["h"]) == (
+                0,
+                b"hello",
+                b"k",
+                b"x",
+            )
             assert isinstance(message, Message)
             break
 
 
-@pytest.mark.parametrize(("start", "expected"), [(0, b"0"), (3, b"3"), ("earliest", b"0"), ("latest", b"4"), ("new", b"new")])
-async def test_a_subscription_starts_where_it_is_told_to(api: LiftbridgeApi, publisher: LiftbridgePublisher, start: int | str, expected: bytes) -> None:
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [(0, b"0"), (3, b"3"), ("earliest", b"0"), ("latest", b"4"), ("new", b"new")],
+)
+async def test_a_subscription_starts_where_it_is_told_to(
+    api: LiftbridgeApi, publisher: LiftbridgePublisher, start: int | str, expected: bytes
+) -> None:
     await api.create_stream("s")
     await publisher.publish_many("s", [b"%d" % i for i in range(5)])
     seen: list[bytes] = []
@@ -62,14 +83,20 @@ async def test_a_subscription_starts_where_it_is_told_to(api: LiftbridgeApi, pub
     assert seen == [expected]
 
 
-async def test_a_subscription_ends_behind_the_offset_asked_for(api: LiftbridgeApi, publisher: LiftbridgePublisher) -> None:
+async def test_a_subscription_ends_behind_the_offset_asked_for(
+    api: LiftbridgeApi, publisher: LiftbridgePublisher
+) -> None:
     await api.create_stream("s")
     await publisher.publish_many("s", [b"%d" % i for i in range(2000)])
-    assert [message.offset async for message in api.subscribe("s", 500, until=1500)] == list(range(500, 1501))
+    assert [message.offset async for message in api.subscribe("s", 500, until=1500)] == list(
+        range(500, 1501)
+    )
     assert [message async for message in api.subscribe("s", 7, until=6)] == []
 
 
-async def test_a_subscription_follows_what_comes_later(api: LiftbridgeApi, publisher: LiftbridgePublisher) -> None:
+async def test_a_subscription_follows_what_comes_later(
+    api: LiftbridgeApi, publisher: LiftbridgePublisher
+) -> None:
     await api.create_stream(Stream("s", partitions=2))
     seen: list[bytes] = []
 
@@ -83,7 +110,9 @@ async def test_a_subscription_follows_what_comes_later(api: LiftbridgeApi, publi
     assert seen == [b"%d" % i for i in range(20)]
 
 
-async def test_a_subscription_survives_a_restart_of_the_broker(api: LiftbridgeApi, api_broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_a_subscription_survives_a_restart_of_the_broker(
+    api: LiftbridgeApi, api_broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await api.create_stream("s")
     await publisher.publish_many("s", [b"0", b"1"])
     seen: list[bytes] = []
@@ -104,7 +133,9 @@ async def test_a_subscription_that_stays_silent_ends_when_asked_to(api: Liftbrid
         await read(api.subscribe("s", idle_timeout=0.1), 1)
 
 
-async def test_a_partitions_metadata_holds_its_offsets(api: LiftbridgeApi, publisher: LiftbridgePublisher) -> None:
+async def test_a_partitions_metadata_holds_its_offsets(
+    api: LiftbridgeApi, publisher: LiftbridgePublisher
+) -> None:
     await api.create_stream("s")
     empty = await api.partition_metadata("s")
     assert (empty.newest_offset, empty.high_watermark) == (-1, -1)
@@ -129,7 +160,9 @@ async def test_a_deleted_stream_is_gone(api: LiftbridgeApi) -> None:
         await api.metadata("s")
 
 
-async def test_deleting_a_stream_ends_its_subscriptions(api: LiftbridgeApi, publisher: LiftbridgePublisher) -> None:
+async def test_deleting_a_stream_ends_its_subscriptions(
+    api: LiftbridgeApi, publisher: LiftbridgePublisher
+) -> None:
     await api.create_stream("s")
     await publisher.publish("s", b"x")
     async with aclosing(api.subscribe("s")) as messages:
@@ -169,7 +202,9 @@ async def test_a_broker_that_is_not_there_is_an_error_after_the_timeout() -> Non
                 await read(api.subscribe("s"), 1)
 
 
-async def test_another_address_is_tried_when_the_first_does_not_answer(api_broker: LiftbridgeBroker) -> None:
+async def test_another_address_is_tried_when_the_first_does_not_answer(
+    api_broker: LiftbridgeBroker,
+) -> None:
     async with LiftbridgeApi([f"127.0.0.1:{free_port()}", api_broker.address], timeout=5) as api:
         assert await api.create_stream("s")
 

@@ -26,8 +26,24 @@ Start = Callable[..., "subprocess.Popen[str]"]
 @pytest.fixture
 def relay(nats_server: NatsServer, feedapi_publisher: Publisher) -> Start:
     def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-W", "error", "-m", "feedapi_client.liftbridge.command", feedapi_publisher.url or "", "--nats", nats_server.url, *arguments]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **environment})
+        command = [
+            sys.executable,
+            "-W",
+            "error",
+            "-m",
+            "feedapi_client.liftbridge.command",
+            feedapi_publisher.url or "",
+            "--nats",
+            nats_server.url,
+            *arguments,
+        ]
+        return subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
 
     return start
 
@@ -42,31 +58,67 @@ def numbers(broker: LiftbridgeBroker) -> list[int]:
     return [orjson.loads(message.value)["n"] for message in broker.messages("s")]
 
 
-async def test_it_relays_to_the_end_and_goes_on_from_its_store(relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path) -> None:
+async def test_it_relays_to_the_end_and_goes_on_from_its_store(
+    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
     await broker.create_stream("s")
     for start in (0, 100):
-        feedapi_publisher.extend(0, [{"customer": {"id": n % 5}, "n": n} for n in range(start, start + 100)])
-        code, errors = await ended(relay("--stream", "s", "--store", str(tmp_path / "c.db"), "--no-follow", "--key", "customer.id"))
+        feedapi_publisher.extend(
+            0, [{"customer": {"id": n % 5}, "n": n} for n in range(start, start + 100)]
+        )
+        code, errors = await ended(
+            relay(
+                "--stream",
+                "s",
+                "--store",
+                str(tmp_path / "c.db"),
+                "--no-follow",
+                "--key",
+                "customer.id",
+            )
+        )
         assert (code, errors) == (0, "100 events in 1 batches to stream s, 0 retries\n")
     assert numbers(broker) == list(range(200))
-    assert [message.key for message in broker.messages("s")] == [b"%d" % (n % 5) for n in range(200)]
+    assert [message.key for message in broker.messages("s")] == [
+        b"%d" % (n % 5) for n in range(200)
+    ]
 
 
 @pytest.mark.parametrize("format", ["batch", "events"])
 async def test_exactly_once_creates_its_stream_and_needs_no_store(
-    relay: Start, feedapi_publisher: Publisher, api_broker: LiftbridgeBroker, api: LiftbridgeApi, format: str
+    relay: Start,
+    feedapi_publisher: Publisher,
+    api_broker: LiftbridgeBroker,
+    api: LiftbridgeApi,
+    format: str,
 ) -> None:
-    arguments = ["--stream", "s", "--api", api_broker.address, "--create", "--exactly-once", format, "--no-follow", "--quiet"]
+    arguments = [
+        "--stream",
+        "s",
+        "--api",
+        api_broker.address,
+        "--create",
+        "--exactly-once",
+        format,
+        "--no-follow",
+        "--quiet",
+    ]
     for start in (0, 100):
         feedapi_publisher.extend(0, [{"n": n} for n in range(start, start + 100)])
         assert await ended(relay(*arguments)) == (0, "")
     reader = RelayReader(api, "s", until=api_broker.next_offset("s") - 1)
-    assert [orjson.loads(event)["n"] async for batch in reader for event in batch.events] == list(range(200))
+    assert [orjson.loads(event)["n"] async for batch in reader for event in batch.events] == list(
+        range(200)
+    )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 async def test_a_signal_ends_it_after_what_is_in_hand(
-    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path, number: signal.Signals
+    relay: Start,
+    feedapi_publisher: Publisher,
+    broker: LiftbridgeBroker,
+    tmp_path: Path,
+    number: signal.Signals,
 ) -> None:
     await broker.create_stream("s")
     feedapi_publisher.extend(0, [{"n": n} for n in range(100)])
@@ -84,7 +136,9 @@ async def test_a_broker_that_refuses_is_one_line_and_exit_code_one(
     await broker.create_stream("s", max_message_bytes=10)
     broker.always = BrokerFault.ENCRYPTION
     feedapi_publisher.append(0, {"n": 1})
-    code, errors = await ended(relay("--stream", "s", "--store", str(tmp_path / "c.db"), "--no-follow"))
+    code, errors = await ended(
+        relay("--stream", "s", "--store", str(tmp_path / "c.db"), "--no-follow")
+    )
     assert code == 1
     assert errors.count("\n") == 1
     assert "stream s" in errors
@@ -102,7 +156,9 @@ async def test_a_broker_that_refuses_is_one_line_and_exit_code_one(
         (["--exactly-once", "sometimes"], "batch"),
     ],
 )
-async def test_wrong_arguments_are_one_clear_line_and_exit_code_two(relay: Start, arguments: list[str], says: str) -> None:
+async def test_wrong_arguments_are_one_clear_line_and_exit_code_two(
+    relay: Start, arguments: list[str], says: str
+) -> None:
     code, errors = await ended(relay("--stream", "s", *arguments))
     assert code == 2
     assert says in errors.splitlines()[-1]
@@ -110,11 +166,25 @@ async def test_wrong_arguments_are_one_clear_line_and_exit_code_two(relay: Start
 
 
 async def test_credentials_come_from_the_environment(
-    relay: Start, feedapi_publisher: Publisher, nats_server: NatsServer, broker: LiftbridgeBroker, tmp_path: Path
+    relay: Start,
+    feedapi_publisher: Publisher,
+    nats_server: NatsServer,
+    broker: LiftbridgeBroker,
+    tmp_path: Path,
 ) -> None:
     await broker.create_stream("s")
     feedapi_publisher.bearer = "sesame"
     feedapi_publisher.append(0, {"n": 1})
-    arguments = ["--stream", "s", "--store", str(tmp_path / "c.db"), "--no-follow", "--auth-env", "FEED_AUTH", "--nats-env", "NATS"]
+    arguments = [
+        "--stream",
+        "s",
+        "--store",
+        str(tmp_path / "c.db"),
+        "--no-follow",
+        "--auth-env",
+        "FEED_AUTH",
+        "--nats-env",
+        "NATS",
+    ]
     code, errors = await ended(relay(*arguments, FEED_AUTH="Bearer sesame", NATS=nats_server.url))
     assert (code, numbers(broker)) == (0, [1]), errors

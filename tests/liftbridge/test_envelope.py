@@ -13,10 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from feedapi_client.errors import FeedError
-from feedapi_client.liftbridge import Ack, AckError, AckPolicy, Envelope, EnvelopeError, Message, MsgType, decode, encode
+from feedapi_client.liftbridge import (
+    Ack,
+    AckError,
+    AckPolicy,
+    Envelope,
+    EnvelopeError,
+    Message,
+    MsgType,
+    decode,
+    encode,
+)
 from feedapi_client.liftbridge.envelope import crc32c, decode_ack, decode_message
 
-VECTORS: list[dict[str, Any]] = json.loads((Path(__file__).parent / "vectors" / "liftbridge_envelope.json").read_text())["vectors"]
+VECTORS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parent / "vectors" / "liftbridge_envelope.json").read_text()
+)["vectors"]
 HEADER = bytes.fromhex("b90e43b400080000")
 
 messages = st.builds(
@@ -47,7 +59,11 @@ def test_the_vectors_decode_as_the_server_decodes_them(vector: dict[str, Any]) -
         assert plain(getattr(envelope.ack(), field)) == value
 
 
-@pytest.mark.parametrize("vector", [v for v in VECTORS if v["expect"] == "ok" and v["hex"][10:12] in ("08", "0c")], ids=lambda vector: vector["name"])
+@pytest.mark.parametrize(
+    "vector",
+    [v for v in VECTORS if v["expect"] == "ok" and v["hex"][10:12] in ("08", "0c")],
+    ids=lambda vector: vector["name"],
+)
 def test_the_vectors_encode_to_the_same_bytes(vector: dict[str, Any]) -> None:
     data = bytes.fromhex(vector["hex"])
     envelope = decode(data)
@@ -100,7 +116,10 @@ def test_a_payload_that_is_no_protobuf_is_refused(kind: Any) -> None:
 
 
 def test_a_message_is_not_read_as_an_ack_and_an_ack_not_as_a_message() -> None:
-    for envelope, parse in ((decode(encode(Message())), Envelope.ack), (decode(encode(Ack())), Envelope.message)):
+    for envelope, parse in (
+        (decode(encode(Message())), Envelope.ack),
+        (decode(encode(Ack())), Envelope.message),
+    ):
         with pytest.raises(EnvelopeError, match="type"):
             parse(envelope)
 
@@ -135,7 +154,11 @@ def test_bytes_without_a_type_that_fits_are_not_encoded(number: int | None) -> N
 
 
 def test_the_enumerations_are_those_of_the_protocol() -> None:
-    assert [(policy.name, policy.value) for policy in AckPolicy] == [("LEADER", 0), ("ALL", 1), ("NONE", 2)]
+    assert [(policy.name, policy.value) for policy in AckPolicy] == [
+        ("LEADER", 0),
+        ("ALL", 1),
+        ("NONE", 2),
+    ]
     assert {error.name: error.value for error in AckError} == dict(Ack.Error.items())
 
 
@@ -158,7 +181,11 @@ def test_an_envelope_makes_the_round_trip(number: int, payload: bytes, crc: bool
     assert decode(envelope.encode(), number) == envelope
 
 
-@given(st.binary(max_size=60) | st.binary(max_size=60).map(lambda data: HEADER[:4] + data) | st.binary(max_size=60).map(lambda data: HEADER + data))
+@given(
+    st.binary(max_size=60)
+    | st.binary(max_size=60).map(lambda data: HEADER[:4] + data)
+    | st.binary(max_size=60).map(lambda data: HEADER + data)
+)
 def test_arbitrary_bytes_are_a_value_or_an_envelope_error(data: bytes) -> None:
     for function in (decode, decode_message, decode_ack):
         with contextlib.suppress(EnvelopeError):

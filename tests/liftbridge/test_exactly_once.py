@@ -47,7 +47,9 @@ async def broker(api_broker: LiftbridgeBroker) -> LiftbridgeBroker:
 
 
 @pytest.fixture
-async def publisher(nats_server: NatsServer, broker: LiftbridgeBroker) -> AsyncIterator[LiftbridgePublisher]:
+async def publisher(
+    nats_server: NatsServer, broker: LiftbridgeBroker
+) -> AsyncIterator[LiftbridgePublisher]:
     async with LiftbridgePublisher(nats_server.url, ack_timeout=0.5) as publisher:
         yield publisher
 
@@ -68,7 +70,9 @@ def outgoing(*numbers: int, partition: int = 0, cursor: str = "c") -> OutgoingBa
     return OutgoingBatch(partition, cursor, [b'{"n":%d}' % n for n in numbers])
 
 
-async def relay(feed: Publisher, publisher: LiftbridgePublisher, store: StreamCursorStore, **options: Any) -> Relay:
+async def relay(
+    feed: Publisher, publisher: LiftbridgePublisher, store: StreamCursorStore, **options: Any
+) -> Relay:
     assert feed.url
     async with FeedConsumer(feed.url, store=store, follow=False, limits=SMALL) as consumer:
         relay = Relay(consumer, publisher, **options)
@@ -76,13 +80,21 @@ async def relay(feed: Publisher, publisher: LiftbridgePublisher, store: StreamCu
     return relay
 
 
-async def batches(api: LiftbridgeApi, broker: LiftbridgeBroker, start: Any = "earliest") -> list[RelayedBatch]:
+async def batches(
+    api: LiftbridgeApi, broker: LiftbridgeBroker, start: Any = "earliest"
+) -> list[RelayedBatch]:
     until = broker.next_offset("s") - 1
-    return [batch async for batch in RelayReader(api, "s", start=start, until=until)] if until >= 0 else []
+    return (
+        [batch async for batch in RelayReader(api, "s", start=start, until=until)]
+        if until >= 0
+        else []
+    )
 
 
 async def read(api: LiftbridgeApi, broker: LiftbridgeBroker) -> list[int]:
-    return [orjson.loads(event)["n"] for batch in await batches(api, broker) for event in batch.events]
+    return [
+        orjson.loads(event)["n"] for batch in await batches(api, broker) for event in batch.events
+    ]
 
 
 @asynccontextmanager
@@ -96,7 +108,12 @@ async def second_publisher(server: NatsServer) -> AsyncIterator[LiftbridgePublis
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_feed_is_relayed_once_and_a_new_relay_goes_on_where_the_stream_ends(
-    feedapi_publisher_factory: Feeds, make: Make, publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker, format: str
+    feedapi_publisher_factory: Feeds,
+    make: Make,
+    publisher: LiftbridgePublisher,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
+    format: str,
 ) -> None:
     feed = feedapi_publisher_factory(1, page_size=70, vary=True)
     for start in (0, 300, 600):
@@ -111,7 +128,12 @@ async def test_a_feed_is_relayed_once_and_a_new_relay_goes_on_where_the_stream_e
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_splits_drained_partitions_and_transferred_cursors_survive_a_new_relay(
-    feedapi_publisher_factory: Feeds, make: Make, publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker, format: str
+    feedapi_publisher_factory: Feeds,
+    make: Make,
+    publisher: LiftbridgePublisher,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
+    format: str,
 ) -> None:
     feed = feedapi_publisher_factory(2, page_size=70, vary=True)
 
@@ -135,35 +157,59 @@ async def test_splits_drained_partitions_and_transferred_cursors_survive_a_new_r
 
 
 async def test_an_event_message_has_the_key_and_headers_of_its_event(
-    feedapi_publisher: Publisher, make: Make, publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker
+    feedapi_publisher: Publisher,
+    make: Make,
+    publisher: LiftbridgePublisher,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
 ) -> None:
     feedapi_publisher.extend(0, events(10))
     await relay(
-        feedapi_publisher, publisher, make(format="events"), key=lambda event: b"%d" % event.json()["n"], headers=lambda event: {"n": b"%d" % event.json()["n"]}
+        feedapi_publisher,
+        publisher,
+        make(format="events"),
+        key=lambda event: b"%d" % event.json()["n"],
+        headers=lambda event: {"n": b"%d" % event.json()["n"]},
     )
     [batch] = await batches(api, broker)
     assert batch.keys == tuple(b"%d" % n for n in range(10))
-    assert [message.headers["n"] for message in broker.messages("s") if "n" in message.headers] == list(batch.keys)
+    assert [
+        message.headers["n"] for message in broker.messages("s") if "n" in message.headers
+    ] == list(batch.keys)
 
 
 async def test_one_message_is_one_batch_in_the_batch_format(
-    feedapi_publisher: Publisher, make: Make, publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker
+    feedapi_publisher: Publisher,
+    make: Make,
+    publisher: LiftbridgePublisher,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
 ) -> None:
     feedapi_publisher.extend(0, events(10))
     await relay(feedapi_publisher, publisher, make())
     [batch] = await batches(api, broker)
-    [message] = [message for message in broker.messages("s") if message.headers["feedapi-format"] == b"batch"]
+    [message] = [
+        message for message in broker.messages("s") if message.headers["feedapi-format"] == b"batch"
+    ]
     assert message.value.split(b"\n") == list(batch.events)
-    assert (batch.partition, batch.cursor, batch.keys) == (0, message.headers["feedapi-cursor"].decode(), ())
+    assert (batch.partition, batch.cursor, batch.keys) == (
+        0,
+        message.headers["feedapi-cursor"].decode(),
+        (),
+    )
 
 
-def test_keys_and_headers_do_not_go_with_the_batch_format(publisher: LiftbridgePublisher, make: Make) -> None:
+def test_keys_and_headers_do_not_go_with_the_batch_format(
+    publisher: LiftbridgePublisher, make: Make
+) -> None:
     consumer = FeedConsumer("http://localhost/feed", store=make())
     with pytest.raises(ValueError, match="events"):
         Relay(consumer, publisher, key=lambda event: b"")
 
 
-def test_batches_that_would_not_fit_into_a_message_are_refused_before_the_first(publisher: LiftbridgePublisher, make: Make) -> None:
+def test_batches_that_would_not_fit_into_a_message_are_refused_before_the_first(
+    publisher: LiftbridgePublisher, make: Make
+) -> None:
     with pytest.raises(ValueError, match="max_batch_bytes=524288"):
         Relay(FeedConsumer("http://localhost/feed", store=make()), publisher)
     Relay(FeedConsumer("http://localhost/feed", store=make(format="events")), publisher)
@@ -177,19 +223,28 @@ def test_the_events_go_where_the_positions_are(publisher: LiftbridgePublisher, m
 
 
 async def test_start_last_is_kept_although_nothing_was_relayed_yet(
-    feedapi_publisher: Publisher, make: Make, publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker
+    feedapi_publisher: Publisher,
+    make: Make,
+    publisher: LiftbridgePublisher,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
 ) -> None:
     feedapi_publisher.extend(0, events(10))
     async with FeedConsumer(feedapi_publisher.url or "", store=make(), start="last"):
         pass
     feedapi_publisher.extend(0, events(10, 10))
-    async with FeedConsumer(feedapi_publisher.url or "", store=make(), start="last", follow=False, limits=SMALL) as consumer:
+    async with FeedConsumer(
+        feedapi_publisher.url or "", store=make(), start="last", follow=False, limits=SMALL
+    ) as consumer:
         await Relay(consumer, publisher).run()
     assert await read(api, broker) == list(range(10, 20))
 
 
 async def test_a_batch_that_does_not_fit_into_a_message_is_an_error_with_advice(
-    feedapi_publisher: Publisher, nats_server: NatsServer, api: LiftbridgeApi, broker: LiftbridgeBroker
+    feedapi_publisher: Publisher,
+    nats_server: NatsServer,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
 ) -> None:
     feedapi_publisher.append(0, {"entity": "a", "text": "x" * 3000})
     async with LiftbridgePublisher(nats_server.url, max_message_bytes=3000) as publisher:
@@ -200,12 +255,18 @@ async def test_a_batch_that_does_not_fit_into_a_message_is_an_error_with_advice(
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_broker_that_loses_doubles_and_garbles_changes_nothing(
-    feedapi_publisher_factory: Feeds, nats_server: NatsServer, api: LiftbridgeApi, broker: LiftbridgeBroker, format: str
+    feedapi_publisher_factory: Feeds,
+    nats_server: NatsServer,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
+    format: str,
 ) -> None:
     feed = feedapi_publisher_factory(1, page_size=40, vary=True)
     feed.extend(0, events(400))
     random, often = Random(7), 0.4 if format == "batch" else 0.04
-    broker.decide = lambda message: random.choice(list(BrokerFault)) if random.random() < often else None
+    broker.decide = lambda message: (
+        random.choice(list(BrokerFault)) if random.random() < often else None
+    )
     async with LiftbridgePublisher(nats_server.url, ack_timeout=0.3) as publisher:
         for _ in range(50):
             try:
@@ -219,7 +280,12 @@ async def test_a_broker_that_loses_doubles_and_garbles_changes_nothing(
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_broker_that_restarts_in_the_middle_changes_nothing(
-    feedapi_publisher_factory: Feeds, make: Make, publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker, format: str
+    feedapi_publisher_factory: Feeds,
+    make: Make,
+    publisher: LiftbridgePublisher,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
+    format: str,
 ) -> None:
     feed = feedapi_publisher_factory(1, page_size=20)
     feed.extend(0, events(1000))
@@ -247,7 +313,9 @@ async def test_what_was_saved_is_loaded_by_another_store(make: Make) -> None:
     assert await make().load(KEY) == {**positions, 3: Position("c4", "drained", 2)}
 
 
-async def test_events_and_position_are_written_together(make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker) -> None:
+async def test_events_and_position_are_written_together(
+    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
     for format in FORMATS:
         store = make(format=format)
         revision = len(await store.load(KEY)) + 1
@@ -266,7 +334,9 @@ async def test_a_save_out_of_turn_is_fenced(make: Make) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-async def test_a_second_relay_is_fenced_by_the_first_that_writes(make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker, format: str) -> None:
+async def test_a_second_relay_is_fenced_by_the_first_that_writes(
+    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker, format: str
+) -> None:
     first, second = make(format=format), make(format=format)
     await first.load(KEY)
     await second.load(KEY)
@@ -279,7 +349,11 @@ async def test_a_second_relay_is_fenced_by_the_first_that_writes(make: Make, api
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_two_relays_at_once_write_each_batch_once(
-    feedapi_publisher_factory: Feeds, nats_server: NatsServer, api: LiftbridgeApi, broker: LiftbridgeBroker, format: str
+    feedapi_publisher_factory: Feeds,
+    nats_server: NatsServer,
+    api: LiftbridgeApi,
+    broker: LiftbridgeBroker,
+    format: str,
 ) -> None:
     feed = feedapi_publisher_factory(1, page_size=50, vary=True)
     feed.extend(0, events(1000))
@@ -290,7 +364,9 @@ async def test_two_relays_at_once_write_each_batch_once(
         async with second_publisher(nats_server) as publisher:
             for _ in range(20):
                 try:
-                    await relay(feed, publisher, StreamCursorStore(publisher, api, "s", format=format))
+                    await relay(
+                        feed, publisher, StreamCursorStore(publisher, api, "s", format=format)
+                    )
                 except (FencedError, StoreError):
                     fenced += 1
                 else:
@@ -304,7 +380,9 @@ async def test_two_relays_at_once_write_each_batch_once(
 
 
 @pytest.mark.parametrize("format", FORMATS)
-async def test_a_lost_ack_does_not_write_twice(make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker, format: str) -> None:
+async def test_a_lost_ack_does_not_write_twice(
+    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker, format: str
+) -> None:
     store = make(format=format)
     await store.load(KEY)
     broker.script(BrokerFault.DROP_ACK, BrokerFault.DROP_ACK, BrokerFault.DROP_ACK)
@@ -314,13 +392,19 @@ async def test_a_lost_ack_does_not_write_twice(make: Make, api: LiftbridgeApi, b
     assert (await make().load(KEY))[0].cursor == "d"
 
 
-async def test_a_message_lost_in_the_middle_voids_the_attempt_and_the_next_one_counts(make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker) -> None:
+async def test_a_message_lost_in_the_middle_voids_the_attempt_and_the_next_one_counts(
+    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
     store = make(format="events")
     await store.load(KEY)
     broker.script(None, None, BrokerFault.LOSE)
     await store.save(KEY, {0: Position("c")}, transaction=outgoing(*range(6)))
     assert await read(api, broker) == list(range(6))
-    assert [orjson.loads(message.value)["n"] for message in broker.messages("s")] == [0, 1, *range(6)]
+    assert [orjson.loads(message.value)["n"] for message in broker.messages("s")] == [
+        0,
+        1,
+        *range(6),
+    ]
 
 
 async def test_what_a_crash_cut_off_is_seen_by_a_plain_reader_and_not_by_ours(
@@ -337,7 +421,14 @@ async def test_what_a_crash_cut_off_is_seen_by_a_plain_reader_and_not_by_ours(
     await restarted.save(KEY, {0: Position("b")}, transaction=outgoing(0, 1, 2))
     await restarted.save(KEY, {0: Position("c", revision=2)}, transaction=outgoing(3))
     assert await read(api, broker) == [0, 1, 2, 3]
-    assert [orjson.loads(message.value)["n"] for message in broker.messages("s")] == [0, 1, 0, 1, 2, 3]
+    assert [orjson.loads(message.value)["n"] for message in broker.messages("s")] == [
+        0,
+        1,
+        0,
+        1,
+        2,
+        3,
+    ]
 
 
 async def test_messages_of_a_crashed_relay_that_arrive_late_do_not_confuse_the_next(
@@ -353,7 +444,9 @@ async def test_messages_of_a_crashed_relay_that_arrive_late_do_not_confuse_the_n
     assert await read(api, broker) == [0, 1, 2]
 
 
-async def test_after_a_failed_save_the_store_has_to_be_loaded_again(make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker) -> None:
+async def test_after_a_failed_save_the_store_has_to_be_loaded_again(
+    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
     store = make(attempts=1)
     await store.load(KEY)
     broker.script(BrokerFault.DROP_ACK)
@@ -365,7 +458,9 @@ async def test_after_a_failed_save_the_store_has_to_be_loaded_again(make: Make, 
     assert await read(api, broker) == [1]
 
 
-async def test_a_broker_that_stays_away_is_an_error_and_a_load_later_knows_what_was_written(make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker) -> None:
+async def test_a_broker_that_stays_away_is_an_error_and_a_load_later_knows_what_was_written(
+    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
     store = make(attempts=2)
     await store.load(KEY)
     await broker.stop()
@@ -378,21 +473,27 @@ async def test_a_broker_that_stays_away_is_an_error_and_a_load_later_knows_what_
 
 
 @pytest.mark.parametrize("format", FORMATS)
-async def test_a_start_reads_no_more_than_the_last_snapshot_and_what_follows(make: Make, broker: LiftbridgeBroker, format: str) -> None:
+async def test_a_start_reads_no_more_than_the_last_snapshot_and_what_follows(
+    make: Make, broker: LiftbridgeBroker, format: str
+) -> None:
     store = make(format=format, snapshot_every=20)
     await store.load(KEY)
     positions = {partition: Position("c0") for partition in range(5)}
     await store.save(KEY, positions)
     for revision in range(2, 60):
         positions[revision % 5] = positions[revision % 5].advance(f"c{revision}")
-        await store.save(KEY, {revision % 5: positions[revision % 5]}, transaction=outgoing(revision))
+        await store.save(
+            KEY, {revision % 5: positions[revision % 5]}, transaction=outgoing(revision)
+        )
     last = int(broker.messages("s")[-1].headers["feedapi-snapshot"])
     assert last > 20
     broker.expire("s", 0, last)
     assert await make(format=format).load(KEY) == positions
 
 
-async def test_positions_that_retention_dropped_are_an_error_and_never_a_fresh_start(make: Make, broker: LiftbridgeBroker) -> None:
+async def test_positions_that_retention_dropped_are_an_error_and_never_a_fresh_start(
+    make: Make, broker: LiftbridgeBroker
+) -> None:
     store = make()
     await store.load(KEY)
     for revision in range(1, 10):
@@ -402,7 +503,9 @@ async def test_positions_that_retention_dropped_are_an_error_and_never_a_fresh_s
         await make().load(KEY)
 
 
-async def test_thousands_of_positions_are_saved_as_one(make: Make, broker: LiftbridgeBroker) -> None:
+async def test_thousands_of_positions_are_saved_as_one(
+    make: Make, broker: LiftbridgeBroker
+) -> None:
     store = make()
     await store.load(KEY)
     positions = {partition: Position(f"cursor-{partition}" * 5) for partition in range(32_768)}
@@ -411,7 +514,9 @@ async def test_thousands_of_positions_are_saved_as_one(make: Make, broker: Liftb
     assert await make().load(KEY) == positions
 
 
-async def test_positions_of_a_cut_off_save_do_not_count(make: Make, broker: LiftbridgeBroker) -> None:
+async def test_positions_of_a_cut_off_save_do_not_count(
+    make: Make, broker: LiftbridgeBroker
+) -> None:
     store = make(attempts=1)
     await store.load(KEY)
     broker.script(None, None, BrokerFault.LOSE)
@@ -420,7 +525,9 @@ async def test_positions_of_a_cut_off_save_do_not_count(make: Make, broker: Lift
     assert await make().load(KEY) == {}
 
 
-async def test_a_stream_without_concurrency_control_is_refused(publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker) -> None:
+async def test_a_stream_without_concurrency_control_is_refused(
+    publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("plain")
     with pytest.raises(StreamError, match="concurrency control"):
         await StreamCursorStore(publisher, api, "plain").load(KEY)
@@ -434,18 +541,26 @@ async def test_a_stream_of_another_feed_is_refused(make: Make) -> None:
         await make().load(FeedKey("http://localhost/other"))
 
 
-async def test_messages_of_others_in_the_stream_are_read_over(make: Make, publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker) -> None:
+async def test_messages_of_others_in_the_stream_are_read_over(
+    make: Make, publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
     await publisher.publish_many("s", [b"older"] * 100)
     store = make()
     await store.load(KEY)
     await store.save(KEY, {0: Position("c")}, transaction=outgoing(1))
     await publisher.publish_many("s", [b"newer"] * 100)
-    await publisher.publish("s", b"", headers={"feedapi-attempt": b"x", "feedapi-index": b"-1", "feedapi-count": "²".encode()})
+    await publisher.publish(
+        "s",
+        b"",
+        headers={"feedapi-attempt": b"x", "feedapi-index": b"-1", "feedapi-count": "²".encode()},
+    )
     assert await make().load(KEY) == {0: Position("c")}
     assert await read(api, broker) == [1]
 
 
-async def test_a_partition_of_the_users_choice_holds_it_all(publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker) -> None:
+async def test_a_partition_of_the_users_choice_holds_it_all(
+    publisher: LiftbridgePublisher, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("p", partitions=3, concurrency_control=True)
     store = StreamCursorStore(publisher, api, Stream("p", partitions=3), partition=2)
     await store.load(KEY)
@@ -471,18 +586,26 @@ def test_options_that_make_no_sense_are_refused(make: Make) -> None:
 # The reader
 
 
-async def test_a_reader_resumes_behind_any_batch(make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker) -> None:
+async def test_a_reader_resumes_behind_any_batch(
+    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
     store = make(format="events")
     await store.load(KEY)
     for revision in range(1, 6):
-        await store.save(KEY, {0: Position(f"c{revision}", revision=revision)}, transaction=outgoing(revision, 10 * revision, cursor=f"c{revision}"))
+        await store.save(
+            KEY,
+            {0: Position(f"c{revision}", revision=revision)},
+            transaction=outgoing(revision, 10 * revision, cursor=f"c{revision}"),
+        )
     every = await batches(api, broker)
     assert [batch.cursor for batch in every] == ["c1", "c2", "c3", "c4", "c5"]
     for i, batch in enumerate(every[:-1]):
         assert await batches(api, broker, batch.next_offset) == every[i + 1 :]
 
 
-async def test_a_reader_follows_and_hands_on_a_batch_when_its_last_message_is_there(make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker) -> None:
+async def test_a_reader_follows_and_hands_on_a_batch_when_its_last_message_is_there(
+    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
     store = make(format="events")
     await store.load(KEY)
     seen: list[RelayedBatch] = []
@@ -496,5 +619,7 @@ async def test_a_reader_follows_and_hands_on_a_batch_when_its_last_message_is_th
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(follow)
         for revision in (1, 2):
-            await store.save(KEY, {0: Position("c", revision=revision)}, transaction=outgoing(revision, revision))
+            await store.save(
+                KEY, {0: Position("c", revision=revision)}, transaction=outgoing(revision, revision)
+            )
     assert [len(batch.events) for batch in seen] == [2, 2]

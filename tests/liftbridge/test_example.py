@@ -10,7 +10,14 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "relay_to_liftbridge.py"
 
 
 def test_the_example_relays_and_reads_back(tmp_path: Path) -> None:
-    result = subprocess.run([sys.executable, "-W", "error", EXAMPLE], check=False, capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    result = subprocess.run(
+        [sys.executable, "-W", "error", EXAMPLE],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=100,
+    )
     assert (result.returncode, result.stderr) == (0, "")
     lines = result.stdout.splitlines()
     assert "1000 events relayed at least once" in lines

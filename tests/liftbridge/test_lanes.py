@@ -35,24 +35,36 @@ class Wire:
             step.send(None)
 
     def queued(self, subscription: Subscription) -> list[bytes]:
-        return [subscription._pending_queue.get_nowait().data for _ in range(subscription.pending_msgs)]
+        return [
+            subscription._pending_queue.get_nowait().data for _ in range(subscription.pending_msgs)
+        ]
 
 
 def message(subject: str, sid: int, payload: bytes, reply: str = "") -> bytes:
-    return f"MSG {subject} {sid} {reply + ' ' if reply else ''}{len(payload)}\r\n".encode() + payload + b"\r\n"
+    return (
+        f"MSG {subject} {sid} {reply + ' ' if reply else ''}{len(payload)}\r\n".encode()
+        + payload
+        + b"\r\n"
+    )
 
 
 frames = st.one_of(
     st.binary(max_size=30).map(lambda payload: (INBOX, payload, message(INBOX, 1, payload))),
     st.binary(max_size=30).map(lambda payload: (OTHER, payload, message(OTHER, 12, payload))),
-    st.binary(max_size=30).map(lambda payload: (OTHER, payload, message(OTHER, 12, payload, "reply"))),
-    st.binary(max_size=30).map(lambda payload: (INBOX, payload, message(INBOX, 1, payload, "reply"))),
+    st.binary(max_size=30).map(
+        lambda payload: (OTHER, payload, message(OTHER, 12, payload, "reply"))
+    ),
+    st.binary(max_size=30).map(
+        lambda payload: (INBOX, payload, message(INBOX, 1, payload, "reply"))
+    ),
     st.just(("", b"", b"+OK\r\n")),
 )
 
 
 @given(st.lists(frames, max_size=12), st.data())
-def test_any_chunking_takes_every_ack_once_and_leaves_the_rest(sent: list[tuple[str, bytes, bytes]], data: st.DataObject) -> None:
+def test_any_chunking_takes_every_ack_once_and_leaves_the_rest(
+    sent: list[tuple[str, bytes, bytes]], data: st.DataObject
+) -> None:
     wire = Wire()
     stream = b"".join(frame for _, _, frame in sent)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
@@ -60,7 +72,9 @@ def test_any_chunking_takes_every_ack_once_and_leaves_the_rest(sent: list[tuple[
         wire.feed(stream[start:end])
     assert wire.queued(wire.other) == [payload for subject, payload, _ in sent if subject == OTHER]
     # Acks that came right behind something else go the documented way: to the subscription's callback.
-    assert sorted(wire.acks + wire.queued(wire.inbox)) == sorted(payload for subject, payload, _ in sent if subject == INBOX)
+    assert sorted(wire.acks + wire.queued(wire.inbox)) == sorted(
+        payload for subject, payload, _ in sent if subject == INBOX
+    )
 
 
 @given(st.lists(st.binary(max_size=30), max_size=12), st.data())
@@ -91,7 +105,9 @@ def test_a_nats_py_that_lacks_what_the_lane_needs_is_left_alone() -> None:
     assert type(client._ps) is object
 
 
-async def test_the_documented_way_does_the_same(nats_server: NatsServer, broker: LiftbridgeBroker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_documented_way_does_the_same(
+    nats_server: NatsServer, broker: LiftbridgeBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(AckLane, "open", lambda *_: False)
     await broker.create_stream("s", partitions=1)
     broker.script(None, BrokerFault.DOUBLE_ACK, BrokerFault.GARBAGE, BrokerFault.FOREIGN_ACK)
@@ -104,7 +120,9 @@ async def test_the_documented_way_does_the_same(nats_server: NatsServer, broker:
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB other 0\r\n"])
-async def test_a_subject_can_not_smuggle_commands(publisher: LiftbridgePublisher, subject: str) -> None:
+async def test_a_subject_can_not_smuggle_commands(
+    publisher: LiftbridgePublisher, subject: str
+) -> None:
     with pytest.raises(ValueError, match=r"subject|name"):
         await publisher.publish(subject, b"x")
     assert publisher.in_flight == 0

@@ -31,28 +31,51 @@ def test_the_public_names_are_these() -> None:
 
 
 def test_every_error_is_of_the_one_tree_and_fencing_is_fencing() -> None:
-    errors = [value for name in PUBLIC if isinstance(value := getattr(package, name), type) and issubclass(value, Exception)]
+    errors = [
+        value
+        for name in PUBLIC
+        if isinstance(value := getattr(package, name), type) and issubclass(value, Exception)
+    ]
     assert len(errors) == 11
-    assert all(issubclass(error, LiftbridgeError) and issubclass(error, FeedError) for error in errors)
+    assert all(
+        issubclass(error, LiftbridgeError) and issubclass(error, FeedError) for error in errors
+    )
     assert issubclass(package.RelayFencedError, FencedError)
 
 
 @pytest.mark.parametrize("missing", ["nats", "google_crc32c", "gufo.liftbridge"])
 def test_without_the_extra_the_import_says_how_to_get_it(missing: str) -> None:
     program = f"import sys; sys.modules[{missing!r}] = None\nimport feedapi_client.liftbridge"
-    result = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True, cwd=ROOT)
+    result = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True, cwd=ROOT
+    )
     assert "pip install 'feedapi-client[liftbridge]'" in result.stderr.splitlines()[-1]
 
 
 def test_the_generated_code_is_that_of_the_proto_file(tmp_path: Path) -> None:
     out = tmp_path / "set"
-    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I", ".", f"--descriptor_set_out={out}", PROTO], check=True, cwd=ROOT)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "grpc_tools.protoc",
+            "-I",
+            ".",
+            f"--descriptor_set_out={out}",
+            PROTO,
+        ],
+        check=True,
+        cwd=ROOT,
+    )
     [compiled] = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes()).file
     generated = descriptor_pb2.FileDescriptorProto()
     messages_pb2.DESCRIPTOR.CopyToProto(generated)
     for file in (compiled, generated):
         for message in file.message_type:
-            for field in [*message.field, *(field for nested in message.nested_type for field in nested.field)]:
+            for field in [
+                *message.field,
+                *(field for nested in message.nested_type for field in nested.field),
+            ]:
                 field.ClearField("json_name")  # only the compiler fills it in
     assert compiled == generated
 

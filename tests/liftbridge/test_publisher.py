@@ -37,7 +37,9 @@ def values(broker: LiftbridgeBroker, stream: str = "s", partition: int = 0) -> l
     return [message.value for message in broker.messages(stream, partition)]
 
 
-async def test_a_publish_is_stored_and_returns_its_ack(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_a_publish_is_stored_and_returns_its_ack(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     ack = await publisher.publish("s", b"hello", key=b"k", headers=HEADERS)
     assert ack is not None
@@ -47,7 +49,9 @@ async def test_a_publish_is_stored_and_returns_its_ack(broker: LiftbridgeBroker,
     assert publisher.in_flight == 0
 
 
-async def test_many_are_stored_in_order_and_acked_in_order(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_many_are_stored_in_order_and_acked_in_order(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     sent = [b"%d" % i for i in range(5000)]
     acks = await publisher.publish_many("s", sent)
@@ -55,7 +59,9 @@ async def test_many_are_stored_in_order_and_acked_in_order(broker: LiftbridgeBro
     assert values(broker) == sent
 
 
-async def test_no_more_than_the_bound_are_in_flight(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_no_more_than_the_bound_are_in_flight(
+    nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     seen = 0
 
@@ -69,7 +75,9 @@ async def test_no_more_than_the_bound_are_in_flight(nats_server: NatsServer, bro
     assert 0 < seen <= 7
 
 
-async def test_concurrent_publishes_get_their_own_acks(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_concurrent_publishes_get_their_own_acks(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     offsets: dict[bytes, int] = {}
 
@@ -81,10 +89,14 @@ async def test_concurrent_publishes_get_their_own_acks(broker: LiftbridgeBroker,
     async with anyio.create_task_group() as tasks:
         for i in range(50):
             tasks.start_soon(one, b"%d" % i)
-    assert [value for value, _ in sorted(offsets.items(), key=lambda item: item[1])] == values(broker)
+    assert [value for value, _ in sorted(offsets.items(), key=lambda item: item[1])] == values(
+        broker
+    )
 
 
-async def test_all_acks_of_a_publisher_use_one_inbox(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_all_acks_of_a_publisher_use_one_inbox(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     inboxes = set()
     broker.decide = lambda message: inboxes.add(message.ackInbox)
@@ -93,7 +105,9 @@ async def test_all_acks_of_a_publisher_use_one_inbox(broker: LiftbridgeBroker, p
     assert len(inboxes) == 1
 
 
-async def test_policy_all_is_acked_and_policy_none_is_not_waited_for(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_policy_all_is_acked_and_policy_none_is_not_waited_for(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     ack = await publisher.publish("s", b"all", ack_policy=AckPolicy.ALL)
     assert ack is not None
@@ -103,7 +117,9 @@ async def test_policy_all_is_acked_and_policy_none_is_not_waited_for(broker: Lif
     assert values(broker) == [b"all", b"none", b"after"]
 
 
-async def test_the_expected_offset_is_on_the_wire_and_minus_one_unless_asked(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_the_expected_offset_is_on_the_wire_and_minus_one_unless_asked(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     offsets: list[int] = []
     broker.decide = lambda message: offsets.append(message.offset)
@@ -112,7 +128,9 @@ async def test_the_expected_offset_is_on_the_wire_and_minus_one_unless_asked(bro
     assert offsets == [-1, 1, 2]
 
 
-async def test_an_incorrect_offset_is_refused_and_names_stream_and_correlation_id(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_an_incorrect_offset_is_refused_and_names_stream_and_correlation_id(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s", concurrency_control=True)
     await publisher.publish_many("s", [b"a", b"b"], expected_offset=0)
     with pytest.raises(IncorrectOffsetError) as caught:
@@ -124,7 +142,9 @@ async def test_an_incorrect_offset_is_refused_and_names_stream_and_correlation_i
     assert values(broker) == [b"a", b"b", b"c", b"d"]
 
 
-async def test_a_message_over_the_known_limit_is_not_even_sent(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_a_message_over_the_known_limit_is_not_even_sent(
+    nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     async with LiftbridgePublisher(nats_server.url, max_message_bytes=1000) as publisher:
         with pytest.raises(MessageTooLargeError, match="not sent") as caught:
@@ -134,7 +154,9 @@ async def test_a_message_over_the_known_limit_is_not_even_sent(nats_server: Nats
     assert values(broker) == [b"fits"]
 
 
-async def test_a_message_over_what_nats_carries_is_not_sent_when_the_brokers_limit_is_unknown(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_a_message_over_what_nats_carries_is_not_sent_when_the_brokers_limit_is_unknown(
+    nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     async with LiftbridgePublisher(nats_server.url, max_message_bytes=None) as publisher:
         with pytest.raises(MessageTooLargeError, match="not sent"):
@@ -142,15 +164,23 @@ async def test_a_message_over_what_nats_carries_is_not_sent_when_the_brokers_lim
     assert broker.received == 0
 
 
-async def test_the_brokers_own_size_limit_is_an_error(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_the_brokers_own_size_limit_is_an_error(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s", max_message_bytes=500)
     with pytest.raises(MessageTooLargeError, match="replicate"):
         await publisher.publish("s", b"x" * 500)
 
 
-@pytest.mark.parametrize(("fault", "error"), [(BrokerFault.REFUSE, PublishRefusedError), (BrokerFault.ENCRYPTION, EncryptionError)])
+@pytest.mark.parametrize(
+    ("fault", "error"),
+    [(BrokerFault.REFUSE, PublishRefusedError), (BrokerFault.ENCRYPTION, EncryptionError)],
+)
 async def test_a_refusal_of_the_broker_is_its_own_error(
-    broker: LiftbridgeBroker, publisher: LiftbridgePublisher, fault: BrokerFault, error: type[PublishError]
+    broker: LiftbridgeBroker,
+    publisher: LiftbridgePublisher,
+    fault: BrokerFault,
+    error: type[PublishError],
 ) -> None:
     await broker.create_stream("s")
     broker.script(fault)
@@ -159,7 +189,9 @@ async def test_a_refusal_of_the_broker_is_its_own_error(
     assert await publisher.publish("s", b"y")
 
 
-async def test_a_broker_that_never_acks_ends_in_a_timeout(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_a_broker_that_never_acks_ends_in_a_timeout(
+    nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     broker.always = BrokerFault.DROP_ACK
     async with LiftbridgePublisher(nats_server.url, ack_timeout=0.2) as publisher:
@@ -171,12 +203,16 @@ async def test_a_broker_that_never_acks_ends_in_a_timeout(nats_server: NatsServe
         assert publisher.stats.failed == 2
 
 
-async def test_a_stream_that_nobody_serves_ends_in_a_timeout(publisher: LiftbridgePublisher) -> None:
+async def test_a_stream_that_nobody_serves_ends_in_a_timeout(
+    publisher: LiftbridgePublisher,
+) -> None:
     with pytest.raises(AckTimeoutError):
         await publisher.publish("nobody", b"x", timeout=0.1)
 
 
-async def test_each_publish_has_its_own_deadline(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_each_publish_has_its_own_deadline(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     broker.always = BrokerFault.DROP_ACK
     ended: list[str] = []
@@ -192,7 +228,9 @@ async def test_each_publish_has_its_own_deadline(broker: LiftbridgeBroker, publi
     assert ended == ["short", "long"]
 
 
-async def test_one_lost_message_among_many_fails_the_call_with_its_index(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_one_lost_message_among_many_fails_the_call_with_its_index(
+    nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     broker.script(None, None, BrokerFault.LOSE)
     async with LiftbridgePublisher(nats_server.url, ack_timeout=1) as publisher:
@@ -202,7 +240,9 @@ async def test_one_lost_message_among_many_fails_the_call_with_its_index(nats_se
     assert values(broker) == [b"0", b"1", b"3", b"4", b"5"]
 
 
-async def test_a_second_ack_is_not_counted(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_a_second_ack_is_not_counted(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     broker.always = BrokerFault.DOUBLE_ACK
     await publisher.publish_many("s", [b"x"] * 10)
@@ -211,7 +251,9 @@ async def test_a_second_ack_is_not_counted(broker: LiftbridgeBroker, publisher: 
     assert publisher.stats.unmatched >= 10
 
 
-async def test_an_ack_of_another_stream_or_message_is_not_taken_for_ours(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_an_ack_of_another_stream_or_message_is_not_taken_for_ours(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     broker.script(BrokerFault.FOREIGN_ACK, BrokerFault.UNKNOWN_ACK)
     for offset in range(2):
@@ -221,7 +263,9 @@ async def test_an_ack_of_another_stream_or_message_is_not_taken_for_ours(broker:
     assert publisher.stats.unmatched == 2
 
 
-async def test_two_streams_on_one_subject_each_ack_and_ours_counts(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_two_streams_on_one_subject_each_ack_and_ours_counts(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("other", "shared")
     await broker.create_stream("mine", "shared")
     acks = await publisher.publish_many(Stream("mine", "shared"), [b"x"] * 5)
@@ -229,7 +273,9 @@ async def test_two_streams_on_one_subject_each_ack_and_ours_counts(broker: Liftb
     assert len(values(broker, "other")) == len(values(broker, "mine")) == 5
 
 
-async def test_garbage_in_the_ack_inbox_is_ignored(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_garbage_in_the_ack_inbox_is_ignored(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     broker.script(BrokerFault.GARBAGE)
     assert await publisher.publish("s", b"x")
@@ -259,44 +305,70 @@ async def test_a_checksum_is_sent_unless_switched_off(nats_server: NatsServer) -
     await client.close()
 
 
-async def test_partitions_have_their_own_subject_and_keys_choose_the_usual_one(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_partitions_have_their_own_subject_and_keys_choose_the_usual_one(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s", "subject", 4)
     stream = Stream("s", "subject", 4)
     keys = [b"key-%d" % i for i in range(20)]
     acks = await publisher.publish_many(stream, keys, keys=keys)
-    assert [ack.msgSubject for ack in acks if ack] == [stream.subject_of(zlib.crc32(key) % 4) for key in keys]
+    assert [ack.msgSubject for ack in acks if ack] == [
+        stream.subject_of(zlib.crc32(key) % 4) for key in keys
+    ]
     assert await publisher.publish(stream, b"x", partition=3)
     assert values(broker, "s", 3)[-1] == b"x"
-    assert {stream.subject_of(i) for i in range(4)} == {"subject", "subject.1", "subject.2", "subject.3"}
+    assert {stream.subject_of(i) for i in range(4)} == {
+        "subject",
+        "subject.1",
+        "subject.2",
+        "subject.3",
+    }
     assert key_partition(b"123456789", 1000) == 0xCBF43926 % 1000
 
 
-async def test_a_partition_that_the_stream_has_not_is_refused(publisher: LiftbridgePublisher) -> None:
+async def test_a_partition_that_the_stream_has_not_is_refused(
+    publisher: LiftbridgePublisher,
+) -> None:
     with pytest.raises(ValueError, match="0 to 1"):
         await publisher.publish(Stream("s", partitions=2), b"x", partition=2)
     assert publisher.in_flight == 0
 
 
 @pytest.mark.parametrize("name", ["subject", "reply"])
-async def test_headers_that_the_broker_overwrites_are_refused(publisher: LiftbridgePublisher, name: str) -> None:
+async def test_headers_that_the_broker_overwrites_are_refused(
+    publisher: LiftbridgePublisher, name: str
+) -> None:
     with pytest.raises(ValueError, match="overwritten"):
         await publisher.publish("s", b"x", headers={name: b""})
 
 
-async def test_own_headers_come_on_top_of_shared_ones(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_own_headers_come_on_top_of_shared_ones(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
-    await publisher.publish_many("s", [b"a", b"b"], headers=HEADERS, headers_each=[{"n": b"0"}, {"n": b"1"}])
-    assert [(message.headers["source"], message.headers["n"]) for message in broker.messages("s")] == [(b"test", b"0"), (b"test", b"1")]
+    await publisher.publish_many(
+        "s", [b"a", b"b"], headers=HEADERS, headers_each=[{"n": b"0"}, {"n": b"1"}]
+    )
+    assert [
+        (message.headers["source"], message.headers["n"]) for message in broker.messages("s")
+    ] == [(b"test", b"0"), (b"test", b"1")]
 
 
-async def test_a_plain_message_is_stored_as_an_opaque_value(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_a_plain_message_is_stored_as_an_opaque_value(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     await publisher.publish_plain("s", b"plain")
     await publisher.publish("s", b"enveloped")
-    assert [(message.value, message.opaque) for message in broker.messages("s")] == [(b"plain", True), (b"enveloped", False)]
+    assert [(message.value, message.opaque) for message in broker.messages("s")] == [
+        (b"plain", True),
+        (b"enveloped", False),
+    ]
 
 
-async def test_a_broker_that_restarts_loses_only_what_it_was_not_there_for(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_a_broker_that_restarts_loses_only_what_it_was_not_there_for(
+    nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     async with LiftbridgePublisher(nats_server.url) as publisher:
         await publisher.publish("s", b"before")
@@ -312,7 +384,10 @@ async def test_a_broker_that_restarts_loses_only_what_it_was_not_there_for(nats_
 
 async def test_a_restart_of_nats_loses_no_ack_and_counts_none_twice() -> None:
     with NatsServer() as server:
-        async with LiftbridgeBroker(server.url) as broker, LiftbridgePublisher(server.url, ack_timeout=2, max_in_flight=64) as publisher:
+        async with (
+            LiftbridgeBroker(server.url) as broker,
+            LiftbridgePublisher(server.url, ack_timeout=2, max_in_flight=64) as publisher,
+        ):
             await broker.create_stream("s")
             acked: list[bytes] = []
             failed: list[bytes] = []
@@ -339,7 +414,10 @@ async def test_a_restart_of_nats_loses_no_ack_and_counts_none_twice() -> None:
 
 async def test_publishing_while_nats_is_away_waits_and_goes_on() -> None:
     with NatsServer() as server:
-        async with LiftbridgeBroker(server.url) as broker, LiftbridgePublisher(server.url) as publisher:
+        async with (
+            LiftbridgeBroker(server.url) as broker,
+            LiftbridgePublisher(server.url) as publisher,
+        ):
             await broker.create_stream("s")
             await publisher.publish("s", b"before")
             server.stop()
@@ -361,13 +439,17 @@ async def test_nats_that_stays_away_ends_in_a_timeout_that_says_not_sent() -> No
 
 
 async def test_a_connection_that_can_not_be_made_is_one_error_without_credentials() -> None:
-    publisher = LiftbridgePublisher(f"nats://user:secret@127.0.0.1:{free_port()}", connect_timeout=0.3)
+    publisher = LiftbridgePublisher(
+        f"nats://user:secret@127.0.0.1:{free_port()}", connect_timeout=0.3
+    )
     with pytest.raises(BrokerUnavailableError) as caught:
         await publisher.__aenter__()
     assert "secret" not in str(caught.value)
 
 
-async def test_closing_the_publisher_ends_what_waits(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_closing_the_publisher_ends_what_waits(
+    nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     broker.always = BrokerFault.DROP_ACK
     async with LiftbridgePublisher(nats_server.url) as publisher:
@@ -377,7 +459,9 @@ async def test_closing_the_publisher_ends_what_waits(nats_server: NatsServer, br
         await waiting
 
 
-async def test_a_cancelled_publish_leaves_nothing_behind(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_a_cancelled_publish_leaves_nothing_behind(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     broker.script(BrokerFault.DROP_ACK)
     with anyio.move_on_after(0.1) as scope:
@@ -387,7 +471,9 @@ async def test_a_cancelled_publish_leaves_nothing_behind(broker: LiftbridgeBroke
     assert await publisher.publish("s", b"y")
 
 
-async def test_cancelling_a_publish_that_waits_for_room_leaves_room_for_others(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_cancelling_a_publish_that_waits_for_room_leaves_room_for_others(
+    nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     broker.ack_delay = 0.2
     async with LiftbridgePublisher(nats_server.url, max_in_flight=1) as publisher:
@@ -400,7 +486,9 @@ async def test_cancelling_a_publish_that_waits_for_room_leaves_room_for_others(n
     assert values(broker) == [b"first", b"third"]
 
 
-async def test_a_callers_own_connection_stays_open(nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_a_callers_own_connection_stays_open(
+    nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     client = await nats.connect(nats_server.url)
     async with LiftbridgePublisher(client) as publisher:

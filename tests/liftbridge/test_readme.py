@@ -24,12 +24,27 @@ def snippets() -> list[str]:
 
 
 @pytest.mark.parametrize("number", range(len(snippets())))
-async def test_a_snippet_runs(number: int, feedapi_publisher: Publisher, nats_server: NatsServer, api_broker: LiftbridgeBroker, tmp_path: Path) -> None:
+async def test_a_snippet_runs(
+    number: int,
+    feedapi_publisher: Publisher,
+    nats_server: NatsServer,
+    api_broker: LiftbridgeBroker,
+    tmp_path: Path,
+) -> None:
     await api_broker.create_stream("orders", partitions=4)
     feedapi_publisher.extend(0, [{"entity": f"e{n % 5}", "n": n} for n in range(100)])
     program = snippets()[number]
-    for written, real in (("https://service/myfeed", feedapi_publisher.url), ("nats://broker:4222", nats_server.url), ("broker:9292", api_broker.address)):
+    for written, real in (
+        ("https://service/myfeed", feedapi_publisher.url),
+        ("nats://broker:4222", nats_server.url),
+        ("broker:9292", api_broker.address),
+    ):
         program = program.replace(written, real or "")
-    done = await anyio.run_process([sys.executable, "-W", "error", "-c", program], check=False, cwd=tmp_path, stderr=subprocess.STDOUT)
+    done = await anyio.run_process(
+        [sys.executable, "-W", "error", "-c", program],
+        check=False,
+        cwd=tmp_path,
+        stderr=subprocess.STDOUT,
+    )
     assert done.returncode == 0, done.stdout.decode()
     assert done.stdout

@@ -10,7 +10,14 @@ import orjson
 import pytest
 
 from feedapi_client import FeedConsumer, FetchOptions, Limits, MemoryCursorStore
-from feedapi_client.liftbridge import AckPolicy, AckTimeoutError, LiftbridgePublisher, MessageTooLargeError, Relay, Stream
+from feedapi_client.liftbridge import (
+    AckPolicy,
+    AckTimeoutError,
+    LiftbridgePublisher,
+    MessageTooLargeError,
+    Relay,
+    Stream,
+)
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
 from tests.liftbridge.helpers import eventually
@@ -28,7 +35,14 @@ def events(count: int, start: int = 0) -> list[dict[str, Any]]:
     return [{"entity": f"e{i % 7}", "n": i} for i in range(start, start + count)]
 
 
-async def relay(feed: Publisher, publisher: LiftbridgePublisher, stream: Stream | str = "s", *, store: Any = None, **options: Any) -> Relay:
+async def relay(
+    feed: Publisher,
+    publisher: LiftbridgePublisher,
+    stream: Stream | str = "s",
+    *,
+    store: Any = None,
+    **options: Any,
+) -> Relay:
     assert feed.url
     async with FeedConsumer(feed.url, store=store, follow=False) as consumer:
         relay = Relay(consumer, publisher, stream, **options)
@@ -36,7 +50,9 @@ async def relay(feed: Publisher, publisher: LiftbridgePublisher, stream: Stream 
     return relay
 
 
-async def test_every_event_becomes_a_message_in_order(feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_every_event_becomes_a_message_in_order(
+    feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     feedapi_publisher.extend(0, events(2500))
     done = await relay(feedapi_publisher, publisher)
@@ -44,7 +60,9 @@ async def test_every_event_becomes_a_message_in_order(feedapi_publisher: Publish
     assert (done.progress.events, done.progress.retries) == (2500, 0)
 
 
-async def test_a_message_holds_payload_partition_and_cursor(feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_a_message_holds_payload_partition_and_cursor(
+    feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     feedapi_publisher.append(0, b'{"entity": "a",  "n":1}')
     store = MemoryCursorStore()
@@ -63,8 +81,18 @@ async def test_the_users_key_and_headers_are_on_the_message_and_the_key_chooses_
     await broker.create_stream("s", partitions=3)
     feedapi_publisher.extend(0, events(100))
     stream = Stream("s", partitions=3)
-    await relay(feedapi_publisher, publisher, stream, key=lambda event: event.json()["entity"].encode(), headers=lambda event: {"n": b"%d" % event.json()["n"]})
-    messages = [(partition, message) for partition in range(3) for message in broker.messages("s", partition)]
+    await relay(
+        feedapi_publisher,
+        publisher,
+        stream,
+        key=lambda event: event.json()["entity"].encode(),
+        headers=lambda event: {"n": b"%d" % event.json()["n"]},
+    )
+    messages = [
+        (partition, message)
+        for partition in range(3)
+        for message in broker.messages("s", partition)
+    ]
     assert len(messages) == 100
     for partition, message in messages:
         assert stream.partition_of(message.key) == partition
@@ -74,7 +102,9 @@ async def test_the_users_key_and_headers_are_on_the_message_and_the_key_chooses_
         assert numbers(broker, partition=partition) == sorted(numbers(broker, partition=partition))
 
 
-async def test_without_a_key_the_feeds_partition_chooses(feedapi_publisher_factory: Feeds, broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_without_a_key_the_feeds_partition_chooses(
+    feedapi_publisher_factory: Feeds, broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     feed = feedapi_publisher_factory(3)
     for partition in range(3):
         feed.extend(partition, events(10, 10 * partition))
@@ -84,16 +114,29 @@ async def test_without_a_key_the_feeds_partition_chooses(feedapi_publisher_facto
     assert numbers(broker, partition=1) == list(range(10, 20))
 
 
-async def test_headers_of_the_feed_can_go_along(feedapi_publisher_factory: Feeds, broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_headers_of_the_feed_can_go_along(
+    feedapi_publisher_factory: Feeds, broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     feed = feedapi_publisher_factory(1, dialect="v1")
     feed.append(0, {"entity": "a"}, headers={"trace": "t1"})
     await broker.create_stream("s")
-    async with FeedConsumer(feed.url or "", follow=False, v1_partitions=1, fetch=FetchOptions(v1_headers=["_all"])) as consumer:
-        await Relay(consumer, publisher, "s", headers=lambda event: {key: str(value).encode() for key, value in event.headers.items()}).run()
+    async with FeedConsumer(
+        feed.url or "", follow=False, v1_partitions=1, fetch=FetchOptions(v1_headers=["_all"])
+    ) as consumer:
+        await Relay(
+            consumer,
+            publisher,
+            "s",
+            headers=lambda event: {
+                key: str(value).encode() for key, value in event.headers.items()
+            },
+        ).run()
     assert broker.messages("s")[0].headers["trace"] == b"t1"
 
 
-async def test_a_second_run_goes_on_behind_the_committed_cursor(feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_a_second_run_goes_on_behind_the_committed_cursor(
+    feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     store = MemoryCursorStore()
     for start in (0, 300):
@@ -102,7 +145,9 @@ async def test_a_second_run_goes_on_behind_the_committed_cursor(feedapi_publishe
     assert numbers(broker) == list(range(600))
 
 
-async def test_splits_are_followed_in_order(feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_splits_are_followed_in_order(
+    feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     feedapi_publisher.extend(0, events(500))
     children = feedapi_publisher.split(0, method="starts-after")
@@ -119,18 +164,26 @@ async def test_splits_are_followed_in_order(feedapi_publisher: Publisher, broker
         assert mine == sorted(mine)
 
 
-async def test_the_cursor_is_never_ahead_of_the_acks(feedapi_publisher_factory: Feeds, nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_the_cursor_is_never_ahead_of_the_acks(
+    feedapi_publisher_factory: Feeds, nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     feed = feedapi_publisher_factory(1, page_size=100)
     feed.extend(0, events(1000))
     store = MemoryCursorStore()
-    broker.decide = lambda message: BrokerFault.DROP_ACK if orjson.loads(message.value)["n"] >= 500 else None
+    broker.decide = lambda message: (
+        BrokerFault.DROP_ACK if orjson.loads(message.value)["n"] >= 500 else None
+    )
     async with LiftbridgePublisher(nats_server.url, ack_timeout=0.5) as publisher:
         with pytest.raises(AckTimeoutError):
-            async with FeedConsumer(feed.url or "", store=store, follow=False, limits=Limits(max_batch_bytes=1000)) as consumer:
+            async with FeedConsumer(
+                feed.url or "", store=store, follow=False, limits=Limits(max_batch_bytes=1000)
+            ) as consumer:
                 await Relay(consumer, publisher, "s", attempts=2).run()
         committed = (await store.load(FeedConsumer(feed.url or "").key))[0].cursor
-        seen = [m for m in broker.messages("s") if m.headers["feedapi-cursor"].decode() == committed]
+        seen = [
+            m for m in broker.messages("s") if m.headers["feedapi-cursor"].decode() == committed
+        ]
         assert seen
         assert max(orjson.loads(m.value)["n"] for m in seen) < 500
         broker.decide = None
@@ -138,7 +191,9 @@ async def test_the_cursor_is_never_ahead_of_the_acks(feedapi_publisher_factory: 
     assert set(numbers(broker)) == set(range(1000))
 
 
-async def test_a_lost_message_is_published_again_with_all_behind_it(feedapi_publisher: Publisher, nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_a_lost_message_is_published_again_with_all_behind_it(
+    feedapi_publisher: Publisher, nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     feedapi_publisher.extend(0, events(10))
     broker.script(None, None, None, BrokerFault.LOSE)
@@ -148,9 +203,15 @@ async def test_a_lost_message_is_published_again_with_all_behind_it(feedapi_publ
     assert done.progress.retries == 1
 
 
-@pytest.mark.parametrize("fault", [BrokerFault.DOUBLE_ACK, BrokerFault.FOREIGN_ACK, BrokerFault.UNKNOWN_ACK, BrokerFault.GARBAGE])
+@pytest.mark.parametrize(
+    "fault",
+    [BrokerFault.DOUBLE_ACK, BrokerFault.FOREIGN_ACK, BrokerFault.UNKNOWN_ACK, BrokerFault.GARBAGE],
+)
 async def test_a_broker_that_answers_nonsense_changes_nothing(
-    feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher, fault: BrokerFault
+    feedapi_publisher: Publisher,
+    broker: LiftbridgeBroker,
+    publisher: LiftbridgePublisher,
+    fault: BrokerFault,
 ) -> None:
     await broker.create_stream("s")
     feedapi_publisher.extend(0, events(300))
@@ -159,7 +220,9 @@ async def test_a_broker_that_answers_nonsense_changes_nothing(
     assert numbers(broker) == list(range(300))
 
 
-async def test_a_broker_that_restarts_in_the_middle_costs_a_retry(feedapi_publisher: Publisher, nats_server: NatsServer, broker: LiftbridgeBroker) -> None:
+async def test_a_broker_that_restarts_in_the_middle_costs_a_retry(
+    feedapi_publisher: Publisher, nats_server: NatsServer, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     feedapi_publisher.extend(0, events(2000))
     async with (
@@ -177,7 +240,9 @@ async def test_a_broker_that_restarts_in_the_middle_costs_a_retry(feedapi_publis
     assert running.progress.retries >= 1
 
 
-async def test_a_nats_server_that_restarts_in_the_middle_costs_a_retry(feedapi_publisher: Publisher) -> None:
+async def test_a_nats_server_that_restarts_in_the_middle_costs_a_retry(
+    feedapi_publisher: Publisher,
+) -> None:
     feedapi_publisher.extend(0, events(5000))
     with NatsServer() as server:
         async with (
@@ -197,16 +262,23 @@ async def test_a_message_that_is_too_large_ends_the_relay_and_says_which_stream(
     feedapi_publisher: Publisher, nats_server: NatsServer, broker: LiftbridgeBroker
 ) -> None:
     await broker.create_stream("s")
-    feedapi_publisher.extend(0, [{"entity": "a", "n": 0}, {"entity": "a", "n": 1, "text": "x" * 2000}])
+    feedapi_publisher.extend(
+        0, [{"entity": "a", "n": 0}, {"entity": "a", "n": 1, "text": "x" * 2000}]
+    )
     async with LiftbridgePublisher(nats_server.url, max_message_bytes=1000) as publisher:
         with pytest.raises(MessageTooLargeError, match="stream s"):
             await relay(feedapi_publisher, publisher)
 
 
-async def test_a_relay_stops_when_told_to(feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> None:
+async def test_a_relay_stops_when_told_to(
+    feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
     await broker.create_stream("s")
     feedapi_publisher.extend(0, events(100))
-    async with FeedConsumer(feedapi_publisher.url or "") as consumer, anyio.create_task_group() as tasks:
+    async with (
+        FeedConsumer(feedapi_publisher.url or "") as consumer,
+        anyio.create_task_group() as tasks,
+    ):
         tasks.start_soon(Relay(consumer, publisher, "s").run)
         await eventually(lambda: len(broker.messages("s")) == 100)
         consumer.stop()

@@ -26,20 +26,38 @@ Run = Callable[..., Any]
 
 
 @pytest.fixture
-def run(spark: SparkSession, feedapi_publisher: Publisher, nats_server: NatsServer, tmp_path: Path) -> Run:  # noqa: F811
+def run(
+    spark: SparkSession,  # noqa: F811
+    feedapi_publisher: Publisher,
+    nats_server: NatsServer,
+    tmp_path: Path,
+) -> Run:
     spark.dataSource.register(LiftbridgeDataSource)
 
     async def run(*select: str, checkpoint: Path = tmp_path / "checkpoint", **options: str) -> None:
         """All that the feed holds now, in one query that ends by itself."""
-        rows = spark.readStream.format("feedapi").option("url", feedapi_publisher.url).option("stagingLocation", f"file://{tmp_path}/staging").load()
-        writer = rows.selectExpr(*select).writeStream.format("liftbridge").options(**{"stream": "s", "nats": nats_server.url, **options})
-        query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        rows = (
+            spark.readStream.format("feedapi")
+            .option("url", feedapi_publisher.url)
+            .option("stagingLocation", f"file://{tmp_path}/staging")
+            .load()
+        )
+        writer = (
+            rows.selectExpr(*select)
+            .writeStream.format("liftbridge")
+            .options(**{"stream": "s", "nats": nats_server.url, **options})
+        )
+        query = (
+            writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+        )
         await anyio.to_thread.run_sync(query.awaitTermination)
 
     return run
 
 
-def rows(broker: LiftbridgeBroker, stream: str = "s", partition: int = 0) -> list[tuple[RowId, int]]:
+def rows(
+    broker: LiftbridgeBroker, stream: str = "s", partition: int = 0
+) -> list[tuple[RowId, int]]:
     found = []
     for stored in broker.messages(stream, partition):
         identity = row_id(Message(headers=stored.headers))
@@ -48,23 +66,35 @@ def rows(broker: LiftbridgeBroker, stream: str = "s", partition: int = 0) -> lis
     return found
 
 
-async def test_each_row_is_an_acked_message_with_its_identity(run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker) -> None:
+async def test_each_row_is_an_acked_message_with_its_identity(
+    run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     feedapi_publisher.extend(0, [{"n": n} for n in range(500)])
-    await run("data AS value", "CAST(sequence AS STRING) AS key", "map('source', 'spark') AS headers")
+    await run(
+        "data AS value", "CAST(sequence AS STRING) AS key", "map('source', 'spark') AS headers"
+    )
     found = rows(broker)
     assert [n for _, n in found] == list(range(500))
     assert len({identity for identity, _ in found}) == 500
     assert len({identity.query for identity, _ in found}) == 1
-    assert all(message.headers["source"] == b"spark" and message.key.isdigit() for message in broker.messages("s"))
+    assert all(
+        message.headers["source"] == b"spark" and message.key.isdigit()
+        for message in broker.messages("s")
+    )
 
 
-async def test_a_batch_that_is_written_again_has_the_same_identities(run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path) -> None:
+async def test_a_batch_that_is_written_again_has_the_same_identities(
+    run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
     await broker.create_stream("s")
     feedapi_publisher.extend(0, [{"n": n} for n in range(200)])
     await run("data AS value")
     # As if the driver had died between the sink and Spark's own commit of the last batch.
-    last = max((tmp_path / "checkpoint" / "commits").iterdir(), key=lambda path: int(path.name) if path.name.isdecimal() else -1)
+    last = max(
+        (tmp_path / "checkpoint" / "commits").iterdir(),
+        key=lambda path: int(path.name) if path.name.isdecimal() else -1,
+    )
     last.unlink()
     (tmp_path / "checkpoint" / "commits" / f".{last.name}.crc").unlink(missing_ok=True)
     feedapi_publisher.extend(0, [{"n": n} for n in range(200, 300)])
@@ -77,22 +107,33 @@ async def test_a_batch_that_is_written_again_has_the_same_identities(run: Run, f
     assert list(by_identity.values()) == list(range(300))
 
 
-async def test_the_partition_column_and_the_key_choose_the_partition(run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path) -> None:
+async def test_the_partition_column_and_the_key_choose_the_partition(
+    run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
     await broker.create_stream("s", partitions=3)
     await broker.create_stream("keyed", partitions=3)
     feedapi_publisher.extend(0, [{"n": n} for n in range(90)])
-    await run("data AS value", "CAST(get_json_object(data, '$.n') AS INT) % 3 AS partition", partitions="3")
+    await run(
+        "data AS value",
+        "CAST(get_json_object(data, '$.n') AS INT) % 3 AS partition",
+        partitions="3",
+    )
     for partition in range(3):
         assert [n for _, n in rows(broker, "s", partition)] == list(range(partition, 90, 3))
     key = "get_json_object(data, '$.n') AS key"
     await run("data AS value", key, checkpoint=tmp_path / "another", stream="keyed", partitions="3")
     stream = Stream("keyed", partitions=3)
     for partition in range(3):
-        assert all(stream.partition_of(message.key) == partition for message in broker.messages("keyed", partition))
+        assert all(
+            stream.partition_of(message.key) == partition
+            for message in broker.messages("keyed", partition)
+        )
     assert sum(len(broker.messages("keyed", partition)) for partition in range(3)) == 90
 
 
-async def test_lost_acks_are_retried(run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker) -> None:
+async def test_lost_acks_are_retried(
+    run: Run, feedapi_publisher: Publisher, broker: LiftbridgeBroker
+) -> None:
     await broker.create_stream("s")
     feedapi_publisher.extend(0, [{"n": n} for n in range(20)])
     broker.script(None, None, BrokerFault.LOSE)
@@ -100,7 +141,9 @@ async def test_lost_acks_are_retried(run: Run, feedapi_publisher: Publisher, bro
     assert {n for _, n in rows(broker)} == set(range(20))
 
 
-async def test_wrong_columns_are_an_error_before_any_job(run: Run, feedapi_publisher: Publisher) -> None:
+async def test_wrong_columns_are_an_error_before_any_job(
+    run: Run, feedapi_publisher: Publisher
+) -> None:
     feedapi_publisher.append(0, {"n": 1})
     with pytest.raises(Exception, match="the columns are value"):
         await run("data", "partition AS value")
@@ -122,7 +165,10 @@ def test_wrong_options_are_a_clear_error(options: dict[str, str], says: str) -> 
 
 
 def test_servers_come_from_the_option_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert parse_options({"stream": "s", "nats": "nats://a, nats://b"}).servers() == ["nats://a", "nats://b"]
+    assert parse_options({"stream": "s", "nats": "nats://a, nats://b"}).servers() == [
+        "nats://a",
+        "nats://b",
+    ]
     by_name = parse_options({"stream": "s", "natsEnv": "FEEDAPI_TEST_NATS"})
     with pytest.raises(OptionError, match="FEEDAPI_TEST_NATS"):
         by_name.servers()

@@ -13,7 +13,12 @@ def graph(*partitions: Partition) -> Graph:
 
 
 def test_r12_edges_are_known_in_both_directions() -> None:
-    built = graph(Partition(0, closed=True), Partition(1, starts_after=0), Partition(2, starts_after=0), Partition(5, cursor_from=(4, 3)))
+    built = graph(
+        Partition(0, closed=True),
+        Partition(1, starts_after=0),
+        Partition(2, starts_after=0),
+        Partition(5, cursor_from=(4, 3)),
+    )
     assert built.children == {0: [1, 2]}
     assert built.heirs == {4: [5], 3: [5]}
     assert 0 in built
@@ -23,7 +28,9 @@ def test_r12_edges_are_known_in_both_directions() -> None:
 
 
 def test_r12_depth_counts_listed_parents() -> None:
-    built = graph(Partition(3, starts_after=9), Partition(1, starts_after=3), Partition(0, starts_after=1))
+    built = graph(
+        Partition(3, starts_after=9), Partition(1, starts_after=3), Partition(0, starts_after=1)
+    )
     assert [built.depth(p) for p in (3, 1, 0)] == [0, 1, 2]
 
 
@@ -35,12 +42,21 @@ def test_r12_depth_counts_listed_parents() -> None:
         ([Partition(7, cursor_from=(3, 7))], 7),
         ([Partition(0), Partition(7, starts_after=0, cursor_from=(0,))], 7),
         ([Partition(7, starts_after=8), Partition(8, starts_after=7)], None),
-        ([Partition(7, starts_after=8), Partition(8, starts_after=9), Partition(9, starts_after=7)], None),
+        (
+            [
+                Partition(7, starts_after=8),
+                Partition(8, starts_after=9),
+                Partition(9, starts_after=7),
+            ],
+            None,
+        ),
         ([Partition(7, cursor_from=(8,)), Partition(8, cursor_from=(7,))], None),
         ([Partition(7, starts_after=8), Partition(8, cursor_from=(7,))], None),
     ],
 )
-def test_r12_impossible_lineage_names_the_partition(partitions: list[Partition], culprit: int | None) -> None:
+def test_r12_impossible_lineage_names_the_partition(
+    partitions: list[Partition], culprit: int | None
+) -> None:
     with pytest.raises(LineageError) as caught:
         graph(*partitions)
     assert caught.value.feed == "http://feed"

@@ -7,8 +7,26 @@ from typing import Any
 
 import pytest
 
-from feedapi_client import AmbiguousLineageError, FeedInfo, LineageError, LostPartitionError, Partition, Position, ProtocolError
-from feedapi_client.lineage.planner import Action, Fail, Planner, Rediscover, Report, Save, Start, State, Stop
+from feedapi_client import (
+    AmbiguousLineageError,
+    FeedInfo,
+    LineageError,
+    LostPartitionError,
+    Partition,
+    Position,
+    ProtocolError,
+)
+from feedapi_client.lineage.planner import (
+    Action,
+    Fail,
+    Planner,
+    Rediscover,
+    Report,
+    Save,
+    Start,
+    State,
+    Stop,
+)
 from feedapi_client.model import FIRST, LAST
 
 
@@ -97,7 +115,9 @@ def test_r06_without_last_cursor_the_end_counts_when_closed_was_known_before_the
     commit(made, 0, "z")
     assert made.ended(0, "z", asked_closed=False) == []
     assert states(made) == {0: "reading"}
-    assert of(Save, made.ended(0, "z", asked_closed=True)) == [Save({0: Position("z", "drained", 3)})]
+    assert of(Save, made.ended(0, "z", asked_closed=True)) == [
+        Save({0: Position("z", "drained", 3)})
+    ]
 
 
 def test_r06_the_end_of_an_open_partition_is_caught_up_until_the_next_event() -> None:
@@ -120,7 +140,9 @@ def test_r06_a_caught_up_partition_that_closes_is_asked_again_at_once() -> None:
     assert made.discover(info(Partition(0, closed=True))) == [Start(0, "z")]
 
 
-def test_r06_an_end_that_is_not_committed_drains_nothing_and_is_reported_once_when_children_wait() -> None:
+def test_r06_an_end_that_is_not_committed_drains_nothing_and_is_reported_once_when_children_wait() -> (
+    None
+):
     made = planner()
     made.discover(info(Partition(0, closed=True), Partition(1, starts_after=0)))
     made.delivered(0)
@@ -151,15 +173,29 @@ def test_r07_birth_is_one_save_before_all_else() -> None:
 
 def test_r07_start_last_asks_only_for_ends_that_nobody_knows() -> None:
     made = planner(start="last")
-    listed = info(0, Partition(1, last_cursor="l1"), Partition(2, closed=True, last_cursor="l2"), Partition(3, closed=True))
+    listed = info(
+        0,
+        Partition(1, last_cursor="l1"),
+        Partition(2, closed=True, last_cursor="l2"),
+        Partition(3, closed=True),
+    )
     assert made.unresolved(listed) == [0]
     (save, *rest) = made.discover(listed, ends={0: "e0"})
-    assert save == Save({0: Position("e0"), 1: Position("l1"), 2: Position("l2", "drained"), 3: Position(LAST, "drained")})
+    assert save == Save(
+        {
+            0: Position("e0"),
+            1: Position("l1"),
+            2: Position("l2", "drained"),
+            3: Position(LAST, "drained"),
+        }
+    )
     assert {action.partition for action in of(Start, rest)} == {0, 1}
 
 
 @pytest.mark.parametrize("start", ["first", "last"])
-def test_r07_a_later_partition_starts_at_its_first_event_and_is_not_saved_before_a_commit(start: Any) -> None:
+def test_r07_a_later_partition_starts_at_its_first_event_and_is_not_saved_before_a_commit(
+    start: Any,
+) -> None:
     made = planner(start=start)
     made.discover(info(0), ends={0: "e"})
     assert made.unresolved(info(0, 1)) == []
@@ -222,7 +258,17 @@ def test_r08_a_stored_parent_that_left_the_list_has_to_be_drained(status: Any, l
 
 def test_r08_a_chain_is_read_parents_first() -> None:
     made = planner()
-    listed = info(*[Partition(p, closed=p < 3, last_cursor="z" if p < 3 else None, starts_after=p - 1 if p else None) for p in range(4)])
+    listed = info(
+        *[
+            Partition(
+                p,
+                closed=p < 3,
+                last_cursor="z" if p < 3 else None,
+                starts_after=p - 1 if p else None,
+            )
+            for p in range(4)
+        ]
+    )
     assert of(Start, made.discover(listed)) == [Start(0, FIRST)]
     for p in range(3):
         assert of(Start, commit(made, p, "z")) == [Start(p + 1, FIRST)]
@@ -235,9 +281,13 @@ def test_r09_all_heirs_and_the_ancestor_are_saved_at_once_and_then_started() -> 
     made = planner({0: Position("a", "open", 7)})
     made.discover(info(0))
     actions = made.discover(info(Partition(1, cursor_from=(0,)), Partition(2, cursor_from=(0,))))
-    assert of(Save, actions) == [Save({1: Position("a"), 2: Position("a"), 0: Position("a", "superseded", 8)})]
+    assert of(Save, actions) == [
+        Save({1: Position("a"), 2: Position("a"), 0: Position("a", "superseded", 8)})
+    ]
     assert of(Start, actions) == [Start(1, "a"), Start(2, "a")]
-    assert actions.index(Stop(0)) < actions.index(of(Save, actions)[0]) < actions.index(Start(1, "a"))
+    assert (
+        actions.index(Stop(0)) < actions.index(of(Save, actions)[0]) < actions.index(Start(1, "a"))
+    )
 
 
 def test_r09_a_transfer_waits_for_the_batch_in_hand() -> None:
@@ -262,7 +312,9 @@ def test_r09_a_batch_in_hand_holds_up_no_other_family() -> None:
     made = planner({0: Position("a"), 1: Position("b")})
     made.discover(info(0, 1))
     made.delivered(0)
-    actions = made.discover(info(Partition(2, cursor_from=(0, 9)), Partition(3, cursor_from=(1, 9))))
+    actions = made.discover(
+        info(Partition(2, cursor_from=(0, 9)), Partition(3, cursor_from=(1, 9)))
+    )
     assert of(Start, actions) == [Start(3, "b")]
     assert of(Start, made.released(0)) == [Start(2, "a")]
 
@@ -271,13 +323,21 @@ def test_r09_the_heirs_of_a_merge_wait_for_each_ancestor_in_hand() -> None:
     made = planner({0: Position("a"), 1: Position("a")})
     made.discover(info(0, 1))
     made.delivered(1)
-    assert of(Start, made.discover(info(Partition(2, cursor_from=(0, 1)), Partition(3, cursor_from=(0,))))) == []
+    assert (
+        of(
+            Start,
+            made.discover(info(Partition(2, cursor_from=(0, 1)), Partition(3, cursor_from=(0,)))),
+        )
+        == []
+    )
     assert {action.partition for action in of(Start, made.released(1))} == {2, 3}
 
 
 def test_r09_the_first_ancestor_that_is_not_superseded_counts() -> None:
     made = planner({0: Position("old", "superseded", 5), 1: Position("new")})
-    actions = made.discover(info(Partition(2, cursor_from=(1, 0)), Partition(3, cursor_from=(1, 0))))
+    actions = made.discover(
+        info(Partition(2, cursor_from=(1, 0)), Partition(3, cursor_from=(1, 0)))
+    )
     assert of(Start, actions) == [Start(2, "new"), Start(3, "new")]
 
 
@@ -297,7 +357,9 @@ def test_r09_ancestors_at_different_cursors_are_ambiguous_and_at_the_same_are_no
 
 
 def test_r09_without_any_position_an_heir_starts_at_its_first_event_unless_one_was_lost() -> None:
-    assert set(of(Start, planner({9: Position("a")}).discover(info(9, Partition(2, cursor_from=(0,)))))) == {Start(9, "a"), Start(2, FIRST)}
+    assert set(
+        of(Start, planner({9: Position("a")}).discover(info(9, Partition(2, cursor_from=(0,)))))
+    ) == {Start(9, "a"), Start(2, FIRST)}
     made = planner({9: Position("a")})
     (fail,) = of(Fail, made.discover(info(Partition(2, cursor_from=(0,)))))
     assert isinstance(fail.error, LostPartitionError)
@@ -365,7 +427,14 @@ def test_r12_a_bad_birth_can_be_repeated() -> None:
 
 def test_r18_a_failure_parks_what_descends_from_it_and_nothing_else() -> None:
     made = planner()
-    made.discover(info(9, Partition(0, closed=True), Partition(1, closed=True, starts_after=0), Partition(2, starts_after=1)))
+    made.discover(
+        info(
+            9,
+            Partition(0, closed=True),
+            Partition(1, closed=True, starts_after=0),
+            Partition(2, starts_after=1),
+        )
+    )
     error = ProtocolError("broken", partition=0)
     assert of(Stop, made.fail(0, error)) == [Stop(0)]
     assert states(made) == {9: "reading", 0: "parked", 1: "parked", 2: "parked"}
@@ -376,7 +445,11 @@ def test_r18_children_that_appear_later_are_parked_too() -> None:
     made = planner({0: Position("a")})
     made.discover(info(Partition(0, closed=True)))
     made.fail(0, ProtocolError("broken", partition=0))
-    made.discover(info(Partition(0, closed=True), Partition(1, starts_after=0), Partition(2, cursor_from=(0,))))
+    made.discover(
+        info(
+            Partition(0, closed=True), Partition(1, starts_after=0), Partition(2, cursor_from=(0,))
+        )
+    )
     assert states(made) == {0: "parked", 1: "parked", 2: "parked"}
     assert made.finished()
 

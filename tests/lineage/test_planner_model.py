@@ -8,7 +8,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from feedapi_client.lineage.planner import Action, Fail, Planner, Rediscover, Report, Save, Start, State, Stop
+from feedapi_client.lineage.planner import (
+    Action,
+    Fail,
+    Planner,
+    Rediscover,
+    Report,
+    Save,
+    Start,
+    State,
+    Stop,
+)
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 
 ENTITIES = 6
@@ -46,7 +56,9 @@ class ModelFeed:
                 child.starts_after = parent
             else:
                 child.cursor_from = (parent, *log.cursor_from)
-                child.happenings = [h if h is not None and h[0] in owns else None for h in log.happenings]
+                child.happenings = [
+                    h if h is not None and h[0] in owns else None for h in log.happenings
+                ]
             self.logs[self.next_id] = child
             self.next_id += 1
         if method == "starts-after":
@@ -61,7 +73,9 @@ class ModelFeed:
                 p: Partition(
                     p,
                     log.closed,
-                    str(len(log.happenings)) if log.closed and self.tells_last_cursor and log.happenings else None,
+                    str(len(log.happenings))
+                    if log.closed and self.tells_last_cursor and log.happenings
+                    else None,
                     log.starts_after,
                     log.cursor_from,
                 )
@@ -120,9 +134,15 @@ class PlannerModel(RuleBasedStateMachine):
         self.feed.append(entity)
 
     @precondition(lambda self: self.feed.next_id < 12)
-    @rule(data=st.data(), method=st.sampled_from(["starts-after", "cursor-from"]), left=st.sets(st.integers(0, ENTITIES - 1)))
+    @rule(
+        data=st.data(),
+        method=st.sampled_from(["starts-after", "cursor-from"]),
+        left=st.sets(st.integers(0, ENTITIES - 1)),
+    )
     def split(self, data: st.DataObject, method: str, left: set[int]) -> None:
-        parent = data.draw(st.sampled_from([p for p, log in self.feed.logs.items() if not log.closed]))
+        parent = data.draw(
+            st.sampled_from([p for p, log in self.feed.logs.items() if not log.closed])
+        )
         self.feed.split(parent, method, left)
 
     def readable(self) -> list[int]:

@@ -37,29 +37,52 @@ class TestR01:
         assert discover({"token": None, "partitions": []}).dialect == "v2-draft"
 
     def test_r01_400_is_v1_with_the_number_of_partitions_given(self) -> None:
-        found = negotiate(400, b"handshake error: partition count missing", feed=FEED, v1_partitions=3)
+        found = negotiate(
+            400, b"handshake error: partition count missing", feed=FEED, v1_partitions=3
+        )
         assert found == FeedInfo("v1", {0: Partition(0), 1: Partition(1), 2: Partition(2)})
 
     def test_r01_400_without_the_number_says_how_to_give_it(self) -> None:
-        with pytest.raises(NegotiationError, match=rf"^feed {FEED}: .*v1_partitions=4.*handshake error"):
+        with pytest.raises(
+            NegotiationError, match=rf"^feed {FEED}: .*v1_partitions=4.*handshake error"
+        ):
             negotiate(400, b"handshake error: partition count missing", feed=FEED)
 
     def test_r01_v2_does_not_need_the_number(self) -> None:
-        assert negotiate(200, b'{"partitions":[]}', feed=FEED, v1_partitions=3).dialect == "v2-draft"
+        assert (
+            negotiate(200, b'{"partitions":[]}', feed=FEED, v1_partitions=3).dialect == "v2-draft"
+        )
 
     @pytest.mark.parametrize("status", [404, 204, 206, 301, 304, 405, 410, 418])
     def test_r01_another_status_is_an_error_that_quotes_the_body(self, status: int) -> None:
         with pytest.raises(NegotiationError, match=f"status {status}: 'no such page'"):
             negotiate(status, b"no such page", feed=FEED, v1_partitions=3)
 
-    @pytest.mark.parametrize("body", [b"<html>login</html>", b"", b"[]", b"null", b"7", b'{"a":1}', b'{"partitions":{}}', b'{"partitions":null}', b"\xff"])
+    @pytest.mark.parametrize(
+        "body",
+        [
+            b"<html>login</html>",
+            b"",
+            b"[]",
+            b"null",
+            b"7",
+            b'{"a":1}',
+            b'{"partitions":{}}',
+            b'{"partitions":null}',
+            b"\xff",
+        ],
+    )
     def test_r01_200_that_is_no_discovery_is_an_error(self, body: bytes) -> None:
         with pytest.raises(NegotiationError, match="no feed answers here: status 200 with"):
             negotiate(200, body, feed=FEED, v1_partitions=3)
 
     def test_r01_the_quote_is_200_characters_on_one_line(self) -> None:
         with pytest.raises(NegotiationError) as caught:
-            negotiate(404, "é\n\x1b[31m\u202e\xff".encode("latin-1", "ignore") + "ü".encode() * 1000, feed=FEED)
+            negotiate(
+                404,
+                "é\n\x1b[31m\u202e\xff".encode("latin-1", "ignore") + "ü".encode() * 1000,
+                feed=FEED,
+            )
         assert "\n" not in str(caught.value)
         assert "\x1b" not in str(caught.value)
         assert 150 < str(caught.value).count("ü") <= 200
@@ -107,7 +130,9 @@ class TestFields:
         assert one(startsAfterParent="3", startsAfterPartition="3").starts_after == 3
 
     def test_r12_both_spellings_must_not_differ(self) -> None:
-        with pytest.raises(LineageError, match=r"partition 7: .*both startsAfterPartition and .*startsAfterParent"):
+        with pytest.raises(
+            LineageError, match=r"partition 7: .*both startsAfterPartition and .*startsAfterParent"
+        ):
             one(startsAfterParent="3", startsAfterPartition="4")
 
     @pytest.mark.parametrize("id", ["0", 0, "32767", 32767, "007"])
@@ -119,8 +144,16 @@ class TestFields:
         assert one(cursorFromPartitions=[23423, "5"]).cursor_from == (23423, 5)
 
     def test_null_is_absent(self) -> None:
-        assert one(closed=None, lastCursor=None, startsAfterPartition=None, cursorFromPartitions=None, startsAfterParent=None) == Partition(7)
-        assert discover({"partitions": [], "stream": None, "exactlyOnce": None, "filters": None}) == FeedInfo("v2-draft", {})
+        assert one(
+            closed=None,
+            lastCursor=None,
+            startsAfterPartition=None,
+            cursorFromPartitions=None,
+            startsAfterParent=None,
+        ) == Partition(7)
+        assert discover(
+            {"partitions": [], "stream": None, "exactlyOnce": None, "filters": None}
+        ) == FeedInfo("v2-draft", {})
 
     def test_an_empty_last_cursor_is_none(self) -> None:
         assert one(closed=True, lastCursor="").last_cursor is None
@@ -130,11 +163,23 @@ class TestFields:
         assert (found.stream, found.exactly_once) == (True, True)
 
     def test_unknown_fields_are_ignored(self) -> None:
-        assert discover({"partitions": [{"id": "7", "colour": {"a": [1]}}], "more": 1}).partitions == {7: Partition(7)}
+        assert discover(
+            {"partitions": [{"id": "7", "colour": {"a": [1]}}], "more": 1}
+        ).partitions == {7: Partition(7)}
 
     def test_32768_partitions_are_read_fast(self) -> None:
         body = orjson.dumps(
-            {"partitions": [{"id": str(id), "closed": False, "lastCursor": f"c{id}", "startsAfterPartition": id and id - 1} for id in range(32768)]}
+            {
+                "partitions": [
+                    {
+                        "id": str(id),
+                        "closed": False,
+                        "lastCursor": f"c{id}",
+                        "startsAfterPartition": id and id - 1,
+                    }
+                    for id in range(32768)
+                ]
+            }
         )
         start = time.perf_counter()
         assert len(negotiate(200, body, feed=FEED).partitions) == 32768
@@ -142,9 +187,33 @@ class TestFields:
 
 
 class TestR12:
-    @pytest.mark.parametrize("id", ["32768", 32768, -1, "-1", "+1", " 1", "1_0", "٣", "", "a", 1.0, True, None, [], {}, "9" * 5000, 2**63])
+    @pytest.mark.parametrize(
+        "id",
+        [
+            "32768",
+            32768,
+            -1,
+            "-1",
+            "+1",
+            " 1",
+            "1_0",
+            "٣",
+            "",
+            "a",
+            1.0,
+            True,
+            None,
+            [],
+            {},
+            "9" * 5000,
+            2**63,
+        ],
+    )
     def test_r12_an_id_out_of_range_or_of_another_type_is_an_error(self, id: Any) -> None:
-        with pytest.raises(LineageError, match=rf"^feed {FEED}: partitions\[1\] of the discovery has the id .*; an id is an integer from 0 to 32767$"):
+        with pytest.raises(
+            LineageError,
+            match=rf"^feed {FEED}: partitions\[1\] of the discovery has the id .*; an id is an integer from 0 to 32767$",
+        ):
             discover({"partitions": [{"id": 1}, {"id": id}]})
 
     def test_r12_a_partition_without_id_is_an_error(self) -> None:
@@ -153,12 +222,16 @@ class TestR12:
 
     @pytest.mark.parametrize("entry", [7, "7", None, [7]])
     def test_r12_a_partition_that_is_no_object_is_an_error(self, entry: Any) -> None:
-        with pytest.raises(LineageError, match=r"partitions\[0\] of the discovery is .*, not an object"):
+        with pytest.raises(
+            LineageError, match=r"partitions\[0\] of the discovery is .*, not an object"
+        ):
             discover({"partitions": [entry]})
 
     @pytest.mark.parametrize("second", ["7", 7, "007"])
     def test_r12_a_duplicate_id_is_an_error(self, second: Any) -> None:
-        with pytest.raises(LineageError, match="partition 7: the discovery lists partition 7 twice"):
+        with pytest.raises(
+            LineageError, match="partition 7: the discovery lists partition 7 twice"
+        ):
             discover({"partitions": [{"id": "7"}, {"id": second}]})
 
     @pytest.mark.parametrize(
@@ -181,27 +254,59 @@ class TestR12:
             ("cursorFromPartitions", ["-1"]),
         ],
     )
-    def test_r12_a_field_of_another_type_is_an_error_that_names_the_partition(self, field: str, value: Any) -> None:
-        with pytest.raises(ProtocolError, match=f"^feed {FEED}, partition 7: {field} in the discovery"):
+    def test_r12_a_field_of_another_type_is_an_error_that_names_the_partition(
+        self, field: str, value: Any
+    ) -> None:
+        with pytest.raises(
+            ProtocolError, match=f"^feed {FEED}, partition 7: {field} in the discovery"
+        ):
             one(**{field: value})
 
-    @pytest.mark.parametrize(("field", "value"), [("stream", "yes"), ("exactlyOnce", 1), ("filters", "subject"), ("filters", [1]), ("token", 7)])
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("stream", "yes"),
+            ("exactlyOnce", 1),
+            ("filters", "subject"),
+            ("filters", [1]),
+            ("token", 7),
+        ],
+    )
     def test_r12_a_flag_of_another_type_is_an_error(self, field: str, value: Any) -> None:
         with pytest.raises(ProtocolError, match=f"^feed {FEED}: {field} in the discovery is "):
             discover({"partitions": [], field: value})
 
 
 json_values = st.recursive(
-    st.one_of(st.none(), st.booleans(), st.integers(-5, 40000), st.floats(allow_nan=False), st.text(max_size=6)),
-    lambda children: st.one_of(st.lists(children, max_size=3), st.dictionaries(st.text(max_size=3), children, max_size=3)),
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-5, 40000),
+        st.floats(allow_nan=False),
+        st.text(max_size=6),
+    ),
+    lambda children: st.one_of(
+        st.lists(children, max_size=3), st.dictionaries(st.text(max_size=3), children, max_size=3)
+    ),
     max_leaves=5,
 )
-FIELDS = ["id", "closed", "lastCursor", "startsAfterPartition", "startsAfterParent", "cursorFromPartitions", "splitFromAncestors"]
+FIELDS = [
+    "id",
+    "closed",
+    "lastCursor",
+    "startsAfterPartition",
+    "startsAfterParent",
+    "cursorFromPartitions",
+    "splitFromAncestors",
+]
 partitions = st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=6)
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.dictionaries(st.sampled_from(["token", "stream", "exactlyOnce", "filters"]), json_values), st.lists(st.one_of(partitions, json_values), max_size=3))
+@given(
+    st.dictionaries(st.sampled_from(["token", "stream", "exactlyOnce", "filters"]), json_values),
+    st.lists(st.one_of(partitions, json_values), max_size=3),
+)
 def test_any_document_is_a_feed_or_an_error(document: dict[str, Any], listed: list[Any]) -> None:
     with suppress(FeedError):
         found = discover({**document, "partitions": listed})

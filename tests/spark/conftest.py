@@ -31,8 +31,13 @@ def _jvm() -> None:
     """A missing JVM is a failure, never a skip: a pipeline nobody ran is not tested."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
-    if java is None or subprocess.run([java, "-version"], capture_output=True, check=False).returncode:
-        pytest.fail("the Spark tests need a JVM 17 or later: install one, or set JAVA_HOME", pytrace=False)
+    if (
+        java is None
+        or subprocess.run([java, "-version"], capture_output=True, check=False).returncode
+    ):
+        pytest.fail(
+            "the Spark tests need a JVM 17 or later: install one, or set JAVA_HOME", pytrace=False
+        )
 
 
 needs_jvm = pytest.mark.usefixtures("_jvm")
@@ -42,7 +47,12 @@ needs_jvm = pytest.mark.usefixtures("_jvm")
 def spark(_jvm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """One session on this machine, with the source registered."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    os.environ.update(PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1", PYTHONPATH=path, FEEDAPI_TEST_TOKEN="s3cr3t-t0ken")
+    os.environ.update(
+        PYSPARK_PYTHON=sys.executable,
+        SPARK_LOCAL_IP="127.0.0.1",
+        PYTHONPATH=path,
+        FEEDAPI_TEST_TOKEN="s3cr3t-t0ken",
+    )
     from tests.spark.pipeline import session
 
     spark = session("local[2]")

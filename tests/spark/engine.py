@@ -21,7 +21,11 @@ class Crash(Exception):  # noqa: N818 - no error
 class Engine:
     """One query with an idempotent sink: `rows` by batch id. `crash_at(point)` may raise `Crash` at "planned", "logged", "staged" and "sunk"."""
 
-    def __init__(self, make_reader: Callable[[], DataSourceStreamReader], crash_at: Callable[[str], None] = lambda point: None) -> None:
+    def __init__(
+        self,
+        make_reader: Callable[[], DataSourceStreamReader],
+        crash_at: Callable[[str], None] = lambda point: None,
+    ) -> None:
         self._make = make_reader
         self._crash_at = crash_at
         self.offsets: dict[int, str] = {}
@@ -73,7 +77,9 @@ class Engine:
                 self.reader.commit(json.loads(self.offsets[batch - 1]))
         if not batch:
             start = self.reader.initialOffset()  # Spark asks a second time
-        partitions = pickle.loads(pickle.dumps(self.reader.partitions(start, json.loads(self.offsets[batch]))))
+        partitions = pickle.loads(
+            pickle.dumps(self.reader.partitions(start, json.loads(self.offsets[batch])))
+        )
         if not self.skip(batch):
             self._sink(batch, list(partitions))
         self.committed = batch
@@ -86,7 +92,9 @@ class Engine:
             for partition in partitions:
                 rows += [row for arrow in executor.read(partition) for row in arrow.to_pylist()]
                 self._crash_at("staged")
-            assert batch not in self.rows or rows == self.rows[batch], f"batch {batch} differs from its first reading"
+            assert batch not in self.rows or rows == self.rows[batch], (
+                f"batch {batch} differs from its first reading"
+            )
             self.rows[batch] = rows
         self._crash_at("sunk")
 

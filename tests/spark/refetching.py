@@ -8,11 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    SupportsTriggerAvailableNow,
+)
 from pyspark.sql.types import StructType
 
 from feedapi_client.model import FIRST
-from feedapi_client.protocol.ndjson import Run
+from feedapi_client.protocol.decoder import Run
 from feedapi_client.spark.batch import _rows
 from feedapi_client.spark.fetch import Feed, PartitionReader, Target
 from feedapi_client.spark.options import SourceOptions, parse_options
@@ -49,7 +53,9 @@ class RefetchingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         feed = Feed(self.options)
         for partition in feed.info.partitions:
             cursor, sequence = start.get(str(partition), [FIRST, 0])
-            outcome = PartitionReader(feed, Target(partition, cursor), limit=self.options.max_events_per_partition).read()
+            outcome = PartitionReader(
+                feed, Target(partition, cursor), limit=self.options.max_events_per_partition
+            ).read()
             end[str(partition)] = [outcome.cursor, sequence + outcome.events]
         return end if any(end[p][1] != start.get(p, [FIRST, 0])[1] for p in end) else start
 
@@ -83,4 +89,8 @@ class RefetchingSource(DataSource):
         return spark_schema("string")
 
     def streamReader(self, schema: StructType) -> RefetchingReader:
-        return RefetchingReader(parse_options({name: value for name, value in self.options.items() if name != "staginglocation"}))
+        return RefetchingReader(
+            parse_options(
+                {name: value for name, value in self.options.items() if name != "staginglocation"}
+            )
+        )

@@ -63,7 +63,9 @@ def test_a_batch_holds_every_event_of_every_partition(read: Read, publisher: Pub
     assert problems((row.asDict() for row in table.collect()), publisher.payloads()) == []
 
 
-def test_ordering_by_depth_and_sequence_restores_the_order_within_an_entity(read: Read, publisher: Publisher) -> None:
+def test_ordering_by_depth_and_sequence_restores_the_order_within_an_entity(
+    read: Read, publisher: Publisher
+) -> None:
     publish(publisher, 200)
     children = publisher.split(0, into=2, method="starts-after")
     publish(publisher, 200, first=200)
@@ -112,7 +114,9 @@ def test_payloads_as_variant(read: Read, publisher: Publisher) -> None:
     publish(publisher, 30)
     publisher.append(0, "plain text \u2028 and \u00e6")
     table = read(payload="variant")
-    assert table.selectExpr("sum(variant_get(data, '$.n', 'int')) as total").first().total == sum(range(30))  # type: ignore[union-attr]
+    assert table.selectExpr("sum(variant_get(data, '$.n', 'int')) as total").first().total == sum(
+        range(30)
+    )  # type: ignore[union-attr]
     assert "plain text \u2028 and \u00e6" in [row.data.toPython() for row in table.collect()]
 
 
@@ -123,10 +127,20 @@ def test_payloads_stay_byte_for_byte(read: Read, publisher: Publisher) -> None:
 
 
 def test_filters_keep_the_spelling_of_the_feed(spark: SparkSession) -> None:
-    publisher = Publisher(dialect="v2-draft", filters={"Subject": lambda payload, value: payload["n"] % 10 == int(value)})
+    publisher = Publisher(
+        dialect="v2-draft",
+        filters={"Subject": lambda payload, value: payload["n"] % 10 == int(value)},
+    )
     publish(publisher, 50)
     with publisher.serve() as url:
-        assert spark.read.format("feedapi").option("url", url).option("filter.Subject", "3").load().count() == 5
+        assert (
+            spark.read.format("feedapi")
+            .option("url", url)
+            .option("filter.Subject", "3")
+            .load()
+            .count()
+            == 5
+        )
 
 
 def test_event_types_are_selected(read: Read, publisher: Publisher) -> None:
@@ -154,11 +168,16 @@ def test_a_feed_without_partitions_is_an_empty_table(spark: SparkSession) -> Non
         ({"pagesizehints": "3"}, r"unknown option pagesizehints \(did you mean pageSizeHint\?\)"),
         ({"maxEventsPerPartition": "many"}, "option maxEventsPerPartition must be a whole number"),
         ({"url": "ftp://x"}, "option url must be an http or https URL"),
-        ({"header.Authorization": "Bearer s3cr3t-t0ken"}, "option header.authorization would put a secret into the query plan"),
+        (
+            {"header.Authorization": "Bearer s3cr3t-t0ken"},
+            "option header.authorization would put a secret into the query plan",
+        ),
         ({"pageSizeHint": "3", "stream": "5"}, "pageSizeHint and stream exclude each other"),
     ],
 )
-def test_a_wrong_option_fails_before_any_job(read: Read, options: dict[str, str], message: str) -> None:
+def test_a_wrong_option_fails_before_any_job(
+    read: Read, options: dict[str, str], message: str
+) -> None:
     with pytest.raises(AnalysisException, match=message) as caught:
         read(**options)
     assert "s3cr3t" not in str(caught.value)
@@ -173,11 +192,16 @@ def test_a_schema_of_the_users_own_is_refused(spark: SparkSession, publisher: Pu
     "options",
     [
         {"authEnv": "FEEDAPI_TEST_TOKEN"},
-        {"headerEnv.X-Other": "FEEDAPI_TEST_TOKEN", "authCallable": "tests.spark.credentials:token"},
+        {
+            "headerEnv.X-Other": "FEEDAPI_TEST_TOKEN",
+            "authCallable": "tests.spark.credentials:token",
+        },
         {"authCallable": "tests.spark.credentials:headers"},
     ],
 )
-def test_r19_credentials_reach_the_publisher_and_no_plan(read: Read, publisher: Publisher, capsys: pytest.CaptureFixture[str], options: dict[str, str]) -> None:
+def test_r19_credentials_reach_the_publisher_and_no_plan(
+    read: Read, publisher: Publisher, capsys: pytest.CaptureFixture[str], options: dict[str, str]
+) -> None:
     publisher.bearer = "s3cr3t-t0ken"
     publish(publisher, 10)
     table = read(**options)
@@ -194,7 +218,9 @@ def test_r19_wrong_credentials_are_a_clear_error(read: Read, publisher: Publishe
 
 
 def test_an_environment_variable_that_is_not_set_is_named(read: Read) -> None:
-    with pytest.raises(PySparkException, match="the environment variable NO_SUCH_VARIABLE, which is not set"):
+    with pytest.raises(
+        PySparkException, match="the environment variable NO_SUCH_VARIABLE, which is not set"
+    ):
         read(authEnv="NO_SUCH_VARIABLE").count()
 
 
@@ -202,12 +228,24 @@ def test_an_environment_variable_that_is_not_set_is_named(read: Read) -> None:
 
 
 @pytest.fixture
-def stream(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> Iterator[Callable[..., StreamingQuery]]:
+def stream(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> Iterator[Callable[..., StreamingQuery]]:
     queries: list[StreamingQuery] = []
 
     def stream(trigger: dict[str, Any], **options: str) -> StreamingQuery:
-        source = spark.readStream.format("feedapi").options(**{"url": publisher.url, "stagingLocation": str(tmp_path / "staging"), **options}).load()
-        writer = source.writeStream.format("parquet").option("path", str(tmp_path / "table")).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        source = (
+            spark.readStream.format("feedapi")
+            .options(
+                **{"url": publisher.url, "stagingLocation": str(tmp_path / "staging"), **options}
+            )
+            .load()
+        )
+        writer = (
+            source.writeStream.format("parquet")
+            .option("path", str(tmp_path / "table"))
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        )
         queries.append(writer.trigger(**trigger).start())
         return queries[-1]
 
@@ -223,7 +261,9 @@ def wait(predicate: Callable[[], object], timeout: float = 60) -> None:
         time.sleep(0.05)
 
 
-def test_available_now_and_again_reads_what_is_new(spark: SparkSession, stream: Callable[..., StreamingQuery], publisher: Publisher, tmp_path: Path) -> None:
+def test_available_now_and_again_reads_what_is_new(
+    spark: SparkSession, stream: Callable[..., StreamingQuery], publisher: Publisher, tmp_path: Path
+) -> None:
     publish(publisher, 300)
     stream({"availableNow": True}, maxEventsPerPartition="100").awaitTermination(120)
     publisher.split(0, into=2, method="cursor-from")
@@ -233,7 +273,9 @@ def test_available_now_and_again_reads_what_is_new(spark: SparkSession, stream: 
     assert problems(rows, publisher.payloads()) == []
 
 
-def test_idle_triggers_write_no_batch_and_progress_is_reported(stream: Callable[..., StreamingQuery], publisher: Publisher, tmp_path: Path) -> None:
+def test_idle_triggers_write_no_batch_and_progress_is_reported(
+    stream: Callable[..., StreamingQuery], publisher: Publisher, tmp_path: Path
+) -> None:
     publish(publisher, 100)
     query = stream({"processingTime": "100 milliseconds"}, maxPollInterval="0.2")
     commits = tmp_path / "checkpoint" / "commits"
@@ -242,18 +284,30 @@ def test_idle_triggers_write_no_batch_and_progress_is_reported(stream: Callable[
     assert not (commits / "1").exists()
     publish(publisher, 50, first=100)
     wait((commits / "1").exists)
-    source = query.lastProgress.sources[0] if hasattr(query.lastProgress, "sources") else query.lastProgress["sources"][0]
-    latest = json.loads(source["latestOffset"]) if isinstance(source["latestOffset"], str) else source["latestOffset"]
+    source = (
+        query.lastProgress.sources[0]
+        if hasattr(query.lastProgress, "sources")
+        else query.lastProgress["sources"][0]
+    )
+    latest = (
+        json.loads(source["latestOffset"])
+        if isinstance(source["latestOffset"], str)
+        else source["latestOffset"]
+    )
     assert latest["partitions"] == 2
 
 
-def test_a_stream_that_may_not_read_ends_with_a_clear_error(stream: Callable[..., StreamingQuery], publisher: Publisher) -> None:
+def test_a_stream_that_may_not_read_ends_with_a_clear_error(
+    stream: Callable[..., StreamingQuery], publisher: Publisher
+) -> None:
     publisher.bearer = "needed"
     with pytest.raises(StreamingQueryException, match=r"AuthenticationError.*status 401"):
         stream({"availableNow": True}).awaitTermination(60)
 
 
-def test_a_sink_that_reads_its_batch_twice_or_not_at_all(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+def test_a_sink_that_reads_its_batch_twice_or_not_at_all(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
     publish(publisher, 300)
     seen: dict[int, list[Any]] = {}
 
@@ -264,7 +318,19 @@ def test_a_sink_that_reads_its_batch_twice_or_not_at_all(spark: SparkSession, pu
         assert first == batch.collect()
         seen[number] = first
 
-    source = spark.readStream.format("feedapi").options(url=publisher.url, maxEventsPerPartition="50").load()
-    query = source.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    source = (
+        spark.readStream.format("feedapi")
+        .options(url=publisher.url, maxEventsPerPartition="50")
+        .load()
+    )
+    query = (
+        source.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination(120)
-    assert problems((row.asDict() for rows in seen.values() for row in rows), publisher.payloads()) == []
+    assert (
+        problems((row.asDict() for rows in seen.values() for row in rows), publisher.payloads())
+        == []
+    )

@@ -43,7 +43,15 @@ def publish(publisher: Publisher, count: int, *, first: int = 0, entities: int =
 
 def options_for(publisher: Publisher, **given: Any) -> Any:
     assert publisher.url is not None
-    return parse_options({"url": publisher.url, "pollInterval": "0.001", "maxPollInterval": "0.001", "baseDelay": "0.01", **given})
+    return parse_options(
+        {
+            "url": publisher.url,
+            "pollInterval": "0.001",
+            "maxPollInterval": "0.001",
+            "baseDelay": "0.01",
+            **given,
+        }
+    )
 
 
 @pytest.fixture
@@ -71,7 +79,9 @@ def finish(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_no_event_is_lost_or_doubled_through_crashes_splits_and_token_changes(start: Start, publisher: Publisher, seed: int) -> None:
+def test_no_event_is_lost_or_doubled_through_crashes_splits_and_token_changes(
+    start: Start, publisher: Publisher, seed: int
+) -> None:
     engine = start(crashing(seed, 0.25), maxEventsPerPartition="30")
     chance = random.Random(seed)
     for step in range(12):
@@ -88,7 +98,9 @@ def test_no_event_is_lost_or_doubled_through_crashes_splits_and_token_changes(st
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_the_check_can_fail_a_refetching_reader_loses_or_doubles_events(publisher: Publisher) -> None:
+def test_the_check_can_fail_a_refetching_reader_loses_or_doubles_events(
+    publisher: Publisher,
+) -> None:
     options = options_for(publisher, maxEventsPerPartition="30")
     found: list[str] = []
     for seed in range(6):
@@ -100,7 +112,11 @@ def test_the_check_can_fail_a_refetching_reader_loses_or_doubles_events(publishe
                 engine.trigger()
         engine._crash_at = lambda point: None
         engine.run()
-        found += [problem for problem in problems(engine.all_rows(), publisher.payloads()) if problem.startswith("lost") or "times" in problem]
+        found += [
+            problem
+            for problem in problems(engine.all_rows(), publisher.payloads())
+            if problem.startswith("lost") or "times" in problem
+        ]
     assert found
 
 
@@ -112,7 +128,9 @@ class _NoMemory(dict[int, list[dict[str, Any]]]):
 
 
 @pytest.mark.parametrize("point", ["planned", "logged", "staged", "sunk"])
-def test_a_crash_at_each_point_replays_the_same_rows(start: Start, publisher: Publisher, point: str) -> None:
+def test_a_crash_at_each_point_replays_the_same_rows(
+    start: Start, publisher: Publisher, point: str
+) -> None:
     publish(publisher, 100)
     crashes = iter([True, True, False, True])
 
@@ -144,7 +162,9 @@ def test_a_sink_that_reads_twice_sees_the_same_rows(start: Start, publisher: Pub
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_what_a_sink_did_not_read_comes_with_the_next_batch(start: Start, publisher: Publisher) -> None:
+def test_what_a_sink_did_not_read_comes_with_the_next_batch(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 200)
     engine = start(maxEventsPerPartition="50")
     engine.skip = lambda batch: batch in (0, 2)
@@ -159,14 +179,18 @@ def test_a_batch_that_was_not_read_stays_empty_forever(start: Start, publisher: 
     engine.trigger()
     late = engine.reader.partitions(engine.reader.initialOffset(), _offset(engine, 0))
     engine.run()
-    assert [row for part in late for arrow in engine.reader.read(part) for row in arrow.to_pylist()] == []
+    assert [
+        row for part in late for arrow in engine.reader.read(part) for row in arrow.to_pylist()
+    ] == []
 
 
 def _offset(engine: Engine, batch: int) -> Any:
     return json.loads(engine.offsets[batch])
 
 
-def test_two_tasks_of_one_group_deliver_the_rows_of_the_first(start: Start, publisher: Publisher) -> None:
+def test_two_tasks_of_one_group_deliver_the_rows_of_the_first(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 300)
     engine = start(maxEventsPerPartition="100")
     first = engine.reader.initialOffset()
@@ -199,7 +223,9 @@ def test_idle_triggers_write_no_batch(start: Start, publisher: Publisher) -> Non
     assert len(engine.offsets) == batches + 1
 
 
-def test_no_batch_is_empty_although_the_limit_falls_on_the_end(start: Start, publisher: Publisher) -> None:
+def test_no_batch_is_empty_although_the_limit_falls_on_the_end(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 140)
     engine = start(maxEventsPerPartition="10")
     engine.run()
@@ -249,13 +275,22 @@ def test_sequence_counts_on_over_batches_and_restarts(start: Start, publisher: P
         assert numbers == list(range(len(numbers)))
 
 
-def test_r4_children_come_in_a_later_batch_than_their_parent(start: Start, publisher: Publisher) -> None:
+def test_r4_children_come_in_a_later_batch_than_their_parent(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 200)
     publisher.split(0, into=2, method="starts-after")
     publish(publisher, 200, first=200)
     engine = start(maxEventsPerPartition="50")
     engine.run()
-    of = {partition: [batch for batch, rows in engine.rows.items() if any(row["partition"] == partition for row in rows)] for partition in (0, 2, 3)}
+    of = {
+        partition: [
+            batch
+            for batch, rows in engine.rows.items()
+            if any(row["partition"] == partition for row in rows)
+        ]
+        for partition in (0, 2, 3)
+    }
     assert max(of[0]) < min(of[2] + of[3])
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
@@ -269,7 +304,9 @@ def test_r4_unordered_reads_children_at_once(start: Start, publisher: Publisher)
     assert {row["partition"] for row in engine.rows[0]} == {0, 1, 2, 3}
 
 
-def test_r7_last_reads_nothing_that_was_there_and_all_that_comes(start: Start, publisher: Publisher) -> None:
+def test_r7_last_reads_nothing_that_was_there_and_all_that_comes(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 100)
     engine = start(startingCursors="last")
     engine.run()
@@ -280,7 +317,9 @@ def test_r7_last_reads_nothing_that_was_there_and_all_that_comes(start: Start, p
     assert problems(engine.all_rows(), publisher.payloads()[100:]) == []
 
 
-def test_r7_last_holds_through_a_restart_before_the_first_event(start: Start, publisher: Publisher) -> None:
+def test_r7_last_holds_through_a_restart_before_the_first_event(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 100)
     engine = start(startingCursors="last")
     engine.trigger()
@@ -297,10 +336,17 @@ def test_r7_cursors_given_by_hand(start: Start, publisher: Publisher) -> None:
     publish(publisher, 30, first=30)
     engine = start(startingCursors=f'{{"0": "{cursor}"}}')
     engine.run()
-    assert problems(engine.all_rows(), [event for event in publisher.payloads() if event not in before]) == []
+    assert (
+        problems(
+            engine.all_rows(), [event for event in publisher.payloads() if event not in before]
+        )
+        == []
+    )
 
 
-def test_r9_heirs_go_on_from_the_cursor_of_their_ancestor(start: Start, publisher: Publisher) -> None:
+def test_r9_heirs_go_on_from_the_cursor_of_their_ancestor(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 200)
     engine = start(maxEventsPerPartition="50")
     engine.trigger()
@@ -316,26 +362,39 @@ def test_r10_a_new_token_in_the_middle_of_an_epoch(start: Start, publisher: Publ
     first = engine.reader.initialOffset()
     end = engine.reader.latestOffset(first, engine.reader.getDefaultReadLimit())
     publisher.rotate_token()
-    rows = [row for part in engine.reader.partitions(first, end) for arrow in engine.reader.read(part) for row in arrow.to_pylist()]
+    rows = [
+        row
+        for part in engine.reader.partitions(first, end)
+        for arrow in engine.reader.read(part)
+        for row in arrow.to_pylist()
+    ]
     assert problems(rows, publisher.payloads()) == []
 
 
 def test_r10_a_split_between_plan_and_fetch(start: Start, publisher: Publisher) -> None:
     publish(publisher, 100)
     engine = start()
-    engine._crash_at = lambda point: publisher.split(0, into=2, method="cursor-from") if point == "logged" and 0 in publisher.partitions else None
+    engine._crash_at = lambda point: (
+        publisher.split(0, into=2, method="cursor-from")
+        if point == "logged" and 0 in publisher.partitions
+        else None
+    )
     engine.run()
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_r10_a_cursor_that_is_refused_again_and_again_is_an_error(start: Start, publisher: Publisher) -> None:
+def test_r10_a_cursor_that_is_refused_again_and_again_is_an_error(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 10)
     publisher.fail(400, partition=0, times=None)
     with pytest.raises(CursorRejectedError, match="partition 0"):
         start().run()
 
 
-def test_r14_a_partition_that_fails_does_not_hold_up_the_others(start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_r14_a_partition_that_fails_does_not_hold_up_the_others(
+    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     publish(publisher, 100)
     publisher.fail(503, partition=0, times=None)
     monkeypatch.setattr(stage, "_PATIENCE", 0.05)
@@ -370,7 +429,9 @@ def test_several_queries_share_a_staging_location(start: Start, publisher: Publi
         assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_a_plan_that_is_gone_is_a_loud_error(start: Start, publisher: Publisher, tmp_path: Path) -> None:
+def test_a_plan_that_is_gone_is_a_loud_error(
+    start: Start, publisher: Publisher, tmp_path: Path
+) -> None:
     publish(publisher, 10)
     engine = start()
     engine.run()
@@ -381,7 +442,9 @@ def test_a_plan_that_is_gone_is_a_loud_error(start: Start, publisher: Publisher,
         engine.trigger()
 
 
-def test_an_executor_that_does_not_see_the_staging_location_says_so(start: Start, publisher: Publisher, tmp_path: Path) -> None:
+def test_an_executor_that_does_not_see_the_staging_location_says_so(
+    start: Start, publisher: Publisher, tmp_path: Path
+) -> None:
     publish(publisher, 10)
     engine = start()
     first = engine.reader.initialOffset()
@@ -448,7 +511,9 @@ def test_chosen_partitions_and_what_descends_from_them(start: Start, publisher: 
     assert {row["partition"] for row in engine.all_rows()} == {1, 2, 3}
 
 
-def test_progress_says_how_many_partitions_are_in_which_state(start: Start, publisher: Publisher) -> None:
+def test_progress_says_how_many_partitions_are_in_which_state(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 100)
     publisher.split(0, into=2, method="starts-after")
     engine = start()

@@ -24,7 +24,9 @@ README = Path(os.environ.get("FEEDAPI_README", ROOT / "README.md"))
 
 @pytest.fixture(scope="module")
 def example() -> Any:
-    spec = importlib.util.spec_from_file_location("spark_pipeline", ROOT / "examples" / "spark_pipeline.py")
+    spec = importlib.util.spec_from_file_location(
+        "spark_pipeline", ROOT / "examples" / "spark_pipeline.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -39,7 +41,9 @@ def publisher() -> Iterator[Publisher]:
         yield publisher
 
 
-def test_the_pipeline_keeps_its_tables_through_a_split(spark: SparkSession, example: Any, publisher: Publisher, tmp_path: Path) -> None:
+def test_the_pipeline_keeps_its_tables_through_a_split(
+    spark: SparkSession, example: Any, publisher: Publisher, tmp_path: Path
+) -> None:
     folder = str(tmp_path)
     example.publish(publisher, orders=40)
     example.pipeline(spark, publisher.url, folder)
@@ -47,22 +51,32 @@ def test_the_pipeline_keeps_its_tables_through_a_split(spark: SparkSession, exam
     example.publish(publisher, orders=60, first=40)
     example.pipeline(spark, publisher.url, folder)
     latest = {event["entity"]: event["status"] for event in publisher.payloads()}
-    assert {row.entity: row.status for row in example.state_table(spark, folder).collect()} == latest
+    assert {
+        row.entity: row.status for row in example.state_table(spark, folder).collect()
+    } == latest
     paid = [event for event in publisher.payloads() if event["status"] == "paid"]
     minutes = spark.read.parquet(f"{folder}/revenue").collect()
     assert 0 < sum(row.payments for row in minutes) <= len(paid)
     assert len({row.minute for row in minutes}) == len(minutes)
 
 
-def test_the_snippets_of_the_readme_run(spark: SparkSession, example: Any, publisher: Publisher, tmp_path: Path) -> None:
+def test_the_snippets_of_the_readme_run(
+    spark: SparkSession, example: Any, publisher: Publisher, tmp_path: Path
+) -> None:
     example.publish(publisher, orders=30)
-    chapter = re.search(r"^## [^\n]*Spark.*?(?=^## |\Z)", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    chapter = re.search(
+        r"^## [^\n]*Spark.*?(?=^## |\Z)",
+        README.read_text(encoding="utf-8"),
+        re.MULTILINE | re.DOTALL,
+    )
     assert chapter is not None, "README.md has no chapter on Spark"
     snippets = re.findall(r"```python\n(.*?)```", chapter[0], re.DOTALL)
     assert len(snippets) >= 3
     names: dict[str, Any] = {"spark": spark}
     for snippet in snippets:
-        code = snippet.replace("https://service/orders", str(publisher.url)).replace("s3://lake", tmp_path.as_uri())
+        code = snippet.replace("https://service/orders", str(publisher.url)).replace(
+            "s3://lake", tmp_path.as_uri()
+        )
         exec(compile(code, str(README), "exec"), names)
     assert names["table"].count() == len(publisher.payloads())
     assert spark.read.parquet(f"{tmp_path}/orders").count() == len(publisher.payloads())

@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.errors import AuthenticationError, BufferLimitError, FeedUnavailableError, LineTooLongError, NoProgressError, ProtocolError
+from feedapi_client.errors import (
+    AuthenticationError,
+    BufferLimitError,
+    FeedUnavailableError,
+    LineTooLongError,
+    NoProgressError,
+    ProtocolError,
+)
 from feedapi_client.model import FIRST
-from feedapi_client.protocol.ndjson import Run
+from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.fetch import Feed, Outcome, PartitionReader, Target, _lines, read_end
 from feedapi_client.spark.options import OptionError, parse_options
 from feedapi_client.testing import Publisher, Quirks
@@ -26,26 +33,39 @@ def publisher() -> Iterator[Publisher]:
 
 def feed_of(publisher: Publisher, **given: str) -> Feed:
     assert publisher.url is not None
-    return Feed(parse_options({"url": publisher.url, "baseDelay": "0.001", "maxDelay": "0.01", **given}))
+    return Feed(
+        parse_options({"url": publisher.url, "baseDelay": "0.001", "maxDelay": "0.01", **given})
+    )
 
 
-def read(publisher: Publisher, *, cursor: str = FIRST, given: dict[str, str] | None = None, **how: Any) -> tuple[list[Run], Outcome]:
-    runs: list[Run] = []
-    outcome = PartitionReader(feed_of(publisher, **(given or {})), Target(0, cursor), **how).read(runs.append)
+def read(
+    publisher: Publisher, *, cursor: str = FIRST, given: dict[str, str] | None = None, **how: Any
+) -> tuple[list[CheckpointedEvents], Outcome]:
+    runs: list[CheckpointedEvents] = []
+    outcome = PartitionReader(feed_of(publisher, **(given or {})), Target(0, cursor), **how).read(
+        runs.append
+    )
     return runs, outcome
 
 
-def numbers(runs: list[Run]) -> list[int]:
+def numbers(runs: list[CheckpointedEvents]) -> list[int]:
     return [event.json()["n"] for run in runs for event in run.events]
 
 
 def test_an_open_partition_is_read_until_it_is_caught_up(publisher: Publisher) -> None:
     runs, outcome = read(publisher)
     assert numbers(runs) == list(range(100))
-    assert (outcome.events, outcome.cursor, outcome.ended, outcome.asked_closed) == (100, publisher.end_cursor(0), True, False)
+    assert (outcome.events, outcome.cursor, outcome.ended, outcome.asked_closed) == (
+        100,
+        publisher.end_cursor(0),
+        True,
+        False,
+    )
 
 
-def test_a_closed_partition_ends_at_its_last_cursor_without_another_request(publisher: Publisher) -> None:
+def test_a_closed_partition_ends_at_its_last_cursor_without_another_request(
+    publisher: Publisher,
+) -> None:
     publisher.quirks = Quirks(last_cursor="closed")
     publisher.close(0)
     _, outcome = read(publisher)
@@ -61,7 +81,9 @@ def test_r6_without_a_last_cursor_the_end_is_an_empty_answer(publisher: Publishe
 
 
 @pytest.mark.parametrize(("limit", "events"), [(100, 100), (55, 50), (10, 10), (19, 10), (3, 10)])
-def test_r3_the_limit_cuts_at_the_last_checkpoint_within_it(publisher: Publisher, limit: int, events: int) -> None:
+def test_r3_the_limit_cuts_at_the_last_checkpoint_within_it(
+    publisher: Publisher, limit: int, events: int
+) -> None:
     runs, outcome = read(publisher, limit=limit)
     assert numbers(runs) == list(range(events))
     again, _ = read(publisher, cursor=outcome.cursor)
@@ -132,7 +154,7 @@ def test_r10_a_new_token_is_fetched_on_the_way(publisher: Publisher) -> None:
     feed = feed_of(publisher)
     _ = feed.info
     publisher.rotate_token()
-    runs: list[Run] = []
+    runs: list[CheckpointedEvents] = []
     PartitionReader(feed, Target(0, FIRST)).read(runs.append)
     assert numbers(runs) == list(range(100))
 
@@ -198,7 +220,10 @@ def test_a_filter_that_the_feed_does_not_offer_is_named(publisher: Publisher) ->
 
 def test_a_filter_that_fits_two_names_is_refused(publisher: Publisher) -> None:
     publisher.dialect = "v2-draft"
-    publisher.filters = {"Subject": lambda payload, value: True, "subject": lambda payload, value: True}
+    publisher.filters = {
+        "Subject": lambda payload, value: True,
+        "subject": lambda payload, value: True,
+    }
     with pytest.raises(OptionError, match="fits several filters"):
         feed_of(publisher, **{"filter.SUBJECT": "x"}).discover()
 

@@ -43,7 +43,9 @@ def job(publisher: Publisher, tmp_path: Path, **more: object) -> Ingest:
     return Ingest(url=publisher.url, output=str(tmp_path / "table"), **more)  # type: ignore[arg-type]
 
 
-def test_a_raw_table_grows_by_what_is_new(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+def test_a_raw_table_grows_by_what_is_new(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
     first = run(spark, job(publisher, tmp_path))
     assert (first.rows, first.unparsed) == (120, 0)
     publish(publisher, 30, first=120)
@@ -53,22 +55,43 @@ def test_a_raw_table_grows_by_what_is_new(spark: SparkSession, publisher: Publis
     assert problems((row.asDict() for row in table.collect()), publisher.payloads()) == []
 
 
-def test_a_typed_and_partitioned_table_keeps_what_does_not_fit(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+def test_a_typed_and_partitioned_table_keeps_what_does_not_fit(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
     publisher.append(0, {"entity": "e0", "n": "not a number"})
-    summary = run(spark, job(publisher, tmp_path, schema="entity STRING, n INT", partition_by=["entity"]))
+    summary = run(
+        spark, job(publisher, tmp_path, schema="entity STRING, n INT", partition_by=["entity"])
+    )
     assert (summary.rows, summary.unparsed) == (121, 1)
     table = spark.read.parquet(str(tmp_path / "table"))
-    assert table.where("_corrupt is null").selectExpr("sum(n) as total").first().total == sum(range(120))  # type: ignore[union-attr]
+    assert table.where("_corrupt is null").selectExpr("sum(n) as total").first().total == sum(
+        range(120)
+    )  # type: ignore[union-attr]
     assert (tmp_path / "table" / "batch=0" / "entity=e3").is_dir()
 
 
-def test_a_transformation_of_the_users_own(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
-    summary = run(spark, job(publisher, tmp_path, schema="entity STRING, n INT", transform=transforms.only_odd, format="json"))
+def test_a_transformation_of_the_users_own(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    summary = run(
+        spark,
+        job(
+            publisher,
+            tmp_path,
+            schema="entity STRING, n INT",
+            transform=transforms.only_odd,
+            format="json",
+        ),
+    )
     assert summary.batches >= 1
-    assert {row.n for row in spark.read.json(str(tmp_path / "table")).collect()} == set(range(1, 120, 2))
+    assert {row.n for row in spark.read.json(str(tmp_path / "table")).collect()} == set(
+        range(1, 120, 2)
+    )
 
 
-def test_a_batch_that_is_written_again_replaces_the_first_attempt(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+def test_a_batch_that_is_written_again_replaces_the_first_attempt(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
     def fails_once_it_has_written(batch, number):  # type: ignore[no-untyped-def]
         batch.write.mode("append").parquet(str(tmp_path / "table" / f"batch={number}"))
         raise RuntimeError("after the write")
@@ -79,13 +102,17 @@ def test_a_batch_that_is_written_again_replaces_the_first_attempt(spark: SparkSe
     assert spark.read.parquet(str(tmp_path / "table")).count() == 120
 
 
-def test_an_output_of_another_query_is_left_alone(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+def test_an_output_of_another_query_is_left_alone(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
     run(spark, job(publisher, tmp_path))
     with pytest.raises(ValueError, match=r"holds batches, but .* is not the checkpoint"):
         run(spark, job(publisher, tmp_path, checkpoint=str(tmp_path / "another")))
 
 
-def test_what_failed_is_said_in_one_line(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+def test_what_failed_is_said_in_one_line(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
     publisher.bearer = "needed"
     with pytest.raises(StreamingQueryException) as caught:
         run(spark, job(publisher, tmp_path))
@@ -97,8 +124,21 @@ def test_what_failed_is_said_in_one_line(spark: SparkSession, publisher: Publish
 @pytest.mark.slow
 @needs_jvm
 def test_the_command_ends_with_a_summary(publisher: Publisher, tmp_path: Path) -> None:
-    conf = ["spark.master=local[1]", "spark.ui.enabled=false", "spark.driver.memory=600m", "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1"]
-    command = [sys.executable, "-m", "feedapi_client.spark.ingest", str(publisher.url), str(tmp_path / "table"), "--json", *(f"--conf={one}" for one in conf)]
+    conf = [
+        "spark.master=local[1]",
+        "spark.ui.enabled=false",
+        "spark.driver.memory=600m",
+        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1",
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "feedapi_client.spark.ingest",
+        str(publisher.url),
+        str(tmp_path / "table"),
+        "--json",
+        *(f"--conf={one}" for one in conf),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["rows"] == 120
@@ -109,7 +149,11 @@ def test_the_command_ends_with_a_summary(publisher: Publisher, tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("text", "options"),
-    [("available-now", {"availableNow": True}), ("10s", {"processingTime": "10 seconds"}), ("500ms", {"processingTime": "500 milliseconds"})],
+    [
+        ("available-now", {"availableNow": True}),
+        ("10s", {"processingTime": "10 seconds"}),
+        ("500ms", {"processingTime": "500 milliseconds"}),
+    ],
 )
 def test_triggers(text: str, options: dict[str, object]) -> None:
     assert trigger_options(text) == options
@@ -119,15 +163,23 @@ def test_triggers(text: str, options: dict[str, object]) -> None:
     ("arguments", "message"),
     [
         (["--trigger", "sometimes"], "trigger must be available-now or an interval"),
-        (["--format", "iceberg"], "format iceberg writes to a table: say with --checkpoint and --staging"),
+        (
+            ["--format", "iceberg"],
+            "format iceberg writes to a table: say with --checkpoint and --staging",
+        ),
         (["--transform", "no.such.module:f"], "--transform: no.such.module:f can't be imported"),
         (["--option", "authEnv"], "--option takes NAME=VALUE"),
     ],
 )
-def test_wrong_arguments_are_one_line_and_exit_code_2(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+def test_wrong_arguments_are_one_line_and_exit_code_2(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
     assert main(["http://service/feed", "/tmp/x", *arguments]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_the_summary_says_what_was_written() -> None:
-    assert str(Summary("/data", 3, 1500, 2, 2.0)) == "1,500 rows, 2 of them not fitting the schema (column _corrupt) in 3 batches to /data in 2.0 s, 750 rows/s"
+    assert (
+        str(Summary("/data", 3, 1500, 2, 2.0))
+        == "1,500 rows, 2 of them not fitting the schema (column _corrupt) in 3 batches to /data in 2.0 s, 750 rows/s"
+    )

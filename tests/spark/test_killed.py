@@ -52,7 +52,12 @@ class Torture:
 
     def start(self, **more: Any) -> None:
         """Start a driver."""
-        options = {"url": self.publisher.url, "stagingLocation": (self.folder / "staging").as_uri(), "maxEventsPerPartition": "400", "maxPollInterval": "0.5"}
+        options = {
+            "url": self.publisher.url,
+            "stagingLocation": (self.folder / "staging").as_uri(),
+            "maxEventsPerPartition": "400",
+            "maxPollInterval": "0.5",
+        }
         given = {
             "master": self.master,
             "format": self.format,
@@ -62,10 +67,20 @@ class Torture:
             "output": str(self.folder / "output"),
             **more,
         }
-        environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(ROOT), "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment = {
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.pipeline", json.dumps(given)], cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
+                [sys.executable, "-m", "tests.spark.pipeline", json.dumps(given)],
+                cwd=ROOT,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
 
     def await_point(self, pattern: str, timeout: float = 90) -> None:
@@ -104,7 +119,11 @@ class Torture:
     def rows(self) -> Iterator[Row]:
         """What a reader of the sink sees."""
         output = self.folder / "output"
-        files = spark_metadata(output) if self.sink == "parquet" else sorted(output.glob("batch=*/*.parquet"))
+        files = (
+            spark_metadata(output)
+            if self.sink == "parquet"
+            else sorted(output.glob("batch=*/*.parquet"))
+        )
         for file in files:
             yield from pq.ParquetFile(file).read().to_pylist()
 
@@ -126,7 +145,9 @@ def executors_of(leader: int) -> list[int]:
     found = []
     for pid in session_of(leader):
         with suppress(OSError):
-            if "CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_text(errors="replace"):
+            if "CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_text(
+                errors="replace"
+            ):
                 found.append(pid)
     return found
 
@@ -165,7 +186,9 @@ def change_topology(publisher: Publisher, step: int) -> None:
         publisher.rotate_token()
 
 
-def test_an_executor_is_killed_and_partitions_split_while_the_query_runs(torture: Callable[..., Torture]) -> None:
+def test_an_executor_is_killed_and_partitions_split_while_the_query_runs(
+    torture: Callable[..., Torture],
+) -> None:
     query = torture("parquet")
     query.publish(2000)
     query.start()
@@ -215,7 +238,9 @@ def test_the_driver_is_killed_with_a_parquet_sink(torture: Callable[..., Torture
     assert query.problems() == []
 
 
-def test_the_driver_is_killed_with_an_idempotent_foreach_batch_sink(torture: Callable[..., Torture]) -> None:
+def test_the_driver_is_killed_with_an_idempotent_foreach_batch_sink(
+    torture: Callable[..., Torture],
+) -> None:
     query = torture("foreach")
     for life, die in enumerate(["read", "written", "next"]):
         query.publish(800)
@@ -229,7 +254,9 @@ def test_the_driver_is_killed_with_an_idempotent_foreach_batch_sink(torture: Cal
     assert query.problems() == []
 
 
-def test_the_check_can_fail_a_refetching_reader_loses_or_doubles_events(torture: Callable[..., Torture]) -> None:
+def test_the_check_can_fail_a_refetching_reader_loses_or_doubles_events(
+    torture: Callable[..., Torture],
+) -> None:
     query = torture("foreach", format="refetching", master="local[2]")
     query.publish(800)
     query.start(die="written", at=0)

@@ -30,7 +30,9 @@ def test_the_url_alone_is_enough() -> None:
 
 
 def test_names_are_found_in_any_case() -> None:
-    options = parse_options({"URL": "https://service/feed", "MAXEVENTSPERPARTITION": "5", "pagesizehint": "7"})
+    options = parse_options(
+        {"URL": "https://service/feed", "MAXEVENTSPERPARTITION": "5", "pagesizehint": "7"}
+    )
     assert options.max_events_per_partition == 5
     assert options.fetch.page_size_hint == 7
 
@@ -57,12 +59,17 @@ def test_lists_and_ranges_of_partitions() -> None:
     assert "numbers and ranges from 0 to 32767" in problem(partitions="0-40000")
 
 
-@pytest.mark.parametrize(("given", "start"), [("first", "first"), ("LAST", "last"), ('{"0": "abc", "7": "x"}', {0: "abc", 7: "x"})])
+@pytest.mark.parametrize(
+    ("given", "start"),
+    [("first", "first"), ("LAST", "last"), ('{"0": "abc", "7": "x"}', {0: "abc", 7: "x"})],
+)
 def test_where_to_start(given: str, start: object) -> None:
     assert parse_options({**URL, "startingCursors": given}).start == start
 
 
-@pytest.mark.parametrize("given", ["middle", "[1]", "{}", '{"a": "b"}', '{"0": 3}', '{"0": "\u00e6"}'])
+@pytest.mark.parametrize(
+    "given", ["middle", "[1]", "{}", '{"a": "b"}', '{"0": 3}', '{"0": "\u00e6"}']
+)
 def test_where_not_to_start(given: str) -> None:
     assert "startingCursors must be first, last, or a JSON object" in problem(startingCursors=given)
 
@@ -81,14 +88,24 @@ def test_all_of_fetch_options_limits_and_retry_policy_can_be_given() -> None:
             "maxDelay": "7",
         }
     )
-    assert options.fetch == FetchOptions(page_size_hint=10, event_types=("a", "b"), v1_headers=("x", "y"))
-    assert (options.limits.max_line_bytes, options.limits.max_buffered_bytes, options.limits.request_timeout) == (1000, 5000, 3.5)
+    assert options.fetch == FetchOptions(
+        page_size_hint=10, event_types=("a", "b"), v1_headers=("x", "y")
+    )
+    assert (
+        options.limits.max_line_bytes,
+        options.limits.max_buffered_bytes,
+        options.limits.request_timeout,
+    ) == (1000, 5000, 3.5)
     assert (options.retry.give_up_after, options.retry.max_delay) == (None, 7)
 
 
 def test_what_the_option_objects_refuse_is_said_with_option_names() -> None:
-    assert "eventTypes and skipEventTypes exclude each other" in problem(eventTypes="a", skipEventTypes="b")
-    assert "baseDelay must be positive and maxDelay not smaller" in problem(baseDelay="5", maxDelay="1")
+    assert "eventTypes and skipEventTypes exclude each other" in problem(
+        eventTypes="a", skipEventTypes="b"
+    )
+    assert "baseDelay must be positive and maxDelay not smaller" in problem(
+        baseDelay="5", maxDelay="1"
+    )
 
 
 def test_an_endless_stream_is_refused() -> None:
@@ -97,20 +114,37 @@ def test_an_endless_stream_is_refused() -> None:
 
 
 def test_r19_no_value_is_quoted() -> None:
-    for options in ({"url": "https://user:hunter2@service"}, {"header.Cookie": "hunter2"}, {"header.X-Api-Key": "hunter2"}, {"authCallable": "hunter2"}):
+    for options in (
+        {"url": "https://user:hunter2@service"},
+        {"header.Cookie": "hunter2"},
+        {"header.X-Api-Key": "hunter2"},
+        {"authCallable": "hunter2"},
+    ):
         assert "hunter2" not in problem(**options)
-    assert "hunter2" not in repr(parse_options({"url": "https://service/feed?key=hunter2", "header.X-Tenant": "hunter2"}))
+    assert "hunter2" not in repr(
+        parse_options({"url": "https://service/feed?key=hunter2", "header.X-Tenant": "hunter2"})
+    )
 
 
 def test_options_travel_to_executors() -> None:
-    options = parse_options({**URL, "partitions": "1", "filter.subject": "x", "startingCursors": '{"1": "c"}'})
+    options = parse_options(
+        {**URL, "partitions": "1", "filter.subject": "x", "startingCursors": '{"1": "c"}'}
+    )
     again = pickle.loads(pickle.dumps(options))
     assert again == options
 
 
 def test_every_option_is_listed_once() -> None:
     assert len(set(OPTION_NAMES)) == len(OPTION_NAMES)
-    assert {"url", "startingCursors", "filter.NAME", "header.NAME", "headerEnv.NAME", "maxPollInterval", "giveUpAfter"} <= set(OPTION_NAMES)
+    assert {
+        "url",
+        "startingCursors",
+        "filter.NAME",
+        "header.NAME",
+        "headerEnv.NAME",
+        "maxPollInterval",
+        "giveUpAfter",
+    } <= set(OPTION_NAMES)
 
 
 # ---------------------------------------------------------------------- credentials
@@ -137,7 +171,10 @@ def test_a_bare_token_in_the_environment_is_a_bearer_token(monkeypatch: pytest.M
 
 def test_headers_from_values_and_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "abc")
-    assert authorized(**{"header.X-Tenant": "7", "headerEnv.X-Api-Key": "API_KEY"}).headers == {"X-Tenant": "7", "X-Api-Key": "abc"}
+    assert authorized(**{"header.X-Tenant": "7", "headerEnv.X-Api-Key": "API_KEY"}).headers == {
+        "X-Tenant": "7",
+        "X-Api-Key": "abc",
+    }
 
 
 def test_a_callable_that_is_not_there_is_named() -> None:
@@ -149,14 +186,23 @@ def test_a_callable_that_is_not_there_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("master", "local"), [("local", True), ("local[4]", True), ("local-cluster[2,1,1024]", False), ("spark://h:7077", False), ("yarn", False)]
+    ("master", "local"),
+    [
+        ("local", True),
+        ("local[4]", True),
+        ("local-cluster[2,1,1024]", False),
+        ("spark://h:7077", False),
+        ("yarn", False),
+    ],
 )
 def test_which_masters_are_local(master: str, local: bool) -> None:
     assert is_local(master) is local
 
 
 @pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "yarn", None])
-def test_a_staging_location_is_required_unless_the_master_is_local(monkeypatch: pytest.MonkeyPatch, master: str | None) -> None:
+def test_a_staging_location_is_required_unless_the_master_is_local(
+    monkeypatch: pytest.MonkeyPatch, master: str | None
+) -> None:
     monkeypatch.setattr(environment, "spark_master", lambda: master)
     assert staging_location("s3://bucket/x") == "s3://bucket/x"
     with pytest.raises(OptionError, match="option stagingLocation is missing"):
@@ -171,13 +217,31 @@ def test_a_local_master_stages_in_a_folder_of_ones_own(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     ("arguments", "master"),
     [
-        (["java", "org.apache.spark.deploy.SparkSubmit", "--conf", "spark.master=local-cluster[2,1,1024]", "pyspark-shell"], "local-cluster[2,1,1024]"),
+        (
+            [
+                "java",
+                "org.apache.spark.deploy.SparkSubmit",
+                "--conf",
+                "spark.master=local-cluster[2,1,1024]",
+                "pyspark-shell",
+            ],
+            "local-cluster[2,1,1024]",
+        ),
         (["java", "org.apache.spark.deploy.SparkSubmit", "--master", "yarn", "app.py"], "yarn"),
-        (["java", "-Dspark.master=k8s://x", "org.apache.spark.executor.CoarseGrainedExecutorBackend"], "k8s://x"),
+        (
+            [
+                "java",
+                "-Dspark.master=k8s://x",
+                "org.apache.spark.executor.CoarseGrainedExecutorBackend",
+            ],
+            "k8s://x",
+        ),
         (["java", "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"], "local[*]"),
     ],
 )
-def test_the_master_is_read_off_the_command_line(monkeypatch: pytest.MonkeyPatch, arguments: list[str], master: str) -> None:
+def test_the_master_is_read_off_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], master: str
+) -> None:
     monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
     monkeypatch.setattr(environment, "_command_line", lambda pid: arguments)
     assert environment.spark_master() == master

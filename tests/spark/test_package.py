@@ -17,7 +17,15 @@ from tests.spark.conftest import ROOT, needs_jvm
 def python(code: str, *paths: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
     """The code in an interpreter of its own, with `paths` before everything else."""
     given = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **environment}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=given, timeout=200, check=False, cwd=Path(ROOT).anchor)
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=given,
+        timeout=200,
+        check=False,
+        cwd=Path(ROOT).anchor,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +33,11 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The unpacked wheel, as an installation leaves it."""
     folder = tmp_path_factory.mktemp("wheel")
     built = subprocess.run(
-        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert built.returncode == 0, built.stderr
     (file,) = folder.glob("*.whl")
@@ -42,10 +54,22 @@ BLOCKED = "import sys\nfor name in {names!r}: sys.modules[name] = None\n"
 
 
 @pytest.mark.parametrize(
-    "missing", [["pyspark"], ["pyarrow"], ["obstore"], ["zstandard"], ["numpy"], ["pyspark", "pyarrow", "obstore", "zstandard", "numpy", "httpx"]]
+    "missing",
+    [
+        ["pyspark"],
+        ["pyarrow"],
+        ["obstore"],
+        ["zstandard"],
+        ["numpy"],
+        ["pyspark", "pyarrow", "obstore", "zstandard", "numpy", "httpx"],
+    ],
 )
 def test_the_module_never_raises_on_import(wheel: Path, missing: list[str]) -> None:
-    done = python(BLOCKED.format(names=missing) + "import pyspark_feedapi; print(hasattr(pyspark_feedapi, 'DefaultSource'))", wheel)
+    done = python(
+        BLOCKED.format(names=missing)
+        + "import pyspark_feedapi; print(hasattr(pyspark_feedapi, 'DefaultSource'))",
+        wheel,
+    )
     assert (done.returncode, done.stdout.strip()) == (0, "False"), done.stderr
 
 
@@ -56,10 +80,10 @@ def test_without_the_extra_the_import_says_what_to_install(missing: str) -> None
 
 
 def test_reading_tracking_and_staging_need_no_pyspark() -> None:
-    code = (
-        "import sys, types\npackage = types.ModuleType('feedapi_client.spark'); package.__path__ = [{path!r}]\nsys.modules['feedapi_client.spark'] = package\n"
-    )
-    code = code.format(path=str(ROOT / "feedapi_client" / "spark")) + BLOCKED.format(names=["pyspark", "pyarrow"]).removeprefix("import sys\n")
+    code = "import sys, types\npackage = types.ModuleType('feedapi_client.spark'); package.__path__ = [{path!r}]\nsys.modules['feedapi_client.spark'] = package\n"
+    code = code.format(path=str(ROOT / "feedapi_client" / "spark")) + BLOCKED.format(
+        names=["pyspark", "pyarrow"]
+    ).removeprefix("import sys\n")
     modules = "options, auth, environment, staging, fetch, tracker"
     done = python(code + f"from feedapi_client.spark import {modules}", ROOT)
     assert done.returncode == 0, done.stderr
@@ -85,6 +109,8 @@ def test_an_installed_wheel_needs_no_registration(wheel: Path) -> None:
     for n in range(30):
         publisher.publish(f"e{n}", {"n": n})
     with publisher.serve() as url:
-        done = python(FIND.format(url=url), wheel, PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1")
+        done = python(
+            FIND.format(url=url), wheel, PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1"
+        )
     assert f"from {wheel}" in done.stdout, done.stderr[-3000:]
     assert "rows 30" in done.stdout, done.stderr[-3000:]

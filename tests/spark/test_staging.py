@@ -10,7 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedapi_client.spark.staging import MissingObjectError, Section, Staging, StagingError, compress, decompress, decompress_lines, open_store, pack, unpack
+from feedapi_client.spark.staging import (
+    MissingObjectError,
+    Section,
+    Staging,
+    StagingError,
+    compress,
+    decompress,
+    decompress_lines,
+    open_store,
+    pack,
+    unpack,
+)
 
 
 @pytest.fixture
@@ -29,7 +40,12 @@ def test_of_many_writers_at_once_exactly_one_wins(staging: Staging) -> None:
         won: list[bytes] = []
         barrier = threading.Barrier(8)
 
-        def write(number: int, key: str = f"run/{attempt}", won: list[bytes] = won, barrier: threading.Barrier = barrier) -> None:
+        def write(
+            number: int,
+            key: str = f"run/{attempt}",
+            won: list[bytes] = won,
+            barrier: threading.Barrier = barrier,
+        ) -> None:
             content = bytes([number]) * 100_000
             barrier.wait()
             if staging.create(key, content):
@@ -72,7 +88,12 @@ def test_a_damaged_section_is_a_loud_error() -> None:
         decompress(memoryview(section), "key")
 
 
-@given(st.lists(st.binary(max_size=200).map(lambda line: line.replace(b"\n", b"") + b"\n"), max_size=50), st.integers(1, 300))
+@given(
+    st.lists(
+        st.binary(max_size=200).map(lambda line: line.replace(b"\n", b"") + b"\n"), max_size=50
+    ),
+    st.integers(1, 300),
+)
 def test_lines_come_back_whole_in_pieces_of_any_size(lines: list[bytes], size: int) -> None:
     section = Section()
     for line in lines:
@@ -89,7 +110,12 @@ def test_only_earlier_epochs_of_the_own_run_are_deleted(staging: Staging, tmp_pa
             one.create(one.plan_key(epoch), b"plan")
             one.create(one.data_key(epoch, 0), b"data")
     assert staging.discard_before(2) == 4
-    assert [staging.exists(staging.plan_key(epoch)) for epoch in range(4)] == [False, False, True, True]
+    assert [staging.exists(staging.plan_key(epoch)) for epoch in range(4)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
     assert all(other.exists(other.data_key(epoch, 0)) for epoch in range(4))
 
 

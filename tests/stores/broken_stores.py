@@ -45,54 +45,87 @@ class TestWithoutHooks(_Bare):
 
 class TestAnyRevision(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
-        async def save(self, feed: FeedKey, positions: Positions, *, transaction: Any = None) -> None:
+        async def save(
+            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
+        ) -> None:
             self._feeds.setdefault(feed, {}).update(positions)
 
 
 class TestOneByOne(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
-        async def save(self, feed: FeedKey, positions: Positions, *, transaction: Any = None) -> None:
+        async def save(
+            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
+        ) -> None:
             for partition, position in positions.items():
                 await super().save(feed, {partition: position}, transaction=transaction)
 
 
 class TestIgnoresTheTransaction(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
-        async def save(self, feed: FeedKey, positions: Positions, *, transaction: Any = None) -> None:
+        async def save(
+            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
+        ) -> None:
             await super().save(feed, positions)
 
 
 class TestMixesFeeds(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
         async def load(self, feed: FeedKey) -> dict[int, Position]:
-            return {partition: position for positions in self._feeds.values() for partition, position in positions.items()}
+            return {
+                partition: position
+                for positions in self._feeds.values()
+                for partition, position in positions.items()
+            }
 
 
 class TestLosesTheStatus(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
         async def load(self, feed: FeedKey) -> dict[int, Position]:
-            return {p: Position(found.cursor, "open", found.revision) for p, found in (await super().load(feed)).items()}
+            return {
+                p: Position(found.cursor, "open", found.revision)
+                for p, found in (await super().load(feed)).items()
+            }
 
 
 class TestStripsCursors(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
         async def load(self, feed: FeedKey) -> dict[int, Position]:
-            return {p: Position(found.cursor.strip(), found.status, found.revision) for p, found in (await super().load(feed)).items()}
+            return {
+                p: Position(found.cursor.strip(), found.status, found.revision)
+                for p, found in (await super().load(feed)).items()
+            }
 
 
 class TestLooksAndLeapsLater(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
-        async def save(self, feed: FeedKey, positions: Positions, *, transaction: Any = None) -> None:
+        async def save(
+            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
+        ) -> None:
             stored = await self.load(feed)
             for partition, position in positions.items():
-                check_predecessor(feed, partition, position, stored[partition].revision if partition in stored else None)
+                check_predecessor(
+                    feed,
+                    partition,
+                    position,
+                    stored[partition].revision if partition in stored else None,
+                )
             await anyio.lowlevel.checkpoint()
             self._feeds.setdefault(feed, {}).update(positions)
 
 
 class TestCancelledHalfway(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
-        async def save(self, feed: FeedKey, positions: Positions, *, transaction: Any = None) -> None:
-            await super().save(feed, {p: position for p, position in positions.items() if p % 2}, transaction=transaction)
+        async def save(
+            self, feed: FeedKey, positions: Positions, *, transaction: Any = None
+        ) -> None:
+            await super().save(
+                feed,
+                {p: position for p, position in positions.items() if p % 2},
+                transaction=transaction,
+            )
             await anyio.lowlevel.checkpoint()
-            await super().save(feed, {p: position for p, position in positions.items() if not p % 2}, transaction=transaction)
+            await super().save(
+                feed,
+                {p: position for p, position in positions.items() if not p % 2},
+                transaction=transaction,
+            )

@@ -59,7 +59,9 @@ class JournalContract:
         await store.save(FEED, opening(range(3)))
         assert await store.positions_at(FEED, now()) == await store.load(FEED)
 
-    async def test_a_deleted_position_is_history_and_a_new_one_does_not_hide_it(self, store: JournalledStore) -> None:
+    async def test_a_deleted_position_is_history_and_a_new_one_does_not_hide_it(
+        self, store: JournalledStore
+    ) -> None:
         await store.save(FEED, opening())
         saved = now()
         await store.delete(FEED)
@@ -84,7 +86,13 @@ class JournalContract:
             if dice.random() < 0.2:
                 await store.delete(FEED, chosen)
             else:
-                await store.save(FEED, {p: stored[p].advance(f"s{step}") if p in stored else Position(f"s{step}") for p in chosen})
+                await store.save(
+                    FEED,
+                    {
+                        p: stored[p].advance(f"s{step}") if p in stored else Position(f"s{step}")
+                        for p in chosen
+                    },
+                )
             history.append((now(), await store.load(FEED)))
         for when, expected in history:
             assert await store.positions_at(FEED, when) == expected
@@ -105,7 +113,9 @@ class JournalContract:
 
     # What the journal does not know
 
-    async def test_without_a_journal_nothing_is_written_and_asking_is_an_error(self, make: Make) -> None:
+    async def test_without_a_journal_nothing_is_written_and_asking_is_an_error(
+        self, make: Make
+    ) -> None:
         await (await make(FOREVER)).load(FEED)
         store = await make(None)
         await store.save(FEED, opening())
@@ -149,7 +159,9 @@ class JournalContract:
         with pytest.raises(StoreError, match="does not reach back"):
             await store.positions_at(FEED, now() - timedelta(hours=2))
 
-    async def test_old_entries_are_pruned_and_those_within_the_retention_stay(self, make: Make) -> None:
+    async def test_old_entries_are_pruned_and_those_within_the_retention_stay(
+        self, make: Make
+    ) -> None:
         store = await make(Journal(keep=timedelta(milliseconds=400)))
         position = Position("c")
         for _ in range(30):
@@ -161,20 +173,30 @@ class JournalContract:
             position = position.advance()
             await anyio.sleep(0.03)
         assert 0 < await self.journal_rows(store) <= 5
-        assert await store.positions_at(FEED, now() - timedelta(milliseconds=300)) == {0: Position("c", revision=30)}
+        assert await store.positions_at(FEED, now() - timedelta(milliseconds=300)) == {
+            0: Position("c", revision=30)
+        }
 
     # Rewinding
 
-    async def test_rewinding_makes_the_old_positions_current_with_the_next_revisions(self, store: JournalledStore) -> None:
+    async def test_rewinding_makes_the_old_positions_current_with_the_next_revisions(
+        self, store: JournalledStore
+    ) -> None:
         await store.save(FEED, opening(range(3)))
         when = now()
         await store.save(FEED, advanced(opening(range(2))))
         await store.save(FEED, advanced(advanced(opening((1,)))))
         rewound = await store.rewind(FEED, when)
-        assert rewound == {0: Position("c0", revision=3), 1: Position("c1", revision=4), 2: Position("c2", revision=2)}
+        assert rewound == {
+            0: Position("c0", revision=3),
+            1: Position("c1", revision=4),
+            2: Position("c2", revision=2),
+        }
         assert await store.load(FEED) == rewound
 
-    async def test_r17_rewinding_fences_a_running_consumer_on_every_partition(self, store: JournalledStore) -> None:
+    async def test_r17_rewinding_fences_a_running_consumer_on_every_partition(
+        self, store: JournalledStore
+    ) -> None:
         await store.save(FEED, opening(range(3)))
         running = advanced(opening(range(3)))
         await store.rewind(FEED, now())
@@ -182,7 +204,9 @@ class JournalContract:
             with pytest.raises(FencedError):
                 await store.save(FEED, {partition: running[partition]})
 
-    async def test_rewinding_before_a_split_by_closing_opens_the_parent_and_forgets_the_children(self, store: JournalledStore) -> None:
+    async def test_rewinding_before_a_split_by_closing_opens_the_parent_and_forgets_the_children(
+        self, store: JournalledStore
+    ) -> None:
         await store.save(FEED, opening())
         before = now()
         await store.save(FEED, {0: Position("end", "drained", 2)})
@@ -190,13 +214,21 @@ class JournalContract:
         assert await store.rewind(FEED, before) == {0: Position("c0", revision=3)}
         assert await store.load(FEED) == {0: Position("c0", revision=3)}
 
-    async def test_rewinding_before_a_split_by_transfer_opens_the_ancestor_and_forgets_the_heirs(self, store: JournalledStore) -> None:
+    async def test_rewinding_before_a_split_by_transfer_opens_the_ancestor_and_forgets_the_heirs(
+        self, store: JournalledStore
+    ) -> None:
         await store.save(FEED, opening())
         before = now()
-        await store.save(FEED, {0: Position("c0", "superseded", 2), 1: Position("c0"), 2: Position("c0")})
+        await store.save(
+            FEED, {0: Position("c0", "superseded", 2), 1: Position("c0"), 2: Position("c0")}
+        )
         between = now()
         await store.save(FEED, {1: Position("d", revision=2)})
-        assert await store.rewind(FEED, between) == {0: Position("c0", "superseded", 3), 1: Position("c0", revision=3), 2: Position("c0", revision=2)}
+        assert await store.rewind(FEED, between) == {
+            0: Position("c0", "superseded", 3),
+            1: Position("c0", revision=3),
+            2: Position("c0", revision=2),
+        }
         assert await store.rewind(FEED, before) == {0: Position("c0", revision=4)}
 
     async def test_a_rewind_is_undone_by_another(self, store: JournalledStore) -> None:
@@ -205,9 +237,16 @@ class JournalContract:
         await store.save(FEED, {**advanced(opening((0,))), 2: Position("born")})
         last = now()
         await store.rewind(FEED, first)
-        assert {p: found.cursor for p, found in (await store.load(FEED)).items()} == {0: "c0", 1: "c1"}
+        assert {p: found.cursor for p, found in (await store.load(FEED)).items()} == {
+            0: "c0",
+            1: "c1",
+        }
         await store.rewind(FEED, last)
-        assert {p: found.cursor for p, found in (await store.load(FEED)).items()} == {0: "d0", 1: "c1", 2: "born"}
+        assert {p: found.cursor for p, found in (await store.load(FEED)).items()} == {
+            0: "d0",
+            1: "c1",
+            2: "born",
+        }
 
     async def test_rewinding_brings_deleted_positions_back(self, store: JournalledStore) -> None:
         await store.save(FEED, opening(range(2)))
@@ -227,7 +266,9 @@ class JournalContract:
         await store.save(FEED, positions)
         when = now()
         await store.save(FEED, {**advanced(opening(range(2_000))), **opening(range(3_000, 4_000))})
-        assert await store.rewind(FEED, when) == {p: Position(f"c{p}", revision=3 if p < 2_000 else 2) for p in positions}
+        assert await store.rewind(FEED, when) == {
+            p: Position(f"c{p}", revision=3 if p < 2_000 else 2) for p in positions
+        }
         assert set(await store.load(FEED)) == set(positions)
 
     async def test_rewinding_wins_against_a_running_consumer(self, store: JournalledStore) -> None:

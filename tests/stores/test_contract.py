@@ -25,31 +25,71 @@ OPTIONAL_TESTS = 14
 @pytest.fixture(scope="module")
 def outcomes() -> dict[tuple[str, str], list[str]]:
     """The outcomes, by class and test, of the contract on good and broken stores; in a process of its own."""
-    chosen = " or ".join(["TestGood", "TestUndeclared", "TestWithoutHooks", *(f"({case} and {test})" for case, test in BROKEN.items())])
-    command = [sys.executable, "-m", "pytest", str(Path(__file__).with_name("broken_stores.py")), "-vv", "--tb=no", "-p", "no:cacheprovider", "-k", chosen]
-    output = subprocess.run(command, check=False, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=100).stdout
+    chosen = " or ".join(
+        [
+            "TestGood",
+            "TestUndeclared",
+            "TestWithoutHooks",
+            *(f"({case} and {test})" for case, test in BROKEN.items()),
+        ]
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        str(Path(__file__).with_name("broken_stores.py")),
+        "-vv",
+        "--tb=no",
+        "-p",
+        "no:cacheprovider",
+        "-k",
+        chosen,
+    ]
+    output = subprocess.run(
+        command,
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        timeout=100,
+    ).stdout
     found: dict[tuple[str, str], list[str]] = defaultdict(list)
     for line in output.splitlines():
         if line.startswith("tests/") and (words := line.split("::")[2].split()):
-            found[line.split("::")[1], words[0].split("[")[0]].append(next(word for word in line.split() if word in ("PASSED", "FAILED", "SKIPPED")))
+            found[line.split("::")[1], words[0].split("[")[0]].append(
+                next(word for word in line.split() if word in ("PASSED", "FAILED", "SKIPPED"))
+            )
     return found
 
 
-def test_a_good_store_passes_and_what_it_can_not_do_is_reported_as_skipped(outcomes: dict[tuple[str, str], list[str]]) -> None:
-    good = [outcome for (case, _), results in outcomes.items() if case == "TestGood" for outcome in results]
+def test_a_good_store_passes_and_what_it_can_not_do_is_reported_as_skipped(
+    outcomes: dict[tuple[str, str], list[str]],
+) -> None:
+    good = [
+        outcome
+        for (case, _), results in outcomes.items()
+        if case == "TestGood"
+        for outcome in results
+    ]
     assert set(good) == {"PASSED", "SKIPPED"}
     assert good.count("SKIPPED") == OPTIONAL_TESTS
 
 
 @pytest.mark.parametrize("case", ["TestUndeclared", "TestWithoutHooks"])
-def test_a_capability_that_is_undeclared_or_without_its_hook_fails(outcomes: dict[tuple[str, str], list[str]], case: str) -> None:
-    found = [outcome for (name, _), results in outcomes.items() if name == case for outcome in results]
+def test_a_capability_that_is_undeclared_or_without_its_hook_fails(
+    outcomes: dict[tuple[str, str], list[str]], case: str
+) -> None:
+    found = [
+        outcome for (name, _), results in outcomes.items() if name == case for outcome in results
+    ]
     assert set(found) == {"PASSED", "FAILED"}
     assert found.count("FAILED") == OPTIONAL_TESTS
 
 
 @pytest.mark.parametrize(("case", "test"), BROKEN.items())
-def test_a_broken_store_fails(outcomes: dict[tuple[str, str], list[str]], case: str, test: str) -> None:
+def test_a_broken_store_fails(
+    outcomes: dict[tuple[str, str], list[str]], case: str, test: str
+) -> None:
     assert set(outcomes["TestGood", test]) == {"PASSED"}
     assert "FAILED" in outcomes[case, test]
 
@@ -58,8 +98,12 @@ def test_a_broken_store_fails(outcomes: dict[tuple[str, str], list[str]], case: 
 def test_without_its_extra_a_store_says_what_to_install(module: str, library: str) -> None:
     name = {"sql": "SQLAlchemyCursorStore", "redis": "RedisCursorStore"}[module]
     program = f"import sys; sys.modules[{library!r}] = None; import feedapi_client.stores as stores; stores.{name}"
-    result = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
-    assert result.stderr.strip().splitlines()[-1].endswith(f"pip install 'feedapi-client[{module}]'")
+    result = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert (
+        result.stderr.strip().splitlines()[-1].endswith(f"pip install 'feedapi-client[{module}]'")
+    )
 
 
 def test_the_stores_package_imports_no_extra() -> None:

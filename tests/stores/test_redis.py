@@ -44,7 +44,9 @@ class TestRedisCursorStore(AdministrableStoreContract):
 
     @pytest.fixture
     async def store(self, empty_redis: Redis) -> AsyncIterator[RedisCursorStore]:
-        async with redis.asyncio.Redis.from_url(empty_redis.url, decode_responses=self.decode_responses) as client:
+        async with redis.asyncio.Redis.from_url(
+            empty_redis.url, decode_responses=self.decode_responses
+        ) as client:
             self.url = empty_redis.url
             yield RedisCursorStore(client)
 
@@ -71,7 +73,10 @@ class TestOnRedis:
         return str(request.param)
 
     async def test_prefixes_are_apart(self, empty_redis: Redis) -> None:
-        async with RedisCursorStore(empty_redis.url, prefix="a*:") as first, RedisCursorStore(empty_redis.url, prefix="ab:") as second:
+        async with (
+            RedisCursorStore(empty_redis.url, prefix="a*:") as first,
+            RedisCursorStore(empty_redis.url, prefix="ab:") as second,
+        ):
             await first.save(FEED, {0: Position("a")})
             assert await second.load(FEED) == {}
             assert (await first.feeds(), await second.feeds()) == ([FEED], [])

@@ -20,7 +20,9 @@ pytestmark = pytest.mark.anyio
 History = list[tuple[datetime, list[Any]]]
 
 
-async def read_to_the_end(publisher: Publisher, store: SQLiteCursorStore, handled: list[Any], history: History) -> None:
+async def read_to_the_end(
+    publisher: Publisher, store: SQLiteCursorStore, handled: list[Any], history: History
+) -> None:
     """Consume what there is, and note after each commit what had been handled when."""
     async with consume(publisher, store=store, follow=False) as consumer:
         with anyio.fail_after(PATIENCE):
@@ -30,7 +32,9 @@ async def read_to_the_end(publisher: Publisher, store: SQLiteCursorStore, handle
                 history.append((datetime.now(UTC), list(handled)))
 
 
-async def live_through(publisher: Publisher, store: SQLiteCursorStore, splits: list[str], dice: random.Random) -> History:
+async def live_through(
+    publisher: Publisher, store: SQLiteCursorStore, splits: list[str], dice: random.Random
+) -> History:
     handled: list[Any] = []
     history: History = []
     fill(publisher, 40)
@@ -50,11 +54,19 @@ async def live_through(publisher: Publisher, store: SQLiteCursorStore, splits: l
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize(
     "splits",
-    [["starts-after"], ["cursor-from"], ["cursor-from", "starts-after"], ["starts-after", "cursor-from", "starts-after"]],
+    [
+        ["starts-after"],
+        ["cursor-from"],
+        ["cursor-from", "starts-after"],
+        ["starts-after", "cursor-from", "starts-after"],
+    ],
     ids="+".join,
 )
 async def test_after_a_rewind_each_event_not_handled_then_comes_once_and_in_order(
-    feedapi_publisher_factory: Callable[..., Publisher], tmp_path: Path, splits: list[str], seed: int
+    feedapi_publisher_factory: Callable[..., Publisher],
+    tmp_path: Path,
+    splits: list[str],
+    seed: int,
 ) -> None:
     dice = random.Random(seed)
     publisher = feedapi_publisher_factory(page_size=9, checkpoint_every=4)
@@ -76,19 +88,31 @@ async def test_after_a_rewind_across_many_splits_nothing_is_lost_or_comes_twice(
     dice = random.Random(seed)
     publisher = feedapi_publisher_factory(page_size=9, checkpoint_every=4)
     async with SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal(keep=None)) as store:
-        history = await live_through(publisher, store, ["cursor-from", "cursor-from", "starts-after", "cursor-from", "starts-after"], dice)
+        history = await live_through(
+            publisher,
+            store,
+            ["cursor-from", "cursor-from", "starts-after", "cursor-from", "starts-after"],
+            dice,
+        )
         (feed,) = await store.feeds()
         for when, handled in dice.sample(history, 3):
             await store.rewind(feed, when)
             again: list[Any] = []
             await read_to_the_end(publisher, store, again, [])
-            assert sorted(payload["n"] for payload in handled + again) == sorted(payload["n"] for payload in publisher.payloads())
+            assert sorted(payload["n"] for payload in handled + again) == sorted(
+                payload["n"] for payload in publisher.payloads()
+            )
 
 
-async def test_r17_a_rewind_stops_a_running_consumer(feedapi_publisher_factory: Callable[..., Publisher], tmp_path: Path) -> None:
+async def test_r17_a_rewind_stops_a_running_consumer(
+    feedapi_publisher_factory: Callable[..., Publisher], tmp_path: Path
+) -> None:
     publisher = feedapi_publisher_factory(page_size=5, checkpoint_every=5)
     fill(publisher, 10)
-    async with SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal()) as store, consume(publisher, store=store) as consumer:
+    async with (
+        SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal()) as store,
+        consume(publisher, store=store) as consumer,
+    ):
         stream = consumer.batches()
         await (await anext(stream)).commit()
         fill(publisher, 10, start=10)

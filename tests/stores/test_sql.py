@@ -13,7 +13,13 @@ import pytest
 import sqlalchemy as sa
 from sqlalchemy.dialects import mssql, mysql, postgresql, sqlite
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncSession,
+    async_sessionmaker,
+    create_async_engine,
+)
 from sqlalchemy.orm import Session
 from sqlalchemy.schema import CreateTable
 
@@ -38,7 +44,11 @@ def open_engine(url: str | sa.URL) -> AsyncEngine:
     """An engine; SQLite without waiting for the disk."""
     engine = create_async_engine(url)
     if engine.dialect.name == "sqlite":
-        sa.event.listen(engine.sync_engine, "connect", lambda connection, _: connection.execute("PRAGMA synchronous=OFF").close())
+        sa.event.listen(
+            engine.sync_engine,
+            "connect",
+            lambda connection, _: connection.execute("PRAGMA synchronous=OFF").close(),
+        )
     return engine
 
 
@@ -67,7 +77,9 @@ class SQLContract(AdministrableStoreContract):
         await engine.dispose()
 
     @asynccontextmanager
-    async def second_handle(self, store: SQLAlchemyCursorStore) -> AsyncIterator[SQLAlchemyCursorStore]:
+    async def second_handle(
+        self, store: SQLAlchemyCursorStore
+    ) -> AsyncIterator[SQLAlchemyCursorStore]:
         engine = open_engine(store.engine.url)
         yield SQLAlchemyCursorStore(engine)
         await engine.dispose()
@@ -85,7 +97,10 @@ class SQLContract(AdministrableStoreContract):
 
     @asynccontextmanager
     async def failing(self, store: SQLAlchemyCursorStore) -> AsyncIterator[None]:
-        await self._execute(store.engine, "ALTER TABLE feedapi_cursors ADD CONSTRAINT fire CHECK (partition_id <> 5 OR revision < 0) NOT VALID")
+        await self._execute(
+            store.engine,
+            "ALTER TABLE feedapi_cursors ADD CONSTRAINT fire CHECK (partition_id <> 5 OR revision < 0) NOT VALID",
+        )
         yield
         await self._execute(store.engine, "ALTER TABLE feedapi_cursors DROP CONSTRAINT fire")
 
@@ -157,7 +172,9 @@ class SQLJournal(JournalContract):
     async def journal_rows(self, store: JournalledStore) -> int:
         assert isinstance(store, SQLAlchemyCursorStore)
         async with store.engine.connect() as connection:
-            return (await connection.execute(sa.text("SELECT COUNT(*) FROM feedapi_cursors_journal"))).scalar_one()
+            return (
+                await connection.execute(sa.text("SELECT COUNT(*) FROM feedapi_cursors_journal"))
+            ).scalar_one()
 
 
 class TestJournalOnPostgresWithPsycopg(SQLJournal):
@@ -223,7 +240,9 @@ async def effects(engine: AsyncEngine) -> int:
         return (await connection.execute(sa.text("SELECT COUNT(*) FROM effects"))).scalar_one()
 
 
-async def test_r5_cursor_and_effect_stand_or_fall_together(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+async def test_r5_cursor_and_effect_stand_or_fall_together(
+    store: SQLAlchemyCursorStore, engine: AsyncEngine
+) -> None:
     async with engine.connect() as connection:
         await apply(connection)
         await store.save(FEED, opening(), transaction=connection)
@@ -235,7 +254,9 @@ async def test_r5_cursor_and_effect_stand_or_fall_together(store: SQLAlchemyCurs
     assert (await effects(engine), await store.load(FEED)) == (1, opening())
 
 
-async def test_r5_a_save_before_the_first_effect_is_in_the_transaction(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+async def test_r5_a_save_before_the_first_effect_is_in_the_transaction(
+    store: SQLAlchemyCursorStore, engine: AsyncEngine
+) -> None:
     async with engine.connect() as connection:
         await store.save(FEED, opening(range(3)), transaction=connection)
         await apply(connection)
@@ -243,7 +264,9 @@ async def test_r5_a_save_before_the_first_effect_is_in_the_transaction(store: SQ
     assert (await effects(engine), await store.load(FEED)) == (0, {})
 
 
-async def test_r5_a_session_is_a_transaction(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+async def test_r5_a_session_is_a_transaction(
+    store: SQLAlchemyCursorStore, engine: AsyncEngine
+) -> None:
     sessions = async_sessionmaker(engine)
     positions = opening(range(3))
     async with sessions() as session:
@@ -257,10 +280,20 @@ async def test_r5_a_session_is_a_transaction(store: SQLAlchemyCursorStore, engin
     async with sessions() as session:
         await store.save(FEED, advanced(opening()), transaction=session)
         await session.commit()
-    assert (await effects(engine), await store.load(FEED)) == (1, {**positions, **advanced(opening())})
+    assert (await effects(engine), await store.load(FEED)) == (
+        1,
+        {**positions, **advanced(opening())},
+    )
 
 
-@pytest.mark.parametrize("refused", [{0: Position("x", revision=9)}, opening(range(5)), {1: Position("new"), 0: Position("x", revision=9)}])
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {0: Position("x", revision=9)},
+        opening(range(5)),
+        {1: Position("new"), 0: Position("x", revision=9)},
+    ],
+)
 async def test_r17_a_refused_save_leaves_a_transaction_that_can_even_commit(
     store: SQLAlchemyCursorStore, engine: AsyncEngine, refused: dict[int, Position]
 ) -> None:
@@ -274,7 +307,9 @@ async def test_r17_a_refused_save_leaves_a_transaction_that_can_even_commit(
     assert (await effects(engine), await store.load(FEED)) == (2, opening())
 
 
-async def test_r17_of_two_transactions_at_once_the_second_is_refused(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+async def test_r17_of_two_transactions_at_once_the_second_is_refused(
+    store: SQLAlchemyCursorStore, engine: AsyncEngine
+) -> None:
     await store.save(FEED, opening())
     results: list[str] = []
 
@@ -294,7 +329,9 @@ async def test_r17_of_two_transactions_at_once_the_second_is_refused(store: SQLA
     assert await effects(engine) == 1
 
 
-async def test_the_usual_save_is_one_statement_and_with_a_journal_one_insert_more(engine: AsyncEngine) -> None:
+async def test_the_usual_save_is_one_statement_and_with_a_journal_one_insert_more(
+    engine: AsyncEngine,
+) -> None:
     store = SQLAlchemyCursorStore(engine, journal=Journal(keep=None))
     await store.create_tables()
     await store.save(FEED, opening())
@@ -310,9 +347,15 @@ async def test_the_usual_save_is_one_statement_and_with_a_journal_one_insert_mor
     assert statements == ["UPDATE", "INSERT", "UPDATE"]
 
 
-async def test_a_save_of_all_partitions_is_a_few_statements(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+async def test_a_save_of_all_partitions_is_a_few_statements(
+    store: SQLAlchemyCursorStore, engine: AsyncEngine
+) -> None:
     statements: list[str] = []
-    sa.event.listen(engine.sync_engine, "before_cursor_execute", lambda connection, cursor, statement, *_: statements.append(statement))
+    sa.event.listen(
+        engine.sync_engine,
+        "before_cursor_execute",
+        lambda connection, cursor, statement, *_: statements.append(statement),
+    )
     positions = opening(range(32_767))
     await store.save(FEED, positions)
     assert len(statements) == 1
@@ -330,7 +373,11 @@ async def test_both_sqlite_stores_work_on_one_file(tmp_path: Path) -> None:
         await first.save(FEED, opening(range(3)))
         await second.save(FEED, advanced(opening(range(3))))
         await first.save(FEED, advanced(advanced(opening(range(3)))))
-        assert await first.load(FEED) == await second.load(FEED) == advanced(advanced(opening(range(3))))
+        assert (
+            await first.load(FEED)
+            == await second.load(FEED)
+            == advanced(advanced(opening(range(3))))
+        )
         assert await first.feeds() == await second.feeds() == [FEED]
     await engine.dispose()
 
@@ -338,7 +385,9 @@ async def test_both_sqlite_stores_work_on_one_file(tmp_path: Path) -> None:
 # Tables
 
 
-async def test_create_tables_may_be_called_by_several_at_once(url: str, engine: AsyncEngine) -> None:
+async def test_create_tables_may_be_called_by_several_at_once(
+    url: str, engine: AsyncEngine
+) -> None:
     async with AsyncExitStack() as stack:
         engines = [create_async_engine(url) for _ in range(4)]
         for other in engines:
@@ -362,7 +411,9 @@ async def test_the_table_is_part_of_the_callers_metadata(engine: AsyncEngine) ->
         await connection.run_sync(metadata.drop_all)
 
 
-async def test_a_missing_table_is_a_store_error_that_says_how_to_make_it(engine: AsyncEngine) -> None:
+async def test_a_missing_table_is_a_store_error_that_says_how_to_make_it(
+    engine: AsyncEngine,
+) -> None:
     store = SQLAlchemyCursorStore(engine)
     with pytest.raises(StoreError, match=r"create_tables\(\)") as failed:
         await store.load(FEED)
@@ -371,16 +422,24 @@ async def test_a_missing_table_is_a_store_error_that_says_how_to_make_it(engine:
         await store.save(FEED, opening())
 
 
-@pytest.mark.parametrize("dialect", [mssql.dialect(), mysql.dialect(), postgresql.dialect(), sqlite.dialect()], ids=lambda dialect: dialect.name)
+@pytest.mark.parametrize(
+    "dialect",
+    [mssql.dialect(), mysql.dialect(), postgresql.dialect(), sqlite.dialect()],
+    ids=lambda dialect: dialect.name,
+)
 def test_statements_compile_for_every_dialect(dialect: Any) -> None:
     store = SQLAlchemyCursorStore(create_async_engine("sqlite+aiosqlite://"), journal=Journal())
     assert store.journal_table is not None
     for table in (store.table, store.journal_table):
         assert "feed_cursor" in str(CreateTable(table).compile(dialect=dialect))
     for number in (1, 500):
-        positions = {p: Position(f"c{p}", "drained" if p % 2 else "open", p + 2) for p in range(number)}
+        positions = {
+            p: Position(f"c{p}", "drained" if p % 2 else "open", p + 2) for p in range(number)
+        }
         matching = store._matching(FEED, {p: new.revision for p, new in positions.items()})
-        statement = store._update(matching, positions, 1).compile(dialect=dialect, compile_kwargs={"render_postcompile": True})
+        statement = store._update(matching, positions, 1).compile(
+            dialect=dialect, compile_kwargs={"render_postcompile": True}
+        )
         assert len(statement.params) < 2_100
         assert str(statement).startswith("UPDATE feedapi_cursors SET")
     created = str(CreateTable(store.table).compile(dialect=dialect))
@@ -390,26 +449,37 @@ def test_statements_compile_for_every_dialect(dialect: Any) -> None:
 # Bad input
 
 
-async def test_what_is_no_async_transaction_is_refused(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+async def test_what_is_no_async_transaction_is_refused(
+    store: SQLAlchemyCursorStore, engine: AsyncEngine
+) -> None:
     for wrong in (object(), Session(), engine):
         with pytest.raises(StoreError, match="AsyncConnection or an AsyncSession"):
             await store.save(FEED, opening(), transaction=wrong)
 
 
-async def test_a_transaction_of_another_database_is_refused(store: SQLAlchemyCursorStore, engine: AsyncEngine, postgres: Postgres) -> None:
-    other = create_async_engine("sqlite+aiosqlite://" if engine.dialect.name != "sqlite" else postgres.url())
+async def test_a_transaction_of_another_database_is_refused(
+    store: SQLAlchemyCursorStore, engine: AsyncEngine, postgres: Postgres
+) -> None:
+    other = create_async_engine(
+        "sqlite+aiosqlite://" if engine.dialect.name != "sqlite" else postgres.url()
+    )
     async with other.connect() as connection:
         with pytest.raises(StoreError, match="but the cursors are on"):
             await store.save(FEED, opening(), transaction=connection)
     await other.dispose()
 
 
-async def test_autocommit_is_no_transaction(store: SQLAlchemyCursorStore, engine: AsyncEngine, url: str) -> None:
+async def test_autocommit_is_no_transaction(
+    store: SQLAlchemyCursorStore, engine: AsyncEngine, url: str
+) -> None:
     async with engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
         with pytest.raises(StoreError, match="autocommit mode"):
             await store.save(FEED, opening(), transaction=connection)
-    for autocommit in (engine.execution_options(isolation_level="AUTOCOMMIT"), create_async_engine(url, isolation_level="AUTOCOMMIT")):
+    for autocommit in (
+        engine.execution_options(isolation_level="AUTOCOMMIT"),
+        create_async_engine(url, isolation_level="AUTOCOMMIT"),
+    ):
         with pytest.raises(ValueError, match="AUTOCOMMIT"):
             SQLAlchemyCursorStore(autocommit)
 
@@ -419,7 +489,9 @@ def test_a_blocking_engine_is_refused() -> None:
         SQLAlchemyCursorStore(sa.create_engine("sqlite://"))  # type: ignore[arg-type]
 
 
-async def test_text_that_the_database_can_not_keep_is_a_store_error(store: SQLAlchemyCursorStore, engine: AsyncEngine) -> None:
+async def test_text_that_the_database_can_not_keep_is_a_store_error(
+    store: SQLAlchemyCursorStore, engine: AsyncEngine
+) -> None:
     for cursor in ("\ud800", *(["\x00"] if engine.dialect.name == "postgresql" else [])):
         with pytest.raises(StoreError, match="failed"):
             await store.save(FEED, {0: Position(cursor)})
@@ -428,7 +500,9 @@ async def test_text_that_the_database_can_not_keep_is_a_store_error(store: SQLAl
 
 
 @pytest.mark.parametrize("driver", ["postgresql+psycopg", "postgresql+asyncpg", "mysql+asyncmy"])
-async def test_r19_an_unreachable_database_is_a_store_error_without_the_password(driver: str) -> None:
+async def test_r19_an_unreachable_database_is_a_store_error_without_the_password(
+    driver: str,
+) -> None:
     engine = create_async_engine(f"{driver}://user:secret-password@127.0.0.1:1/db")
     store = SQLAlchemyCursorStore(engine, timeout=10)
     with pytest.raises(StoreError) as failed:
@@ -452,15 +526,22 @@ async def test_a_database_that_does_not_answer_is_a_store_error(postgres: Postgr
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "SERIALIZABLE"])
-async def test_r17_fencing_at_stricter_isolation(postgres: Postgres, mariadb: MariaDB, level: str) -> None:
+async def test_r17_fencing_at_stricter_isolation(
+    postgres: Postgres, mariadb: MariaDB, level: str
+) -> None:
     for url in (postgres.url("psycopg"), postgres.url("asyncpg"), mariadb.url()):
         engine = create_async_engine(url, isolation_level=level)
         await drop_tables(engine)
         store = SQLAlchemyCursorStore(engine, journal=Journal())
         await store.create_tables()
         for revision in range(1, 6):
-            results = await asyncio.gather(*(store.save(FEED, {0: Position(str(n), revision=revision)}) for n in range(6)), return_exceptions=True)
-            assert sorted(type(result).__name__ for result in results) == ["FencedError"] * 5 + ["NoneType"]
+            results = await asyncio.gather(
+                *(store.save(FEED, {0: Position(str(n), revision=revision)}) for n in range(6)),
+                return_exceptions=True,
+            )
+            assert sorted(type(result).__name__ for result in results) == ["FencedError"] * 5 + [
+                "NoneType"
+            ]
         await engine.dispose()
 
 

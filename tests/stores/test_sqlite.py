@@ -74,7 +74,9 @@ class TestSQLiteJournal(JournalContract):
         async with AsyncExitStack() as stack:
 
             async def make(journal: Journal | None) -> SQLiteCursorStore:
-                return await stack.enter_async_context(SQLiteCursorStore(tmp_path / "cursors.db", journal=journal))
+                return await stack.enter_async_context(
+                    SQLiteCursorStore(tmp_path / "cursors.db", journal=journal)
+                )
 
             yield make
 
@@ -82,7 +84,9 @@ class TestSQLiteJournal(JournalContract):
         assert isinstance(store, SQLiteCursorStore)
         connection = sqlite3.connect(store.path)
         try:
-            return int(connection.execute("SELECT COUNT(*) FROM feedapi_cursors_journal").fetchone()[0])
+            return int(
+                connection.execute("SELECT COUNT(*) FROM feedapi_cursors_journal").fetchone()[0]
+            )
         finally:
             connection.close()
 
@@ -104,7 +108,9 @@ def application(store: SQLiteCursorStore) -> sqlite3.Connection:
 # The caller's transaction
 
 
-async def test_r5_cursor_and_effect_stand_or_fall_together(store: SQLiteCursorStore, application: sqlite3.Connection) -> None:
+async def test_r5_cursor_and_effect_stand_or_fall_together(
+    store: SQLiteCursorStore, application: sqlite3.Connection
+) -> None:
     for finish, expected in ((application.rollback, {}), (application.commit, opening())):
         application.execute("INSERT INTO effects VALUES (1)")
         await store.save(FEED, opening(), transaction=application)
@@ -114,7 +120,9 @@ async def test_r5_cursor_and_effect_stand_or_fall_together(store: SQLiteCursorSt
     application.close()
 
 
-async def test_a_refused_save_leaves_the_effects_before_it_to_the_caller(store: SQLiteCursorStore, application: sqlite3.Connection) -> None:
+async def test_a_refused_save_leaves_the_effects_before_it_to_the_caller(
+    store: SQLiteCursorStore, application: sqlite3.Connection
+) -> None:
     await store.save(FEED, opening())
     application.execute("INSERT INTO effects VALUES (1)")
     with pytest.raises(FencedError):
@@ -125,9 +133,13 @@ async def test_a_refused_save_leaves_the_effects_before_it_to_the_caller(store: 
     application.close()
 
 
-async def test_a_failed_save_leaves_nothing_of_itself_in_the_transaction(store: SQLiteCursorStore, application: sqlite3.Connection) -> None:
+async def test_a_failed_save_leaves_nothing_of_itself_in_the_transaction(
+    store: SQLiteCursorStore, application: sqlite3.Connection
+) -> None:
     await store.load(FEED)
-    application.execute("CREATE TRIGGER fail BEFORE INSERT ON feedapi_cursors WHEN NEW.partition_id = 5 BEGIN SELECT RAISE(FAIL, 'disk on fire'); END")
+    application.execute(
+        "CREATE TRIGGER fail BEFORE INSERT ON feedapi_cursors WHEN NEW.partition_id = 5 BEGIN SELECT RAISE(FAIL, 'disk on fire'); END"
+    )
     application.commit()
     application.execute("INSERT INTO effects VALUES (1)")
     with pytest.raises(StoreError, match="disk on fire"):
@@ -137,7 +149,9 @@ async def test_a_failed_save_leaves_nothing_of_itself_in_the_transaction(store: 
     application.close()
 
 
-async def test_a_connection_in_autocommit_mode_needs_a_begin(store: SQLiteCursorStore, application: sqlite3.Connection) -> None:
+async def test_a_connection_in_autocommit_mode_needs_a_begin(
+    store: SQLiteCursorStore, application: sqlite3.Connection
+) -> None:
     application.isolation_level = None
     with pytest.raises(StoreError, match="BEGIN one first"):
         await store.save(FEED, opening(), transaction=application)
@@ -148,7 +162,9 @@ async def test_a_connection_in_autocommit_mode_needs_a_begin(store: SQLiteCursor
     application.close()
 
 
-async def test_a_connection_to_another_file_is_refused(store: SQLiteCursorStore, tmp_path: Path) -> None:
+async def test_a_connection_to_another_file_is_refused(
+    store: SQLiteCursorStore, tmp_path: Path
+) -> None:
     for other in (tmp_path / "other.db", ":memory:"):
         connection = sqlite3.connect(other)
         with pytest.raises(StoreError, match="use one file for both"):
@@ -156,7 +172,9 @@ async def test_a_connection_to_another_file_is_refused(store: SQLiteCursorStore,
         connection.close()
 
 
-async def test_the_same_file_by_another_path_is_accepted(store: SQLiteCursorStore, application: sqlite3.Connection, tmp_path: Path) -> None:
+async def test_the_same_file_by_another_path_is_accepted(
+    store: SQLiteCursorStore, application: sqlite3.Connection, tmp_path: Path
+) -> None:
     application.close()
     os.symlink(store.path, tmp_path / "link.db")
     connection = sqlite3.connect(tmp_path / "link.db")
@@ -174,7 +192,9 @@ async def test_a_connection_of_another_thread_is_a_clear_error(store: SQLiteCurs
         elsewhere.submit(connection.close).result()
 
 
-async def test_an_aiosqlite_connection_is_a_transaction(store: SQLiteCursorStore, anyio_backend: str) -> None:
+async def test_an_aiosqlite_connection_is_a_transaction(
+    store: SQLiteCursorStore, anyio_backend: str
+) -> None:
     if anyio_backend != "asyncio":
         return  # aiosqlite knows asyncio only
     async with aiosqlite.connect(store.path) as connection:
@@ -183,13 +203,17 @@ async def test_an_aiosqlite_connection_is_a_transaction(store: SQLiteCursorStore
             await finish()
             assert await store.load(FEED) == expected
         with pytest.raises(FencedError):
-            await store.save(FEED, {**advanced(opening()), 1: Position("late")}, transaction=connection)
+            await store.save(
+                FEED, {**advanced(opening()), 1: Position("late")}, transaction=connection
+            )
         await store.save(FEED, advanced(opening()), transaction=connection)
         await connection.commit()
     assert await store.load(FEED) == {**opening(range(3)), **advanced(opening())}
 
 
-async def test_the_first_save_of_all_may_be_in_the_callers_transaction(store: SQLiteCursorStore) -> None:
+async def test_the_first_save_of_all_may_be_in_the_callers_transaction(
+    store: SQLiteCursorStore,
+) -> None:
     connection = sqlite3.connect(store.path)
     await store.save(FEED, opening(), transaction=connection)
     connection.commit()
@@ -220,7 +244,13 @@ async def test_a_store_in_memory(tmp_path: Path) -> None:
         assert await store.load(FEED) == opening()
 
 
-@pytest.mark.parametrize("content", [b"this is no database, and long enough to say so" * 100, b"SQLite format 3\x00" + b"\xff" * 4096])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"this is no database, and long enough to say so" * 100,
+        b"SQLite format 3\x00" + b"\xff" * 4096,
+    ],
+)
 async def test_a_damaged_or_foreign_file_is_a_store_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "cursors.db"
     path.write_bytes(content)
@@ -292,7 +322,10 @@ def _consume(path: str, start: object, results: object) -> None:
                     await store.save(FEED, {0: Position(str(os.getpid()), revision=revision)})
                     saved += 1
                 except FencedError:
-                    while len(await store.load(FEED)) == 0 or (await store.load(FEED))[0].revision < revision:
+                    while (
+                        len(await store.load(FEED)) == 0
+                        or (await store.load(FEED))[0].revision < revision
+                    ):
                         await anyio.lowlevel.checkpoint()
         return saved
 
@@ -302,7 +335,10 @@ def _consume(path: str, start: object, results: object) -> None:
 def test_r17_of_several_processes_each_revision_is_saved_by_one(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     start, results = context.Barrier(3), context.Queue()
-    processes = [context.Process(target=_consume, args=(str(tmp_path / "cursors.db"), start, results)) for _ in range(3)]
+    processes = [
+        context.Process(target=_consume, args=(str(tmp_path / "cursors.db"), start, results))
+        for _ in range(3)
+    ]
     for process in processes:
         process.start()
     assert sum(results.get(timeout=60) for _ in processes) == 30

@@ -16,6 +16,8 @@ def http() -> Iterator[httpx.Client]:
 
 
 @pytest.fixture
-def feed(feedapi_publisher_factory: Callable[..., Publisher], http: httpx.Client) -> Callable[..., Feed]:
+def feed(
+    feedapi_publisher_factory: Callable[..., Publisher], http: httpx.Client
+) -> Callable[..., Feed]:
     """Makes a served publisher and a plain client for it."""
     return lambda *args, **settings: Feed(feedapi_publisher_factory(*args, **settings), http)

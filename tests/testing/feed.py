@@ -34,12 +34,23 @@ class Feed:
         dialect = self.publisher.dialect
         more = {name.replace("_", "-"): value for name, value in arguments.items()}
         if dialect == "v1":
-            return self.url, {"n": len(self.publisher.partitions), f"cursor{partition}": cursor, **more}
+            return self.url, {
+                "n": len(self.publisher.partitions),
+                f"cursor{partition}": cursor,
+                **more,
+            }
         if dialect == "v2-draft":
             return self.url, {"partition": partition, "cursor": cursor, **more}
-        return self.url + "/events", {"token": self.publisher.token, "partition": partition, "cursor": cursor, **more}
+        return self.url + "/events", {
+            "token": self.publisher.token,
+            "partition": partition,
+            "cursor": cursor,
+            **more,
+        }
 
-    def read(self, partition: int = 0, cursor: str = "_first", **arguments: Any) -> tuple[list[Any], str]:
+    def read(
+        self, partition: int = 0, cursor: str = "_first", **arguments: Any
+    ) -> tuple[list[Any], str]:
         """Payloads and the last cursor of one response."""
         response = self.fetch(partition, cursor, **arguments)
         assert response.status_code == 200, response.text

@@ -16,11 +16,17 @@ V2 = ["v2-draft", "v2-token"]
 def test_v1_answers_an_argument_less_get_with_400(feed: MakeFeed) -> None:
     one = feed(dialect="v1")
     response = one.http.get(one.url)
-    assert (response.status_code, response.text.strip()) == (400, "handshake error: partition count missing")
+    assert (response.status_code, response.text.strip()) == (
+        400,
+        "handshake error: partition count missing",
+    )
 
 
 def test_draft_discovery_has_no_token(feed: MakeFeed) -> None:
-    assert feed(2, dialect="v2-draft").discover() == {"partitions": [{"id": "0"}, {"id": "1"}], "exactlyOnce": True}
+    assert feed(2, dialect="v2-draft").discover() == {
+        "partitions": [{"id": "0"}, {"id": "1"}],
+        "exactlyOnce": True,
+    }
 
 
 def test_published_discovery_has_the_token(feed: MakeFeed) -> None:
@@ -81,8 +87,13 @@ def test_last_is_behind_the_newest_event(feed: MakeFeed, dialect: str) -> None:
     assert one.read(cursor="_last") == ([], cursor)
 
 
-@pytest.mark.parametrize(("dialect", "hint"), [("v1", "pagesizehint"), ("v2-draft", "pageSizeHint"), ("v2-token", "pagesizehint")])
-def test_page_size_hint_in_the_spelling_of_the_dialect(feed: MakeFeed, dialect: str, hint: str) -> None:
+@pytest.mark.parametrize(
+    ("dialect", "hint"),
+    [("v1", "pagesizehint"), ("v2-draft", "pageSizeHint"), ("v2-token", "pagesizehint")],
+)
+def test_page_size_hint_in_the_spelling_of_the_dialect(
+    feed: MakeFeed, dialect: str, hint: str
+) -> None:
     one = feed(dialect=dialect)
     one.publisher.extend(0, [{"n": n} for n in range(20)])
     other = {"pagesizehint": "pageSizeHint", "pageSizeHint": "pagesizehint"}[hint]
@@ -124,7 +135,12 @@ def test_v1_checks_the_partition_count(feed: MakeFeed) -> None:
 def test_only_the_published_dialect_has_an_events_path(feed: MakeFeed) -> None:
     for dialect in ("v1", "v2-draft"):
         one = feed(dialect=dialect)
-        assert one.http.get(one.url + "/events", params={"partition": 0, "cursor": "_first"}).status_code == 404
+        assert (
+            one.http.get(
+                one.url + "/events", params={"partition": 0, "cursor": "_first"}
+            ).status_code
+            == 404
+        )
 
 
 def test_other_paths_and_methods_are_refused(feed: MakeFeed) -> None:
@@ -133,7 +149,9 @@ def test_other_paths_and_methods_are_refused(feed: MakeFeed) -> None:
     assert one.http.post(one.url).status_code == 405
 
 
-@pytest.mark.parametrize(("asked", "got"), [("_all", {"a": "1", "b": "2"}), ("a,c", {"a": "1"}), (None, {})])
+@pytest.mark.parametrize(
+    ("asked", "got"), [("_all", {"a": "1", "b": "2"}), ("a,c", {"a": "1"}), (None, {})]
+)
 def test_v1_headers_as_asked_for(feed: MakeFeed, asked: str | None, got: dict[str, str]) -> None:
     one = feed(dialect="v1")
     one.publisher.append(0, {"n": 1}, headers={"a": "1", "b": "2"})
@@ -149,16 +167,22 @@ def test_draft_filters_by_a_payload_field(feed: MakeFeed) -> None:
 
 
 def test_draft_refuses_an_unsupported_filter(feed: MakeFeed) -> None:
-    assert feed(dialect="v2-draft", filters=("subject",)).fetch(filter_color="red").status_code == 400
+    assert (
+        feed(dialect="v2-draft", filters=("subject",)).fetch(filter_color="red").status_code == 400
+    )
 
 
 def test_a_filter_of_ones_own(feed: MakeFeed) -> None:
-    one = feed(dialect="v2-draft", filters={"above": lambda payload, value: payload["n"] > int(value)})
+    one = feed(
+        dialect="v2-draft", filters={"above": lambda payload, value: payload["n"] > int(value)}
+    )
     one.publisher.extend(0, [{"n": n} for n in range(5)])
     assert one.read_all(filter_above="2") == [{"n": 3}, {"n": 4}]
 
 
-@pytest.mark.parametrize(("argument", "kept"), [("event_types", {"a", "b"}), ("skip_event_types", {"c", None})])
+@pytest.mark.parametrize(
+    ("argument", "kept"), [("event_types", {"a", "b"}), ("skip_event_types", {"c", None})]
+)
 def test_event_types(feed: MakeFeed, argument: str, kept: set[str | None]) -> None:
     one = feed(page_size=2)
     one.publisher.extend(0, [{"type": "a"}, {"type": "b"}, {"type": "c"}, {}, {"type": "a"}])
@@ -236,7 +260,10 @@ def test_an_unknown_dialect_is_an_error() -> None:
 
 def test_a_bearer_token_is_asked_for(feed: MakeFeed) -> None:
     one = feed(bearer="right")
-    statuses = [one.http.get(one.url, headers=headers).status_code for headers in ({}, {"authorization": "Bearer x"}, {"authorization": "Bearer right"})]
+    statuses = [
+        one.http.get(one.url, headers=headers).status_code
+        for headers in ({}, {"authorization": "Bearer x"}, {"authorization": "Bearer right"})
+    ]
     assert statuses == [401, 403, 200]
 
 

@@ -32,7 +32,9 @@ def token(feed: MakeFeed) -> Feed:
 # When faults strike
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 408, 409, 410, 425, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize(
+    "status", [400, 401, 403, 404, 408, 409, 410, 425, 429, 500, 502, 503, 504]
+)
 def test_a_status_strikes_once(token: Feed, status: int) -> None:
     token.publisher.fail(status)
     assert [token.fetch().status_code for _ in range(2)] == [status, 200]
@@ -68,7 +70,9 @@ def test_a_fault_of_one_partition_spares_the_others(token: Feed) -> None:
     assert [token.fetch(id).status_code for id in (0, 1, 2)] == [200, 503, 200]
 
 
-@pytest.mark.parametrize(("on", "statuses"), [("fetch", [200, 503]), ("discovery", [503, 200]), ("any", [503, 503])])
+@pytest.mark.parametrize(
+    ("on", "statuses"), [("fetch", [200, 503]), ("discovery", [503, 200]), ("any", [503, 503])]
+)
 def test_faults_of_discovery_and_of_fetches(token: Feed, on: Any, statuses: list[int]) -> None:
     token.publisher.fail(503, on=on, times=None)
     assert [token.http.get(token.url).status_code, token.fetch().status_code] == statuses
@@ -86,7 +90,11 @@ def test_a_function_is_a_fault(token: Feed) -> None:
 
     token.publisher.fail(teapot)
     response = token.fetch(2)
-    assert (response.status_code, response.headers["x-partition"], response.text) == (418, "2", "short and stout")
+    assert (response.status_code, response.headers["x-partition"], response.text) == (
+        418,
+        "2",
+        "short and stout",
+    )
 
 
 def test_faults_can_be_combined(token: Feed) -> None:
@@ -102,13 +110,20 @@ def test_faults_can_be_combined(token: Feed) -> None:
 def test_status_with_headers_and_body(token: Feed) -> None:
     token.publisher.fail(faults.Status(429, "slow down", {"retry-after": "3"}))
     response = token.fetch()
-    assert (response.status_code, response.text, response.headers["retry-after"]) == (429, "slow down", "3")
+    assert (response.status_code, response.text, response.headers["retry-after"]) == (
+        429,
+        "slow down",
+        "3",
+    )
 
 
 def test_redirect(token: Feed) -> None:
     token.publisher.fail(faults.Redirect("https://elsewhere.example/feed"))
     response = token.fetch()
-    assert (response.status_code, response.headers["location"]) == (302, "https://elsewhere.example/feed")
+    assert (response.status_code, response.headers["location"]) == (
+        302,
+        "https://elsewhere.example/feed",
+    )
 
 
 def test_html_login_page(token: Feed) -> None:
@@ -118,14 +133,18 @@ def test_html_login_page(token: Feed) -> None:
     assert response.headers["content-type"].startswith("text/html")
 
 
-@pytest.mark.parametrize("value", [{"partitions": [{"id": "70000"}]}, [], None, "text", {"partitions": {}}])
+@pytest.mark.parametrize(
+    "value", [{"partitions": [{"id": "70000"}]}, [], None, "text", {"partitions": {}}]
+)
 def test_discovery_replaced(token: Feed, value: Any) -> None:
     token.publisher.fail(faults.Replace(value), on="discovery")
     assert token.http.get(token.url).json() == value
 
 
 def test_discovery_edited(token: Feed) -> None:
-    token.publisher.fail(faults.Edit(lambda found: found["partitions"].append({"id": "0"})), on="discovery")
+    token.publisher.fail(
+        faults.Edit(lambda found: found["partitions"].append({"id": "0"})), on="discovery"
+    )
     assert [partition["id"] for partition in token.discover()["partitions"]] == ["0", "1", "2", "0"]
 
 

@@ -28,10 +28,14 @@ async def test_is_an_asgi_application() -> None:
     publisher = Publisher(dialect="v2-draft", stream=True)
     publisher.append(0, {"n": 1})
     publisher.fail(faults.Trickle(piece=5))
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(publisher.asgi), base_url="http://feed") as http:
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(publisher.asgi), base_url="http://feed"
+    ) as http:
         assert (await http.get("/feed")).json() == publisher.discovery()
         trickled = await http.get("/feed", params={"partition": 0, "cursor": "_first"})
-        streamed = await http.get("/feed", params={"partition": 0, "cursor": "_first", "stream": "20"})
+        streamed = await http.get(
+            "/feed", params={"partition": 0, "cursor": "_first", "stream": "20"}
+        )
     assert trickled.text == streamed.text
 
 
@@ -42,7 +46,9 @@ async def test_faults_of_the_connection_need_a_connection() -> None:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(publisher.asgi)) as http:
         with pytest.raises(BaseException) as raised:  # noqa: PT011 - a group on trio and asyncio alike
             await http.get("http://feed/feed")
-    assert "Publisher.serve()" in str(raised.value.exceptions[0] if isinstance(raised.value, BaseExceptionGroup) else raised.value)
+    assert "Publisher.serve()" in str(
+        raised.value.exceptions[0] if isinstance(raised.value, BaseExceptionGroup) else raised.value
+    )
 
 
 def test_threads_and_sockets_are_gone_afterwards() -> None:
@@ -116,12 +122,23 @@ def test_requests_are_kept(feed: Callable[..., Feed]) -> None:
     one.fetch(7)
     first, second, third = one.publisher.requests
     assert (first.kind, first.partition, first.status) == ("discovery", None, 200)
-    assert (second.kind, second.partition, second.cursor, second.token) == ("fetch", 1, "_last", one.publisher.token)
+    assert (second.kind, second.partition, second.cursor, second.token) == (
+        "fetch",
+        1,
+        "_last",
+        one.publisher.token,
+    )
     assert second.query["pagesizehint"] == "5"
     assert second.headers["host"] in one.url
     assert first.time <= second.time <= third.time
     assert (third.status, third.path) == (404, "/feed/events")
-    assert one.publisher.counters == {"discovery": 1, "discovery 200": 1, "fetch": 2, "fetch 200": 1, "fetch 404": 1}
+    assert one.publisher.counters == {
+        "discovery": 1,
+        "discovery 200": 1,
+        "fetch": 2,
+        "fetch 200": 1,
+        "fetch 404": 1,
+    }
     one.publisher.clear_requests()
     assert one.publisher.requests == []
 
@@ -147,11 +164,19 @@ def test_repr_shows_the_state(feed: Callable[..., Feed]) -> None:
     publisher = feed(2).publisher
     publisher.append(1, {})
     publisher.close(1)
-    assert repr(publisher) == f"<Publisher v2-token {publisher.url} [0: 0 events, 1 closed: 1 events]>"
+    assert (
+        repr(publisher) == f"<Publisher v2-token {publisher.url} [0: 0 events, 1 closed: 1 events]>"
+    )
 
 
 def run(code: str) -> str:
-    return subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
+    return subprocess.run(
+        [sys.executable, "-W", "error", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout.strip()
 
 
 def test_serving_without_uvicorn_says_which_extra_it_needs() -> None:
@@ -164,7 +189,10 @@ try:
 except ImportError as error:
     print(error)
 """
-    assert run(code) == "serving a Publisher on a port needs uvicorn: pip install 'feedapi-client[testing]'"
+    assert (
+        run(code)
+        == "serving a Publisher on a port needs uvicorn: pip install 'feedapi-client[testing]'"
+    )
 
 
 LOADED_BY = """
@@ -189,7 +217,9 @@ def test_the_fixture_is_a_served_publisher(feedapi_publisher: Publisher) -> None
     assert httpx.get(feedapi_publisher.url, verify=False).json()["partitions"] == [{"id": "0"}]
 
 
-def test_the_factory_fixture_takes_what_a_publisher_takes(feedapi_publisher_factory: Callable[..., Publisher]) -> None:
+def test_the_factory_fixture_takes_what_a_publisher_takes(
+    feedapi_publisher_factory: Callable[..., Publisher],
+) -> None:
     one = feedapi_publisher_factory((3, 5), dialect="v2-draft", quirks=Quirks(integer_ids=True))
     two = feedapi_publisher_factory()
     assert one.url != two.url
@@ -209,7 +239,11 @@ def test_a_client_that_does_not_read_is_not_sent_without_end() -> None:
     publisher = Publisher(dialect="v2-draft", stream=True, page_size=100)
     publisher.extend(0, [{"pad": "x" * 1000}] * 50_000)
     query = {"partition": 0, "cursor": "_first", "stream": "y"}
-    with publisher.serve() as url, httpx.Client(verify=False) as http, http.stream("GET", url, params=query):
+    with (
+        publisher.serve() as url,
+        httpx.Client(verify=False) as http,
+        http.stream("GET", url, params=query),
+    ):
         seen = 0
         while not seen or seen != publisher.bytes_sent:
             seen = publisher.bytes_sent

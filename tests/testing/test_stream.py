@@ -33,7 +33,11 @@ class Lines:
 @contextmanager
 def streaming(publisher: Publisher, **arguments: Any) -> Iterator[Lines]:
     query = {"partition": 0, "cursor": "_first", "stream": "y", **arguments}
-    with publisher.serve() as url, httpx.Client(verify=False) as http, http.stream("GET", url, params=query) as response:
+    with (
+        publisher.serve() as url,
+        httpx.Client(verify=False) as http,
+        http.stream("GET", url, params=query) as response,
+    ):
         assert response.status_code == 200
         yield Lines(response)
 
@@ -155,7 +159,9 @@ async def test_leaving_the_block_ends_held_responses_at_once() -> None:
         ({"stream": True}, {"stream": "y", "pageSizeHint": "5"}),
     ],
 )
-def test_a_stream_that_the_draft_does_not_allow_is_a_400(feed: Callable[..., Feed], settings: dict[str, Any], arguments: dict[str, Any]) -> None:
+def test_a_stream_that_the_draft_does_not_allow_is_a_400(
+    feed: Callable[..., Feed], settings: dict[str, Any], arguments: dict[str, Any]
+) -> None:
     assert feed(dialect="v2-draft", **settings).fetch(**arguments).status_code == 400
 
 

@@ -28,7 +28,10 @@ def test_the_published_dialect_has_no_last_cursor(feed: MakeFeed) -> None:
     assert partitions(one) == [{"id": "0", "closed": True}]
 
 
-@pytest.mark.parametrize(("mode", "found"), [("always", [True, True]), ("closed", [True, False]), ("never", [False, False])])
+@pytest.mark.parametrize(
+    ("mode", "found"),
+    [("always", [True, True]), ("closed", [True, False]), ("never", [False, False])],
+)
 def test_last_cursor_can_be_had_otherwise(feed: MakeFeed, mode: Any, found: list[bool]) -> None:
     one = feed(2, quirks=Quirks(last_cursor=mode))
     one.publisher.close(0)
@@ -53,7 +56,9 @@ def test_cursor_from_split_redistributes_the_history(feed: MakeFeed) -> None:
     events = [{"entity": f"e{n % 10}", "n": n} for n in range(50)]
     one.publisher.extend(0, events)
     first, second = one.publisher.split(0, method="cursor-from")
-    assert partitions(one) == [{"id": str(id), "cursorFromPartitions": ["0"]} for id in (first, second)]
+    assert partitions(one) == [
+        {"id": str(id), "cursorFromPartitions": ["0"]} for id in (first, second)
+    ]
     parts = [one.read_all(first), one.read_all(second)]
     assert sorted(parts[0] + parts[1], key=lambda event: event["n"]) == events
     assert all(parts)
@@ -85,7 +90,9 @@ def test_nested_splits_divide_the_entities_anew() -> None:
     publisher = Publisher()
     publisher.extend(0, [{"entity": n} for n in range(400)])
     one, _ = publisher.split(0, into=2, method="cursor-from")
-    parts = [len(publisher.payloads(id)) for id in publisher.split(one, into=2, method="cursor-from")]
+    parts = [
+        len(publisher.payloads(id)) for id in publisher.split(one, into=2, method="cursor-from")
+    ]
     assert min(parts) > 50
 
 
@@ -101,7 +108,9 @@ def test_publish_follows_the_entity_through_splits() -> None:
     for n in range(40):
         publisher.publish(f"e{n % 8}", {"entity": f"e{n % 8}", "n": n})
         if n % 10 == 9:
-            publisher.split(publisher.route("e1"), method="cursor-from" if n < 20 else "starts-after")
+            publisher.split(
+                publisher.route("e1"), method="cursor-from" if n < 20 else "starts-after"
+            )
     assert [payload["n"] for payload in publisher.payloads()] == list(range(40))
     homes = {publisher.route(f"e{n}") for n in range(8)}
     assert homes <= set(publisher.open_partitions())
@@ -110,7 +119,9 @@ def test_publish_follows_the_entity_through_splits() -> None:
 def test_a_split_by_a_key_of_its_own(feed: MakeFeed) -> None:
     one = feed()
     one.publisher.extend(0, [{"entity": n, "country": n % 5} for n in range(50)])
-    children = one.publisher.split(0, into=2, method="cursor-from", key=lambda payload: payload["country"])
+    children = one.publisher.split(
+        0, into=2, method="cursor-from", key=lambda payload: payload["country"]
+    )
     countries = [{event["country"] for event in one.read_all(child)} for child in children]
     assert not countries[0] & countries[1]
     home = one.publisher.publish(7, {"entity": 7, "country": 3})[0]
@@ -139,7 +150,11 @@ def test_a_removed_partition_comes_back_with_its_events(feed: MakeFeed) -> None:
 def test_any_lineage_can_be_listed(feed: MakeFeed) -> None:
     one = feed()
     one.publisher.add(9, starts_after=9, cursor_from=(4, 5))
-    assert partitions(one)[1] == {"id": "9", "startsAfterPartition": "9", "cursorFromPartitions": ["4", "5"]}
+    assert partitions(one)[1] == {
+        "id": "9",
+        "startsAfterPartition": "9",
+        "cursorFromPartitions": ["4", "5"],
+    }
 
 
 def test_quirks_of_discovery(feed: MakeFeed) -> None:
@@ -147,14 +162,22 @@ def test_quirks_of_discovery(feed: MakeFeed) -> None:
     one.publisher.split(0, into=(1,))
     one.publisher.split(1, into=(2,), method="cursor-from")
     one.publisher.add(3, starts_after=0)
-    assert partitions(one) == [{"id": 0, "closed": True}, {"id": 2, "splitFromAncestors": [1]}, {"id": 3, "startsAfterParent": 0}]
+    assert partitions(one) == [
+        {"id": 0, "closed": True},
+        {"id": 2, "splitFromAncestors": [1]},
+        {"id": 3, "startsAfterParent": 0},
+    ]
 
 
 def test_the_parent_can_be_left_out_when_it_is_zero(feed: MakeFeed) -> None:
     one = feed(quirks=Quirks(omit_parent_zero=True))
     one.publisher.split(0, into=(1,))
     one.publisher.split(1, into=(2,))
-    assert partitions(one) == [{"id": "0", "closed": True}, {"id": "1", "closed": True}, {"id": "2", "startsAfterPartition": "1"}]
+    assert partitions(one) == [
+        {"id": "0", "closed": True},
+        {"id": "1", "closed": True},
+        {"id": "2", "startsAfterPartition": "1"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +221,8 @@ def test_the_token_can_be_kept() -> None:
         (lambda publisher: publisher.fail(503, on="nothing"), "discovery"),
     ],
 )
-def test_misuse_is_an_error_that_says_what(misuse: Callable[[Publisher], object], says: str) -> None:
+def test_misuse_is_an_error_that_says_what(
+    misuse: Callable[[Publisher], object], says: str
+) -> None:
     with pytest.raises(ValueError, match=says):
         misuse(Publisher())

@@ -111,21 +111,44 @@ class _Story:
         self.publisher.dialect = self.random.choice(["v2-draft", "v2-token"])
 
     def starts_after(self) -> None:
-        self.publisher.split(self.random.choice(self.publisher.open_partitions()), self.random.randint(1, 3), method="starts-after")
+        self.publisher.split(
+            self.random.choice(self.publisher.open_partitions()),
+            self.random.randint(1, 3),
+            method="starts-after",
+        )
 
     def cursor_from(self) -> None:
         # Not where a parent might still be unread: discovery can't say "starts after" and "cursor from" at once.
-        able = [id for id, one in self.publisher.partitions.items() if not one.closed and one.starts_after is None]
+        able = [
+            id
+            for id, one in self.publisher.partitions.items()
+            if not one.closed and one.starts_after is None
+        ]
         if able:
-            self.publisher.split(self.random.choice(able), self.random.randint(1, 3), method="cursor-from")
+            self.publisher.split(
+                self.random.choice(able), self.random.randint(1, 3), method="cursor-from"
+            )
 
 
-CHAPTERS = st.lists(st.sampled_from(["append", "append", "read", "read", "rotate", "starts_after", "cursor_from"]), max_size=25)
+CHAPTERS = st.lists(
+    st.sampled_from(["append", "append", "read", "read", "rotate", "starts_after", "cursor_from"]),
+    max_size=25,
+)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(chapters=CHAPTERS, seed=st.integers(0, 2**16), page_size=st.integers(1, 40), every=st.integers(1, 10), vary=st.booleans())
-def test_every_event_once_and_in_order_through_any_history(http: httpx.Client, chapters: list[str], seed: int, page_size: int, every: int, vary: bool) -> None:
+@settings(
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    chapters=CHAPTERS,
+    seed=st.integers(0, 2**16),
+    page_size=st.integers(1, 40),
+    every=st.integers(1, 10),
+    vary=st.booleans(),
+)
+def test_every_event_once_and_in_order_through_any_history(
+    http: httpx.Client, chapters: list[str], seed: int, page_size: int, every: int, vary: bool
+) -> None:
     publisher = Publisher(2, page_size=page_size, checkpoint_every=every, seed=seed)
     publisher.vary = vary
     with publisher.serve():

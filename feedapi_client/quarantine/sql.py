@@ -1,0 +1,198 @@
+"""The quarantine in the application's own SQL database, through SQLAlchemy. Needs the extra ``sql``."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager, nullcontext
+from typing import Any
+
+try:
+    import sqlalchemy as sa
+    from sqlalchemy.dialects import mysql
+    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.ext.asyncio import (
+        AsyncConnection,
+        AsyncEngine,
+        AsyncSession,
+        async_scoped_session,
+    )
+except ImportError as error:
+    raise ImportError(
+        "SQLAlchemyQuarantineStore needs SQLAlchemy: pip install 'feedapi-client[sql]'"
+    ) from error
+
+from feedapi_client.errors import StoreError
+from feedapi_client.model import FeedKey
+from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
+from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.sql import _TABLE_OPTIONS, _long_text, _once
+
+
+def quarantine_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
+    """The table of quarantined events. `payload` is the event as sent; `quarantined_at` is in microseconds since 1970 UTC."""
+    types: dict[str, Any] = {
+        "id": sa.String(32),
+        "feed_id": sa.CHAR(64),
+        "partition_id": sa.Integer(),
+        "event_index": sa.Integer(),
+        "payload": sa.LargeBinary().with_variant(mysql.LONGBLOB(), "mysql", "mariadb"),
+        "quarantined_at": sa.BigInteger(),
+    }
+    columns = [
+        sa.Column(
+            column, types.get(column, _long_text()), primary_key=column == "id", nullable=False
+        )
+        for column in COLUMNS
+    ]
+    return sa.Table(name, metadata, *columns, schema=schema, **_TABLE_OPTIONS)
+
+
+class SQLAlchemyQuarantineStore:
+    """Keeps events in a table of the application's database, by default ``feedapi_quarantine``.
+
+    `engine` is the caller's and stays so. The table is made by `create_tables`, or by the application's own migrations: with `metadata` it is part of
+    it, as `table`. A `transaction` is an `AsyncConnection` or an `AsyncSession`, as `SQLAlchemyCursorStore` takes it. asyncio only.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncEngine,
+        *,
+        table: str = "feedapi_quarantine",
+        schema: str | None = None,
+        metadata: sa.MetaData | None = None,
+    ) -> None:
+        self.engine = engine
+        self.table = _once(
+            quarantine_table, table, sa.MetaData() if metadata is None else metadata, schema
+        )
+        self._foreign_errors = (SQLAlchemyError, OSError, engine.dialect.loaded_dbapi.Error)
+
+    async def create_tables(self) -> None:
+        """Make the table if it does not exist yet. Raises `StoreError`."""
+        with self._translated():
+            async with self.engine.begin() as connection:
+                await connection.run_sync(
+                    lambda sync: self.table.metadata.create_all(sync, tables=[self.table])
+                )
+
+    async def prepare(self) -> None:
+        """See `QuarantineStore.prepare`: looks whether the table is there."""
+        with self._translated():
+            async with self.engine.connect() as connection:
+                await connection.execute(sa.select(self.table.c.id).where(sa.false()))
+
+    def joins(self, cursors: CursorStore) -> bool:
+        """See `QuarantineStore.joins`: when the cursors are in the same database."""
+        engine = getattr(cursors, "engine", None)
+        return isinstance(engine, AsyncEngine) and (
+            engine is self.engine or engine.url == self.engine.url
+        )
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[AsyncConnection]:
+        """See `QuarantineStore.begin`."""
+        with self._translated():
+            async with self.engine.begin() as connection:
+                yield connection
+
+    async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
+        """See `QuarantineStore.add`."""
+        if events:
+            async with self._within(transaction) as connection:
+                await connection.execute(
+                    sa.insert(self.table),
+                    [dict(zip(COLUMNS, to_row(event), strict=True)) for event in events],
+                )
+
+    async def page(
+        self,
+        feed: FeedKey | None = None,
+        *,
+        partition: int | None = None,
+        after: str = "",
+        limit: int = 100,
+    ) -> list[QuarantinedEvent]:
+        """See `QuarantineStore.page`."""
+        columns = self.table.c
+        query = (
+            sa.select(*(columns[name] for name in COLUMNS))
+            .where(columns.id > after)
+            .order_by(columns.id)
+            .limit(limit)
+        )
+        if feed is not None:
+            query = query.where(columns.feed_id == feed.id)
+        if partition is not None:
+            query = query.where(columns.partition_id == partition)
+        return await self._select(query)
+
+    async def get(self, id: str) -> QuarantinedEvent | None:
+        """See `QuarantineStore.get`."""
+        return next(
+            iter(
+                await self._select(
+                    sa.select(*(self.table.c[name] for name in COLUMNS)).where(
+                        self.table.c.id == id
+                    )
+                )
+            ),
+            None,
+        )
+
+    async def remove(self, ids: Iterable[str], *, transaction: Any = None) -> int:
+        """See `QuarantineStore.remove`."""
+        removed = 0
+        async with self._within(transaction) as connection:
+            for id in sorted(set(ids)):
+                removed += (
+                    await connection.execute(sa.delete(self.table).where(self.table.c.id == id))
+                ).rowcount
+        return removed
+
+    async def _select(self, query: sa.Select[Any]) -> list[QuarantinedEvent]:
+        with self._translated():
+            async with self.engine.connect() as connection:
+                return [from_row(row) for row in await connection.execute(query)]
+
+    @asynccontextmanager
+    async def _within(self, transaction: Any) -> AsyncIterator[AsyncConnection]:
+        with self._translated():
+            if isinstance(transaction, (AsyncSession, async_scoped_session)):
+                transaction = await transaction.connection()
+            if transaction is not None and not isinstance(transaction, AsyncConnection):
+                raise StoreError(
+                    f"transaction must be an AsyncConnection or an AsyncSession, not a {type(transaction).__name__}"
+                )
+            async with (
+                self.engine.begin()
+                if transaction is None
+                else nullcontext(transaction) as connection
+            ):
+                yield connection
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except self._foreign_errors as error:
+            # Without the cause, whose text has the statement's parameters: payloads (R19).
+            raise StoreError(
+                f"the quarantine ({self.engine.dialect.name}) failed: {self._reason(error)}"
+            ) from None
+
+    def _reason(self, error: BaseException) -> str:
+        foreign = getattr(error, "orig", None) or error
+        text = next(iter(str(foreign).strip().splitlines()), "") or type(foreign).__name__
+        password = self.engine.url.password
+        text = text.replace(str(password), "***") if password else text
+        return (
+            f"{text} (has SQLAlchemyQuarantineStore.create_tables() been called?)"
+            if self.table.name in text
+            else text
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"<SQLAlchemyQuarantineStore {self.engine.dialect.name}, table {self.table.fullname!r}>"
+        )

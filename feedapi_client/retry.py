@@ -1,0 +1,163 @@
+"""When to try again: pauses and deadlines, on tenacity's wait and stop strategies.
+
+`Backoff` is the only place that works them out. Who repeats a call in a loop uses `retry` or
+`retry_sync`; who schedules the next attempt itself (the runtime's scheduler) asks `Backoff.pause`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import tenacity
+
+from feedapi_client.errors import FeedError, FeedUnavailableError
+from feedapi_client.options import RetryPolicy
+
+T = TypeVar("T")
+Clock = Callable[[], float]
+OnRetry = Callable[[Exception, int, float], object]
+"""Called before a pause with the error, the number of the next attempt, and the seconds until it."""
+
+
+class Backoff:
+    """The attempts at one thing, from its first failure on.
+
+    The pause before attempt n+1 is random, from 0 to ``min(max_delay, base_delay * 2**n)`` seconds
+    (full jitter), or what the server's Retry-After asks for, up to `max_retry_after`.
+
+    Arguments:
+        base_delay, max_delay, max_retry_after: seconds.
+        give_up_after: seconds since the first failure after which a failure is final; None: never.
+        attempts: number of attempts after which a failure is final; None: unlimited.
+        retry_if: whether an error is worth another attempt.
+        clock: seconds on any monotonic clock.
+    """
+
+    def __init__(
+        self,
+        *,
+        base_delay: float = 0.2,
+        max_delay: float = 20.0,
+        max_retry_after: float = 300.0,
+        give_up_after: float | None = None,
+        attempts: int | None = None,
+        retry_if: Callable[[Exception], bool] = lambda _: True,
+        clock: Clock = time.monotonic,
+    ) -> None:
+        stop: list[tenacity.stop.stop_base] = []
+        if give_up_after is not None:
+            stop.append(tenacity.stop_after_delay(give_up_after))
+        if attempts is not None:
+            stop.append(tenacity.stop_after_attempt(attempts))
+        self._rules = tenacity.Retrying(
+            wait=tenacity.wait_random_exponential(multiplier=base_delay, max=max_delay),
+            stop=tenacity.stop_any(*stop) if stop else tenacity.stop_never,
+        )
+        self._max_retry_after = max_retry_after
+        self._retry_if = retry_if
+        self._clock = clock
+        self._state: tenacity.RetryCallState | None = None
+
+    @classmethod
+    def of(
+        cls,
+        policy: RetryPolicy,
+        *,
+        give_up_after: float | None = None,
+        clock: Clock = time.monotonic,
+    ) -> Backoff:
+        """The backoff that a policy describes; `give_up_after` replaces the policy's own.
+
+        Only a `FeedError` is ever retried.
+        """
+        return cls(
+            base_delay=policy.base_delay,
+            max_delay=policy.max_delay,
+            max_retry_after=policy.max_retry_after,
+            give_up_after=policy.give_up_after if give_up_after is None else give_up_after,
+            retry_if=lambda error: isinstance(error, FeedError) and policy.decide(error) == "retry",
+            clock=clock,
+        )
+
+    @property
+    def failures(self) -> int:
+        """Failed attempts since the last `reset`."""
+        return 0 if self._state is None else self._state.attempt_number - 1
+
+    @property
+    def failing(self) -> bool:
+        """Whether the last attempt failed."""
+        return self._state is not None
+
+    def reset(self) -> None:
+        """Forget the failures: there was progress."""
+        self._state = None
+
+    def pause(self, error: Exception) -> float:
+        """Record a failed attempt and return the seconds until the next one.
+
+        Raises:
+            the error itself, when it is not worth another attempt or too many were made.
+        """
+        if not self._retry_if(error):
+            raise error
+        state = self._failed()
+        if self._rules.stop(state):
+            raise error
+        retry_after = error.retry_after if isinstance(error, FeedUnavailableError) else None
+        state.prepare_for_next_attempt()
+        if retry_after is not None:
+            return min(retry_after, self._max_retry_after)
+        return float(self._rules.wait(state))
+
+    def _failed(self) -> tenacity.RetryCallState:
+        now = self._clock()
+        if self._state is None:
+            self._state = tenacity.RetryCallState(self._rules, None, (), {})
+            self._state.start_time = now
+        self._state.outcome_timestamp = now
+        return self._state
+
+    def __repr__(self) -> str:
+        return f"<Backoff after {self.failures} failures>"
+
+
+async def retry(
+    call: Callable[[], Awaitable[T]],
+    backoff: Backoff,
+    *,
+    sleep: Callable[[float], Awaitable[object]],
+    on_retry: OnRetry | None = None,
+) -> T:
+    """Await `call()` until it succeeds or `backoff` gives up, whose error is raised."""
+    while True:
+        try:
+            return await call()
+        except Exception as error:  # noqa: BLE001 - the backoff raises what is final
+            pause = _next(backoff, error, on_retry)
+        await sleep(pause)
+
+
+def retry_sync(
+    call: Callable[[], T],
+    backoff: Backoff,
+    *,
+    sleep: Callable[[float], object] = time.sleep,
+    on_retry: OnRetry | None = None,
+) -> T:
+    """Call `call()` until it succeeds or `backoff` gives up, whose error is raised."""
+    while True:
+        try:
+            return call()
+        except Exception as error:  # noqa: BLE001 - the backoff raises what is final
+            pause = _next(backoff, error, on_retry)
+        sleep(pause)
+
+
+def _next(backoff: Backoff, error: Exception, on_retry: OnRetry | None) -> float:
+    pause = backoff.pause(error)
+    if on_retry is not None:
+        on_retry(error, backoff.failures + 1, pause)
+    return pause

@@ -1,0 +1,118 @@
+"""The long run: ``python -m tests.crash --kills 50 --database postgresql``. Ends with code 0 when each event is there exactly once, in order, else 1."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import anyio
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from tests.crash.experiment import Outcome, pull_the_plug
+from tests.servers import run_postgres
+
+console = Console()
+
+
+@contextmanager
+def database(kind: str) -> Iterator[str]:
+    """A fresh PostgreSQL server, or a file in a directory of its own."""
+    if kind == "postgresql":
+        with run_postgres() as server:
+            yield server.dsn
+    else:
+        with tempfile.TemporaryDirectory() as directory:
+            yield os.path.join(directory, "app.db")
+
+
+def run(args: argparse.Namespace) -> Outcome:
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("kills, {task.fields[events]} events"),
+        TimeElapsedColumn(),
+    )
+    with database(args.database) as where, Progress(*columns, console=console) as bar:
+        task = bar.add_task(args.database, total=args.kills, events=0)
+
+        def progress(outcome: Outcome) -> None:
+            bar.update(task, completed=outcome.kills, events=outcome.events)
+
+        return anyio.run(
+            lambda: pull_the_plug(
+                where,
+                kills=args.kills,
+                cursor=args.outside_transaction or "inside",
+                poison=args.poison,
+                seed=args.seed,
+                progress=progress,
+            )
+        )
+
+
+def report(outcome: Outcome, args: argparse.Namespace) -> None:
+    table = Table(
+        title=f"{args.database}, cursor {args.outside_transaction or 'inside'} the transaction of the effects",
+        show_header=False,
+    )
+    splits = ", ".join(f"{count} {method}" for method, count in sorted(outcome.splits.items()))
+    for name, value in (
+        ("killed with SIGKILL", outcome.kills),
+        ("ended as fenced", outcome.fenced),
+        ("splits", splits or "none"),
+        ("token rotations", outcome.rotations),
+        ("events", outcome.events),
+        ("of these in quarantine", outcome.quarantined),
+        ("lost", outcome.lost),
+        ("duplicated", outcome.duplicated),
+        ("out of order within their entity", outcome.disordered),
+        ("seconds", f"{outcome.seconds:.0f}"),
+    ):
+        table.add_row(name, str(value))
+    console.print(table)
+    console.print(
+        "[green]each event exactly once, in order"
+        if outcome.exactly_once
+        else "[red]not exactly once"
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.crash",
+        description="Kill a consumer again and again, and look at what its database holds.",
+    )
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--database", choices=["postgresql", "sqlite"], default="postgresql")
+    parser.add_argument(
+        "--outside-transaction",
+        choices=["before", "after"],
+        nargs="?",
+        const="after",
+        help="save the cursor before or after the transaction of the effects (default: after): the check has to fail",
+    )
+    parser.add_argument(
+        "--poison",
+        action="store_true",
+        help="let the application fail at some events, which go into quarantine",
+    )
+    parser.add_argument(
+        "--seed",
+        type=int,
+        help="for the traffic and the choice of moments; the processes' own timing stays random",
+    )
+    args = parser.parse_args()
+    outcome = run(args)
+    report(outcome, args)
+    sys.exit(0 if outcome.exactly_once else 1)
+
+
+if __name__ == "__main__":
+    main()

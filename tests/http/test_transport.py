@@ -1,0 +1,641 @@
+"""HTTP, over real sockets."""
+
+from __future__ import annotations
+
+import gzip
+import logging
+from contextlib import aclosing, closing
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from feedapi_client.errors import (
+    AuthenticationError,
+    FeedError,
+    FeedUnavailableError,
+    NegotiationError,
+    ProtocolError,
+    RequestRefusedError,
+    TornResponseError,
+    TransportError,
+)
+from feedapi_client.http.transport import (
+    SyncTransport,
+    Transport,
+    backoff,
+    retry_after,
+    retrying,
+    retrying_sync,
+)
+from feedapi_client.options import Limits, RetryPolicy
+from tests.client.wire import Reply, Request, Wire, chunk, ok, start, wire
+
+pytestmark = pytest.mark.anyio
+
+LIMIT = 1 << 20
+LINE = b'{"cursor":"c"}\n'
+
+
+async def body_of(
+    transport: Transport, params: list[tuple[str, str]] | None = None, **more: Any
+) -> bytes:
+    async with transport.stream("/events", params or [], partition=3, **more) as answer:
+        return b"".join([piece async for piece in answer])
+
+
+def sync_body_of(transport: SyncTransport) -> bytes:
+    with transport.stream("/events", [], partition=3) as answer:
+        return b"".join(answer)
+
+
+def opened(url: str, **more: Any) -> aclosing[Transport]:
+    return aclosing(Transport(url, **more))
+
+
+async def fetch_error(
+    reply: Reply, *, sync: bool = False, limits: Limits | None = None
+) -> FeedError:
+    async with wire(lambda _: reply) as server:
+        with closing(SyncTransport(server.url, limits=limits)) as blocking:
+            async with opened(server.url, limits=limits) as transport:
+                with pytest.raises(FeedError) as caught:
+                    await (
+                        anyio.to_thread.run_sync(sync_body_of, blocking)
+                        if sync
+                        else body_of(transport)
+                    )
+        assert (caught.value.feed, caught.value.partition) == (server.url, 3)
+        return caught.value
+
+
+class TestRequests:
+    async def test_the_feed_s_own_query_goes_with_every_request(self) -> None:
+        async with (
+            wire(lambda _: ok(LINE)) as server,
+            opened(server.url + "?tenant=a%20b&k=1") as transport,
+        ):
+            await transport.get("", [], max_bytes=LIMIT)
+            await body_of(transport, [("cursor", "c")])
+            assert [request.target for request in server.requests] == [
+                "/feed?tenant=a%20b&k=1",
+                "/feed/events?tenant=a%20b&k=1&cursor=c",
+            ]
+
+    @pytest.mark.parametrize(
+        ("path", "expected"),
+        [("", "/events"), ("/", "/events"), ("/a/", "/a/events"), ("/a%2Fb", "/a%2Fb/events")],
+    )
+    async def test_the_suffix_follows_the_path(self, path: str, expected: str) -> None:
+        async with (
+            wire(lambda _: ok(LINE)) as server,
+            opened(f"http://127.0.0.1:{server.port}{path}") as transport,
+        ):
+            await body_of(transport)
+            assert server.requests[0].target == expected
+
+    @pytest.mark.parametrize(
+        "cursor", ["+ & = % / ? # %41 ;:@~*'\"<>{}|\\^`", "é", "x" * 10_000, "%", "_first"]
+    )
+    async def test_a_cursor_arrives_unchanged(self, cursor: str) -> None:
+        async with wire(lambda _: ok(LINE)) as server, opened(server.url) as transport:
+            await body_of(transport, [("cursor", cursor)])
+            assert server.requests[0].query == {"cursor": cursor}
+
+    async def test_a_cursor_that_no_url_can_hold_is_an_error(self) -> None:
+        async with opened("http://127.0.0.1:9/feed") as transport:
+            with pytest.raises(ProtocolError, match="over 64 KiB: the cursor"):
+                await body_of(transport, [("cursor", "x" * 100_000)])
+
+    async def test_credentials_in_the_url_are_basic_auth(self) -> None:
+        async with (
+            wire(lambda _: ok(LINE)) as server,
+            opened(server.url.replace("//", "//me:p%40ss@")) as transport,
+        ):
+            await body_of(transport)
+            assert (
+                server.requests[0].headers["authorization"]
+                == httpx.BasicAuth("me", "p@ss")._auth_header
+            )
+            assert "@" not in server.requests[0].headers["host"]
+
+    async def test_the_caller_s_client_is_used_as_it_is_and_stays_open(self) -> None:
+        async with httpx.AsyncClient(
+            headers={"x-key": "1"}, params={"p": "q r"}, auth=("a", "b"), cookies={"s": "1"}
+        ) as http:
+            async with wire(lambda _: ok(LINE)) as server:
+                async with opened(
+                    server.url.replace("//", "//me:pass@") + "?own=1", http=http
+                ) as transport:
+                    await body_of(transport, [("cursor", "c")])
+                request = server.requests[0]
+                assert request.query == {"own": "1", "p": "q r", "cursor": "c"}
+                assert (request.headers["x-key"], request.headers["cookie"]) == ("1", "s=1")
+                assert request.headers["authorization"] == httpx.BasicAuth("a", "b")._auth_header
+            assert not http.is_closed
+
+    async def test_our_own_client_is_closed(self) -> None:
+        async with opened("http://127.0.0.1:9/feed") as transport:
+            pass
+        assert transport.client.is_closed
+
+    async def test_content_encodings_are_undone(self) -> None:
+        async with (
+            wire(lambda _: ok(gzip.compress(LINE * 100), "Content-Encoding: gzip")) as server,
+            opened(server.url) as transport,
+        ):
+            assert await body_of(transport) == LINE * 100
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "",
+            "feed",
+            "ftp://a/feed",
+            "http://",
+            "http:///feed",
+            "http://a:port/feed",
+            "http://[::1/feed",
+            7,
+        ],
+    )
+    async def test_a_url_of_no_feed_is_refused_at_once(self, url: Any) -> None:
+        for kind in (Transport, SyncTransport):
+            with pytest.raises(NegotiationError, match="the feed's URL"):
+                kind(url)
+
+    @pytest.mark.parametrize("sync", [False, True])
+    async def test_a_client_of_the_wrong_kind_is_refused_at_once(self, sync: bool) -> None:
+        kind: Any = SyncTransport if sync else Transport
+        with pytest.raises(TypeError, match=r"http must be an httpx\.(Async)?Client, not "):
+            kind("http://a/feed", http=httpx.AsyncClient() if sync else httpx.Client())
+
+
+class TestStatuses:
+    @pytest.mark.parametrize("sync", [False, True])
+    @pytest.mark.parametrize("status", [408, 425, 429, 500, 501, 502, 503, 504, 599])
+    async def test_r14_a_status_that_means_later(self, status: int, sync: bool) -> None:
+        error = await fetch_error(
+            ok(b"busy", "Retry-After: 7", status=f"{status} Later"), sync=sync
+        )
+        assert isinstance(error, FeedUnavailableError)
+        assert (error.status, error.retry_after) == (status, 7.0)
+        assert f"status {status}: 'busy'" in str(error)
+
+    @pytest.mark.parametrize("sync", [False, True])
+    @pytest.mark.parametrize("status", [401, 403])
+    async def test_r01_a_status_that_means_who_are_you(self, status: int, sync: bool) -> None:
+        error = await fetch_error(ok(b"no", status=f"{status} No"), sync=sync)
+        assert type(error) is AuthenticationError
+
+    @pytest.mark.parametrize("sync", [False, True])
+    @pytest.mark.parametrize("status", [400, 404, 409, 410])
+    async def test_r10_a_status_that_means_discover_again(self, status: int, sync: bool) -> None:
+        error = await fetch_error(ok(b"gone " + b"x" * 1000, status=f"{status} No"), sync=sync)
+        assert isinstance(error, RequestRefusedError)
+        assert error.status == status
+        assert "gone xxx" in str(error)
+        assert len(str(error)) < 400
+
+    @pytest.mark.parametrize(
+        "status",
+        [
+            "204 No Content",
+            "206 Partial",
+            "300 Choices",
+            "304 Not Modified",
+            "405 Not Allowed",
+            "418 Teapot",
+        ],
+    )
+    async def test_any_other_status_of_a_fetch_is_an_error(self, status: str) -> None:
+        error = await fetch_error(Reply(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()))
+        assert type(error) is ProtocolError
+        assert status[:3] in str(error)
+
+    @pytest.mark.parametrize("status", ["200 OK", "400 Bad", "404 Gone", "204 No"])
+    async def test_r01_discovery_hands_other_statuses_over(self, status: str) -> None:
+        async with (
+            wire(
+                lambda _: Reply(
+                    f"HTTP/1.1 {status}\r\nConnection: close\r\n\r\nhello".encode(), close=True
+                )
+            ) as server,
+            opened(server.url) as transport,
+        ):
+            assert (await transport.get("", [], max_bytes=LIMIT))[0] == int(status[:3])
+
+    async def test_a_discovery_over_the_limit_is_an_error(self) -> None:
+        async with (
+            wire(lambda _: Reply(start(b"x" * 200_000) + chunk(b"x" * 1000), hold=True)) as server,
+            opened(server.url) as transport,
+        ):
+            with pytest.raises(
+                NegotiationError,
+                match=r"longer than 100000 bytes: raise Limits.max_discovery_bytes",
+            ):
+                await transport.get("", [], max_bytes=100_000)
+
+    async def test_the_connection_is_used_again_after_an_error(self) -> None:
+        async with (
+            wire(lambda _: ok(b"no", status="404 No")) as server,
+            opened(server.url) as transport,
+        ):
+            for _ in range(3):
+                with pytest.raises(RequestRefusedError):
+                    await body_of(transport)
+            assert not server.closed.is_set()
+
+
+class TestTornBodies:
+    @pytest.mark.parametrize("sync", [False, True])
+    @pytest.mark.parametrize(
+        "reply",
+        [
+            Reply(start(LINE, length=1000), close=True),
+            Reply(start(LINE), close=True),
+            Reply(start(LINE) + b"ff\r\nhalf a chunk", close=True),
+            Reply(start(LINE) + b"sesame\r\n", close=True),
+        ],
+        ids=["too short", "no last chunk", "half a chunk", "garbage for a chunk"],
+    )
+    async def test_r14_a_body_that_breaks_off_is_torn(self, reply: Reply, sync: bool) -> None:
+        error = await fetch_error(reply, sync=sync)
+        assert type(error) is TornResponseError
+        assert "the response broke off: " in str(error)
+        assert "sesame" not in str(error)
+
+    async def test_r14_a_body_that_is_not_encoded_as_it_says_is_torn(self) -> None:
+        error = await fetch_error(ok(b"sesame no gzip", "Content-Encoding: gzip"), sync=True)
+        assert type(error) is TornResponseError
+        assert "DecodingError" in str(error)
+
+    async def test_what_came_before_is_handed_over(self) -> None:
+        async with (
+            wire(lambda _: Reply(start(LINE), close=True)) as server,
+            opened(server.url) as transport,
+            transport.stream("", []) as answer,
+        ):
+            assert await anext(answer) == LINE
+            with pytest.raises(TornResponseError) as caught:
+                await anext(answer)
+        assert isinstance(caught.value.__cause__, httpx.RemoteProtocolError)
+
+    async def test_r14_silence_within_a_body_is_torn(self) -> None:
+        error = await fetch_error(
+            Reply(start(LINE), hold=True), limits=Limits(request_timeout=0.05)
+        )
+        assert type(error) is TornResponseError
+        assert "ReadTimeout" in str(error)
+
+    async def test_r15_a_streamed_response_may_be_silent_for_longer(self) -> None:
+        async with (
+            wire(lambda _: Reply(start(LINE), hold=True)) as server,
+            opened(server.url, limits=Limits(request_timeout=30)) as transport,
+        ):
+            with pytest.raises(TornResponseError, match="ReadTimeout"):
+                await body_of(transport, idle_timeout=0.05)
+
+
+class TestConnections:
+    @pytest.mark.parametrize("sync", [False, True])
+    @pytest.mark.parametrize("raw", [b"", b"garbage\r\n\r\n", b"HTTP/1.1 200"])
+    async def test_r14_no_answer_is_unavailable(self, raw: bytes, sync: bool) -> None:
+        error = await fetch_error(Reply(raw, close=True), sync=sync)
+        assert isinstance(error, FeedUnavailableError)
+        assert error.status is None
+        assert "no answer: RemoteProtocolError" in str(error)
+
+    async def test_r14_a_refused_connection_is_unavailable(self) -> None:
+        async with wire(lambda _: ok(b"")) as server:
+            url = server.url
+        async with opened(url) as transport:
+            with pytest.raises(FeedUnavailableError, match="no answer: ConnectError") as caught:
+                await transport.get("", [], max_bytes=LIMIT)
+        assert isinstance(caught.value.__cause__, httpx.ConnectError)
+
+    async def test_r14_an_answer_that_does_not_come_in_time_is_unavailable(self) -> None:
+        error = await fetch_error(Reply(b"", hold=True), limits=Limits(request_timeout=0.05))
+        assert isinstance(error, FeedUnavailableError)
+        assert "ReadTimeout" in str(error)
+
+    async def test_r14_a_pool_that_is_too_small_says_so(self) -> None:
+        http = httpx.AsyncClient(
+            limits=httpx.Limits(max_connections=1), timeout=httpx.Timeout(5, pool=0.01)
+        )
+        async with (
+            http,
+            wire(lambda _: Reply(start(LINE), hold=True)) as server,
+            opened(server.url, http=http) as transport,
+            transport.stream("", []) as answer,
+        ):
+            await anext(answer)
+            with pytest.raises(FeedUnavailableError, match="larger pool"):
+                await body_of(transport)
+
+    async def test_an_answer_left_early_ends_its_connection(self) -> None:
+        async with (
+            wire(lambda _: Reply(start(LINE), hold=True)) as server,
+            opened(server.url) as transport,
+        ):
+            async with transport.stream("", []) as answer:
+                assert await anext(answer) == LINE
+            with anyio.fail_after(10):
+                await server.closed.wait()
+
+    async def test_an_answer_can_be_cancelled(self) -> None:
+        async with (
+            wire(lambda _: Reply(start(LINE), hold=True)) as server,
+            opened(server.url) as transport,
+        ):
+            with anyio.move_on_after(0.05) as scope:
+                await body_of(transport)
+            assert scope.cancelled_caught
+
+
+class TestRedirects:
+    async def test_a_redirect_within_the_origin_is_followed(self) -> None:
+        def answer(request: Request) -> Reply:
+            return (
+                ok(LINE)
+                if request.path == "/new"
+                else ok(
+                    b"",
+                    f"Location: /new?{request.target.partition('?')[2]}",
+                    status="307 Elsewhere",
+                )
+            )
+
+        async with (
+            wire(answer) as server,
+            opened(server.url.replace("//", "//me:pass@") + "?k=1") as transport,
+        ):
+            assert await body_of(transport, [("cursor", "c")]) == LINE
+            assert (await transport.get("", [], max_bytes=LIMIT)) == (200, LINE)
+            assert [request.target for request in server.requests][1] == "/new?k=1&cursor=c"
+            assert all("authorization" in request.headers for request in server.requests)
+
+    @pytest.mark.parametrize("follow", [False, True])
+    async def test_r19_a_redirect_to_another_origin_is_refused(self, follow: bool) -> None:
+        async with wire(lambda _: ok(LINE)) as other:
+            reply = ok(
+                b"",
+                f"Location: http://u:sesame@127.0.0.1:{other.port}/feed?key=sesame",
+                status="302 Elsewhere",
+            )
+            async with (
+                httpx.AsyncClient(follow_redirects=follow) as http,
+                wire(lambda _: reply) as server,
+                opened(server.url, http=http) as transport,
+            ):
+                with pytest.raises(
+                    TransportError,
+                    match=rf"another origin, http://127.0.0.1:{other.port}, which is refused",
+                ) as fetch:
+                    await body_of(transport)
+                with pytest.raises(NegotiationError, match="another origin") as discovery:
+                    await transport.get("", [], max_bytes=LIMIT)
+            assert other.requests == []
+            assert "sesame" not in f"{fetch.value} {discovery.value}"
+
+    async def test_r19_another_scheme_is_another_origin(self) -> None:
+        async with (
+            wire(
+                lambda request: ok(
+                    b"", f"Location: https://{request.headers['host']}/feed", status="301 Secure"
+                )
+            ) as server,
+            opened(server.url) as transport,
+        ):
+            with pytest.raises(TransportError, match="another origin"):
+                await body_of(transport)
+
+    @pytest.mark.parametrize("sync", [False, True])
+    async def test_endless_redirects_are_an_error(self, sync: bool) -> None:
+        error = await fetch_error(ok(b"", "Location: /feed", status="302 Again"), sync=sync)
+        assert type(error) is TransportError
+        assert "more than 5 redirects" in str(error)
+
+    async def test_a_redirect_to_nonsense_is_an_error(self) -> None:
+        error = await fetch_error(ok(b"", "Location: http://[/", status="302 Elsewhere"))
+        assert isinstance(error, (TransportError, ProtocolError))
+
+
+class TestSecrets:
+    URL = "http://me:pa55word@127.0.0.1:{port}/feed?key=sesame&tenant=a%20b%2Fc"
+
+    async def exercise(self, url: str) -> list[str]:
+        """Everything that can be read of a transport in use."""
+        said = []
+        async with opened(url) as transport:
+            said += [repr(transport), str(transport)]
+            for call in (
+                transport.get("", [], max_bytes=LIMIT),
+                body_of(transport, [("cursor", "c")]),
+            ):
+                try:
+                    await call
+                except FeedError as error:
+                    said += [str(error), repr(error), str(error.__cause__)]
+        return said
+
+    @pytest.mark.parametrize(
+        "answer",
+        [
+            lambda request: ok(LINE),
+            lambda request: ok(
+                f"no such page: {request.target} {request.headers['authorization']}".encode(),
+                status="404 No",
+            ),
+            lambda request: ok(f"bad: {request.query}".encode(), status="500 No"),
+            lambda request: ok(b"", "Location: /feed?key=sesame", status="302 Again"),
+            lambda request: Reply(b"HTTP/1.1 sesame\r\n\r\n", close=True),
+            lambda request: Reply(start(LINE) + b"sesame\r\n", close=True),
+        ],
+        ids=["fine", "echoed by 404", "echoed by 500", "redirects", "garbage", "torn"],
+    )
+    async def test_r19_no_secret_in_log_records_and_errors(
+        self, answer: Any, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        async with wire(answer) as server:
+            said = await self.exercise(self.URL.format(port=server.port))
+        records = [f"{record.getMessage()} {record.args}" for record in caplog.records]
+        assert any(record.name.startswith("httpcore") for record in caplog.records)
+        for secret in (
+            "sesame",
+            "pa55word",
+            "a%20b%2Fc",
+            "a b/c",
+            httpx.BasicAuth("me", "pa55word")._auth_header.split()[1],
+        ):
+            assert secret not in "\n".join(said + records), secret
+
+    async def test_r19_no_secret_in_what_http2_logs(self, caplog: pytest.LogCaptureFixture) -> None:
+        caplog.set_level(logging.DEBUG)
+        transport = SyncTransport(self.URL.format(port=9))
+        logging.getLogger("hpack.hpack").debug(
+            "Adding %s to the header table", (b":path", b"/feed?key=sesame&tenant=a%20b%2Fc")
+        )
+        assert "Adding (b':path', b'/feed?***') to the header table" in caplog.text
+        transport.close()
+
+    async def test_r19_a_secret_that_begins_like_another_feeds_is_hidden_whole(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.DEBUG)
+        # Several, since the order in which feeds are looked at is that of a set.
+        transports = [
+            SyncTransport(f"http://127.0.0.1:9/feed?key=sesame{'-street' * n}") for n in range(8)
+        ]
+        logging.getLogger("hpack.hpack").debug("Adding %s", "sesame" + "-street" * 7)
+        assert "street" not in caplog.text
+        for transport in transports:
+            transport.close()
+
+    async def test_r19_other_requests_of_the_process_are_logged_as_ever(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        caplog.set_level(logging.INFO, "httpx")
+        async with wire(lambda _: ok(LINE)) as server, httpx.AsyncClient() as http:
+            await http.get(server.url + "?a=b")
+        assert "/feed?a=b" in caplog.text
+
+    async def test_r19_a_header_that_can_not_be_sent_is_not_shown(self) -> None:
+        async with (
+            httpx.AsyncClient(headers={"authorization": "Bearer sesame\n"}) as http,
+            wire(lambda _: ok(LINE)) as server,
+            opened(server.url, http=http) as transport,
+        ):
+            with pytest.raises(
+                TransportError, match="can't be sent: check the http client's headers"
+            ) as caught:
+                await body_of(transport)
+        assert "sesame" not in str(caught.value)
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
+
+
+class TestRetries:
+    @pytest.mark.parametrize(
+        ("value", "seconds"),
+        [
+            ("7", 7.0),
+            ("0", 0.0),
+            ("1.5", 1.5),
+            ("-3", 0.0),
+            ("soon", None),
+            ("inf", None),
+            ("nan", None),
+            ("", None),
+            (None, None),
+        ],
+    )
+    def test_r14_retry_after_in_seconds(self, value: str | None, seconds: float | None) -> None:
+        assert retry_after(value) == seconds
+
+    def test_r14_retry_after_as_a_date(self) -> None:
+        later = datetime.now(UTC) + timedelta(seconds=60)
+        assert 55 < (retry_after(format_datetime(later, usegmt=True)) or 0) <= 60
+
+    def test_r14_retry_after_as_a_date_goes_by_the_server_s_clock(self) -> None:
+        assert retry_after("Wed, 21 Oct 2015 07:28:10 GMT", "Wed, 21 Oct 2015 07:28:00 GMT") == 10.0
+
+    def test_r14_retry_after_in_the_past_is_now(self) -> None:
+        assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
+
+    def test_r14_the_pause_grows_with_full_jitter_up_to_its_maximum(self) -> None:
+        policy = RetryPolicy(base_delay=1, max_delay=10)
+        pauses = {
+            attempt: [backoff(policy, attempt) for _ in range(300)]
+            for attempt in (1, 2, 3, 50, 5000)
+        }
+        assert {
+            attempt: max(values) <= min(10, 2 ** min(attempt, 60))
+            for attempt, values in pauses.items()
+        } == dict.fromkeys(pauses, True)
+        assert all(min(values) < 0.3 * max(values) for values in pauses.values())
+        assert max(pauses[1]) > 1.5
+        assert max(pauses[50]) > 9
+
+    def test_r14_the_server_s_wish_counts_within_bounds(self) -> None:
+        policy = RetryPolicy(max_retry_after=100)
+        assert backoff(policy, 1, FeedUnavailableError("", retry_after=7)) == 7
+        assert backoff(policy, 1, FeedUnavailableError("", retry_after=7000)) == 100
+
+    @pytest.mark.parametrize("sync", [False, True])
+    async def test_r14_a_call_is_repeated_until_it_works(
+        self, sync: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        failures: list[FeedError] = [
+            FeedUnavailableError("down", feed="F"),
+            TornResponseError("torn", feed="F"),
+        ]
+
+        def attempt() -> str:
+            if failures:
+                raise failures.pop(0)
+            return "done"
+
+        async def call() -> str:
+            return attempt()
+
+        policy = RetryPolicy(base_delay=0.001, max_delay=0.001)
+        assert (retrying_sync(policy, attempt) if sync else await retrying(policy, call)) == "done"
+        assert [record.getMessage().split(";")[0] for record in caplog.records] == [
+            "feed F: down",
+            "feed F: torn",
+        ]
+
+    async def test_r14_a_fatal_error_is_raised_at_once(self) -> None:
+        calls = []
+
+        async def call() -> None:
+            calls.append(1)
+            raise AuthenticationError("no")
+
+        with pytest.raises(AuthenticationError):
+            await retrying(RetryPolicy(), call)
+        assert len(calls) == 1
+
+    async def test_r14_one_replaceable_function_decides(self) -> None:
+        calls = []
+
+        async def call() -> None:
+            calls.append(1)
+            raise AuthenticationError("no")
+
+        policy = RetryPolicy(
+            base_delay=0.001,
+            max_delay=0.001,
+            decide=lambda error: "retry" if len(calls) < 3 else "fatal",
+        )
+        with pytest.raises(AuthenticationError):
+            await retrying(policy, call)
+        assert len(calls) == 3
+
+    @pytest.mark.parametrize("sync", [False, True])
+    async def test_r14_it_gives_up_in_the_end(self, sync: bool) -> None:
+        def attempt() -> None:
+            raise FeedUnavailableError("down")
+
+        async def call() -> None:
+            attempt()
+
+        policy = RetryPolicy(base_delay=0.001, max_delay=0.001, give_up_after=0.02)
+        with pytest.raises(FeedUnavailableError):
+            retrying_sync(policy, attempt) if sync else await retrying(policy, call)
+
+    async def test_an_error_that_is_not_ours_is_not_retried(self) -> None:
+        async def call() -> None:
+            raise KeyError("x")
+
+        with pytest.raises(KeyError):
+            await retrying(RetryPolicy(), call)
+
+
+def test_a_wire_is_what_it_says() -> None:
+    assert Wire(lambda _: ok(b""), 7).url == "http://127.0.0.1:7/feed"

@@ -1,4 +1,0 @@
-"""Pulling the plug: a real consumer process is killed again and again, and at the end each event must be in its database exactly once, in order.
-
-``python -m tests.plug --help`` is the long run; the tests here are short ones.
-"""

@@ -1,0 +1,488 @@
+"""The decoder of one response."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from itertools import pairwise
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
+from feedapi_client.model import DialectName
+from feedapi_client.protocol.decoder import PageDecoder
+from feedapi_client.protocol.dialects import DIALECTS
+
+FEED = "https://service/feed"
+KEYS: dict[DialectName, str] = {"v1": "data", "v2-draft": "event", "v2-token": "data"}
+
+
+def decoder(
+    dialect: DialectName = "v2-draft",
+    *,
+    partition: int = 2,
+    max_line_bytes: int = 1 << 20,
+    decode: Any = orjson.loads,
+) -> PageDecoder:
+    return PageDecoder(
+        DIALECTS[dialect],
+        feed=FEED,
+        partition=partition,
+        decoder=decode,
+        max_line_bytes=max_line_bytes,
+    )
+
+
+def read(
+    page: PageDecoder, *chunks: bytes
+) -> tuple[list[tuple[bytes, dict[str, Any]]], list[str], FeedError | None]:
+    """All events, the checkpoints seen, and the error that ended it."""
+    events: list[tuple[bytes, dict[str, Any]]] = []
+    cursors: list[str] = []
+    error: FeedError | None = None
+
+    def take() -> None:
+        run = page.take()
+        if run is not None:
+            events.extend((event.raw, event.headers) for event in run.events)
+            cursors.append(run.cursor)
+
+    try:
+        for chunk in chunks:
+            page.feed(chunk)
+            take()
+        page.finish()
+    except FeedError as raised:
+        error = raised
+    take()
+    return events, cursors, error
+
+
+def raws(page: PageDecoder, *chunks: bytes) -> list[bytes]:
+    events, _, error = read(page, *chunks)
+    assert error is None
+    return [raw for raw, _ in events]
+
+
+class TestRecords:
+    @pytest.mark.parametrize(
+        ("dialect", "line"),
+        [
+            ("v1", b'{"partition":2,"data":%s}\n'),
+            ("v2-draft", b'{"event":%s}\n'),
+            ("v2-token", b'{"data":%s}\n'),
+        ],
+    )
+    @pytest.mark.parametrize(
+        "payload",
+        [
+            b'{"a": 1.0,  "b":"\\u00e9"}',
+            b'"text"',
+            b"{}",
+            b'""',
+            '{"é":"\u2028\u0085\x7f"}'.encode(),
+            b'{"a":"\xff"}',
+        ],
+    )
+    def test_a_payload_is_kept_byte_for_byte(
+        self, dialect: DialectName, line: bytes, payload: bytes
+    ) -> None:
+        assert raws(decoder(dialect), line % payload + b'{"cursor":"c"}\n') == [payload]
+
+    def test_v1_events_have_headers(self) -> None:
+        events, _, _ = read(
+            decoder("v1"),
+            b'{"partition":2,"headers":{"a":"1"},"data":{}}\n{"partition":2,"data":{}}\n{"partition":2,"cursor":"c"}\n',
+        )
+        assert [headers for _, headers in events] == [{"a": "1"}, {}]
+
+    def test_a_v2_line_sets_no_headers(self) -> None:
+        events, _, _ = read(decoder(), b'{"event":{},"headers":{"a":"1"}}\n{"cursor":"c"}\n')
+        assert events == [(b"{}", {})]
+
+    def test_events_know_their_partition_and_decoder(self) -> None:
+        page = decoder(decode=lambda raw: raw.upper())
+        page.feed(b'{"event":"a"}\n{"cursor":"c"}\n')
+        run = page.take()
+        assert run is not None
+        assert (run.events[0].partition, run.events[0].json()) == (2, b'"A"')
+
+    def test_an_event_survives_pickling(self) -> None:
+        page = decoder()
+        page.feed(b'{"event":{"a":1}}\n{"cursor":"c"}\n')
+        run = page.take()
+        assert run is not None
+        copy = pickle.loads(pickle.dumps(run.events[0]))
+        assert (copy.raw, copy.partition) == (b'{"a":1}', 2)
+
+    def test_unknown_fields_are_ignored(self) -> None:
+        assert raws(decoder(), b'{"id":7,"event":{},"x":[1]}\n{"cursor":"c","more":null}\n') == [
+            b"{}"
+        ]
+
+    def test_unknown_commands_are_counted_and_skipped(self) -> None:
+        page = decoder()
+        assert raws(page, b'{"resync":true}\n{"event":{}}\n{}\n{"cursor":"c"}\n') == [b"{}"]
+        assert page.unknown_commands == 2
+
+    def test_blank_lines_are_skipped(self) -> None:
+        page = decoder()
+        assert raws(page, b'\n{"event":{}}\r\n\r\n{"cursor":"c"}\n \n') == [b"{}"]
+        assert page.unknown_commands == 0
+
+    def test_a_line_with_event_and_cursor_is_the_event_then_the_checkpoint(self) -> None:
+        page = decoder()
+        page.feed(
+            b'{"event":1234567,"cursor":"x"}\n'.replace(b"1234567", b"{}")
+            + b'{"cursor":"y","event":{"b":2}}\n{"event":"open"}\n'
+        )
+        run = page.take()
+        assert run is not None
+        assert ([event.raw for event in run.events], run.cursor) == ([b"{}", b'{"b":2}'], "y")
+
+    def test_lines_end_in_newline_and_nothing_else(self) -> None:
+        payload = '{"a":"\u2028\u2029\u0085\x0c"}'.replace("\x0c", "").encode()
+        assert raws(decoder(), b'{"event":' + payload + b'}\n{"cursor":"c"}') == [payload]
+
+    def test_a_null_cursor_is_no_cursor(self) -> None:
+        events, cursors, error = read(decoder(), b'{"event":{},"cursor":null}\n{"cursor":"c"}\n')
+        assert (len(events), cursors, error) == (1, ["c"], None)
+
+    def test_a_cursor_may_hold_any_text(self) -> None:
+        cursor = "+ & = % / ? # é \u2028 " + "x" * 10_000
+        _, cursors, _ = read(decoder(), orjson.dumps({"cursor": cursor}) + b"\n")
+        assert cursors == [cursor]
+
+
+class TestBatches:
+    def test_r03_a_batch_ends_at_the_last_checkpoint_received(self) -> None:
+        page = decoder()
+        page.feed(b'{"event":"a"}\n{"cursor":"1"}\n{"event":"b"}\n{"cursor":"2"}\n{"event":"c"}\n')
+        run = page.take()
+        assert run is not None
+        assert ([event.raw for event in run.events], run.cursor) == ([b'"a"', b'"b"'], "2")
+        assert page.take() is None
+
+    def test_r03_events_behind_the_last_checkpoint_are_dropped(self) -> None:
+        events, cursors, error = read(decoder(), b'{"event":"a"}\n{"cursor":"1"}\n{"event":"b"}\n')
+        assert (events, cursors, error) == ([(b'"a"', {})], ["1"], None)
+
+    def test_r03_a_batch_may_hold_no_event(self) -> None:
+        assert read(decoder(), b'{"cursor":"1"}\n')[:2] == ([], ["1"])
+
+    def test_r03_a_last_line_without_newline_counts(self) -> None:
+        assert read(decoder(), b'{"event":"a"}\n{"cursor":"1"}') == ([(b'"a"', {})], ["1"], None)
+
+    def test_r03_a_run_goes_on_over_takes_without_a_checkpoint(self) -> None:
+        page = decoder()
+        page.feed(b'{"event":"a"}\n')
+        assert page.take() is None
+        page.feed(b'{"event":"b"}\n{"cursor":"1"}\n')
+        run = page.take()
+        assert run is not None
+        assert len(run.events) == 2
+
+    def test_sizes_add_up_to_what_was_fed(self) -> None:
+        page = decoder()
+        body = b'{"event":"a"}\n{"cursor":"1"}\n\n{"event":"b"}\n{"event":"c"}\n{"eve'
+        page.feed(body)
+        assert (page.ready_bytes, page.tail_bytes) == (29, len(body) - 29)
+        run = page.take()
+        assert run is not None
+        assert (run.size, page.ready_bytes, page.tail_bytes) == (29, 0, len(body) - 29)
+        page.feed(b'nt":"d"}\n{"cursor":"2"}\n')
+        assert page.tail_bytes == 0
+        assert page.ready_bytes + run.size == len(body) + len(b'nt":"d"}\n{"cursor":"2"}\n')
+
+    def test_it_says_what_came_so_far(self) -> None:
+        page = decoder()
+        assert (page.cursor, page.saw_events) == (None, False)
+        page.feed(b'{"cursor":"1"}\n')
+        assert (page.cursor, page.saw_events) == ("1", False)
+        page.feed(b'{"event":"a"}\n')
+        assert (page.cursor, page.saw_events) == ("1", True)
+
+
+class TestErrors:
+    @pytest.mark.parametrize(
+        ("payload", "kind"),
+        [
+            (b"[1]", "a list"),
+            (b"12", "a number"),
+            (b"-1", "a number"),
+            (b"true", "a boolean"),
+            (b"false", "a boolean"),
+            (b"null", "null"),
+        ],
+    )
+    @pytest.mark.parametrize("others", [0, 40])
+    def test_a_payload_is_an_object_or_a_string(
+        self, payload: bytes, kind: str, others: int
+    ) -> None:
+        good = b'{"event":{"a":1}}\n' * others
+        events, cursors, error = read(
+            decoder(),
+            good + b'{"cursor":"1"}\n{"event":"b"}\n{"event":' + payload + b'}\n{"cursor":"2"}\n',
+        )
+        assert type(error) is ProtocolError
+        assert (
+            str(error)
+            == f"feed {FEED}, partition 2: an event's payload is {kind}: the protocol allows a JSON object or a string"
+        )
+        assert (len(events), cursors) == (others, ["1"])
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b"Internal server error",
+            b'{"event":{"secret":"sesame"',
+            b'\xef\xbb\xbf{"event":{"secret":"sesame"}}',
+            b'{"event":{"secret":"sesame"}}x',
+            b'{"event":{}}{"event":"sesame"}',
+            b'["sesame"]',
+            b'"sesame"',
+            b"7",
+            b'{"cursor":7}',
+            b'{"cursor":""}',
+            b'{"cursor":{"a":"sesame"}}',
+            b'{"cursor":"\\ud800"}',
+            b'{"event":"sesame\x01"}',
+            b'{"a":' + b"[" * 100_000,
+            b'{"cursor":"\xff"}',
+        ],
+    )
+    @pytest.mark.parametrize("newline", [b"\n", b""])
+    def test_a_line_that_is_no_message_tears_the_response(
+        self, line: bytes, newline: bytes
+    ) -> None:
+        events, cursors, error = read(
+            decoder(), b'{"event":"a"}\n{"cursor":"1"}\n{"event":"b"}\n' + line + newline
+        )
+        assert type(error) is TornResponseError
+        assert (events, cursors) == ([(b'"a"', {})], ["1"])
+        assert str(error).startswith(f"feed {FEED}, partition 2: the response ")
+        assert "sesame" not in str(error)
+        assert "sesame" not in str(error.__cause__)
+
+    def test_an_error_text_is_quoted(self) -> None:
+        _, _, error = read(decoder(), b'{"cursor":"1"}\nInternal server error\n')
+        assert (
+            "holds a line that is no protocol message (21 bytes): 'Internal server error'"
+            in str(error)
+        )
+
+    def test_a_long_error_text_is_cut(self) -> None:
+        _, _, error = read(decoder(), b"<html>" + b"x" * 10_000)
+        assert len(str(error)) < 400
+
+    def test_r19_an_error_text_is_quoted_up_to_where_a_payload_may_begin(self) -> None:
+        _, _, error = read(decoder(), b'handler failed: {"name":"sesame"}\n')
+        assert "handler failed: " in str(error)
+        assert "sesame" not in str(error)
+
+    def test_pretty_printed_json_is_torn(self) -> None:
+        _, _, error = read(decoder(), b'{\n  "cursor": "1"\n}\n')
+        assert type(error) is TornResponseError
+
+    def test_a_torn_tail_is_dropped(self) -> None:
+        events, cursors, error = read(decoder(), b'{"event":"a"}\n{"cursor":"1"}\n{"event":{"b"')
+        assert (len(events), cursors) == (1, ["1"])
+        assert "ended in the middle of a line" in str(error)
+
+    def test_an_error_stays(self) -> None:
+        page = decoder()
+        for _ in range(2):
+            with pytest.raises(TornResponseError):
+                page.feed(b"oops\n")
+        with pytest.raises(TornResponseError):
+            page.finish()
+
+    @pytest.mark.parametrize("number", [b"3", b'"3"'])
+    def test_v1_lines_of_another_partition_are_an_error(self, number: bytes) -> None:
+        _, cursors, error = read(
+            decoder("v1"),
+            b'{"partition":2,"cursor":"1"}\n{"partition":' + number + b',"data":{}}\n',
+        )
+        assert type(error) is ProtocolError
+        assert "a line of partition 3" in str(error)
+        assert cursors == ["1"]
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            b'{"data":{}}',
+            b'{"partition":2,"data":{}}',
+            b'{"partition":"2","data":{}}',
+            b'{"partition": 2, "data": {}}',
+        ],
+    )
+    def test_v1_lines_may_leave_the_partition_out(self, line: bytes) -> None:
+        assert raws(decoder("v1"), line + b"\n" + b'{"cursor":"1"}\n') == [b"{}"]
+
+
+class TestLongLines:
+    @pytest.mark.parametrize("size", [1, 7, 1 << 20])
+    @pytest.mark.parametrize("newline", [b"\n", b""])
+    def test_a_line_over_the_limit_is_an_error(self, size: int, newline: bytes) -> None:
+        body = b'{"event":"a"}\n{"cursor":"1"}\n{"event":"' + b"x" * 100 + b'"}' + newline
+        events, cursors, error = read(
+            decoder(max_line_bytes=64), *[body[at : at + size] for at in range(0, len(body), size)]
+        )
+        assert type(error) is LineTooLongError
+        assert "longer than 64 bytes: raise Limits.max_line_bytes" in str(error)
+        assert (len(events), cursors) == (1, ["1"])
+
+    def test_a_line_of_just_the_limit_is_read(self) -> None:
+        assert (
+            len(
+                raws(
+                    decoder(max_line_bytes=64), b'{"event":"' + b"x" * 52 + b'"}\n{"cursor":"1"}\n'
+                )
+            )
+            == 1
+        )
+
+    def test_a_line_over_64_kib_is_read(self) -> None:
+        payload = b'"' + b"x" * 300_000 + b'"'
+        body = b'{"event":' + payload + b'}\n{"cursor":"1"}\n'
+        assert raws(decoder(), *[body[at : at + 4096] for at in range(0, len(body), 4096)]) == [
+            payload
+        ]
+
+    def test_an_endless_line_costs_linear_time(self) -> None:
+        def seconds(size: int) -> float:
+            page, chunk = decoder(max_line_bytes=1 << 28), b"x" * 512
+            start = time.perf_counter()
+            for _ in range(size // 512):
+                page.feed(chunk)
+            return time.perf_counter() - start
+
+        small, large = (
+            min(seconds(1 << 20) for _ in range(3)),
+            min(seconds(1 << 24) for _ in range(3)),
+        )
+        assert large < 16 * small * 4
+
+
+class TestSpeed:
+    @pytest.mark.parametrize("payload", [b'{"a":%d}', b'"%d"'])
+    @pytest.mark.parametrize(
+        ("dialect", "line"),
+        [
+            ("v1", b'{"partition":2,"data":%s}'),
+            ("v1", b'{"partition": 2, "headers": null, "data": %s}'),
+            ("v2-draft", b'{"event":%s}'),
+            ("v2-draft", b'{"event": %s}'),
+            ("v2-token", b'{"id":1,"data":%s}'),
+        ],
+    )
+    def test_the_usual_page_is_decoded_at_once(
+        self, dialect: DialectName, line: bytes, payload: bytes, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(PageDecoder, "_decode_lines", lambda *_: pytest.fail("line by line"))
+        body = (
+            b'{"cursor":"0"}\n'
+            + b"".join(line % (payload % number) + b"\n" for number in range(100))
+            + b'{"cursor":"1"}\n'
+        )
+        assert len(raws(decoder(dialect), body, body)) == 200
+
+
+payloads = st.one_of(
+    st.dictionaries(
+        st.text(max_size=5),
+        st.one_of(st.text(max_size=20), st.integers(-(2**53), 2**53), st.none()),
+        max_size=3,
+    ).map(orjson.dumps),
+    st.text(max_size=20).map(orjson.dumps),
+    st.sampled_from([b"[1]", b"null", b"1", b"true", b'{"data":{}}', b'{"a":"}\\n{"}']),
+)
+lines = st.one_of(
+    payloads.map(lambda payload: b'{"data":' + payload + b"}"),
+    payloads.map(
+        lambda payload: b'{"partition": 2, "headers": {"a": "b"}, "data": ' + payload + b"}"
+    ),
+    st.text(min_size=1, max_size=8).map(lambda cursor: orjson.dumps({"cursor": cursor})),
+    st.tuples(payloads, st.text(max_size=3)).map(
+        lambda both: b'{"cursor":' + orjson.dumps(both[1]) + b',"data":' + both[0] + b"}"
+    ),
+    st.sampled_from(
+        [
+            b"",
+            b" \r",
+            b'{"resync":1}',
+            b'{"data":{}}\r',
+            b"oops",
+            b'{"data":\n{}}',
+            b'{"data":{}}{"data":{}}',
+            b'{"cursor":"c"}{"cursor":"d"}',
+            b'{"data":{}}{"cursor":"c"}',
+            b'{"cursor":\n"c"}',
+            b'{"cursor":null}',
+            b'{"partition":3}',
+        ]
+    ),
+    st.binary(max_size=10),
+)
+
+
+def chunked(body: bytes, cuts: list[int]) -> list[bytes]:
+    places = [0, *sorted(cut % (len(body) + 1) for cut in cuts), len(body)]
+    return [body[start:end] for start, end in pairwise(places)]
+
+
+def outcome(dialect: DialectName, limit: int, *chunks: bytes) -> tuple[Any, ...]:
+    page = decoder(dialect, max_line_bytes=limit)
+    events, cursors, error = read(page, *chunks)
+    return (
+        events,
+        cursors[-1:],
+        type(error),
+        str(error),
+        page.unknown_commands,
+        page.cursor,
+        page.saw_events,
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(
+    st.sampled_from(["v1", "v2-token"]),
+    st.lists(lines, max_size=12),
+    st.lists(st.integers(0, 10_000), max_size=8),
+    st.booleans(),
+    st.sampled_from([40, 10_000]),
+)
+def test_any_chunking_decodes_the_same(
+    dialect: DialectName, parts: list[bytes], cuts: list[int], ended: bool, limit: int
+) -> None:
+    body = b"\n".join(parts) + (b"\n" if ended else b"")
+    expected = outcome(dialect, limit, body)
+    assert outcome(dialect, limit, *chunked(body, cuts)) == expected
+    assert outcome(dialect, limit, *[body[at : at + 1] for at in range(len(body))]) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(st.binary(max_size=60), max_size=5))
+def test_arbitrary_bytes_give_events_or_feed_errors(chunks: list[bytes]) -> None:
+    read(decoder("v2-token", max_line_bytes=100), *chunks)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(max_size=10), min_size=1, max_size=6), st.data())
+def test_a_torn_tail_never_loses_or_invents_a_checkpointed_event(
+    texts: list[str], data: st.DataObject
+) -> None:
+    whole = [
+        (b'{"event":' + orjson.dumps(text) + b'}\n{"cursor":"%d"}\n' % number, orjson.dumps(text))
+        for number, text in enumerate(texts)
+    ]
+    body = b"".join(line for line, _ in whole)
+    cut = data.draw(st.integers(0, len(body)))
+    events, cursors, _ = read(decoder(max_line_bytes=1000), body[:cut])
+    assert [raw for raw, _ in events] == [raw for _, raw in whole][: len(events)]
+    assert cursors[-1:] == ([str(len(events) - 1)] if events else [])

@@ -1,0 +1,465 @@
+"""`FeedConsumer.run(handle, on_failure=...)`."""
+
+from __future__ import annotations
+
+import logging
+import sqlite3
+from contextlib import closing
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+
+from feedapi_client import (
+    Batch,
+    FeedConsumer,
+    FencedError,
+    Limits,
+    MemoryCursorStore,
+    SQLiteCursorStore,
+    StoreError,
+)
+from feedapi_client.quarantine import MemoryQuarantineStore, quarantine_beside
+from feedapi_client.quarantine.policy import Quarantine, Retry
+from feedapi_client.testing import Publisher
+from tests.quarantine.helpers import Ledger, PoisonError, kept, numbers, run
+
+pytestmark = pytest.mark.anyio
+
+PATIENT = Retry(attempts=3, base_delay=0.001, max_delay=0.002)
+ALL = list(range(20))
+
+
+def without(*poison: int) -> list[int]:
+    return [n for n in ALL if n not in poison]
+
+
+async def test_raise_is_the_default_and_commits_nothing_of_the_batch(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    async with FeedConsumer(publisher.url or "", store=store, follow=False) as consumer:
+        with pytest.raises(PoisonError):
+            await consumer.run(ledger.handler({7}))
+    assert ledger.rows() == []
+    assert len(ledger.calls) == 1
+
+
+async def test_retry_hands_the_same_batch_over_again_and_goes_on(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    handle, bad = ledger.handler(set()), ledger.handler({19})
+
+    async def flaky(batch: Batch) -> None:
+        await (bad if len(ledger.calls) < 2 else handle)(batch)
+
+    await run(publisher, store, flaky, PATIENT)
+    assert ledger.calls[:3] == [ALL, ALL, ALL]
+    assert ledger.rows() == ALL
+
+
+async def test_retry_raises_the_last_error_after_its_attempts(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    with pytest.raises(PoisonError, match="can't handle 3"):
+        await run(publisher, store, ledger.handler({3}), PATIENT)
+    assert len(ledger.calls) == 3
+    assert ledger.rows() == []
+
+
+async def test_retry_does_not_repeat_what_is_not_worth_it(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    with pytest.raises(PoisonError):
+        await run(publisher, store, ledger.handler({3}), Retry(attempts=3, errors=(OSError,)))
+    assert len(ledger.calls) == 1
+
+
+async def test_retry_commits_a_batch_whose_first_transaction_failed_after_the_commit(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    calls: list[list[int]] = []
+
+    async def handle(batch: Batch) -> None:
+        calls.append(numbers(batch))
+        if len(calls) > 1:
+            return  # this time the commit is left to run()
+        with closing(ledger.connect()) as connection, connection:
+            await batch.commit(transaction=connection)
+            raise PoisonError("after the cursor was saved in the transaction")
+
+    await run(publisher, store, handle, PATIENT)
+    await run(publisher, store, handle, PATIENT)
+    assert [n for call in calls for n in call] == ALL + ALL
+
+
+async def test_an_error_behind_a_saved_cursor_is_raised_at_once(
+    publisher: Publisher, store: SQLiteCursorStore
+) -> None:
+    calls: list[int] = []
+
+    async def handle(batch: Batch) -> None:
+        calls.append(len(batch))
+        await batch.commit()
+        raise PoisonError("too late")
+
+    with pytest.raises(PoisonError):
+        await run(publisher, store, handle, Retry(attempts=3, then=Quarantine()))
+    assert calls == [20]
+    assert await kept(quarantine_beside(store)) == []
+
+
+@pytest.mark.parametrize("poison", [{0}, {7}, {19}, {0, 1, 2}, {3, 4, 11, 19}, set(ALL)], ids=str)
+async def test_quarantine_takes_just_the_poison_and_the_rest_is_handled_once(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger, poison: set[int]
+) -> None:
+    await run(publisher, store, ledger.handler(poison), "quarantine")
+    assert ledger.rows() == without(*poison)
+    aside = await kept(quarantine_beside(store))
+    assert [orjson.loads(event.raw)["n"] for event in aside] == sorted(poison)
+    assert [event.index for event in aside] == sorted(poison)
+    publisher.append(0, {"entity": "e0", "n": 20})
+    await run(publisher, store, ledger.handler(poison), "quarantine")
+    assert ledger.rows() == [*without(*poison), 20]
+
+
+async def test_a_quarantined_event_says_what_where_why_and_when(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    await run(publisher, store, ledger.handler({7}), "quarantine")
+    (event,) = await kept(quarantine_beside(store))
+    assert event.raw == b'{"entity":"e1","n":7}'
+    assert (event.partition, event.index, event.cursor) == (0, 7, publisher.end_cursor(0))
+    assert (event.error_type, event.error) == ("PoisonError", "can't handle 7")
+    assert event.feed.url == publisher.url
+    assert event.time.tzinfo is not None
+
+
+async def test_the_events_before_the_poison_may_be_what_the_others_need(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    """Each event needs the effect of the one before it of its entity: handed over alone it would look like poison."""
+
+    async def handle(batch: Batch) -> None:
+        with closing(ledger.connect()) as connection, connection:
+            for n in numbers(batch):
+                found = connection.execute(
+                    "SELECT count(*) FROM effects WHERE n = ?", (n - 3,)
+                ).fetchone()[0]
+                if n == 10 or (n > 2 and n != 13 and found != 1):
+                    raise PoisonError(n)
+                connection.execute("INSERT INTO effects VALUES (?)", (n,))
+            await batch.commit(transaction=connection)
+
+    await run(publisher, store, handle, "quarantine")
+    assert ledger.rows() == without(10)
+
+
+async def test_a_handler_without_a_transaction_gets_each_event_once_more_at_most(
+    publisher: Publisher,
+) -> None:
+    store, handled, calls = MemoryCursorStore(), [], []
+
+    async def handle(batch: Batch) -> None:
+        calls.append(numbers(batch))
+        for n in numbers(batch):
+            if n in (5, 6, 12):
+                raise PoisonError(n)
+            handled.append(n)
+
+    await run(publisher, store, handle, "quarantine")
+    assert sorted(set(handled)) == without(5, 6, 12)
+    assert handled == [0, 1, 2, 3, 4, *without(5, 6, 12)]
+    assert [event.index for event in await kept(quarantine_beside(store))] == [5, 6, 12]
+    assert await store.load(next(iter(await store.feeds()))) != {}
+
+
+async def test_quarantine_after_retry_spares_an_event_that_fails_now_and_then(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    seen = {7: 0}
+    good = ledger.handler(set())
+
+    async def handle(batch: Batch) -> None:
+        if 7 in numbers(batch):
+            seen[7] += 1
+            if seen[7] % 5:
+                raise PoisonError(7)
+        await good(batch)
+
+    await run(
+        publisher,
+        store,
+        handle,
+        Retry(attempts=6, base_delay=0.001, max_delay=0.001, then=Quarantine()),
+    )
+    assert ledger.rows() == ALL
+    assert await kept(quarantine_beside(store)) == []
+
+
+async def test_a_failure_that_no_event_is_to_blame_for_is_raised(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    async def handle(batch: Batch) -> None:
+        with closing(ledger.connect()) as connection, connection:
+            ledger.write(connection, batch, ())
+            await batch.commit(transaction=connection)
+            raise PoisonError("at the end of the transaction")
+
+    with pytest.raises(PoisonError):
+        await run(publisher, store, handle, "quarantine")
+    assert ledger.rows() == []
+    assert await kept(quarantine_beside(store)) == []
+
+
+async def test_errors_that_are_not_named_are_raised(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    with pytest.raises(PoisonError):
+        await run(publisher, store, ledger.handler({7}), Quarantine(errors=(ValueError,)))
+    assert await kept(quarantine_beside(store)) == []
+
+
+async def test_an_error_of_the_store_is_never_an_events_fault(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    async def handle(batch: Batch) -> None:
+        raise StoreError("down")
+
+    with pytest.raises(StoreError):
+        await run(publisher, store, handle, "quarantine")
+    assert await kept(quarantine_beside(store)) == []
+
+
+async def test_r17_a_fenced_consumer_ends_whatever_on_failure_says(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    calls = 0
+
+    async def handle(batch: Batch) -> None:
+        nonlocal calls
+        calls += 1
+        (feed,) = await store.feeds()
+        await store.replace(feed, await store.load(feed))
+        await ledger.handler(())(batch)
+
+    with pytest.raises(FencedError):
+        await run(
+            publisher,
+            store,
+            handle,
+            Retry(attempts=5, base_delay=0.001, max_delay=0.001, then=Quarantine()),
+        )
+    assert calls == 1
+    assert ledger.rows() == []
+
+
+async def test_too_many_poisonous_events_in_a_row_are_something_else(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    with pytest.raises(PoisonError, match="can't handle 9") as caught:
+        await run(publisher, store, ledger.handler({2, *range(5, 15)}), Quarantine(limit=4))
+    assert "4 events in a row" in caught.value.__notes__[0]
+    assert ledger.rows() == []
+    assert await kept(quarantine_beside(store)) == []
+
+
+async def test_poison_in_a_row_is_counted_over_batches(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    publisher.page_size = publisher.checkpoint_every = 1
+
+    async def one_by_one(batch: Batch) -> None:
+        assert len(batch) <= 1
+        await ledger.handler(range(5, 15))(batch)
+
+    async with FeedConsumer(
+        publisher.url or "", store=store, follow=False, limits=Limits(max_batch_bytes=1)
+    ) as consumer:
+        with pytest.raises(PoisonError, match="can't handle 9"):
+            await consumer.run(one_by_one, on_failure=Quarantine(limit=4))
+    assert ledger.rows() == [0, 1, 2, 3, 4]
+    assert [event.index for event in await kept(quarantine_beside(store))] == [0, 0, 0, 0]
+
+
+async def test_a_batch_without_events_that_fails_is_raised(
+    feedapi_publisher_factory: Any, store: SQLiteCursorStore
+) -> None:
+    publisher = feedapi_publisher_factory()
+    publisher.append_internal(0, 3)
+
+    async def handle(batch: Batch) -> None:
+        assert not batch.events
+        raise PoisonError("nothing in it")
+
+    with pytest.raises(PoisonError):
+        await run(publisher, store, handle, "quarantine")
+
+
+async def test_the_quarantine_and_the_cursor_are_saved_in_one_transaction(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The handler's transaction fails after its commit: neither is there."""
+    attempts = 0
+
+    async def handle(batch: Batch) -> None:
+        nonlocal attempts
+        with closing(ledger.connect()) as connection, connection:
+            ledger.write(connection, batch, {7})
+            await batch.commit(transaction=connection)
+            attempts += 1
+            raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="disk"):
+        await run(publisher, store, handle, Quarantine(errors=(PoisonError,)))
+    assert attempts == 1
+    assert ledger.rows() == []
+    assert await kept(quarantine_beside(store)) == []
+    (feed,) = await store.feeds()
+    assert (await store.load(feed))[0].revision == 1
+
+
+async def test_a_partition_with_poison_does_not_hold_up_the_others(
+    feedapi_publisher_factory: Any, store: SQLiteCursorStore
+) -> None:
+    publisher = feedapi_publisher_factory(2)
+    publisher.append(0, {"entity": "a", "n": 0})
+    publisher.append(1, {"entity": "b", "n": 1})
+    other = anyio.Event()
+
+    async def handle(batch: Batch) -> None:
+        if batch.partition == 0 and not other.is_set():
+            raise PoisonError(0)
+        if batch.partition == 1:
+            other.set()
+
+    await run(publisher, store, handle, Retry(attempts=None, base_delay=0.001, max_delay=0.001))
+    assert other.is_set()
+
+
+async def test_cancellation_ends_the_retries(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    inner = ledger.handler({0})
+
+    async def handle(batch: Batch) -> None:
+        if len(ledger.calls) == 2:
+            scope.cancel()
+        await inner(batch)
+
+    with anyio.CancelScope() as scope:
+        await run(publisher, store, handle, Retry(attempts=None, base_delay=0.001, max_delay=0.001))
+    assert scope.cancelled_caught
+    assert len(ledger.calls) == 3
+    assert ledger.rows() == []
+
+
+async def test_another_place_for_the_quarantine_is_filled_before_the_cursor_is_saved(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    aside = MemoryQuarantineStore()
+    await run(publisher, store, ledger.handler({4, 9}), Quarantine(to=aside))
+    assert [event.index for event in await kept(aside)] == [4, 9]
+    assert ledger.rows() == without(4, 9)
+
+
+async def test_a_store_without_a_quarantine_is_refused_before_anything_is_read(
+    publisher: Publisher,
+) -> None:
+    class Foreign:
+        async def load(self, feed: object) -> dict[int, object]:
+            return {}
+
+        async def save(
+            self, feed: object, positions: object, *, transaction: object = None
+        ) -> None:
+            pass
+
+    async def handle(batch: Batch) -> None:
+        raise AssertionError
+
+    with pytest.raises(StoreError, match="Foreign has no quarantine: say where"):
+        await run(publisher, Foreign(), handle, "quarantine")
+
+
+async def test_the_handlers_own_except_clauses_see_nothing_of_a_trial(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    own: list[Exception] = []
+    inner = ledger.handler({7})
+
+    async def handle(batch: Batch) -> None:
+        try:
+            await inner(batch)
+        except Exception as error:
+            own.append(error)
+            raise
+
+    await run(publisher, store, handle, "quarantine")
+    assert {type(error) for error in own} == {PoisonError}
+
+
+async def test_a_trial_also_ends_within_the_handlers_task_group(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
+) -> None:
+    async def handle(batch: Batch) -> None:
+        with closing(ledger.connect()) as connection, connection:
+            ledger.write(connection, batch, {7})
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(batch.commit, connection)
+
+    await run(publisher, store, handle, "quarantine")
+    assert ledger.rows() == without(7)
+
+
+async def test_r19_no_payload_and_no_error_text_in_the_log(
+    publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger, caplog: pytest.LogCaptureFixture
+) -> None:
+    def blurt(connection: sqlite3.Connection, batch: Batch) -> None:
+        for event in batch.events:
+            if event.json()["n"] == 7:
+                raise PoisonError(event.raw.decode())
+
+    async def handle(batch: Batch) -> None:
+        with closing(ledger.connect()) as connection, connection:
+            blurt(connection, batch)
+            await batch.commit(transaction=connection)
+
+    with caplog.at_level(logging.DEBUG, logger="feedapi_client"):
+        await run(
+            publisher,
+            store,
+            handle,
+            Retry(attempts=2, base_delay=0.001, max_delay=0.001, then=Quarantine()),
+        )
+    (event,) = await kept(quarantine_beside(store))
+    text = "\n".join(record.getMessage() for record in caplog.records) + repr(event)
+    assert "quarantined event" in text
+    assert "PoisonError" in text
+    assert "entity" not in text
+    assert '"n"' not in text
+
+
+@pytest.mark.parametrize("wrong", ["stop", None, 3, Exception])
+async def test_an_unknown_on_failure_is_refused(publisher: Publisher, wrong: Any) -> None:
+    async def handle(batch: Batch) -> None:
+        raise AssertionError
+
+    with pytest.raises(ValueError, match="on_failure must be"):
+        await run(publisher, None, handle, wrong)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Retry(attempts=0),
+        lambda: Retry(base_delay=0),
+        lambda: Retry(max_delay=0.1, base_delay=1),
+        lambda: Retry(then="quarantine"),
+        lambda: Quarantine(limit=0),
+    ],  # type: ignore[arg-type]
+    ids=["attempts", "base_delay", "max_delay", "then", "limit"],
+)
+def test_impossible_options_are_refused(make: Any) -> None:
+    with pytest.raises(ValueError, match=r"Retry|Quarantine"):
+        make()

@@ -1,0 +1,354 @@
+"""How the house is built: imports run downwards, the core does no I/O, the package works without its extras, public names are pinned."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import httpx
+import pytest
+
+import feedapi_client
+import feedapi_client.stores
+import feedapi_client.testing
+
+ROOT = Path(feedapi_client.__file__).parent
+ADAPTERS = ("cli", "spark", "liftbridge", "testing")
+SANS_IO = ("errors", "options", "model", "protocol", "lineage")
+# From the ground up; a module may import what stands in its own line or in one before it.
+FLOORS = (
+    ("errors",),
+    ("options", "model", "retry"),
+    ("protocol", "lineage"),
+    ("http",),
+    ("stores",),
+    ("quarantine",),
+    ("client",),
+    ("runtime", "status"),
+    ("consumer",),
+    ("telemetry",),
+    ADAPTERS,
+)
+EXTRAS = [
+    "sqlalchemy",
+    "redis",
+    "typer",
+    "rich",
+    "uvicorn",
+    "pyspark",
+    "pyarrow",
+    "obstore",
+    "nats",
+    "google",
+    "gufo",
+    "opentelemetry",
+    "pandas",
+    "grpc",
+]
+
+PUBLIC = {
+    feedapi_client: """FIRST LAST AmbiguousLineageError AuthenticationError Batch BufferLimitError CommitOrderError ConsumerStatus CursorRejectedError
+        CursorStore Event FeedClient FeedConsumer FeedError FeedInfo FeedKey FeedUnavailableError FencedError FetchOptions Journal Limits LineTooLongError
+        LineageError LostPartitionError MemoryCursorStore NegotiationError NoProgressError Page Partition PartitionStatus Position ProtocolError
+        Quarantine RequestRefusedError Retry RetryPolicy SQLiteCursorStore StoreError SyncFeedClient TornResponseError TransportError default_decision""",
+    feedapi_client.stores: """AdministrableStore CursorStore Journal JournalledStore MemoryCursorStore RedisCursorStore SQLAlchemyCursorStore
+        SQLiteCursorStore""",
+    feedapi_client.testing: "AdministrableStoreContract CursorStoreContract Fault FaultRule Publisher Quirks Request Response Serving faults",
+}
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    for path in sorted(ROOT.rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if "pyspark_feedapi" not in parts:
+            yield ".".join(parts if parts[-1] != "__init__" else parts[:-1]), path
+
+
+def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
+    """What a module imports, leaving out what only type checkers see; with `lazy` also within functions."""
+
+    def visit(node: ast.AST) -> Iterator[str]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.Import):
+                yield from (alias.name for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                assert child.level == 0, f"{path}: relative import"
+                assert child.module is not None
+                yield child.module
+                yield from (
+                    f"{child.module}.{alias.name}"
+                    for alias in child.names
+                    if (child.module, alias.name) in SUBMODULES
+                )
+            elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
+                yield from (name for other in child.orelse for name in visit(other))
+            elif lazy or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield from visit(child)
+
+    return visit(ast.parse(path.read_text()))
+
+
+SUBMODULES = {
+    (
+        (f"feedapi_client.{name}".rpartition(".")[0] if "." in name else "feedapi_client"),
+        name.rpartition(".")[2],
+    )
+    for name, _ in modules()
+    if name
+}
+
+
+def own(name: str) -> str | None:
+    """A module of this package without the package's name; None for another one."""
+    return name.removeprefix("feedapi_client.") if name.startswith("feedapi_client.") else None
+
+
+def floor(module: str) -> int:
+    top = module.partition(".")[0]
+    for number, floor in enumerate(FLOORS):
+        if top in floor:
+            return number
+    raise AssertionError(
+        f"feedapi_client.{module} has no place in the house: give it one in FLOORS"
+    )
+
+
+def test_imports_run_downwards_only() -> None:
+    for module, path in modules():
+        if not module:
+            continue
+        for target in filter(None, map(own, imports(path))):
+            assert floor(target) <= floor(module), (
+                f"feedapi_client.{module} imports {target}, which stands above it"
+            )
+
+
+def test_adapters_do_not_know_each_other() -> None:
+    """Only the command line does, and only when it is used; tests of the adapters need the stand-ins."""
+    for module, path in modules():
+        top = module.partition(".")[0]
+        if top not in ADAPTERS:
+            continue
+        for target in filter(None, map(own, imports(path, lazy=top != "cli"))):
+            other = target.partition(".")[0]
+            allowed = (
+                other == top
+                or other not in ADAPTERS
+                or (top, other) in {("testing", "liftbridge"), ("cli", "testing")}
+            )
+            allowed = allowed or (module, other) == ("spark.liftbridge_sink", "liftbridge")
+            assert allowed, f"feedapi_client.{module} imports {target}"
+
+
+def test_imports_make_no_circle() -> None:
+    known = {module: path for module, path in modules() if module}
+    edges = {
+        module: {
+            target
+            for target in filter(None, map(own, imports(path, lazy=False)))
+            if target in known
+        }
+        for module, path in known.items()
+    }
+    # A package's own __init__ is a shop window: its modules may import each other, but not the window.
+    TopologicalSorter({module: targets - {module} for module, targets in edges.items()}).prepare()
+
+
+def test_only_the_transport_imports_httpx() -> None:
+    found = {
+        module
+        for module, path in modules()
+        if any(name.partition(".")[0] == "httpx" for name in imports(path))
+    }
+    assert {
+        module.partition(".")[0] for module in found if module.partition(".")[0] not in ADAPTERS
+    } == {"http"}
+
+
+def test_the_core_does_no_io() -> None:
+    names = [module for module, _ in modules() if module.partition(".")[0] in SANS_IO]
+    program = f"""
+import importlib, sys, types
+package = types.ModuleType("feedapi_client")  # without what the package itself shows
+package.__path__ = [{str(ROOT)!r}]
+sys.modules["feedapi_client"] = package
+for name in {names!r}:
+    importlib.import_module("feedapi_client." + name)
+banned = ("httpx", "anyio", "asyncio", "trio", "socket", "ssl", "sqlite3", "tenacity", "feedapi_client.stores", "feedapi_client.http.transport")
+print([name for name in sys.modules if name in banned or name.startswith("feedapi_client.stores")])
+"""
+    assert run(program) == "[]"
+
+
+def run(program: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+BLOCKED = f"""
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {EXTRAS!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def test_the_package_works_without_any_extra(tmp_path: Path) -> None:
+    program = f"""{BLOCKED}
+import anyio, httpx
+import feedapi_client
+from feedapi_client import *
+from feedapi_client.stores import SQLiteCursorStore
+from feedapi_client.testing import Publisher
+async def main():
+    publisher = Publisher(1)
+    publisher.append(0, {{"n": 1}})
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(publisher.asgi)) as http, SQLiteCursorStore({str(tmp_path / "c.db")!r}) as store:
+        async with FeedConsumer("http://feed/feed", http=http, store=store, follow=False) as consumer:
+            print([event.json() async for event in consumer])
+anyio.run(main)
+"""
+    assert run(program) == "[{'n': 1}]"
+
+
+@pytest.mark.parametrize(
+    ("statement", "extra"),
+    [
+        ("from feedapi_client import SQLAlchemyCursorStore", "sql"),
+        ("import feedapi_client.stores.sql", "sql"),
+        ("from feedapi_client import RedisCursorStore", "redis"),
+        ("import feedapi_client.stores.redis", "redis"),
+        ("import feedapi_client.spark", "spark"),
+        ("import feedapi_client.liftbridge", "liftbridge"),
+        ("import feedapi_client.telemetry", "telemetry"),
+        ("import feedapi_client.testing.server", "testing"),
+        ("from feedapi_client.testing import Publisher; Publisher().serve()", "testing"),
+        ("import feedapi_client.cli; feedapi_client.cli.main()", "cli"),
+    ],
+)
+def test_what_needs_an_extra_says_which(statement: str, extra: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", f"{BLOCKED}\n{statement}"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"pip install 'feedapi-client[{extra}]'" in done.stderr.strip().splitlines()[-1]
+
+
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
+def test_public_names_are_pinned(module: object) -> None:
+    assert sorted(module.__all__) == sorted(PUBLIC[module].split())  # type: ignore[attr-defined, index]
+
+
+@pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
+def test_every_public_name_is_there_and_documented(module: object) -> None:
+    for name in module.__all__:  # type: ignore[attr-defined]
+        value = getattr(module, name)
+        if not isinstance(value, str):
+            assert inspect.getdoc(value), f"{name} has no docstring"
+        if inspect.isclass(value):
+            for member, thing in vars(value).items():
+                if not member.startswith(("_", "test_")) and (
+                    inspect.isfunction(thing) or isinstance(thing, property)
+                ):
+                    assert inspect.getdoc(thing), f"{name}.{member} has no docstring"
+
+
+@pytest.mark.parametrize("name", ["SQLAlchemyCursorStore", "RedisCursorStore"])
+def test_stores_of_an_extra_are_at_hand(name: str) -> None:
+    """Not in `__all__`: a star import must not ask for the extra."""
+    assert getattr(feedapi_client, name) is getattr(feedapi_client.stores, name)
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    for module in PUBLIC:
+        with pytest.raises(AttributeError):
+            _ = module.NoSuchName
+
+
+def test_type_hints_can_be_read() -> None:
+    assert (
+        typing.get_type_hints(feedapi_client.FeedConsumer.__init__)["http"]
+        == httpx.AsyncClient | None
+    )
+    assert (
+        typing.get_type_hints(feedapi_client.FeedClient.__init__)["http"]
+        == httpx.AsyncClient | None
+    )
+    assert (
+        typing.get_type_hints(feedapi_client.SyncFeedClient.__init__)["http"] == httpx.Client | None
+    )
+    for name in feedapi_client.__all__:
+        value = getattr(feedapi_client, name)
+        if inspect.isclass(value):
+            for thing in vars(value).values():
+                if inspect.isfunction(thing):
+                    typing.get_type_hints(thing)
+
+
+def test_the_constructor_is_the_contract() -> None:
+    parameters = inspect.signature(feedapi_client.FeedConsumer).parameters
+    assert list(parameters) == [
+        "url",
+        "store",
+        "name",
+        "start",
+        "ordered",
+        "follow",
+        "decoder",
+        "v1_partitions",
+        "fetch",
+        "retry",
+        "limits",
+        "on_error",
+        "http",
+    ]
+    defaults = {
+        name: p.default
+        for name, p in parameters.items()
+        if p.kind is inspect.Parameter.KEYWORD_ONLY
+    }
+    assert (
+        defaults["name"],
+        defaults["start"],
+        defaults["ordered"],
+        defaults["follow"],
+        defaults["on_error"],
+    ) == ("default", "first", True, True, "raise")
+
+
+def test_the_exception_tree_is_the_one_in_its_docstring() -> None:
+    errors = importlib.import_module("feedapi_client.errors")
+    drawn: dict[str, str] = {}
+    path: list[str] = []
+    for line in inspect.getdoc(errors).splitlines():  # type: ignore[union-attr]
+        name = line.lstrip(" │├└─").split(" ")[0]
+        if (
+            name.endswith("Error")
+            and (line.startswith(" " * 4) or "─" in line)
+            and hasattr(errors, name)
+        ):
+            depth = (len(line) - len(line.lstrip(" │├└─"))) // 4
+            path[depth - 1 :] = [name]
+            drawn[name] = path[-2] if len(path) > 1 else "Exception"
+    kinds = {
+        name: kind
+        for name, kind in vars(errors).items()
+        if inspect.isclass(kind) and kind.__module__ == errors.__name__
+    }
+    assert drawn == {name: kind.__bases__[0].__name__ for name, kind in kinds.items()}
