@@ -91,6 +91,12 @@ class Backoff:
         """Whether the last attempt failed."""
         return self._state is not None
 
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the first failure to the last one."""
+        state = self._state
+        return 0.0 if state is None else state.seconds_since_start or 0.0
+
     def reset(self) -> None:
         """Forget the failures: there was progress."""
         self._state = None
