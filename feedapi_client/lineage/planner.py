@@ -3,19 +3,7 @@
 The planner does no I/O and knows no clock. A driver (the async consumer, the Spark source) tells it what happened and carries out the actions it
 returns, in their order; an action that fails ends the driver's session, and the next session starts again from the store.
 
-Each partition is in one of these states:
-
-    ============ ============================================ ======================================================================
-    state        means                                        left when
-    ============ ============================================ ======================================================================
-    waiting      another partition comes first                that one is drained and committed, or hands its cursor over -> reading
-    reading      fetched, or to be fetched                    end of an open partition -> caught up; of a closed one -> drained
-    caught up    at the end of an open partition              the next event -> reading; closed at this cursor -> drained
-    drained      closed, and committed to its end             listed as open again -> reading
-    superseded   its heirs hold its cursor                    never
-    vanished     open, no longer listed, no heir              listed again -> reading
-    parked       failed, or descends from one that failed     never in this session
-    ============ ============================================ ======================================================================
+The states of a partition and the legal transitions between them are in `transitions.py`.
 """
 
 from __future__ import annotations
@@ -23,24 +11,26 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal
 
 from feedapi_client.errors import AmbiguousLineageError, FeedError, LineageError, LostPartitionError
 from feedapi_client.lineage.graph import Graph, validate
+from feedapi_client.lineage.transitions import State, check_transition
 from feedapi_client.model import FIRST, LAST, FeedInfo, Partition, Position
 
-
-class State(StrEnum):
-    """Where a partition stands; the table above says how it gets there."""
-
-    WAITING = "waiting"
-    READING = "reading"
-    CAUGHT_UP = "caught up"
-    DRAINED = "drained"
-    SUPERSEDED = "superseded"
-    VANISHED = "vanished"
-    PARKED = "parked"
+__all__ = [
+    "Action",
+    "Entry",
+    "Fail",
+    "Planner",
+    "Rediscover",
+    "Report",
+    "Save",
+    "Start",
+    "StartAt",
+    "State",
+    "Stop",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -549,6 +539,10 @@ class Planner:
         return self.entries[partition]
 
     def _move(self, entry: Entry, state: State) -> None:
+        """Change the state of a partition; the only place where that happens."""
+        if state is entry.state:
+            return
+        check_transition(entry.id, entry.state, state)
         self._counts[entry.state] -= 1
         self._counts[state] += 1
         entry.state = state
