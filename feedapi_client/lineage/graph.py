@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from feedapi_client.errors import LineageError
@@ -92,3 +92,24 @@ def _check_edges(partition: Partition, feed: str | None) -> None:
 def validate(info: FeedInfo, *, feed: str | None = None) -> Graph:
     """The graph of a discovery; raises `LineageError` when there is none."""
     return Graph(info.partitions, feed=feed)
+
+
+def descendants(
+    partitions: Mapping[int, Partition], roots: Collection[int], among: Collection[int]
+) -> set[int]:
+    """Return which of the partitions `among` descend from `roots`, by either split method.
+
+    A step over a partition that is neither in `roots` nor in `among` does not count.
+    """
+    found: set[int] = set()
+    waiting = [partitions[id] for id in among if id in partitions]
+    while True:
+        more = {
+            p.id
+            for p in waiting
+            if any(a in roots or a in found for a in (p.starts_after, *p.cursor_from))
+        }
+        if not more:
+            return found
+        found |= more
+        waiting = [p for p in waiting if p.id not in found]

@@ -3,19 +3,7 @@
 The planner does no I/O and knows no clock. A driver (the async consumer, the Spark source) tells it what happened and carries out the actions it
 returns, in their order; an action that fails ends the driver's session, and the next session starts again from the store.
 
-Each partition is in one of these states:
-
-    ============ ============================================ ======================================================================
-    state        means                                        left when
-    ============ ============================================ ======================================================================
-    waiting      another partition comes first                that one is drained and committed, or hands its cursor over -> reading
-    reading      fetched, or to be fetched                    end of an open partition -> caught up; of a closed one -> drained
-    caught up    at the end of an open partition              the next event -> reading; closed at this cursor -> drained
-    drained      closed, and committed to its end             listed as open again -> reading
-    superseded   its heirs hold its cursor                    never
-    vanished     open, no longer listed, no heir              listed again -> reading
-    parked       failed, or descends from one that failed     never in this session
-    ============ ============================================ ======================================================================
+The states of a partition and the legal transitions between them are in `transitions.py`.
 """
 
 from __future__ import annotations
@@ -23,24 +11,28 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal
 
 from feedapi_client.errors import AmbiguousLineageError, FeedError, LineageError, LostPartitionError
 from feedapi_client.lineage.graph import Graph, validate
+from feedapi_client.lineage.selection import Selection
+from feedapi_client.lineage.text import names
+from feedapi_client.lineage.transitions import State, check_transition
 from feedapi_client.model import FIRST, LAST, FeedInfo, Partition, Position
 
-
-class State(StrEnum):
-    """Where a partition stands; the table above says how it gets there."""
-
-    WAITING = "waiting"
-    READING = "reading"
-    CAUGHT_UP = "caught up"
-    DRAINED = "drained"
-    SUPERSEDED = "superseded"
-    VANISHED = "vanished"
-    PARKED = "parked"
+__all__ = [
+    "Action",
+    "Entry",
+    "Fail",
+    "Planner",
+    "Rediscover",
+    "Report",
+    "Save",
+    "Start",
+    "StartAt",
+    "State",
+    "Stop",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +114,26 @@ class Entry:
 class Planner:
     """The scheduler of one feed's partitions. Not thread-safe: a driver calls it from one task at a time."""
 
-    def __init__(self, *, feed: str, start: StartAt = "first", ordered: bool = True) -> None:
-        """`feed` is for messages, `start` as in `FeedConsumer`. Raises ValueError for another `start`."""
+    def __init__(
+        self,
+        *,
+        feed: str,
+        start: StartAt = "first",
+        ordered: bool = True,
+        partitions: Iterable[int] | None = None,
+    ) -> None:
+        """Create a planner without any partition.
+
+        Arguments:
+            feed: the feed's URL, for messages.
+            start: where partitions of the first discovery of an empty store begin.
+            ordered: whether a child waits until its parent is drained.
+            partitions: the partitions to read; None for all. Only these are started and saved.
+                Order and cursor transfer are kept among them. A parent that is not selected is
+                not waited for, and the stored positions of others stay as they are.
+
+        Raises ValueError for another `start`, and for `partitions` that hold no partition's id.
+        """
         if isinstance(start, str) and start not in ("first", "last"):
             raise ValueError(
                 f"start must be 'first', 'last' or a mapping of partition to cursor, not {start!r}"
@@ -133,6 +143,7 @@ class Planner:
         self.ordered = ordered
         self.entries: dict[int, Entry] = {}
         self.graph = Graph({})
+        self._selection = Selection(partitions)
         self._newborn = True
         self._counts: Counter[State] = Counter()
         self._in_hand: set[int] = set()
@@ -148,9 +159,19 @@ class Planner:
     # ------------------------------------------------------------------ inputs
 
     def load(self, positions: Mapping[int, Position]) -> None:
-        """The stored positions, once, before the first discovery. Without any, the next discovery is the consumer's birth (R7)."""
-        self._newborn = not positions
-        for partition, position in positions.items():
+        """The stored positions, once, before the first discovery. Without any of a selected partition, the next discovery is the consumer's birth (R7)."""
+        selected = self._selection.load(positions)
+        self._newborn = not selected
+        for partition, position in selected.items():
+            self._add(partition, position)
+
+    def select(self, partitions: Iterable[int]) -> None:
+        """Add partitions to the selection, to be started by the next discovery.
+
+        Without a selection all partitions are read anyway, and this does nothing.
+        """
+        for partition, position in self._selection.add(partitions).items():
+            self._newborn = False
             self._add(partition, position)
 
     def unresolved(self, info: FeedInfo) -> list[int]:
@@ -160,14 +181,24 @@ class Planner:
         """
         if not self._newborn or self.start != "last":
             return []
-        return [p.id for p in info.partitions.values() if not p.closed and p.last_cursor is None]
+        return [
+            p.id
+            for p in info.partitions.values()
+            if p.id in self._selection and not p.closed and p.last_cursor is None
+        ]
 
     def discover(self, info: FeedInfo, *, ends: Mapping[int, str] | None = None) -> list[Action]:
-        """A discovery. Raises `LineageError`, and leaves everything as it was, when the partitions make no graph (R12)."""
-        graph = validate(info, feed=self.feed)
-        birth, self._newborn = self._newborn, False
+        """A discovery.
+
+        Raises `LineageError`, and leaves everything as it was, when the partitions make no graph (R12), when a selected partition was never listed, and
+        when `start` names a partition that is not there.
+        """
+        self._selection.check(info, self.entries, feed=self.feed)
+        graph = validate(self._selection.narrow(info), feed=self.feed)
+        birth = self._newborn
         if birth:
             self._bootstrap(graph, ends or {})
+        self._newborn = False
         self.graph = graph
         self._parents |= {p.id: p.starts_after for p in graph if p.starts_after is not None}
         actions = self._vanish() + self._take_over()
@@ -245,6 +276,12 @@ class Planner:
 
     # ------------------------------------------------------------------ views
 
+    @property
+    def selected(self) -> frozenset[int] | None:
+        """The partitions to read, those that `select` added included; None for all."""
+        chosen = self._selection.chosen
+        return None if chosen is None else frozenset(chosen)
+
     def is_closed(self, partition: int) -> bool:
         """Whether the last discovery listed the partition as closed."""
         listed = self.graph.partitions.get(partition)
@@ -263,6 +300,12 @@ class Planner:
     def _bootstrap(self, graph: Graph, ends: Mapping[int, str]) -> None:
         given = self.start if isinstance(self.start, Mapping) else {}
         for partition in given:
+            if partition not in self._selection:
+                raise LineageError(
+                    "start names this partition, which is not selected",
+                    feed=self.feed,
+                    partition=partition,
+                )
             if partition not in graph and not graph.heirs.get(partition):
                 raise LineageError(
                     "start names this partition, but the feed lists neither it nor an heir of it",
@@ -272,8 +315,10 @@ class Planner:
         for partition in given:
             self._add(partition, Position(given[partition]))
         for listed in graph:
-            if listed.id in given or any(a in given for a in listed.cursor_from):
-                continue
+            if listed.id in given or any(
+                a in given or a in self._selection.others for a in listed.cursor_from
+            ):
+                continue  # its cursor is given, or stored under an ancestor's id
             # History that was redistributed is on the heirs, all of it: reading the ancestor too would bring it twice.
             replaced = listed.id in graph.heirs
             self._add(
@@ -368,6 +413,7 @@ class Planner:
 
     def _inherit(self, heir: Partition) -> dict[int, Position]:
         """What is to be saved for the heir and its ancestors; nothing when it starts at the beginning. Raises where only an operator can tell."""
+        self._selection.check_ancestors(heir, feed=self.feed)
         known = [
             self.entries[a]
             for a in heir.cursor_from
@@ -385,12 +431,14 @@ class Planner:
                 feed=self.feed,
                 partition=heir.id,
             )
-        if not known:
+        positions = {e.id: e.position for e in known} | self._selection.others
+        nearest = next((positions[a] for a in heir.cursor_from if a in positions), None)
+        if nearest is None:
             self._check_lost(heir)
             return {}
         # A late heir finds its ancestor superseded by others: the cursor is as valid here.
         superseded = {e.id: e.position.advance(status="superseded") for e in live if e.position}
-        return {heir.id: Position((live or known)[0].cursor), **superseded}
+        return {heir.id: Position(live[0].cursor if live else nearest.cursor), **superseded}
 
     def _check_lost(self, heir: Partition) -> None:
         lost = [
@@ -400,7 +448,7 @@ class Planner:
         ]
         if lost:
             raise LostPartitionError(
-                f"has no ancestor with a position, while {_names(lost)} had one and vanished without an heir: "
+                f"has no ancestor with a position, while {names(lost)} had one and vanished without an heir: "
                 "its history may hold what was read before. Set its cursor by hand",
                 feed=self.feed,
                 partition=heir.id,
@@ -491,7 +539,7 @@ class Planner:
         return [
             Report(
                 entry.id,
-                f"waits for {_names(still_open)}, which the publisher lists as open: a parent has to be closed",
+                f"waits for {names(still_open)}, which the publisher lists as open: a parent has to be closed",
             )
         ]
 
@@ -522,7 +570,7 @@ class Planner:
         return [
             Report(
                 entry.id,
-                f"was read to its end, which is not committed: {_names(waiting)} can't start before it is",
+                f"was read to its end, which is not committed: {names(waiting)} can't start before it is",
             )
         ]
 
@@ -549,6 +597,10 @@ class Planner:
         return self.entries[partition]
 
     def _move(self, entry: Entry, state: State) -> None:
+        """Change the state of a partition; the only place where that happens."""
+        if state is entry.state:
+            return
+        check_transition(entry.id, entry.state, state)
         self._counts[entry.state] -= 1
         self._counts[state] += 1
         entry.state = state
@@ -560,9 +612,3 @@ class Planner:
 
 
 _RESTING: dict[str, State] = {"drained": State.DRAINED, "superseded": State.SUPERSEDED}
-
-
-def _names(partitions: Iterable[int]) -> str:
-    listed = sorted(partitions)
-    shown = ", ".join(map(str, listed[:8]))
-    return f"partition{'s' if len(listed) > 1 else ''} {shown}{' and others' if len(listed) > 8 else ''}"

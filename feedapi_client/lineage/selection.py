@@ -1,0 +1,97 @@
+"""The partitions that a consumer was told to read (`partitions=`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from feedapi_client.errors import LineageError
+from feedapi_client.lineage.text import names
+from feedapi_client.model import FeedInfo, Partition, Position
+
+
+class Selection:
+    """The selected partitions, and the stored positions of all others.
+
+    A discovery is narrowed to the selection before the planner sees it. Edges between selected
+    partitions are kept. A parent that is not selected is dropped: nobody waits for it. An ancestor
+    that is not selected is kept only when a position is stored for it, because then it matters
+    where its successor starts.
+    """
+
+    def __init__(self, partitions: Iterable[int] | None = None) -> None:
+        """Select `partitions`, None for all. Raises ValueError for an impossible selection."""
+        self.chosen: set[int] | None = None if partitions is None else set(partitions)
+        self.others: dict[int, Position] = {}
+        """Stored positions of partitions that are not selected. Never changed, never saved."""
+        if self.chosen is None:
+            return
+        if not self.chosen:
+            raise ValueError("partitions must name at least one partition, or be None for all")
+        for partition in self.chosen:
+            if isinstance(partition, bool) or not isinstance(partition, int):
+                raise ValueError(f"partitions must hold partition ids, not {partition!r}")
+
+    def __contains__(self, partition: object) -> bool:
+        return self.chosen is None or partition in self.chosen
+
+    def add(self, partitions: Iterable[int]) -> dict[int, Position]:
+        """Select more partitions. Return the stored positions of those that have one."""
+        if self.chosen is None:
+            return {}
+        more = set(partitions) - self.chosen
+        self.chosen |= more
+        return {id: self.others.pop(id) for id in sorted(more) if id in self.others}
+
+    def load(self, positions: Mapping[int, Position]) -> dict[int, Position]:
+        """Return the stored positions of selected partitions; keep those of the others."""
+        self.others = {id: position for id, position in positions.items() if id not in self}
+        return {id: position for id, position in positions.items() if id in self}
+
+    def check(self, info: FeedInfo, known: Mapping[int, object], *, feed: str) -> None:
+        """Raise `LineageError` when a selected partition is neither listed nor `known`."""
+        if self.chosen is None:
+            return
+        missing = sorted(self.chosen - info.partitions.keys() - known.keys())
+        if missing:
+            this = "this partition" if len(missing) == 1 else names(missing)
+            listed = sorted(info.partitions)
+            only = f", only {', '.join(map(str, listed[:20]))}" if listed else ""
+            raise LineageError(
+                f"the feed does not list {this}{only}{' …' if len(listed) > 20 else ''}",
+                feed=feed,
+                partition=missing[0] if len(missing) == 1 else None,
+            )
+
+    def narrow(self, info: FeedInfo) -> FeedInfo:
+        """Return the discovery with the selected partitions only."""
+        if self.chosen is None:
+            return info
+        return replace(
+            info,
+            partitions={id: self._alone(p) for id, p in info.partitions.items() if id in self},
+        )
+
+    def _alone(self, partition: Partition) -> Partition:
+        return replace(
+            partition,
+            starts_after=partition.starts_after if partition.starts_after in self else None,
+            cursor_from=tuple(a for a in partition.cursor_from if a in self or a in self.others),
+        )
+
+    def check_ancestors(self, partition: Partition, *, feed: str) -> None:
+        """Raise `LineageError` when an ancestor that is not selected still holds its cursor.
+
+        To take that cursor would supersede a position that is not ours. One that is superseded
+        already may be taken: nothing has to be saved for it.
+        """
+        for ancestor in partition.cursor_from:
+            position = self.others.get(ancestor)
+            if position is not None and position.status != "superseded":
+                raise LineageError(
+                    f"is to take over the cursor that is stored for partition {ancestor}, which "
+                    "is not selected: select it too, run once without a selection, or set the "
+                    "cursor by hand",
+                    feed=feed,
+                    partition=partition.id,
+                )

@@ -1,0 +1,200 @@
+"""The table of transitions: complete, reachable, enforced, and rendered."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
+
+import pytest
+
+from feedapi_client import FeedError, FeedInfo, LostPartitionError, Partition, Position
+from feedapi_client.lineage import planner as planner_module
+from feedapi_client.lineage.planner import Entry, Planner
+from feedapi_client.lineage.transitions import (
+    MEANINGS,
+    TRANSITIONS,
+    IllegalTransitionError,
+    State,
+    check_transition,
+    diagram,
+    markdown,
+)
+from feedapi_client.model import FIRST
+
+W, R, C, D, S, V, P = State
+Pair = tuple[State, State]
+
+LISTED: list[Pair] = [(t.source, t.target) for t in TRANSITIONS]
+UNLISTED: list[Pair] = [
+    pair for pair in product(State, State) if pair[0] is not pair[1] and pair not in LISTED
+]
+
+
+def info(*partitions: Partition) -> FeedInfo:
+    return FeedInfo("v2-draft", {p.id: p for p in partitions})
+
+
+def started(*partitions: Partition, stored: Mapping[int, Position] | None = None) -> Planner:
+    planner = Planner(feed="http://feed")
+    planner.load(stored or {})
+    planner.discover(info(*partitions))
+    return planner
+
+
+def caught_up() -> Planner:
+    planner = started(Partition(0))
+    planner.ended(0, FIRST, asked_closed=False)
+    return planner
+
+
+def drained() -> Planner:
+    return started(Partition(0, closed=True), stored={0: Position("z", "drained")})
+
+
+def commit(planner: Planner, partition: int, cursor: str) -> None:
+    planner.delivered(partition)
+    planner.released(partition, planner.checkpoint(partition, cursor))
+
+
+def discovered(planner: Planner, *partitions: Partition) -> Planner:
+    planner.discover(info(*partitions))
+    return planner
+
+
+def failed(planner: Planner) -> None:
+    planner.fail(0, FeedError("broken"))
+
+
+SUCCESSOR = Partition(1, cursor_from=(0,))
+CHILD = Partition(1, starts_after=0)
+
+
+def parent_and_child_open_again() -> None:
+    closed = (Partition(0, closed=True), Partition(1, closed=True, starts_after=0))
+    both = {0: Position("z", "drained"), 1: Position("z", "drained")}
+    discovered(started(*closed, stored=both), Partition(0), CHILD)
+
+
+def child_listed_again() -> Planner:
+    """Partition 1, which waited for 0, is not listed for the moment."""
+    return discovered(started(Partition(0), CHILD), Partition(0))
+
+
+SCENARIOS: dict[Pair, Callable[[], Any]] = {
+    (W, R): lambda: started(Partition(0)),
+    (W, D): drained,
+    (W, S): lambda: started(Partition(0), SUCCESSOR),
+    (W, V): lambda: started(stored={0: Position("a")}),
+    (W, P): lambda: failed(started(Partition(0, closed=True), CHILD)),
+    (R, C): caught_up,
+    (R, D): lambda: commit(started(Partition(0, closed=True, last_cursor="z")), 0, "z"),
+    (R, S): lambda: discovered(started(Partition(0)), Partition(0), SUCCESSOR),
+    (R, V): lambda: discovered(started(Partition(0))),
+    (R, P): lambda: failed(started(Partition(0))),
+    (C, R): lambda: caught_up().progressed(0),
+    (C, D): lambda: discovered(caught_up(), Partition(0, closed=True, last_cursor=FIRST)),
+    (C, S): lambda: discovered(caught_up(), Partition(0), SUCCESSOR),
+    (C, V): lambda: discovered(caught_up()),
+    (C, P): lambda: failed(caught_up()),
+    (D, R): lambda: discovered(drained(), Partition(0)),
+    (D, W): parent_and_child_open_again,
+    (D, S): lambda: discovered(drained(), SUCCESSOR),
+    (V, R): lambda: discovered(discovered(started(Partition(0))), Partition(0)),
+    (V, W): lambda: discovered(child_listed_again(), Partition(0), CHILD),
+    (V, S): lambda: discovered(discovered(started(Partition(0))), SUCCESSOR),
+    (V, P): lambda: discovered(child_listed_again(), CHILD),
+}
+
+
+def test_every_listed_transition_has_a_scenario() -> None:
+    assert set(SCENARIOS) == set(LISTED)
+    assert len(LISTED) == len(set(LISTED)), "one row for each pair of states"
+
+
+@pytest.mark.parametrize("pair", LISTED, ids=" to ".join)
+def test_a_listed_transition_is_reached(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    moves: list[Pair] = []
+
+    def recorded(partition: int, source: State, target: State) -> None:
+        check_transition(partition, source, target)
+        moves.append((source, target))
+
+    monkeypatch.setattr(planner_module, "check_transition", recorded)
+    SCENARIOS[pair]()
+    assert pair in moves
+
+
+def forced(state: State) -> Planner:
+    """A planner whose only partition is in the state, however it came there."""
+    planner = Planner(feed="http://feed")
+    planner.entries[5] = Entry(5, state=state)
+    return planner
+
+
+@pytest.mark.parametrize(("source", "target"), UNLISTED)
+def test_an_unlisted_transition_is_refused(source: State, target: State) -> None:
+    planner = forced(source)
+    with pytest.raises(IllegalTransitionError) as caught:
+        planner._move(planner.entries[5], target)
+    error = caught.value
+    assert (error.partition, error.source, error.target) == (5, source, target)
+    assert f"partition 5 must not go from '{source}' to '{target}'" in str(error)
+    assert planner.entries[5].state is source
+
+
+@pytest.mark.parametrize("state", State)
+def test_staying_in_a_state_is_no_transition(state: State) -> None:
+    planner = forced(state)
+    planner._move(planner.entries[5], state)
+    assert planner.entries[5].state is state
+
+
+def test_an_illegal_transition_is_no_feed_error_and_survives_pickling() -> None:
+    error = IllegalTransitionError(5, State.PARKED, State.READING)
+    assert FeedError not in type(error).__mro__
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_only_superseded_and_parked_are_final() -> None:
+    assert set(State) - {source for source, _ in LISTED} == {State.SUPERSEDED, State.PARKED}
+
+
+def test_a_final_state_is_kept_whatever_discovery_says() -> None:
+    planner = started(Partition(0), SUCCESSOR)
+    failed_child = Partition(3, starts_after=2)
+    planner.discover(info(Partition(0), SUCCESSOR, failed_child))
+    assert isinstance(planner.entries[3].error, LostPartitionError)
+    for listed in [(), (Partition(0), SUCCESSOR, failed_child), (failed_child,)]:
+        planner.discover(info(*listed))
+        assert planner.entries[0].state is State.SUPERSEDED
+        assert planner.entries[3].state is State.PARKED
+
+
+def test_the_markdown_holds_every_state_and_every_transition() -> None:
+    states, transitions = markdown().split("\n\n")
+    assert [line.split(" | ")[0] for line in states.splitlines()[2:]] == [
+        f"| `{state.value}`" for state in MEANINGS
+    ]
+    assert list(MEANINGS) == list(State)
+    rows = transitions.splitlines()[2:]
+    assert len(rows) == len(TRANSITIONS)
+    for row, transition in zip(rows, TRANSITIONS, strict=True):
+        assert row == (
+            f"| `{transition.source.value}` | `{transition.target.value}` "
+            f"| {transition.cause} | {', '.join(transition.rules)} |"
+        )
+    assert all(line.count("|") == 5 for line in transitions.splitlines())
+
+
+def test_the_diagram_holds_every_transition() -> None:
+    lines = [line.strip() for line in diagram().splitlines()]
+    assert lines[0] == "stateDiagram-v2"
+    for source, target in LISTED:
+        assert f"{source.name} --> {target.name}" in lines
+    assert [line for line in lines if "[*]" in line] == [
+        "[*] --> WAITING",
+        "SUPERSEDED --> [*]",
+        "PARKED --> [*]",
+    ]
