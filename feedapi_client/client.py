@@ -187,9 +187,7 @@ class FeedClient(_Client):
         Retried as the policy says. Raises `NegotiationError`, `AuthenticationError`,
         `ProtocolError`, `LineageError`; `info` then stays what it was.
         """
-        info = await retry(
-            self._discover, self._backoff(), sleep=anyio.sleep, on_retry=log_attempt
-        )
+        info = await retry(self._discover, self._backoff(), sleep=anyio.sleep, on_retry=log_attempt)
         self.check(info)
         self.info = info
         return info

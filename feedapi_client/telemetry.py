@@ -44,9 +44,7 @@ def observe(consumer: FeedConsumer, meter: Meter | None = None) -> None:
         return [Observation(consumer.status().buffered_bytes, common)]
 
     def partitions(_: CallbackOptions) -> Iterable[Observation]:
-        states = Counter(
-            "waiting" if p.waits_for else p.state for p in consumer.status().partitions.values()
-        )
+        states = Counter(p.state.value for p in consumer.status().partitions.values())
         return [
             Observation(count, common | {"feedapi.partition.state": state})
             for state, count in states.items()
@@ -54,7 +52,7 @@ def observe(consumer: FeedConsumer, meter: Meter | None = None) -> None:
 
     def caught_up(_: CallbackOptions) -> Iterable[Observation]:
         return [
-            Observation(int(p.lag == 0), common | {"feedapi.partition": p.partition})
+            Observation(int(p.caught_up is True), common | {"feedapi.partition": p.partition})
             for p in consumer.status().partitions.values()
         ]
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from typing import Any, Generic, NoReturn, TypeVar
 
 import httpx
@@ -23,7 +23,7 @@ from feedapi_client.errors import (
 )
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.retry_after import retry_after
-from feedapi_client.http.urls import FeedURL, Origin, origin, shown_origin
+from feedapi_client.http.urls import FeedURL, origin, shown_origin
 from feedapi_client.options import Limits
 from feedapi_client.protocol.dialects import Params
 from feedapi_client.protocol.text import excerpt
@@ -55,10 +55,9 @@ class Endpoint(Generic[Client]):
         """The feed's URL for messages."""
         return self._url.public
 
-    @property
-    def origin(self) -> Origin:
-        """Where credentials may be sent to."""
-        return self._url.origin
+    def owns(self, url: httpx.URL) -> bool:
+        """Whether a request to the URL is one of this feed's."""
+        return origin(url) == self._url.origin and url.path.startswith(self._url.path.rstrip("/"))
 
     @property
     def auth(self) -> Any:
@@ -147,7 +146,7 @@ class Endpoint(Generic[Client]):
     ) -> httpx.Request | None:
         """The request that follows a redirect; None for an answer that is none."""
         request = response.next_request
-        if request is None or origin(request.url) == self.origin:
+        if request is None or origin(request.url) == self._url.origin:
             return request
         raise self._redirect_error(
             f"the feed redirects (status {response.status_code}) to another origin, "
@@ -196,7 +195,7 @@ class Endpoint(Generic[Client]):
 
     def secrets(self) -> set[str]:
         """What `hide` takes out."""
-        sent = (
+        sent: Iterator[str] = (
             word
             for name, value in self._sent.items()
             if name not in _PLAIN_HEADERS

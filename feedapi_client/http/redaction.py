@@ -9,7 +9,6 @@ from typing import Protocol
 
 import httpx
 
-from feedapi_client.http.urls import Origin, origin
 from feedapi_client.model import public_url
 
 _SHORTEST_SECRET = 4
@@ -28,7 +27,9 @@ _HTTP_LOGGERS = (
 class SecretHolder(Protocol):
     """A feed in use, whose requests other libraries log."""
 
-    origin: Origin
+    def owns(self, url: httpx.URL) -> bool:
+        """Whether a request to the URL is one of this feed's."""
+        ...
 
     def secrets(self) -> set[str]:
         """What must not be shown: of the URL, and of the headers that were sent last."""
@@ -53,13 +54,12 @@ def register(holder: SecretHolder) -> None:
 
 
 class _Redact(logging.Filter):
-    """Takes secrets of feeds in use out of records; requests to other origins are left alone."""
+    """Takes secrets of feeds in use out of records; other requests are left alone."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         feeds = list(_feeds_in_use)
-        origins = {feed.origin for feed in feeds}
         if isinstance(record.args, tuple):
-            record.args = tuple(_without_query(arg, origins) for arg in record.args)
+            record.args = tuple(_without_query(arg, feeds) for arg in record.args)
         text = record.getMessage()
         hidden = hide_secrets(text, {secret for feed in feeds for secret in feed.secrets()})
         if hidden != text:
@@ -82,7 +82,7 @@ def redact_http_logs() -> None:
         logging.getLogger(name).addFilter(_redact)
 
 
-def _without_query(argument: object, origins: set[Origin]) -> object:
-    if isinstance(argument, httpx.URL) and origin(argument) in origins:
+def _without_query(argument: object, feeds: list[SecretHolder]) -> object:
+    if isinstance(argument, httpx.URL) and any(feed.owns(argument) for feed in feeds):
         return public_url(str(argument))
     return argument

@@ -107,9 +107,7 @@ class ResponseStream:
 
     __slots__ = ("_chunks", "_partition", "_request", "_response", "_transport", "_under_way")
 
-    def __init__(
-        self, transport: Transport, request: httpx.Request, partition: int | None
-    ) -> None:
+    def __init__(self, transport: Transport, request: httpx.Request, partition: int | None) -> None:
         self._transport = transport
         self._request = request
         self._partition = partition

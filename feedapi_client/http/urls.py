@@ -64,9 +64,7 @@ def parse_url(url: str) -> httpx.URL:
         # The reason may quote a part of the URL, which may be a part of a password.
         raise NegotiationError(f"the feed's URL can't be read ({type(error).__name__})") from None
     if parsed.scheme not in _PORTS or not parsed.host:
-        raise NegotiationError(
-            "the feed's URL must begin with http:// or https:// and name a host"
-        )
+        raise NegotiationError("the feed's URL must begin with http:// or https:// and name a host")
     return parsed
 
 

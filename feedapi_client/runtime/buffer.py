@@ -25,9 +25,7 @@ class BufferBudget:
         self._changed: anyio.Event | None = None
 
     def __repr__(self) -> str:
-        return (
-            f"<BufferBudget {self.used} of {self.limit} bytes, {self.deliverable} deliverable>"
-        )
+        return f"<BufferBudget {self.used} of {self.limit} bytes, {self.deliverable} deliverable>"
 
     @property
     def has_room(self) -> bool:

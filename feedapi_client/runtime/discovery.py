@@ -13,7 +13,6 @@ from feedapi_client.errors import (
     RequestRefusedError,
     StoreError,
 )
-from feedapi_client.model import FeedInfo
 from feedapi_client.retry import Backoff
 
 if TYPE_CHECKING:
