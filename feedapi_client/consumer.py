@@ -17,7 +17,8 @@ from feedapi_client.http.transport import AsyncHTTP
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Batch, Decoder, Event, FeedKey, public_url
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
-from feedapi_client.quarantine.policy import Handler, OnFailure, failure_handler
+from feedapi_client.quarantine.handler import retrying_handler
+from feedapi_client.quarantine.policy import Handler, OnFailure
 from feedapi_client.runtime.driver import Session, Settings
 from feedapi_client.status import ConsumerStatus
 from feedapi_client.stores.base import CursorStore
@@ -177,7 +178,7 @@ class FeedConsumer:
         "raise" (the exception cancels the other handlers and is raised here), "retry" or a `Retry`, "quarantine" or a `Quarantine`; see
         `feedapi_client.quarantine.policy`. Cancelling `run` cancels the handlers. Returns at the end of the feed (without `follow`) or after `stop`.
         """
-        handle = await failure_handler(handle, on_failure, self.key, self.store)
+        handle = await retrying_handler(handle, on_failure, self.key, self.store)
         session = await self._begin()
         failure: list[BaseException] = []
         slots = anyio.Semaphore(max_concurrency)
