@@ -16,7 +16,8 @@ from feedapi_client.client import FeedClient
 from feedapi_client.http.transport import AsyncHTTP
 from feedapi_client.model import Batch, Decoder, Event, FeedKey, public_url
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
-from feedapi_client.quarantine.policy import Handler, OnFailure, failure_handler
+from feedapi_client.quarantine.handler import retrying_handler
+from feedapi_client.quarantine.policy import Handler, OnFailure
 from feedapi_client.runtime.driver import Settings
 from feedapi_client.runtime.session import Session
 from feedapi_client.status import ConsumerStatus
@@ -204,7 +205,7 @@ class FeedConsumer:
         Returns at the end of the feed (without `follow`) or after `stop`. Cancelling `run` cancels
         the handlers.
         """
-        handle = await failure_handler(handle, on_failure, self.key, self.store)
+        handle = await retrying_handler(handle, on_failure, self.key, self.store)
         session = await self._begin()
         delivery = session.delivery
         failure: list[BaseException] = []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from feedapi_client import Batch, FeedKey, MemoryCursorStore, Quarantine, Retry
 from feedapi_client.model import make_event
 from feedapi_client.quarantine import MemoryQuarantineStore
-from feedapi_client.quarantine.policy import failure_handler
+from feedapi_client.quarantine.handler import retrying_handler
 from tests.quarantine.helpers import PoisonError, kept, numbers
 
 FEED = FeedKey("https://service/feed")
@@ -61,7 +61,7 @@ def scenario(
     async def main() -> list[int]:
         quarantine = Quarantine(to=aside, limit=1000)
         retried = Retry(attempts=2, base_delay=1e-6, max_delay=1e-6, then=quarantine)
-        handle = await failure_handler(
+        handle = await retrying_handler(
             in_transaction if transactional else without,
             retried if on_failure == "retry" else quarantine,
             FEED,
