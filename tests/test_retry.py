@@ -61,14 +61,14 @@ def pauses(backoff: Backoff, error: Exception = ERROR) -> Iterator[float]:
         yield backoff.pause(error)
 
 
-def test_pauses_are_jittered_below_a_doubling_bound_and_a_maximum() -> None:
+def test_r14_pauses_are_jittered_below_a_doubling_bound_and_a_maximum() -> None:
     for _ in range(50):
         bounds = [2.0, 4.0, 8.0, 10.0, 10.0]
         found = zip(pauses(Backoff(base_delay=1.0, max_delay=10.0)), bounds, strict=False)
         assert all(0 <= pause <= bound for pause, bound in found)
 
 
-def test_retry_after_replaces_the_pause_up_to_its_maximum() -> None:
+def test_r14_retry_after_replaces_the_pause_up_to_its_maximum() -> None:
     backoff = Backoff(max_retry_after=60)
     assert backoff.pause(FeedUnavailableError("busy", retry_after=7.0)) == 7.0
     assert backoff.pause(FeedUnavailableError("busy", retry_after=3600.0)) == 60
@@ -87,7 +87,7 @@ def test_one_attempt_means_that_the_first_failure_is_final() -> None:
         Backoff(attempts=1).pause(ERROR)
 
 
-def test_give_up_after_counts_from_the_first_failure(clock: Clock) -> None:
+def test_r14_give_up_after_counts_from_the_first_failure(clock: Clock) -> None:
     backoff = Backoff(give_up_after=10, clock=clock)
     clock.now += 100
     backoff.pause(ERROR)
@@ -138,7 +138,7 @@ def test_an_error_that_is_not_worth_another_attempt_is_raised_at_once() -> None:
     assert not backoff.failing
 
 
-def test_a_policy_decides_about_feed_errors_only() -> None:
+def test_r14_a_policy_decides_about_feed_errors_only() -> None:
     backoff = Backoff.of(RetryPolicy())
     backoff.pause(FeedUnavailableError("busy"))
     with pytest.raises(NegotiationError):
@@ -148,7 +148,7 @@ def test_a_policy_decides_about_feed_errors_only() -> None:
 
 
 @pytest.mark.anyio
-async def test_retry_awaits_the_call_until_it_succeeds(clock: Clock) -> None:
+async def test_r14_retry_awaits_the_call_until_it_succeeds(clock: Clock) -> None:
     call, seen = Call(clock, failures=3), []
     result = await retry(
         call.awaited,

