@@ -113,7 +113,8 @@ __all__ = [
 # Public as well, but not in __all__: a star import must not ask for an extra.
 _OF_EXTRAS = ("RedisCursorStore", "SQLAlchemyCursorStore")
 
-# Loaded when first asked for: what a program does not use costs it nothing, and the stores of an extra ask for it only when they are used.
+# Loaded when first asked for: what a program does not use costs it nothing, and the stores of an
+# extra ask for it only when they are used.
 _HOME = {
     "client": ("FeedClient", "Page", "SyncFeedClient"),
     "consumer": ("FeedConsumer",),

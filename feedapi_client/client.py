@@ -17,6 +17,7 @@ import anyio
 import orjson
 
 from feedapi_client.errors import FeedError, NoProgressError, RequestRefusedError
+from feedapi_client.http.exchange import Endpoint
 from feedapi_client.http.sync import SyncHTTP, SyncResponseStream, SyncTransport
 from feedapi_client.http.transport import AsyncHTTP, ResponseStream, Transport
 from feedapi_client.lineage import graph
@@ -52,11 +53,9 @@ class Page:
 class _Client:
     """What both clients share."""
 
-    feed: str
-    transport: Transport | SyncTransport
-
     def __init__(
         self,
+        endpoint: Endpoint[Any],
         v1_partitions: int | None,
         fetch: FetchOptions | None,
         retry: RetryPolicy | None,
@@ -64,6 +63,9 @@ class _Client:
         decoder: Decoder,
     ) -> None:
         check_v1_partitions(v1_partitions)
+        self.feed = endpoint.feed
+        """The feed's URL without credentials and query."""
+        self._quote = endpoint.quote
         self.v1_partitions = v1_partitions
         self.options = fetch or FetchOptions()
         self.retry = retry or RetryPolicy()
@@ -87,7 +89,7 @@ class _Client:
             body,
             feed=self.feed,
             v1_partitions=self.v1_partitions,
-            quote=self.transport.quote,
+            quote=self._quote,
         )
 
     def _plan(
@@ -112,7 +114,7 @@ class _Client:
             partition=partition,
             decoder=self.decoder,
             max_line_bytes=self.limits.max_line_bytes,
-            quote=self.transport.quote,
+            quote=self._quote,
         )
         return PageReader(
             decoder,
@@ -162,9 +164,9 @@ class FeedClient(_Client):
         limits: Limits | None = None,
         decoder: Decoder = orjson.loads,
     ) -> None:
-        super().__init__(v1_partitions, fetch, retry, limits or Limits(), decoder)
-        self.transport: Transport = Transport(url, http=http, limits=self.limits)
-        self.feed = self.transport.feed
+        limits = limits or Limits()
+        self.transport = Transport(url, http=http, limits=limits)
+        super().__init__(self.transport, v1_partitions, fetch, retry, limits, decoder)
 
     async def __aenter__(self) -> Self:
         return self
@@ -461,9 +463,9 @@ class SyncFeedClient(_Client):
         limits: Limits | None = None,
         decoder: Decoder = orjson.loads,
     ) -> None:
-        super().__init__(v1_partitions, fetch, retry, limits or Limits(), decoder)
-        self.transport: SyncTransport = SyncTransport(url, http=http, limits=self.limits)
-        self.feed = self.transport.feed
+        limits = limits or Limits()
+        self.transport = SyncTransport(url, http=http, limits=limits)
+        super().__init__(self.transport, v1_partitions, fetch, retry, limits, decoder)
 
     def __enter__(self) -> Self:
         return self

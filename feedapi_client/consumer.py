@@ -160,7 +160,8 @@ class FeedConsumer:
         tasks, self._tasks = self._tasks, None
         tasks.cancel_scope.cancel()
         try:
-            # Without the exception: the group would wrap it, and an application catches what it raised.
+            # Without the exception: the group would wrap it, and an application catches what it
+            # raised.
             await tasks.__aexit__(None, None, None)
         finally:
             await self._close_client()
