@@ -30,7 +30,7 @@ from feedapi_client.lineage.planner import (
 from feedapi_client.model import FeedInfo, FeedKey
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.runtime.buffer import BufferBudget
-from feedapi_client.runtime.discovery import DiscoveryTimer
+from feedapi_client.runtime.discovery_timer import DiscoveryTimer
 from feedapi_client.runtime.partition import RuntimePartition, partition_status
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.runtime.scheduler import Scheduler
