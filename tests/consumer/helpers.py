@@ -1,9 +1,13 @@
-"""What the consumer's tests share: fast limits, a store that tells what it was asked to do, and reading with a deadline."""
+"""What the consumer's tests share: short intervals, a store that records its saves, and reading.
+
+Tests wait for a condition, never for a while: what they prove must not depend on the machine.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
@@ -19,18 +23,19 @@ from feedapi_client import (
     RetryPolicy,
 )
 from feedapi_client.stores.base import check_predecessor
-from feedapi_client.testing import Publisher
+from feedapi_client.testing import Publisher, Request
 
-PATIENCE = 15.0
+SAFETY_LIMIT = 60.0
+"""Seconds after which a test that waits for a condition fails. No test depends on it."""
 QUICK: dict[str, Any] = {
     "poll_interval": 0.005,
     "max_poll_interval": 0.02,
     "discovery_interval": 0.03,
-    "request_timeout": 10.0,
-    "stream_idle_timeout": 10.0,
-    "commit_timeout": 5.0,
+    "request_timeout": SAFETY_LIMIT,
+    "stream_idle_timeout": SAFETY_LIMIT,
+    "commit_timeout": SAFETY_LIMIT,
 }
-RETRY = RetryPolicy(base_delay=0.002, max_delay=0.01, give_up_after=10.0)
+RETRY = RetryPolicy(base_delay=0.002, max_delay=0.01, give_up_after=SAFETY_LIMIT)
 
 
 def limits(**changed: Any) -> Limits:
@@ -49,14 +54,14 @@ def consume(
 
 
 class Transaction:
-    """What `RecordingStore` takes as one: changes that count once `commit` is called."""
+    """A transaction of `RecordingStore`: its changes count once `commit` is called."""
 
     def __init__(self) -> None:
         self.changes: list[tuple[FeedKey, dict[int, Position]]] = []
 
 
 class RecordingStore(MemoryCursorStore):
-    """Keeps each save, can be slow or broken, and takes part in a transaction."""
+    """Records each save, can be slow or broken, and takes part in a transaction."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,12 +89,12 @@ class RecordingStore(MemoryCursorStore):
         self.saves.append(dict(positions))
 
     async def commit(self, transaction: Transaction) -> None:
-        """Make a transaction's changes count, as the database of a caller would."""
+        """Commit a transaction, as the caller's database would."""
         for feed, positions in transaction.changes:
             await self.save(feed, positions)
 
     def commit_at_once(self, transaction: Transaction) -> None:
-        """`commit` without a chance to be interrupted."""
+        """`commit` without a point at which it can be cancelled."""
         for feed, positions in transaction.changes:
             stored = self._feeds.setdefault(feed, {})
             for partition, position in positions.items():
@@ -102,7 +107,7 @@ class RecordingStore(MemoryCursorStore):
             stored.update(positions)
 
     async def positions(self) -> dict[int, Position]:
-        """What is stored, of the one feed there is."""
+        """What is stored for the one feed of the test."""
         keys = await self.feeds()
         return await super().load(keys[0]) if keys else {}
 
@@ -118,7 +123,7 @@ class RecordingStore(MemoryCursorStore):
 
 
 class BrokenStore(RecordingStore):
-    """Fails as a database driver does, not with an error of ours."""
+    """Fails with an error of a database driver, not with one of ours."""
 
     broken = True
 
@@ -135,12 +140,12 @@ class BrokenStore(RecordingStore):
 
 
 def n_of(events: Iterable[Event]) -> list[int]:
-    """The field n of each payload."""
+    """The field `n` of each payload."""
     return [event.json()["n"] for event in events]
 
 
 def fill(publisher: Publisher, count: int, *, entities: int = 5, start: int = 0) -> None:
-    """Publish `count` events over some entities, to where each of them lives now."""
+    """Publish `count` events, spread over some entities, to the partition of each entity."""
     for n in range(start, start + count):
         entity = f"e{n % entities}"
         publisher.publish(entity, {"entity": entity, "n": n})
@@ -152,8 +157,8 @@ def numbers(publisher: Publisher, partition: int, values: Iterable[int], entity:
 
 
 async def read(consumer: FeedConsumer) -> list[Event]:
-    """Every event up to the end of the feed; for consumers that don't follow."""
-    with anyio.fail_after(PATIENCE):
+    """Every event up to the end of the feed, of a consumer that doesn't follow."""
+    with anyio.fail_after(SAFETY_LIMIT):
         return [event async for event in consumer]
 
 
@@ -162,14 +167,17 @@ async def read_n(consumer: FeedConsumer) -> list[int]:
 
 
 async def take(iterator: AsyncIterator[Any], count: int = 1) -> list[Any]:
-    """The next `count` of an iteration."""
-    with anyio.fail_after(PATIENCE):
+    """The next `count` items of an iteration."""
+    with anyio.fail_after(SAFETY_LIMIT):
         return [await anext(iterator) for _ in range(count)]
 
 
 async def next_batch(iterator: AsyncIterator[Batch], partition: int | None = None) -> Batch:
-    """The next batch that holds an event (of the partition); those in between are committed."""
-    with anyio.fail_after(PATIENCE):
+    """The next batch that holds an event, of the partition if one is given.
+
+    The batches before it are committed.
+    """
+    with anyio.fail_after(SAFETY_LIMIT):
         while True:
             batch = await anext(iterator)
             if batch.events and partition in (None, batch.partition):
@@ -177,19 +185,46 @@ async def next_batch(iterator: AsyncIterator[Batch], partition: int | None = Non
             await batch.commit()
 
 
-async def nothing_comes(iterator: AsyncIterator[Any], seconds: float = 0.15) -> None:
-    """Fails when the iteration brings anything within this time. The iteration can't be used any further."""
-    with anyio.move_on_after(seconds):
+async def wait_until(condition: Callable[[], object]) -> None:
+    """Wait until `condition()` is true."""
+    with anyio.fail_after(SAFETY_LIMIT):
+        while not condition():  # noqa: ASYNC110 - any condition, over state of any thread
+            await anyio.sleep(0.002)
+
+
+@asynccontextmanager
+async def nothing_comes(iterator: AsyncIterator[Any]) -> AsyncIterator[None]:
+    """Iterate during the block, and fail if the iteration brings anything.
+
+    The block waits for the condition under which something would have come. The iteration can be
+    used again afterwards.
+    """
+
+    async def expect_nothing() -> None:
         raise AssertionError(f"{await anext(iterator)!r} came")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(expect_nothing)
+        yield
+        tasks.cancel_scope.cancel()
 
 
 async def rediscovered(publisher: Publisher, times: int = 2) -> None:
-    """Wait until the consumer has discovered anew; the second discovery began after the first was digested."""
+    """Wait until the consumer has discovered anew.
+
+    By default twice: when the second discovery begins, the first one has had its effect.
+    """
     before = publisher.counters["discovery"]
-    await publisher.wait(lambda: publisher.counters["discovery"] >= before + times)
+    await wait_until(lambda: publisher.counters["discovery"] >= before + times)
+
+
+def last_fetch(publisher: Publisher) -> Request:
+    """The last fetch so far. Discoveries come at any time, and are not counted."""
+    return [request for request in publisher.requests if request.kind == "fetch"][-1]
 
 
 def by_entity(payloads: Iterable[Any]) -> dict[str, list[int]]:
+    """The field `n` of each payload, by entity."""
     found: dict[str, list[int]] = defaultdict(list)
     for payload in payloads:
         found[payload["entity"]].append(payload["n"])

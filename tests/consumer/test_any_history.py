@@ -1,4 +1,6 @@
-"""Any history of a feed, any crashes of its consumer: each entity's events are applied in order and exactly once."""
+"""Whatever happens to a feed and however often its consumer crashes: each entity's events are
+applied in order and exactly once.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import pytest
 from feedapi_client import FetchOptions, TransportError
 from feedapi_client.testing import Publisher, faults
 from tests.consumer.helpers import (
+    SAFETY_LIMIT,
     RecordingStore,
     Transaction,
     assert_each_entity_in_order_and_once,
@@ -24,9 +27,9 @@ pytestmark = pytest.mark.anyio
 Method = Literal["starts-after", "cursor-from"]
 
 HISTORIES = int(os.environ.get("FEEDAPI_HISTORIES", "6"))
-"""How many; set the variable for a long run."""
+"""How many are tested; set the variable for a long run."""
 
-PASSING = [
+TEMPORARY_FAULTS = [
     503,
     409,
     faults.Status(429, headers={"retry-after": "0.01"}),
@@ -43,7 +46,7 @@ PASSING = [
 
 
 class History:
-    """A publisher that does anything an honest one may do, at random."""
+    """Lets a publisher do, at random, whatever a correct one may do."""
 
     def __init__(self, publisher: Publisher, random: Random) -> None:
         self.publisher = publisher
@@ -67,14 +70,14 @@ class History:
         elif what < 0.8:
             publisher.rotate_token()
         elif len(publisher.faults) > 3:
-            pass  # more in a row are rightly an error
+            pass  # more in a row may be an error
         elif what < 0.95:
-            publisher.fail(random.choice(PASSING), on="fetch")  # type: ignore[arg-type]
+            publisher.fail(random.choice(TEMPORARY_FAULTS), on="fetch")  # type: ignore[arg-type]
         else:
             publisher.fail(503, on="discovery")
 
     def split(self) -> None:
-        # A redistributed partition must not itself start after another one: discovery could not say both.
+        # A redistributed partition must not start after another one: discovery can't say both.
         partition = self.random.choice(self.publisher.open_partitions())
         child = self.publisher.partitions[partition].starts_after is not None
         method: Method = (
@@ -85,7 +88,7 @@ class History:
 
 
 class Application:
-    """Effects that live and die with the cursor: both are kept in one transaction of the store."""
+    """Keeps effects and cursor in one transaction; a careless one applies the effects before it."""
 
     def __init__(
         self, publisher: Publisher, random: Random, way: str, stream: bool, careless: bool
@@ -98,8 +101,8 @@ class Application:
         self.store = RecordingStore()
         self.effects: list[Any] = []
 
-    async def live(self, **options: Any) -> None:
-        """One process of it, until it is cancelled or, without following, at the end of the feed."""
+    async def run(self, **options: Any) -> None:
+        """Run one process of it: until it crashes or, without `follow`, to the end of the feed."""
         limit = {"max_batch_bytes": self.random.choice([1, 500, 1_000_000])}
         async with consume(
             self.publisher, store=self.store, limit=limit, fetch=self.fetch, **options
@@ -122,12 +125,16 @@ class Application:
         transaction = Transaction()
         await batch.commit(transaction)
         await anyio.lowlevel.checkpoint()
-        self.store.commit_at_once(transaction)  # a crash leaves both or neither
+        self.store.commit_at_once(transaction)  # a crash keeps both or neither
         self.effects += [event.json() for event in batch.events]
 
 
-async def live_through(seed: int, way: str, *, careless: bool = False) -> Application:
-    """A history with crashes, and at its end a last life that reads what is left."""
+async def run_with_crashes(seed: int, way: str, *, careless: bool = False) -> Application:
+    """Let an application crash again and again, and at last read what is left.
+
+    Crashes come after a number of steps of the history, not after a time: a slow machine sees as
+    many of them.
+    """
     random = Random(f"{seed} {way}")
     dialect: Any = random.choice(["v2-draft", "v2-token"])
     stream = random.random() < 0.3
@@ -140,21 +147,21 @@ async def live_through(seed: int, way: str, *, careless: bool = False) -> Applic
         stream=stream,
     )
     history = History(publisher, random)
-    application = Application(publisher, random, way, stream, careless)
+    application = Application(publisher, Random(f"{seed} {way}"), way, stream, careless)
     async with publisher.serve():
         history.publish(20)
         for _ in range(8):
-            with anyio.move_on_after(random.random() * 0.15):
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(_survive, application)
-                    while True:
-                        history.step()
-                        await anyio.sleep(random.random() * 0.01)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(_restart_after_errors, application)
+                for _ in range(random.randint(1, 15)):
+                    history.step()
+                    await anyio.sleep(random.random() * 0.01)
+                tasks.cancel_scope.cancel()
             if random.random() < 0.5:
                 history.step()  # while it is down
         publisher.heal()
-        with anyio.fail_after(20):
-            await application.live(follow=False)
+        with anyio.fail_after(SAFETY_LIMIT):
+            await application.run(follow=False)
     assert history.published > 40
     return application
 
@@ -162,22 +169,22 @@ async def live_through(seed: int, way: str, *, careless: bool = False) -> Applic
 @pytest.mark.parametrize("way", ["batches", "run"])
 @pytest.mark.parametrize("seed", range(HISTORIES))
 async def test_any_history_is_applied_in_order_and_exactly_once(seed: int, way: str) -> None:
-    application = await live_through(seed, way)
+    application = await run_with_crashes(seed, way)
     assert_each_entity_in_order_and_once(application.effects, application.publisher)
 
 
-async def test_the_check_fails_for_effects_outside_the_transaction() -> None:
+async def test_effects_outside_the_transaction_are_found_out() -> None:
     for seed in range(20):
-        application = await live_through(seed, "run", careless=True)
+        application = await run_with_crashes(seed, "run", careless=True)
         if by_entity(application.effects) != by_entity(application.publisher.payloads()):
             return
     raise AssertionError("an application that is not exactly once passes")
 
 
-async def _survive(application: Application) -> None:
-    """Some faults in a row may be an error; its supervisor starts an application again."""
+async def _restart_after_errors(application: Application) -> None:
+    """Restart the application as a supervisor does: some faults in a row may be an error."""
     while True:
         try:
-            await application.live()
+            await application.run()
         except TransportError:
             await anyio.sleep(0.005)

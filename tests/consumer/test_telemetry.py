@@ -27,7 +27,7 @@ def readings(reader: InMemoryMetricReader) -> dict[str, list[tuple[dict[str, Any
     }  # type: ignore[union-attr]
 
 
-async def test_metrics_say_what_status_says_and_no_secret() -> None:
+async def test_metrics_show_the_status_and_no_secret() -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader])
     publisher = Publisher(1)

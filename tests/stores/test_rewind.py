@@ -14,7 +14,7 @@ import pytest
 from feedapi_client import FeedKey, FencedError
 from feedapi_client.stores import Journal, SQLiteCursorStore
 from feedapi_client.testing import Publisher
-from tests.consumer.helpers import PATIENCE, by_entity, consume, fill
+from tests.consumer.helpers import SAFETY_LIMIT, by_entity, consume, fill
 
 pytestmark = pytest.mark.anyio
 History = list[tuple[datetime, list[Any]]]
@@ -25,7 +25,7 @@ async def read_to_the_end(
 ) -> None:
     """Consume what there is, and note after each commit what had been handled when."""
     async with consume(publisher, store=store, follow=False) as consumer:
-        with anyio.fail_after(PATIENCE):
+        with anyio.fail_after(SAFETY_LIMIT):
             async for batch in consumer.batches():
                 handled += [event.json() for event in batch.events]
                 await batch.commit()
