@@ -33,7 +33,10 @@ pytestmark = pytest.mark.anyio
 URL = "https://service/myfeed"
 DRAFT = '{"partitions":[{"id":"0"}]}'
 QUICK = RetryPolicy(base_delay=0.001, max_delay=0.001, max_retry_after=0.001)
-PAGE = b'{"data":{"n":1}}\n{"data":{"n":2}}\n{"cursor":"a"}\n{"data":{"n":3}}\n{"cursor":"b"}\n{"data":{"n":4}}\n'
+PAGE = (
+    b'{"data":{"n":1}}\n{"data":{"n":2}}\n{"cursor":"a"}\n'
+    b'{"data":{"n":3}}\n{"cursor":"b"}\n{"data":{"n":4}}\n'
+)
 
 
 async def discover(**options: Any) -> FeedInfo:
@@ -80,7 +83,7 @@ class TestNegotiation:
             await both(sync)
 
     @pytest.mark.parametrize("status", [401, 403])
-    async def test_r01_401_and_403_are_what_they_say(
+    async def test_r01_401_and_403_are_authentication_errors(
         self, httpx_mock: HTTPXMock, sync: bool, status: int
     ) -> None:
         httpx_mock.add_response(url=URL, status_code=status)
@@ -88,7 +91,7 @@ class TestNegotiation:
             await both(sync)
 
     @pytest.mark.parametrize("status", [408, 425, 429, 500, 503, 521])
-    async def test_r01_what_means_later_is_retried(
+    async def test_r01_temporary_failures_are_retried(
         self, httpx_mock: HTTPXMock, sync: bool, status: int
     ) -> None:
         httpx_mock.add_response(url=URL, status_code=status, headers={"Retry-After": "3600"})
@@ -106,7 +109,7 @@ class TestNegotiation:
             (200, ""),
         ],
     )
-    async def test_r01_all_else_is_an_error_that_quotes(
+    async def test_r01_any_other_response_is_an_error_that_quotes_it(
         self, httpx_mock: HTTPXMock, sync: bool, status: int, text: str
     ) -> None:
         httpx_mock.add_response(url=URL, status_code=status, text=text)
@@ -129,7 +132,9 @@ class TestNegotiation:
         with pytest.raises(ProtocolError, match="does not offer filter 'subject'"):
             await both(sync, fetch=FetchOptions(filters={"subject": "a"}))
 
-    async def test_a_caller_s_client_is_used(self, httpx_mock: HTTPXMock, sync: bool) -> None:
+    async def test_the_callers_client_is_used_and_stays_open(
+        self, httpx_mock: HTTPXMock, sync: bool
+    ) -> None:
         httpx_mock.add_response(url=URL, text=DRAFT, match_headers={"authorization": "Bearer t"})
         kind = httpx.Client if sync else httpx.AsyncClient
         http = kind(headers={"authorization": "Bearer t"})
@@ -139,7 +144,7 @@ class TestNegotiation:
 
 class TestDiscovery:
     @pytest.mark.parametrize("kind", [FeedClient, SyncFeedClient])
-    def test_an_impossible_number_of_v1_partitions_is_refused_at_once(
+    def test_an_invalid_number_of_v1_partitions_is_refused_at_once(
         self, kind: Callable[..., Any]
     ) -> None:
         with pytest.raises(ValueError, match="v1_partitions"):
@@ -158,7 +163,7 @@ class TestDiscovery:
                 "v2-draft",
             ]
 
-    async def test_r12_the_last_good_discovery_stays(self, httpx_mock: HTTPXMock) -> None:
+    async def test_r12_the_last_good_discovery_is_kept(self, httpx_mock: HTTPXMock) -> None:
         httpx_mock.add_response(url=URL, text=DRAFT)
         httpx_mock.add_response(url=URL, text='{"partitions":[{"id":"x"}]}')
         async with FeedClient(URL) as client:
@@ -200,16 +205,21 @@ class TestDiscovery:
 
     @pytest.mark.parametrize("padding", [0, 180, 190, 197])
     async def test_r19_no_part_of_an_echoed_secret_is_quoted(self, padding: int) -> None:
-        def answer(request: Request) -> Reply:
+        def reply_to(request: Request) -> Reply:
             text = b"x" * padding + request.target.encode()
             return ok(text) if "/events" in request.path else ok(DISCOVERY)
 
-        async with wire(answer) as server, FeedClient(server.url + "?key=sesame&other=1") as client:
+        async with (
+            wire(reply_to) as server,
+            FeedClient(server.url + "?key=sesame&other=1") as client,
+        ):
             with pytest.raises(TornResponseError) as caught:
                 await client.fetch(0, "_first")
         assert "ses" not in str(caught.value)
 
-    async def test_its_repr_says_what_is_known(self, httpx_mock: HTTPXMock) -> None:
+    async def test_its_repr_shows_the_dialect_and_the_partitions(
+        self, httpx_mock: HTTPXMock
+    ) -> None:
         httpx_mock.add_response(text=DRAFT)
         async with FeedClient(URL + "?key=sesame") as client:
             before = repr(client)
@@ -251,7 +261,7 @@ class TestFetch:
             FeedClient(server.url) as client,
             client.fetch(1, "_first") as batches,
         ):
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 batch = await anext(batches)
         assert (batch.partition, len(batch.events), batch.cursor) == (1, 2, "a")
 
@@ -311,7 +321,7 @@ class TestFetch:
             (b'{"data":"' + b"x" * 2000 + b'"}\n', LineTooLongError),
         ],
     )
-    async def test_r03_what_was_checkpointed_comes_before_the_error(
+    async def test_r03_checkpointed_events_come_before_the_error(
         self, tail: bytes, kind: type[Exception]
     ) -> None:
         async with (
@@ -323,7 +333,7 @@ class TestFetch:
             with pytest.raises(kind):
                 await anext(batches)
 
-    async def test_r03_a_run_without_a_checkpoint_is_bounded(self) -> None:
+    async def test_r03_bytes_without_a_checkpoint_are_bounded(self) -> None:
         event = b'{"data":"' + b"x" * 500 + b'"}\n'
         body = start(PAGE) + b"".join(chunk(event) for _ in range(100))
         limits = Limits(max_line_bytes=1000, max_buffered_bytes=5000)
@@ -362,10 +372,10 @@ class TestFetch:
     async def test_fetches_may_run_at_once(self) -> None:
         pages: dict[int, Page] = {}
 
-        def answer(request: Request) -> Reply:
+        def reply_to(request: Request) -> Reply:
             return ok(b'{"data":{}}\n{"cursor":"%s"}' % request.query["partition"].encode())
 
-        async with wire(feed(answer)) as server, FeedClient(server.url) as client:
+        async with wire(feed(reply_to)) as server, FeedClient(server.url) as client:
             await client.discover()
 
             async def fetch(partition: int) -> None:
@@ -386,11 +396,13 @@ class TestFetch:
             async with client.fetch(0, "_first") as batches:
                 async for _ in batches:
                     break
-            with anyio.fail_after(10):
+            with anyio.fail_after(60):
                 await server.closed.wait()
 
     @pytest.mark.parametrize("partition_cursor", ["+ & = % / ? #", "x" * 10_000])
-    async def test_an_odd_cursor_goes_and_comes_unchanged(self, partition_cursor: str) -> None:
+    async def test_an_awkward_cursor_is_sent_and_received_unchanged(
+        self, partition_cursor: str
+    ) -> None:
         def page(request: Request) -> Reply:
             return ok(b'{"cursor":"%s"}\n' % request.query["cursor"].encode())
 
@@ -399,7 +411,7 @@ class TestFetch:
 
 
 class TestEndOf:
-    async def test_r07_the_end_is_the_first_checkpoint_behind_last(self) -> None:
+    async def test_r07_the_end_is_the_first_checkpoint_after_last(self) -> None:
         async with (
             wire(feed(b'{"cursor":"x"}\n{"data":{}}\n{"cursor":"y"}\n')) as server,
             FeedClient(server.url) as client,
@@ -407,7 +419,7 @@ class TestEndOf:
             assert await client.end_of(1) == "x"
             assert server.requests[-1].query == {"token": "t", "partition": "1", "cursor": "_last"}
 
-    async def test_r07_failures_are_retried_and_refusals_discovered_anew(self) -> None:
+    async def test_r07_failures_are_retried_and_refusals_lead_to_a_discovery(self) -> None:
         replies = [
             ok(b"", status="503 Later"),
             ok(b"", status="409 Conflict"),
@@ -448,11 +460,11 @@ class TestSyncFetch:
 
     async def run(
         self,
-        answer: Callable[[Request], Reply],
+        reply_to: Callable[[Request], Reply],
         use: Callable[[SyncFeedClient], Any],
         **options: Any,
     ) -> Any:
-        async with wire(answer) as server:
+        async with wire(reply_to) as server:
 
             def work() -> Any:
                 with SyncFeedClient(server.url, retry=QUICK, **options) as client:
@@ -472,7 +484,7 @@ class TestSyncFetch:
         assert batches[-1].cursor == "b"
         assert sum(len(batch) for batch in batches) == 3
 
-    async def test_what_was_checkpointed_comes_before_the_error(self) -> None:
+    async def test_checkpointed_events_come_before_the_error(self) -> None:
         def use(client: SyncFeedClient) -> str:
             batches = client.fetch(0, "_first")
             first = next(batches)
@@ -500,7 +512,7 @@ class TestSyncFetch:
 
         await self.run(feed(PAGE), use)
 
-    async def test_the_plainest_fetch_gives_chunks_and_a_reader(self) -> None:
+    async def test_an_open_response_gives_chunks_and_a_reader(self) -> None:
         def use(client: SyncFeedClient) -> list[str | None]:
             cursors = []
             with client.open(client.discover(), 0, "_first") as response:

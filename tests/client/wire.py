@@ -1,4 +1,4 @@
-"""A server that sends the very bytes a test gives it."""
+"""An HTTP server that sends exactly the bytes that a test gives it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,11 @@ class Request:
 
 @dataclass
 class Reply:
-    """Raw bytes; `close` ends the connection after them, `hold` keeps it open and silent. Else the connection takes the next request."""
+    """Raw bytes to send.
+
+    `close` closes the connection after them, `hold` keeps it open and silent. Without either the
+    connection takes the next request.
+    """
 
     raw: bytes
     close: bool = False
@@ -45,7 +49,7 @@ def ok(body: bytes, *headers: str, status: str = "200 OK") -> Reply:
 
 
 def start(body: bytes = b"", *headers: str, length: int | None = None) -> bytes:
-    """The beginning of a response: chunked, or of a length that may not come."""
+    """The beginning of a response: chunked, or with a length that may never be reached."""
     framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
     sent = body if length is not None else chunk(body) if body else b""
     return "\r\n".join(["HTTP/1.1 200 OK", framing, *headers]).encode() + b"\r\n\r\n" + sent
@@ -57,7 +61,7 @@ def chunk(body: bytes) -> bytes:
 
 @dataclass
 class Wire:
-    answer: Callable[[Request], Reply]
+    reply_to: Callable[[Request], Reply]
     port: int = 0
     requests: list[Request] = field(default_factory=list)
     closed: anyio.Event = field(default_factory=anyio.Event)
@@ -87,7 +91,7 @@ class Wire:
             for name, _, value in (line.partition(":") for line in lines)
         }
         self.requests.append(Request(first.split(" ")[1], headers))
-        reply = self.answer(self.requests[-1])
+        reply = self.reply_to(self.requests[-1])
         await stream.send(reply.raw)
         if reply.hold:
             await stream.receive()
@@ -95,10 +99,10 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire(answer: Callable[[Request], Reply]) -> AsyncIterator[Wire]:
+async def wire(reply_to: Callable[[Request], Reply]) -> AsyncIterator[Wire]:
     listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
     async with listener, anyio.create_task_group() as tasks:
-        server = Wire(answer, listener.extra(SocketAttribute.local_port))
+        server = Wire(reply_to, listener.extra(SocketAttribute.local_port))
         tasks.start_soon(listener.serve, server._serve)
         yield server
         tasks.cancel_scope.cancel()
@@ -108,11 +112,11 @@ DISCOVERY = b'{"token":"t","partitions":[{"id":"0"},{"id":"1"}],"stream":true}'
 
 
 def feed(page: Callable[[Request], Reply] | bytes) -> Callable[[Request], Reply]:
-    """A feed of dialect v2-token: discovery, and `page` for its fetches."""
+    """A feed of dialect v2-token: replies to a discovery, and with `page` to fetches."""
 
-    def answer(request: Request) -> Reply:
+    def reply_to(request: Request) -> Reply:
         if "/events" not in request.path:
             return ok(DISCOVERY)
         return ok(page) if isinstance(page, bytes) else page(request)
 
-    return answer
+    return reply_to

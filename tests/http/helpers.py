@@ -1,7 +1,8 @@
-"""Transports opened against a scripted server, and what they read."""
+"""Transports against a scripted server, and what they read or raise."""
 
 from __future__ import annotations
 
+from base64 import b64encode
 from contextlib import aclosing, closing
 from typing import Any
 
@@ -18,16 +19,21 @@ LIMIT = 1 << 20
 LINE = b'{"cursor":"c"}\n'
 
 
+def basic_auth(user: str, password: str) -> str:
+    """The `Authorization` header of basic authentication."""
+    return f"Basic {b64encode(f'{user}:{password}'.encode()).decode()}"
+
+
 async def body_of(
     transport: Transport, params: list[tuple[str, str]] | None = None, **more: Any
 ) -> bytes:
-    async with transport.stream("/events", params or [], partition=3, **more) as answer:
-        return b"".join([piece async for piece in answer])
+    async with transport.stream("/events", params or [], partition=3, **more) as body:
+        return b"".join([piece async for piece in body])
 
 
 def sync_body_of(transport: SyncTransport) -> bytes:
-    with transport.stream("/events", [], partition=3) as answer:
-        return b"".join(answer)
+    with transport.stream("/events", [], partition=3) as body:
+        return b"".join(body)
 
 
 def opened(url: str, **more: Any) -> aclosing[Transport]:

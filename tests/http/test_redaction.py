@@ -1,4 +1,4 @@
-"""No secret in messages, and none in other libraries' logs once the application asks for that."""
+"""No secret is in messages, nor in other libraries' logs once the application asks for that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from feedapi_client.errors import FeedError, TransportError
 from feedapi_client.http.redaction import redact_http_logs
 from feedapi_client.http.sync import SyncTransport
 from tests.client.wire import Reply, ok, start, wire
-from tests.http.helpers import LIMIT, LINE, body_of, opened
+from tests.http.helpers import LIMIT, LINE, basic_auth, body_of, opened
 
 pytestmark = pytest.mark.anyio
 
@@ -27,11 +27,11 @@ def redacted() -> None:
 URL = "http://me:pa55word@127.0.0.1:{port}/feed?key=sesame&tenant=a%20b%2Fc"
 
 
-async def exercise(url: str) -> list[str]:
-    """Everything that can be read of a transport in use."""
-    said = []
+async def texts_shown(url: str) -> list[str]:
+    """All text that a transport in use shows."""
+    shown = []
     async with opened(url) as transport:
-        said += [repr(transport), str(transport)]
+        shown += [repr(transport), str(transport)]
         for call in (
             transport.get("", [], max_bytes=LIMIT),
             body_of(transport, [("cursor", "c")]),
@@ -39,12 +39,12 @@ async def exercise(url: str) -> list[str]:
             try:
                 await call
             except FeedError as error:
-                said += [str(error), repr(error), str(error.__cause__)]
-    return said
+                shown += [str(error), repr(error), str(error.__cause__)]
+    return shown
 
 
 @pytest.mark.parametrize(
-    "answer",
+    "reply",
     [
         lambda request: ok(LINE),
         lambda request: ok(
@@ -59,11 +59,11 @@ async def exercise(url: str) -> list[str]:
     ids=["fine", "echoed by 404", "echoed by 500", "redirects", "garbage", "torn"],
 )
 async def test_r19_no_secret_in_log_records_and_errors(
-    answer: Any, caplog: pytest.LogCaptureFixture
+    reply: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    async with wire(answer) as server:
-        said = await exercise(URL.format(port=server.port))
+    async with wire(reply) as server:
+        shown = await texts_shown(URL.format(port=server.port))
     records = [f"{record.getMessage()} {record.args}" for record in caplog.records]
     assert any(record.name.startswith("httpcore") for record in caplog.records)
     for secret in (
@@ -71,9 +71,9 @@ async def test_r19_no_secret_in_log_records_and_errors(
         "pa55word",
         "a%20b%2Fc",
         "a b/c",
-        httpx.BasicAuth("me", "pa55word")._auth_header.split()[1],
+        basic_auth("me", "pa55word").split()[1],
     ):
-        assert secret not in "\n".join(said + records), secret
+        assert secret not in "\n".join(shown + records), secret
 
 
 async def test_r19_no_secret_in_what_http2_logs(caplog: pytest.LogCaptureFixture) -> None:
@@ -86,11 +86,11 @@ async def test_r19_no_secret_in_what_http2_logs(caplog: pytest.LogCaptureFixture
     transport.close()
 
 
-async def test_r19_a_secret_that_begins_like_another_feeds_is_hidden_whole(
+async def test_r19_a_secret_that_begins_with_the_secret_of_another_feed_is_hidden_whole(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    # Several, since the order in which feeds are looked at is that of a set.
+    # Several, since a set has no order.
     transports = [
         SyncTransport(f"http://127.0.0.1:9/feed?key=sesame{'-street' * n}") for n in range(8)
     ]
@@ -100,7 +100,7 @@ async def test_r19_a_secret_that_begins_like_another_feeds_is_hidden_whole(
         transport.close()
 
 
-async def test_r19_other_requests_of_the_process_are_logged_as_ever(
+async def test_r19_other_requests_of_the_process_are_logged_unchanged(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "httpx")

@@ -29,13 +29,15 @@ def test_r14_retry_after_in_seconds(value: str | None, seconds: float | None) ->
 
 
 def test_r14_retry_after_as_a_date() -> None:
-    later = datetime.now(UTC) + timedelta(seconds=60)
-    assert 55 < (retry_after(format_datetime(later, usegmt=True)) or 0) <= 60
+    later = datetime.now(UTC) + timedelta(days=1)
+    seconds = retry_after(format_datetime(later, usegmt=True))
+    assert seconds is not None
+    assert 80_000 < seconds <= 86_400
 
 
-def test_r14_retry_after_as_a_date_goes_by_the_server_s_clock() -> None:
+def test_r14_retry_after_as_a_date_is_relative_to_the_servers_clock() -> None:
     assert retry_after("Wed, 21 Oct 2015 07:28:10 GMT", "Wed, 21 Oct 2015 07:28:00 GMT") == 10.0
 
 
-def test_r14_retry_after_in_the_past_is_now() -> None:
+def test_r14_retry_after_in_the_past_is_zero_seconds() -> None:
     assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
