@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.cli.options import AuthEnv, GiveUpAfter, HeaderEnv, Json, Url, V1Partitions
-from feedapi_client.cli.report import run
+from feedapi_client.cli.common.options import (
+    AuthEnv,
+    GiveUpAfter,
+    HeaderEnv,
+    Json,
+    Url,
+    V1Partitions,
+)
+from feedapi_client.cli.common.run_async import run_async
 
 if TYPE_CHECKING:
     from feedapi_client.model import FeedInfo
@@ -20,9 +27,11 @@ def discover(
     give_up_after: GiveUpAfter = 5.0,
 ) -> None:
     """Show a feed's dialect, flags and partitions, and how the partitions descend from each other."""
-    from feedapi_client.cli.connect import headers_from
+    from feedapi_client.cli.common.http_client import headers_from
 
-    feed, info = run(_ask, url, headers_from(auth_env, header_env), v1_partitions, give_up_after)
+    feed, info = run_async(
+        _ask, url, headers_from(auth_env, header_env), v1_partitions, give_up_after
+    )
     if json:
         import orjson
 
@@ -35,7 +44,7 @@ async def _ask(
     url: str, headers: dict[str, str], v1_partitions: int | None, give_up_after: float
 ) -> tuple[str, FeedInfo]:
     from feedapi_client import FeedClient, Limits, RetryPolicy
-    from feedapi_client.cli.connect import http_client
+    from feedapi_client.cli.common.http_client import http_client
 
     retry = RetryPolicy(give_up_after=give_up_after)
     async with (
@@ -70,7 +79,7 @@ def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
 def _draw(feed: str, info: FeedInfo) -> None:
     from rich.text import Text
 
-    from feedapi_client.cli.drawing import console, lineage_tree, plain, print_table
+    from feedapi_client.cli.common.tables import console, lineage_tree, plain, print_table
 
     out = console()
     out.print(plain(feed, "bold"))

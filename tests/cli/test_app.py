@@ -10,7 +10,7 @@ import pytest
 
 from feedapi_client import __version__
 from feedapi_client.cli import discover as discover_command
-from feedapi_client.cli.report import one_line
+from feedapi_client.cli.common.escape import one_line
 from tests.cli.conftest import Feedapi
 
 
@@ -125,7 +125,7 @@ def _break(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         raise KeyError("a payload with a secret")
 
-    monkeypatch.setattr(discover_command, "run", broken)
+    monkeypatch.setattr(discover_command, "run_async", broken)
 
 
 def test_r19_a_fault_of_the_program_is_one_line_without_its_data(

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import pytest
 
-from feedapi_client.cli.proof import Step, prove
+from feedapi_client.cli.demo.proof import Step, prove
 from tests.cli.conftest import WAIT, Feedapi
 
 _QUICK = ("--events", 3000, "--seconds", 1.5)

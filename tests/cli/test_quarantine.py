@@ -11,7 +11,7 @@ import orjson
 import pytest
 
 from feedapi_client import Batch, FeedConsumer, SQLiteCursorStore
-from feedapi_client.cli import external
+from feedapi_client.cli.common import extras
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import Feedapi
 
@@ -190,7 +190,7 @@ def test_an_adapter_parses_its_own_arguments(
         "def main(arguments):\n    print(arguments)\n    return 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(external, "import_module", lambda name: __import__("adapter_of_the_test"))
+    monkeypatch.setattr(extras, "import_module", lambda name: __import__("adapter_of_the_test"))
     result = feedapi("ingest", "http://h/feed", "out", "--help", "--trigger", "10s")
     assert (result.exit_code, result.stdout) == (
         3,
@@ -216,7 +216,7 @@ def test_a_missing_extra_says_what_to_install(
     def import_module(name: str) -> None:
         raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
 
-    monkeypatch.setattr(external, "import_module", import_module)
+    monkeypatch.setattr(extras, "import_module", import_module)
     result = feedapi(command, "http://h/feed")
     assert result.exit_code == 1
     assert (

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from feedapi_client import SyncFeedClient
-from feedapi_client.cli.playground import Playground
+from feedapi_client.cli.serve.example_feed import Playground
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import WAIT, Feedapi
 

@@ -14,10 +14,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from feedapi_client.cli.demonstration import Demonstration
-from feedapi_client.cli.drawing import console, lineage_tree, plain, state_style
-from feedapi_client.cli.proof import Verdict
-from feedapi_client.cli.report import one_line
+from feedapi_client.cli.common.escape import one_line
+from feedapi_client.cli.common.tables import console, lineage_tree, plain, state_style
+from feedapi_client.cli.demo.proof import Verdict
+from feedapi_client.cli.demo.scenario import Demonstration
 
 _REFRESH_PER_SECOND = 12
 _LINES = 8

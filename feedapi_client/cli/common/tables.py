@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from feedapi_client.cli.report import one_line
+from feedapi_client.cli.common.escape import one_line
 from feedapi_client.model import Partition
 
 _WIDTH_OF_A_FILE = 200

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from feedapi_client.cli.options import (
+from feedapi_client.cli.common.options import (
     AuthEnv,
     EventTypes,
     Filters,
@@ -17,7 +17,7 @@ from feedapi_client.cli.options import (
     Url,
     V1Partitions,
 )
-from feedapi_client.cli.report import run
+from feedapi_client.cli.common.run_async import run_async
 
 _SPECIAL = re.compile(r"_?(first|last)")
 
@@ -115,8 +115,8 @@ def cat(
     Reads to the end of the feed, or on and on with --follow. With --store the cursors are committed, each after the events before it were written and
     flushed: events cut off by --limit, or not written because the reader closed the pipe, come again next time. Ctrl-C ends it after the batch in hand.
     """
-    from feedapi_client.cli.connect import fetch_options, headers_from
-    from feedapi_client.cli.reading import Job, read
+    from feedapi_client.cli.cat.consume import Job, read
+    from feedapi_client.cli.common.http_client import fetch_options, headers_from
 
     job = Job(
         url=url,
@@ -148,7 +148,7 @@ def cat(
         raise typer.BadParameter("--name must not be empty")
     if (journal or name != "default") and store is None:
         raise typer.BadParameter("--name and --journal need --store")
-    raise typer.Exit(run(read, job))
+    raise typer.Exit(run_async(read, job))
 
 
 def _start(start: str | None, partitions: list[int] | None) -> str | dict[int, str]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import orjson
 
-from feedapi_client.cli.drawing import Cell, console, plain, print_table
-from feedapi_client.cli.lag import CAUGHT_UP, FeedLag
-from feedapi_client.cli.report import CommandError
+from feedapi_client.cli.common.errors import CommandError
+from feedapi_client.cli.common.tables import Cell, console, plain, print_table
+from feedapi_client.cli.cursors.lag import CAUGHT_UP, FeedLag
 from feedapi_client.model import FeedKey, Position
 
 Listed = Mapping[FeedKey, tuple[Mapping[int, Position], FeedLag | None]]

@@ -6,11 +6,13 @@ from typing import Annotated
 
 import typer
 
-from feedapi_client.cli.options import Feed, Json, Name, Store, Yes
-from feedapi_client.cli.report import FAILED, Commands, run
+from feedapi_client.cli.common.errors import CommandGroup
+from feedapi_client.cli.common.exit_codes import FAILURE
+from feedapi_client.cli.common.options import Feed, Json, Name, Store, Yes
+from feedapi_client.cli.common.run_async import run_async
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroup,
     no_args_is_help=True,
     help="Look at events that were put aside because the application failed to handle them, and hand them over once more or drop them.",
 )
@@ -36,9 +38,9 @@ def ls(
     json: Json = False,
 ) -> None:
     """List events: where they come from, and what went wrong. Payloads and error texts are for 'show'."""
-    from feedapi_client.cli import ward
+    from feedapi_client.cli.quarantine import selection as ward
 
-    ward.print_events(run(ward.chosen, ward.Choice(store, feed, name, partition)), json=json)
+    ward.print_events(run_async(ward.chosen, ward.Choice(store, feed, name, partition)), json=json)
 
 
 @app.command("show")
@@ -48,9 +50,9 @@ def show(
     raw: Annotated[bool, typer.Option("--raw", help="The payload alone, byte for byte.")] = False,
 ) -> None:
     """Print one event as JSON: its place, the error, headers and payload."""
-    from feedapi_client.cli import ward
+    from feedapi_client.cli.quarantine import selection as ward
 
-    ward.print_event(run(ward.one, store, id), raw=raw)
+    ward.print_event(run_async(ward.one, store, id), raw=raw)
 
 
 @app.command("drop")
@@ -64,14 +66,14 @@ def drop(
     yes: Yes = False,
 ) -> None:
     """Delete events for good."""
-    from feedapi_client.cli import ward
+    from feedapi_client.cli.quarantine import selection as ward
 
     _check(ids, every, feed, name, partition)
     choice = ward.Choice(store, feed, name, partition)
-    doomed = ids or [event.id for event in run(ward.chosen, choice)]
+    doomed = ids or [event.id for event in run_async(ward.chosen, choice)]
     if not yes:
         typer.confirm(f"Delete {len(doomed)} events for good?", abort=True)
-    print(f"{run(ward.drop, store, doomed)} events deleted")
+    print(f"{run_async(ward.drop, store, doomed)} events deleted")
 
 
 @app.command("replay")
@@ -92,15 +94,15 @@ def replay(
     partition: Partition = None,
 ) -> None:
     """Hand events to the application's handler once more, in the order in which they were put aside. Those that fail again stay; exit code 1 then."""
-    from feedapi_client.cli import ward
+    from feedapi_client.cli.quarantine import selection as ward
 
     _check(ids, every, feed, name, partition)
-    result = run(
+    result = run_async(
         ward.replay, ward.Choice(store, feed, name, partition), ward.imported(handler), ids
     )
     print(f"{result.handled} events handled, {result.failed} failed again and stay")
     if result.failed:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(FAILURE)
 
 
 def _check(

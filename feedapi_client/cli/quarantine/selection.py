@@ -14,10 +14,11 @@ import orjson
 import typer
 
 from feedapi_client import quarantine
-from feedapi_client.cli.administration import Target
-from feedapi_client.cli.drawing import print_table
-from feedapi_client.cli.report import CommandError, one_line
-from feedapi_client.cli.stores import check_file, database, resolved, shown
+from feedapi_client.cli.common.errors import CommandError
+from feedapi_client.cli.common.escape import one_line
+from feedapi_client.cli.common.stores import check_file, database, resolved, shown
+from feedapi_client.cli.common.tables import print_table
+from feedapi_client.cli.cursors.selection import Target
 from feedapi_client.model import Batch
 from feedapi_client.quarantine import (
     QuarantinedEvent,

@@ -13,11 +13,11 @@ from typing import Any
 
 import anyio
 
-from feedapi_client.cli.connect import http_client
-from feedapi_client.cli.narrow import NarrowConsumer
-from feedapi_client.cli.output import Lines, OutputClosedError, Stdout
-from feedapi_client.cli.progress import Progress
-from feedapi_client.cli.stores import open_store
+from feedapi_client.cli.cat.chosen_partitions import NarrowConsumer
+from feedapi_client.cli.cat.progress import Progress
+from feedapi_client.cli.common.http_client import http_client
+from feedapi_client.cli.common.stdout import Lines, OutputClosedError, Stdout
+from feedapi_client.cli.common.stores import open_store
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.model import Batch, Event
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import anyio
 from anyio.abc import TaskStatus
 
-from feedapi_client.cli.report import CommandError
+from feedapi_client.cli.common.errors import CommandError
 
 if TYPE_CHECKING:
     from feedapi_client.testing import Publisher

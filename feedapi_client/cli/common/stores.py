@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from feedapi_client.cli.report import CommandError
+from feedapi_client.cli.common.errors import CommandError
 from feedapi_client.errors import StoreError
 from feedapi_client.stores.base import AdministrableStore
 from feedapi_client.stores.journal import Journal

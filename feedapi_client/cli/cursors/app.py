@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from feedapi_client.cli.options import (
+from feedapi_client.cli.common.errors import CommandGroup
+from feedapi_client.cli.common.options import (
     AuthEnv,
     Feed,
     Filters,
@@ -20,12 +21,12 @@ from feedapi_client.cli.options import (
     V1Partitions,
     Yes,
 )
-from feedapi_client.cli.report import Commands, run
+from feedapi_client.cli.common.run_async import run_async
 
 TABLE = "feedapi_cursors"
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroup,
     no_args_is_help=True,
     help="Look at stored cursors, and repair them. Stop the consumer first: one that runs on ends with an error at its next commit.",
 )
@@ -59,13 +60,13 @@ def ls(
     v1_partitions: V1Partitions = None,
 ) -> None:
     """List positions: for each feed and consumer the cursor of each partition, and with --url whether there is more behind it."""
-    from feedapi_client.cli import administration as work
-    from feedapi_client.cli.connect import headers_from
-    from feedapi_client.cli.lag import Lookup
-    from feedapi_client.cli.listing import print_feeds
+    from feedapi_client.cli.common.http_client import headers_from
+    from feedapi_client.cli.cursors import selection as work
+    from feedapi_client.cli.cursors.export_format import print_feeds
+    from feedapi_client.cli.cursors.lag import Lookup
 
     lookup = None if url is None else Lookup(url, headers_from(auth_env, header_env), v1_partitions)
-    print_feeds(run(work.listed, work.Target(store, table, feed, name), lookup), json=json)
+    print_feeds(run_async(work.listed, work.Target(store, table, feed, name), lookup), json=json)
 
 
 @app.command("set")
@@ -87,11 +88,11 @@ def set_cursor(
     table: Table = TABLE,
 ) -> None:
     """Set the cursor of a partition. With a whole URL as --feed also for a feed that the store does not know yet."""
-    from feedapi_client.cli import administration as work
+    from feedapi_client.cli.cursors import selection as work
 
     if not cursor or not cursor.isascii() or not cursor.isprintable():
         raise typer.BadParameter("a cursor is printable ASCII")
-    key = run(
+    key = run_async(
         work.set_position,
         work.Target(store, table, feed, name, filters),
         partition,
@@ -114,14 +115,14 @@ def reset(
     table: Table = TABLE,
 ) -> None:
     """Forget positions. Without any the consumer starts anew; a single partition begins again at its first event, or where its lineage says."""
-    from feedapi_client.cli import administration as work
+    from feedapi_client.cli.cursors import selection as work
 
     target = work.Target(store, table, feed, name)
     if not yes:
-        key, positions = run(work.chosen, target)
+        key, positions = run_async(work.chosen, target)
         doomed = positions.keys() & set(partitions) if partitions else positions.keys()
         typer.confirm(f"{key}: forget {len(doomed)} of {len(positions)} positions?", abort=True)
-    key, count = run(work.reset, target, partitions)
+    key, count = run_async(work.reset, target, partitions)
     print(f"{key}: {count} positions forgotten")
 
 
@@ -137,10 +138,10 @@ def export(
     table: Table = TABLE,
 ) -> None:
     """Print positions as JSON that 'import' reads, here or into another store."""
-    from feedapi_client.cli import administration as work
-    from feedapi_client.cli.listing import dump
+    from feedapi_client.cli.cursors import selection as work
+    from feedapi_client.cli.cursors.export_format import dump
 
-    text = dump(run(work.listed, work.Target(store, table, feed, name), None))
+    text = dump(run_async(work.listed, work.Target(store, table, feed, name), None))
     if output is None:
         print(text)
     else:
@@ -157,8 +158,8 @@ def import_(
     table: Table = TABLE,
 ) -> None:
     """Make exported positions the current ones; those of other partitions stay. The file is made if there is none."""
-    from feedapi_client.cli import administration as work
-    from feedapi_client.cli.listing import parse_export
+    from feedapi_client.cli.cursors import selection as work
+    from feedapi_client.cli.cursors.export_format import parse_export
 
     if source == "-":
         import sys
@@ -168,11 +169,11 @@ def import_(
         text = Path(source).read_text(encoding="utf-8")
     feeds = parse_export(text)
     target = work.Target(store, table)
-    if not yes and source != "-" and (replaced := run(work.already_there, target, feeds)):
+    if not yes and source != "-" and (replaced := run_async(work.already_there, target, feeds)):
         typer.confirm(
             f"{replaced} positions are there already and will be replaced. Go on?", abort=True
         )
-    run(work.import_positions, target, feeds)
+    run_async(work.import_positions, target, feeds)
     for key, positions in feeds.items():
         print(f"{key}: {len(positions)} positions imported")
 
@@ -193,9 +194,9 @@ def rewind(
     table: Table = TABLE,
 ) -> None:
     """Take a consumer back to a time, by the store's journal (SQLite and SQL stores with journal=Journal(), 'feedapi cat --journal')."""
-    from feedapi_client.cli import administration as work
-    from feedapi_client.cli.listing import print_changes
-    from feedapi_client.cli.times import parse_time
+    from feedapi_client.cli.common.times import parse_time
+    from feedapi_client.cli.cursors import selection as work
+    from feedapi_client.cli.cursors.export_format import print_changes
 
     try:
         when = parse_time(to)
@@ -203,12 +204,12 @@ def rewind(
         raise typer.BadParameter(str(error)) from None
     target = work.Target(store, table, feed, name)
     if dry_run or not yes:
-        key, now, then = run(work.rewound, target, when)
+        key, now, then = run_async(work.rewound, target, when)
         print_changes(key, when, now, then)
         if dry_run:
             return
         typer.confirm("Stop the consumer first. Rewind?", abort=True)
-    key, positions = run(work.rewind, target, when)
+    key, positions = run_async(work.rewind, target, when)
     print(
         f"{key}: {len(positions)} positions are those of {when.isoformat(sep=' ', timespec='seconds')}"
     )

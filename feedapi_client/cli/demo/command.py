@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from feedapi_client.cli.report import FAILED, run
+from feedapi_client.cli.common.exit_codes import FAILURE
+from feedapi_client.cli.common.run_async import run_async
 
 
 class Dialect(StrEnum):
@@ -64,9 +65,9 @@ def demo(
     never answers alike twice. The consumer keeps its effects and its cursors in one SQLite file, and dies now and then between the two. In the end the
     effects are compared with what was published. Exit code 1 when they differ.
     """
-    from feedapi_client.cli.demo_view import LiveView, PlainView
-    from feedapi_client.cli.demonstration import Demonstration
-    from feedapi_client.cli.report import CommandError
+    from feedapi_client.cli.common.errors import CommandError
+    from feedapi_client.cli.demo.scenario import Demonstration
+    from feedapi_client.cli.demo.view import LiveView, PlainView
 
     try:
         import feedapi_client.testing.server  # noqa: F401
@@ -82,7 +83,7 @@ def demo(
     )
     view = PlainView(show) if plain or not sys.stdout.isatty() else LiveView(show)
     with view:
-        verdict = run(show.run)
+        verdict = run_async(show.run)
     view.conclude(verdict)
     if not verdict.proved:
-        raise typer.Exit(FAILED)
+        raise typer.Exit(FAILURE)

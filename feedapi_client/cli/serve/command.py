@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from feedapi_client.cli.report import run
+from feedapi_client.cli.common.run_async import run_async
 
 
 class Dialect(StrEnum):
@@ -69,8 +69,8 @@ def serve(
     ] = 1_000_000,
 ) -> None:
     """Serve a feed on the loopback interface, to try consumers with. Ctrl-C ends it. The first line on stdout is its URL."""
-    from feedapi_client.cli.playground import Playground
-    from feedapi_client.cli.report import CommandError
+    from feedapi_client.cli.common.errors import CommandError
+    from feedapi_client.cli.serve.example_feed import Playground
 
     if dialect is Dialect.V1 and split_every:
         raise typer.BadParameter("--split-every: a v1 feed has no splits")
@@ -99,7 +99,7 @@ def serve(
     )
     playground.publish(min(history, max_events))
     try:
-        run(playground.serve, port)
+        run_async(playground.serve, port)
     except KeyboardInterrupt:
         raise typer.Exit from None
 

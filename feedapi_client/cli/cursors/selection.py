@@ -11,10 +11,10 @@ from urllib.parse import urlsplit
 
 import typer
 
-from feedapi_client.cli.connect import fetch_options
-from feedapi_client.cli.lag import FeedLag, Lookup
-from feedapi_client.cli.report import CommandError
-from feedapi_client.cli.stores import open_store
+from feedapi_client.cli.common.errors import CommandError
+from feedapi_client.cli.common.http_client import fetch_options
+from feedapi_client.cli.common.stores import open_store
+from feedapi_client.cli.cursors.lag import FeedLag, Lookup
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import AdministrableStore, JournalledStore
 

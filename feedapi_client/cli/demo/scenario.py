@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 import msgspec
 
-from feedapi_client.cli.proof import Step, Verdict, prove
+from feedapi_client.cli.demo.proof import Step, Verdict, prove
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.model import Batch, DialectName, Partition
 from feedapi_client.options import Limits, RetryPolicy

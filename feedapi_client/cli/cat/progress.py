@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
-from feedapi_client.cli.drawing import console
+from feedapi_client.cli.common.tables import console
 
 if TYPE_CHECKING:
     from rich.live import Live

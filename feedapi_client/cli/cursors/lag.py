@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from feedapi_client.cli.connect import http_client
+from feedapi_client.cli.common.http_client import http_client
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import AuthenticationError, FeedError
 from feedapi_client.model import FeedInfo, FeedKey, Partition, Position

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from feedapi_client.cli.options import pairs
+from feedapi_client.cli.common.options import pairs
 from feedapi_client.options import FetchOptions, Limits
 
 if TYPE_CHECKING:
