@@ -1,4 +1,8 @@
-"""All commands of ``feedapi``. What a command needs beyond its options is imported when it runs, so that ``--help`` is quick."""
+"""All commands of ``feedapi``.
+
+The modules imported here only declare options. The work of a command is imported when it runs, so
+that ``--help`` is fast.
+"""
 
 from __future__ import annotations
 

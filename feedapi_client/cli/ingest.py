@@ -1,4 +1,4 @@
-"""``feedapi ingest``. The module `feedapi_client.spark.ingest` parses its arguments and runs it."""
+"""``feedapi ingest``: passes its arguments on to `feedapi_client.spark.ingest`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from feedapi_client.cli.common.extras import run_adapter
 
 
 def ingest(context: typer.Context) -> None:
-    """Ingest a feed into a table with Spark, exactly once: Parquet, Delta, Iceberg ... (extra spark)."""
+    """Ingest a feed exactly once into a Spark table: Parquet, Delta, Iceberg ... (extra spark)."""
     run_adapter(context, "feedapi_client.spark.ingest", "spark")

@@ -1,4 +1,4 @@
-"""``feedapi relay``. The module `feedapi_client.liftbridge.command` parses its arguments and runs it."""
+"""``feedapi relay``: passes its arguments on to `feedapi_client.liftbridge.command`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from feedapi_client.cli.common.extras import run_adapter
 
 
 def relay(context: typer.Context) -> None:
-    """Put a feed's events onto a Liftbridge stream (extra liftbridge)."""
+    """Publish a feed's events to a Liftbridge stream (extra liftbridge)."""
     run_adapter(context, "feedapi_client.liftbridge.command", "liftbridge")

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from feedapi_client import SyncFeedClient
-from feedapi_client.cli.serve.example_feed import Playground
+from feedapi_client.cli.serve.example_feed import ExampleFeed
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import WAIT, Feedapi
 
@@ -71,35 +71,21 @@ def test_a_bearer_token_comes_from_the_environment(
     assert feedapi("discover", url, "--auth-env", "FEED_AUTH").exit_code == 0
 
 
-def _playground(publisher: Publisher, **settings: float) -> Playground:
-    return Playground(
-        publisher,
-        **{
-            "rate": 0,
-            "entities": 10,
-            "split_every": 0,
-            "rotate_every": 0,
-            "max_events": 1000,
-            **settings,
-        },
-    )  # type: ignore[arg-type]
-
-
 def test_splits_use_both_methods_and_lose_no_event() -> None:
     publisher = Publisher(2)
-    playground = _playground(publisher)
+    feed = ExampleFeed(publisher, entities=10, max_events=1000)
     for _ in range(4):
-        playground.publish(20)
-        playground.split()
+        feed.publish(20)
+        feed.split()
     assert len(publisher.payloads()) == 80
     lineage = publisher.partitions.values()
     assert any(p.starts_after is not None for p in lineage)
     assert any(p.cursor_from for p in lineage)
 
 
-def test_splitting_ends_somewhere() -> None:
+def test_no_more_than_64_partitions_are_open() -> None:
     publisher = Publisher(1)
-    playground = _playground(publisher)
+    feed = ExampleFeed(publisher, entities=10, max_events=1000)
     for _ in range(100):
-        playground.split()
+        feed.split()
     assert len(publisher.open_partitions()) == 64

@@ -13,10 +13,11 @@ from feedapi_client.model import FeedInfo, Partition, Position
 
 
 class NarrowPlanner(Planner):
-    """A planner that sees the chosen partitions only.
+    """A planner for the chosen partitions only.
 
-    Order among them is kept: one that starts after another chosen one waits for it. What other partitions come before them is not the reader's concern.
-    A cursor is not taken over from an ancestor, since that would supersede it for the heirs that are not chosen, too.
+    Order among them is kept: a partition that starts after another chosen one waits for it. It does
+    not wait for other partitions. A cursor is not transferred from an ancestor: the transfer would
+    supersede the ancestor's cursor also for the successors that are not chosen.
     """
 
     def __init__(self, chosen: frozenset[int], *, feed: str, start: StartAt, ordered: bool) -> None:
@@ -40,7 +41,10 @@ class NarrowPlanner(Planner):
         return super().unresolved(self._narrowed(info))
 
     def discover(self, info: FeedInfo, *, ends: Mapping[int, str] | None = None) -> list[Action]:
-        """See `Planner.discover`. Raises `LineageError` for a partition that the feed never listed."""
+        """See `Planner.discover`.
+
+        Raises `LineageError` for a partition that the feed never listed.
+        """
         for partition in self._chosen - info.partitions.keys() - self.entries.keys():
             raise LineageError(
                 f"the feed does not list this partition, only {_ids(info)}",
@@ -62,7 +66,8 @@ class NarrowPlanner(Planner):
             for ancestor in partition.cursor_from:
                 if ancestor in self._stored and self._stored[ancestor].status != "superseded":
                     raise LineageError(
-                        f"is to take over the cursor that is stored for partition {ancestor}: run once without --partition, or set its cursor",
+                        f"is to take over the cursor that is stored for partition {ancestor}: "
+                        "run once without --partition, or set its cursor",
                         feed=self.feed,
                         partition=partition.id,
                     )

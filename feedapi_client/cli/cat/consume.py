@@ -1,4 +1,4 @@
-"""What ``feedapi cat`` does: consume, write, commit."""
+"""Consume a feed: write its events to stdout, then commit the cursors."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from typing import Any
 import anyio
 
 from feedapi_client.cli.cat.chosen_partitions import NarrowConsumer
+from feedapi_client.cli.cat.lines import LineFormat
 from feedapi_client.cli.cat.progress import Progress
+from feedapi_client.cli.common import stdout
+from feedapi_client.cli.common.exit_codes import SIGNALLED
 from feedapi_client.cli.common.http_client import http_client
-from feedapi_client.cli.common.stdout import Lines, OutputClosedError, Stdout
 from feedapi_client.cli.common.stores import open_store
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.model import Batch, Event
@@ -27,8 +29,8 @@ from feedapi_client.stores.memory import MemoryCursorStore
 
 
 @dataclass(frozen=True, kw_only=True)
-class Job:
-    """What was asked for."""
+class CatSettings:
+    """What the command line asks for."""
 
     url: str
     start: Any
@@ -39,8 +41,7 @@ class Job:
     store: str | None
     name: str
     journal: bool
-    raw: bool
-    checkpoints: bool
+    lines: LineFormat
     limit: int | None
     fetch: FetchOptions
     v1_partitions: int | None
@@ -49,110 +50,121 @@ class Job:
     quiet: bool
 
 
-async def read(job: Job) -> int:
-    """Do it; returns the exit code. Raises `FeedError`, `CommandError`, OSError."""
-    reader = Reader(job)
+async def print_events(settings: CatSettings) -> int:
+    """Print the events of a feed, and return the exit code.
+
+    Raises `FeedError`, `CommandError`, and OSError when stdout can't be written. A reader of stdout
+    that goes away is a regular end.
+    """
+    printer = EventPrinter(settings)
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(reader.watch_signals, tasks.cancel_scope)
-            tasks.start_soon(reader.out.watch)
-            await reader.consume()
+            tasks.start_soon(printer.watch_signals, tasks.cancel_scope)
+            tasks.start_soon(stdout.watch_reader)
+            tasks.start_soon(printer.progress.watch_states)
+            await printer.run()
             tasks.cancel_scope.cancel()
-    except* OutputClosedError:
-        pass  # the reader had enough
+    except* stdout.OutputClosedError:
+        pass
     finally:
-        reader.progress.stop()
-    return reader.code
+        printer.progress.stop()
+    return printer.exit_code
 
 
-class Reader:
-    """One run. `code` is the exit code."""
+class EventPrinter:
+    """Prints the events of one feed to stdout."""
 
-    def __init__(self, job: Job) -> None:
-        self.job = job
-        self.out = Stdout()
-        self.lines = Lines(raw=job.raw, checkpoints=job.checkpoints)
-        self.progress = Progress(quiet=job.quiet)
-        self.code = 0
-        self.left = job.limit
-        self.consumer: FeedConsumer | None = None
+    def __init__(self, settings: CatSettings) -> None:
+        self.settings = settings
+        self.progress = Progress(quiet=settings.quiet)
+        self.exit_code = 0
+        self._remaining = settings.limit
+        self._consumer: FeedConsumer | None = None
 
-    async def consume(self) -> None:
-        """From the first batch to the last one."""
-        async with self._store() as store, http_client(self.job.headers, Limits()) as http:
-            consumer = self._consumer(store, http)
-            await self._note_stored(consumer)
+    async def run(self) -> None:
+        """Print until the end of the feed, the limit or a signal.
+
+        A batch is committed after all its events were written and flushed.
+        """
+        async with self._store() as store, http_client(self.settings.headers, Limits()) as http:
+            consumer = self._new_consumer(store, http)
+            await self._note_stored_cursors(consumer)
             async with consumer:
-                self.consumer = consumer
+                self._consumer = consumer
                 self.progress.start(consumer)
-                if self.code:
+                if self.exit_code:  # a signal came before the consumer was open
                     return
                 async for batch in consumer.batches():
-                    events, whole = self._wanted(batch)
-                    await self.out.write(self.lines.of(batch, events))
+                    events, complete = self._within_limit(batch)
+                    await stdout.write(self.settings.lines.format(batch, events))
                     self.progress.add(len(events))
-                    if not whole:
+                    if not complete:
                         return
                     await batch.commit()
-                    if self.left == 0:
+                    if self._remaining == 0:
                         return
 
-    def _wanted(self, batch: Batch) -> tuple[Sequence[Event], bool]:
-        """What of the batch is below the limit, and whether that is all of it."""
-        if self.left is None:
-            return batch.events, True
-        events = batch.events[: self.left]
-        self.left -= len(events)
-        return events, len(events) == len(batch.events)
-
-    def _consumer(self, store: CursorStore, http: Any) -> FeedConsumer:
-        job = self.job
-        settings: dict[str, Any] = {
-            "store": store,
-            "name": job.name,
-            "start": job.start,
-            "ordered": job.ordered,
-            "follow": job.follow,
-            "v1_partitions": job.v1_partitions,
-            "fetch": job.fetch,
-            "retry": RetryPolicy(give_up_after=job.give_up_after),
-            "http": http,
-        }
-        return (
-            NarrowConsumer(job.url, chosen=job.partitions, **settings)
-            if job.partitions
-            else FeedConsumer(job.url, **settings)
-        )
-
-    @asynccontextmanager
-    async def _store(self) -> AsyncIterator[CursorStore]:
-        if self.job.store is None:
-            yield MemoryCursorStore()
-            return
-        async with open_store(
-            self.job.store, create=True, journal=Journal() if self.job.journal else None
-        ) as store:
-            yield store
-
-    async def _note_stored(self, consumer: FeedConsumer) -> None:
-        if not self.job.start_given or self.job.store is None:
-            return
-        stored = await consumer.store.load(consumer.key)
-        if stored.keys() & self.job.partitions or (stored and not self.job.partitions):
-            text = f"goes on from the stored cursors of {self.job.name!r}: --from does not apply ('feedapi cursors reset' forgets them)"
-            print(f"feedapi: {text}", file=sys.stderr)
-
     async def watch_signals(self, scope: anyio.CancelScope) -> None:
-        """SIGINT and SIGTERM end the iteration after the batch in hand; the second one ends the process."""
+        """End on SIGINT or SIGTERM, after the batch in flight; on the second signal at once.
+
+        Before the consumer is open, a signal cancels `scope`.
+        """
         if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
             return
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for number in signals:
-                if self.code:
+                if self.exit_code:
                     self.progress.stop()
-                    os._exit(128 + number)
-                self.code = 128 + number
-                if self.consumer is None:
+                    # Not sys.exit(): the thread that writes to stdout may be blocked for good.
+                    os._exit(SIGNALLED + number)
+                self.exit_code = SIGNALLED + number
+                if self._consumer is None:
                     scope.cancel()
                 else:
-                    self.consumer.stop()
+                    self._consumer.stop()
+
+    def _within_limit(self, batch: Batch) -> tuple[Sequence[Event], bool]:
+        """Return the events of the batch that `--limit` allows, and whether these are all."""
+        if self._remaining is None:
+            return batch.events, True
+        events = batch.events[: self._remaining]
+        self._remaining -= len(events)
+        return events, len(events) == len(batch.events)
+
+    def _new_consumer(self, store: CursorStore, http: Any) -> FeedConsumer:
+        settings = self.settings
+        arguments: dict[str, Any] = {
+            "store": store,
+            "name": settings.name,
+            "start": settings.start,
+            "ordered": settings.ordered,
+            "follow": settings.follow,
+            "v1_partitions": settings.v1_partitions,
+            "fetch": settings.fetch,
+            "retry": RetryPolicy(give_up_after=settings.give_up_after),
+            "http": http,
+        }
+        if settings.partitions:
+            return NarrowConsumer(settings.url, chosen=settings.partitions, **arguments)
+        return FeedConsumer(settings.url, **arguments)
+
+    @asynccontextmanager
+    async def _store(self) -> AsyncIterator[CursorStore]:
+        if self.settings.store is None:
+            yield MemoryCursorStore()
+            return
+        journal = Journal() if self.settings.journal else None
+        async with open_store(self.settings.store, create=True, journal=journal) as store:
+            yield store
+
+    async def _note_stored_cursors(self, consumer: FeedConsumer) -> None:
+        """Say on stderr that stored cursors come before ``--from``."""
+        if not self.settings.start_given or self.settings.store is None:
+            return
+        stored = await consumer.store.load(consumer.key)
+        if stored.keys() & self.settings.partitions or (stored and not self.settings.partitions):
+            print(
+                f"feedapi: goes on from the stored cursors of {self.settings.name!r}: "
+                "--from does not apply ('feedapi cursors reset' forgets them)",
+                file=sys.stderr,
+            )

@@ -1,4 +1,4 @@
-"""The progress line of ``feedapi cat`` on stderr."""
+"""The progress line of ``feedapi cat`` on stderr: events, rate and states of the partitions."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import time
 from collections import Counter, deque
 from typing import TYPE_CHECKING
 
+import anyio
 from rich.text import Text
 
-from feedapi_client.cli.common.tables import console
+from feedapi_client.cli.common.console import console
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -17,12 +18,16 @@ if TYPE_CHECKING:
     from feedapi_client.consumer import FeedConsumer
 
 _REFRESH_PER_SECOND = 4
-_STATES_EVERY = 1.0
-_WINDOW = 5.0
+_STATES_INTERVAL = 1.0
+_RATE_WINDOW = 5.0
 
 
 class Progress:
-    """Events, rate and partition states, where a person looks at stderr and the events go elsewhere."""
+    """The progress line.
+
+    It is shown where stderr is a terminal and stdout is not, so that it does not mix with the
+    events; and not with `quiet`. A thread draws it.
+    """
 
     def __init__(self, *, quiet: bool) -> None:
         self._shown = sys.stderr.isatty() and not sys.stdout.isatty() and not quiet
@@ -31,15 +36,15 @@ class Progress:
         self._events = 0
         self._samples: deque[tuple[float, int]] = deque()
         self._states = ""
-        self._states_at = 0.0
 
     def start(self, consumer: FeedConsumer) -> None:
-        """Show it from now on."""
+        """Show the line from now on."""
         if not self._shown:
             return
         from rich.live import Live
 
         self._consumer = consumer
+        self._states = count_states(consumer)
         self._live = Live(
             console=console(stderr=True),
             get_renderable=self._line,
@@ -48,28 +53,41 @@ class Progress:
         )
         self._live.start()
 
+    async def watch_states(self) -> None:
+        """Count the states of the partitions now and then, until cancelled.
+
+        In the event loop: a thread must not read a consumer. And not for each drawing of the line:
+        the time that a status takes is linear in the number of partitions.
+        """
+        while True:
+            await anyio.sleep(_STATES_INTERVAL)
+            if self._live is not None and self._consumer is not None:
+                self._states = count_states(self._consumer)
+
     def add(self, events: int) -> None:
-        """So many more were written."""
+        """Count events that were written."""
         self._events += events
 
     def stop(self) -> None:
-        """Leave the last line standing. May be called twice."""
+        """Show the line a last time and leave it on the screen. May be called more than once."""
         if self._live is not None:
             live, self._live = self._live, None
             live.stop()
 
     def _line(self) -> Text:
-        now = time.monotonic()
-        self._samples.append((now, self._events))
-        while now - self._samples[0][0] > _WINDOW:
-            self._samples.popleft()
-        began, before = self._samples[0]
-        rate = (self._events - before) / (now - began) if now > began else 0.0
-        if self._consumer is not None and now - self._states_at >= _STATES_EVERY:
-            # Costs time linear in the number of partitions.
-            self._states_at = now
-            states = Counter(
-                p.state.split(" for ")[0] for p in self._consumer.status().partitions.values()
-            )
-            self._states = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
+        rate = self._rate(time.monotonic())
         return Text(f"{self._events:,} events · {rate:,.0f}/s · {self._states}", style="bold")
+
+    def _rate(self, now: float) -> float:
+        self._samples.append((now, self._events))
+        while now - self._samples[0][0] > _RATE_WINDOW:
+            self._samples.popleft()
+        start, events = self._samples[0]
+        return (self._events - events) / (now - start) if now > start else 0.0
+
+
+def count_states(consumer: FeedConsumer) -> str:
+    """Return how many partitions are in each state. Waiting for different partitions is one."""
+    partitions = consumer.status().partitions.values()
+    states = Counter(partition.state.split(" for ")[0] for partition in partitions)
+    return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

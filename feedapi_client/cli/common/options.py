@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated
 
 import typer
@@ -32,7 +31,7 @@ V1Partitions = Annotated[
         "--v1-partitions",
         min=1,
         metavar="N",
-        help="The number of partitions of a ZeroEventHub (v1) feed, which can't say it.",
+        help="Number of partitions of a ZeroEventHub (v1) feed, which does not list them.",
     ),
 ]
 Filters = Annotated[
@@ -45,11 +44,11 @@ Filters = Annotated[
 ]
 EventTypes = Annotated[
     list[str] | None,
-    typer.Option("--event-type", metavar="TYPE", help="Only events of the type. Repeatable."),
+    typer.Option("--event-type", metavar="TYPE", help="Only events of this type. Repeatable."),
 ]
 SkipEventTypes = Annotated[
     list[str] | None,
-    typer.Option("--skip-event-type", metavar="TYPE", help="No events of the type. Repeatable."),
+    typer.Option("--skip-event-type", metavar="TYPE", help="No events of this type. Repeatable."),
 ]
 GiveUpAfter = Annotated[
     float,
@@ -57,7 +56,7 @@ GiveUpAfter = Annotated[
         "--give-up-after",
         min=0,
         metavar="SECONDS",
-        help="Retry for so long when the feed is not to be reached.",
+        help="Maximum time to retry while the feed can't be reached.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -67,7 +66,10 @@ Store = Annotated[
         "--store",
         envvar="FEEDAPI_STORE",
         metavar="STORE",
-        help="An SQLite file, a database URL (postgresql+psycopg://…), redis://…, or env:NAME for one in an environment variable.",
+        help=(
+            "An SQLite file, a database URL (postgresql+psycopg://…), redis://…, "
+            "or env:NAME for one in an environment variable."
+        ),
     ),
 ]
 Table = Annotated[
@@ -92,16 +94,19 @@ Name = Annotated[
         "--name", metavar="NAME", help="The consumer; needed when the store holds several."
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
 
 
 def pairs(values: list[str] | None, option: str) -> dict[str, str]:
-    """NAME=VALUE options as a mapping."""
-    found: Mapping[str, str] = {
+    """Return the values of a repeatable NAME=VALUE option as a dictionary.
+
+    Raises `typer.BadParameter` for a value of another form and for a name given twice.
+    """
+    found = {
         name: value
         for name, equals, value in (text.partition("=") for text in values or ())
         if name and equals
     }
     if len(found) < len(values or ()):
         raise typer.BadParameter(f"{option} takes NAME=VALUE, each NAME once")
-    return dict(found)
+    return found

@@ -1,4 +1,4 @@
-"""Times as people write them."""
+"""Read times as people write them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,18 @@ _SECONDS = {
 _UNITS = {unit: seconds for units, seconds in _SECONDS.items() for unit in units.split()}
 _UNIT = re.compile(r"(\d+(?:\.\d+)?|\ban?\b)\s*([a-z]+?)s?(?=[\s,\d]|$)", re.IGNORECASE)
 _CLOCK = re.compile(r"(\d{1,2}):(\d\d)(?::(\d\d))?")
-EXAMPLES = "'2 hours ago', '90 min ago', '1 day 6 hours ago', 14:30, 2031-05-04T14:30 (local time), 2031-05-04T12:30Z"
+EXAMPLES = (
+    "'2 hours ago', '90 min ago', '1 day 6 hours ago', 14:30, "
+    "2031-05-04T14:30 (local time), 2031-05-04T12:30Z"
+)
 
 
 def parse_time(text: str, now: datetime | None = None) -> datetime:
-    """A time with a zone: ISO 8601, a time of today, or so long ago. Without a zone it is local time. Raises ValueError."""
+    """Return the time that the text stands for, with a time zone.
+
+    The text is an ISO 8601 time, a time of today, a duration followed by "ago", or "now". Without
+    a time zone it is local time. Raises ValueError for any other text.
+    """
     now = now or datetime.now(UTC)
     text = text.strip()
     if text.lower() == "now":
@@ -38,7 +45,7 @@ def parse_time(text: str, now: datetime | None = None) -> datetime:
 
 
 def _duration(text: str, whole: str) -> timedelta:
-    seconds, rest = 0.0, text
+    seconds = 0.0
     for number, unit in _UNIT.findall(text):
         if unit.lower() not in _UNITS:
             raise ValueError(f"{whole!r}: {unit!r} is no unit of time")

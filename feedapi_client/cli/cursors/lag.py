@@ -10,62 +10,61 @@ import anyio
 from feedapi_client.cli.common.http_client import http_client
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import AuthenticationError, FeedError
-from feedapi_client.model import FeedInfo, FeedKey, Partition, Position
+from feedapi_client.model import FeedKey, Partition, Position
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 
-_CONCURRENT = 8
+_CONCURRENT_FETCHES = 8
 _GIVE_UP_AFTER = 5.0
-_FILTER = "filter-"
+_FILTER_PREFIX = "filter-"
 
 CAUGHT_UP = "caught up"
 BEHIND = "behind"
 
 
 @dataclass(frozen=True, slots=True)
-class FeedLag:
-    """The feed's partitions, and for each one stored or listed what a person would want to know."""
-
-    info: FeedInfo
-    lag: Mapping[int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Lookup:
-    """A feed to ask."""
+class LagLookup:
+    """Asks a feed how far behind cursors are."""
 
     url: str
     headers: dict[str, str]
     v1_partitions: int | None
 
-    def matches(self, key: FeedKey) -> bool:
-        """Whether the key is one of this feed."""
+    def is_of_feed(self, key: FeedKey) -> bool:
+        """Whether the key belongs to this feed."""
         return FeedKey(self.url).url == key.url
 
-    async def lag(self, key: FeedKey, positions: Mapping[int, Position]) -> FeedLag:
-        """One discovery, and one fetch for each partition that is not drained."""
-        retry, options = RetryPolicy(give_up_after=_GIVE_UP_AFTER), _options(key)
+    async def lag(self, key: FeedKey, positions: Mapping[int, Position]) -> dict[int, str]:
+        """Return the lag of each partition that is stored or listed, in words.
+
+        Makes one discovery, and one fetch for each partition that is not read to its end. Raises
+        `FeedError` when the discovery fails and `AuthenticationError` also when a fetch is refused.
+        """
         async with (
             http_client(self.headers, Limits()) as http,
             FeedClient(
-                self.url, http=http, v1_partitions=self.v1_partitions, fetch=options, retry=retry
+                self.url,
+                http=http,
+                v1_partitions=self.v1_partitions,
+                fetch=_fetch_options(key),
+                retry=RetryPolicy(give_up_after=_GIVE_UP_AFTER),
             ) as client,
         ):
             info = await client.discover()
             found: dict[int, str] = {}
-            limiter = anyio.CapacityLimiter(_CONCURRENT)
+            limiter = anyio.CapacityLimiter(_CONCURRENT_FETCHES)
 
             async def look(id: int) -> None:
                 async with limiter:
-                    found[id] = await _state(client, info.partitions.get(id), id, positions.get(id))
+                    found[id] = await _lag(client, id, positions.get(id), info.partitions.get(id))
 
             async with anyio.create_task_group() as tasks:
                 for id in positions.keys() | info.partitions.keys():
                     tasks.start_soon(look, id)
-        return FeedLag(info, found)
+        return found
 
 
-async def _state(
-    client: FeedClient, listed: Partition | None, id: int, stored: Position | None
+async def _lag(
+    client: FeedClient, id: int, stored: Position | None, listed: Partition | None
 ) -> str:
     if stored is not None and stored.status != "open":
         return stored.status
@@ -92,7 +91,7 @@ def _not_begun(listed: Partition) -> str:
 
 
 async def _probe(client: FeedClient, id: int, cursor: str) -> str:
-    """A cursor is opaque: only a fetch says whether there is something behind it."""
+    """Fetch once: a cursor is opaque, so nothing else says whether events follow it."""
     last = cursor
     async with client.fetch(id, cursor) as batches:
         async for batch in batches:
@@ -102,15 +101,15 @@ async def _probe(client: FeedClient, id: int, cursor: str) -> str:
     return CAUGHT_UP if last == cursor else f"{BEHIND}, no event at once"
 
 
-def _options(key: FeedKey) -> FetchOptions:
-    """The selection of events that the key's cursors belong to."""
+def _fetch_options(key: FeedKey) -> FetchOptions:
+    """Return options for the selection of events that the key's cursors belong to."""
     pairs = dict(key.filters)
     return FetchOptions(
         page_size_hint=1,
         filters={
-            name.removeprefix(_FILTER): value
+            name.removeprefix(_FILTER_PREFIX): value
             for name, value in pairs.items()
-            if name.startswith(_FILTER)
+            if name.startswith(_FILTER_PREFIX)
         },
         event_types=_types(pairs, "event-types"),
         skip_event_types=_types(pairs, "skip-event-types"),

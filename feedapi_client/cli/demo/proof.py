@@ -1,4 +1,4 @@
-"""The demo's proof: what was published against what the application ended up with."""
+"""The proof of the demo: compares what was published with what the application handled."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _EXAMPLES = 3
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How many events of how many entities were published, and what went wrong with them, each as a list of events."""
+    """How many events of how many entities were published, and which ones went wrong, and how."""
 
     entities: int
     events: int
@@ -26,11 +26,11 @@ class Verdict:
 
     @property
     def proved(self) -> bool:
-        """Every event of every entity came, once, and in order."""
+        """Whether every event was handled once, and each entity's events in order."""
         return not (self.lost or self.repeated or self.disordered or self.unknown)
 
     def faults(self) -> list[str]:
-        """A line for each kind of fault that there is."""
+        """Return a line for each kind of fault that was found."""
         kinds = {
             "lost": self.lost,
             "came again": self.repeated,
@@ -45,7 +45,7 @@ class Verdict:
 
 
 def prove(published: Iterable[Step], effects: Iterable[Step]) -> Verdict:
-    """Compare the events in the order of publication with the effects in the order in which they were made."""
+    """Compare the events as they were published with the effects, in the order they were made."""
     wanted, made = _by_entity(published), _by_entity(effects)
     lost: list[Step] = []
     repeated: list[Step] = []
@@ -68,6 +68,17 @@ def prove(published: Iterable[Step], effects: Iterable[Step]) -> Verdict:
         sorted(disordered),
         sorted(unknown),
     )
+
+
+def conclusion(verdict: Verdict, crashes: int) -> list[str]:
+    """Return the result of the demo in words, one or more lines."""
+    through = (
+        f"through 3 splits of 2 kinds, {crashes} crashes, stale tokens, failing and torn responses"
+    )
+    what = f"{verdict.events:,} events of {verdict.entities:,} entities"
+    if verdict.proved:
+        return [f"PROVED: {what} arrived, each entity's in order and each one once, {through}"]
+    return [f"FAILED: of {what}, {through}:", *(f"  {fault}" for fault in verdict.faults())]
 
 
 def _by_entity(steps: Iterable[Step]) -> defaultdict[str, list[int]]:

@@ -1,22 +1,30 @@
-"""``feedapi quarantine``: events that an application could not handle."""
+"""The commands of ``feedapi quarantine`` and their options. Each one's work is in its own module.
+
+A quarantine is elsewhere called a dead-letter queue.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from feedapi_client.cli.common.errors import CommandGroup
-from feedapi_client.cli.common.exit_codes import FAILURE
 from feedapi_client.cli.common.options import Feed, Json, Name, Store, Yes
-from feedapi_client.cli.common.run_async import run_async
+
+if TYPE_CHECKING:
+    from feedapi_client.cli.quarantine.selection import Selection
 
 app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
-    help="Look at events that were put aside because the application failed to handle them, and hand them over once more or drop them.",
+    help=(
+        "Show quarantined events, which the application failed to handle (a dead-letter queue), "
+        "and replay or drop them."
+    ),
 )
 
+Id = Annotated[str, typer.Argument(metavar="ID")]
 Ids = Annotated[
     list[str] | None, typer.Argument(metavar="[ID]...", help="Events as 'ls' lists them.")
 ]
@@ -26,6 +34,15 @@ All = Annotated[
 ]
 Partition = Annotated[
     int | None, typer.Option("--partition", "-p", metavar="ID", help="Only of this partition.")
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Print the payload alone, byte for byte.")]
+Handler = Annotated[
+    str,
+    typer.Option(
+        "--handler",
+        metavar="MODULE:FUNCTION",
+        help="The application's 'async def handle(batch)', searched in this directory too.",
+    ),
 ]
 
 
@@ -37,22 +54,21 @@ def ls(
     partition: Partition = None,
     json: Json = False,
 ) -> None:
-    """List events: where they come from, and what went wrong. Payloads and error texts are for 'show'."""
-    from feedapi_client.cli.quarantine import selection as ward
+    """List events: where they come from, and what went wrong.
 
-    ward.print_events(run_async(ward.chosen, ward.Choice(store, feed, name, partition)), json=json)
+    Payloads and error texts are not listed: see 'show'.
+    """
+    from feedapi_client.cli.quarantine.ls import print_events
+
+    print_events(_selection(store, feed, name, partition), json=json)
 
 
 @app.command("show")
-def show(
-    id: Annotated[str, typer.Argument(metavar="ID")],
-    store: Store,
-    raw: Annotated[bool, typer.Option("--raw", help="The payload alone, byte for byte.")] = False,
-) -> None:
-    """Print one event as JSON: its place, the error, headers and payload."""
-    from feedapi_client.cli.quarantine import selection as ward
+def show(id: Id, store: Store, raw: Raw = False) -> None:
+    """Print one event as JSON: where it comes from, the error, headers and payload."""
+    from feedapi_client.cli.quarantine.show import show_event
 
-    ward.print_event(run_async(ward.one, store, id), raw=raw)
+    show_event(_selection(store), id, raw=raw)
 
 
 @app.command("drop")
@@ -66,43 +82,31 @@ def drop(
     yes: Yes = False,
 ) -> None:
     """Delete events for good."""
-    from feedapi_client.cli.quarantine import selection as ward
+    from feedapi_client.cli.quarantine.drop import drop_events
 
     _check(ids, every, feed, name, partition)
-    choice = ward.Choice(store, feed, name, partition)
-    doomed = ids or [event.id for event in run_async(ward.chosen, choice)]
-    if not yes:
-        typer.confirm(f"Delete {len(doomed)} events for good?", abort=True)
-    print(f"{run_async(ward.drop, store, doomed)} events deleted")
+    drop_events(_selection(store, feed, name, partition), ids, confirm=not yes)
 
 
 @app.command("replay")
 def replay(
     store: Store,
-    handler: Annotated[
-        str,
-        typer.Option(
-            "--handler",
-            metavar="MODULE:FUNCTION",
-            help="The application's 'async def handle(batch)', looked for in this directory too.",
-        ),
-    ],
+    handler: Handler,
     ids: Ids = None,
     every: All = False,
     feed: Feed = None,
     name: Name = None,
     partition: Partition = None,
 ) -> None:
-    """Hand events to the application's handler once more, in the order in which they were put aside. Those that fail again stay; exit code 1 then."""
-    from feedapi_client.cli.quarantine import selection as ward
+    """Call the application's handler with events once more.
+
+    They are replayed in the order in which they were quarantined. Those that fail again stay, and
+    the exit code is 1 then.
+    """
+    from feedapi_client.cli.quarantine.replay import replay_events
 
     _check(ids, every, feed, name, partition)
-    result = run_async(
-        ward.replay, ward.Choice(store, feed, name, partition), ward.imported(handler), ids
-    )
-    print(f"{result.handled} events handled, {result.failed} failed again and stay")
-    if result.failed:
-        raise typer.Exit(FAILURE)
+    replay_events(_selection(store, feed, name, partition), ids, handler)
 
 
 def _check(
@@ -112,3 +116,12 @@ def _check(
         raise typer.BadParameter("give IDs, or --all")
     if ids and (feed is not None or name is not None or partition is not None):
         raise typer.BadParameter("--feed, --name and --partition go with --all")
+
+
+def _selection(
+    store: str, feed: str | None = None, name: str | None = None, partition: int | None = None
+) -> Selection:
+    from feedapi_client.cli.common.feed_choice import FeedChoice
+    from feedapi_client.cli.quarantine.selection import Selection
+
+    return Selection(store, FeedChoice(feed, name), partition)

@@ -1,167 +1,62 @@
-"""What ``feedapi quarantine`` does."""
+"""The quarantine and the events in it that a command of ``feedapi quarantine`` works on."""
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import orjson
-import typer
 
 from feedapi_client import quarantine
-from feedapi_client.cli.common.errors import CommandError
-from feedapi_client.cli.common.escape import one_line
-from feedapi_client.cli.common.stores import check_file, database, resolved, shown
-from feedapi_client.cli.common.tables import print_table
-from feedapi_client.cli.cursors.selection import Target
-from feedapi_client.model import Batch
-from feedapi_client.quarantine import (
-    QuarantinedEvent,
-    QuarantineStore,
-    Replayed,
-    SQLiteQuarantineStore,
+from feedapi_client.cli.common.databases import (
+    check_sqlite_file,
+    is_redis_url,
+    is_url,
+    open_database,
+    resolve_store,
+    url_without_secrets,
 )
+from feedapi_client.cli.common.errors import CommandError
+from feedapi_client.cli.common.feed_choice import FeedChoice
+from feedapi_client.quarantine import QuarantinedEvent, QuarantineStore, SQLiteQuarantineStore
 
-TABLE = "feedapi_quarantine"
-_WHAT = "quarantined events"
+_TABLE = "feedapi_quarantine"
+_CONTENT = "quarantined events"
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """A store, and which of its events are meant."""
+class Selection:
+    """A quarantine, and which of its events are meant."""
 
     store: str
-    feed: str | None = None
-    name: str | None = None
+    choice: FeedChoice
     partition: int | None = None
 
-    def matches(self, event: QuarantinedEvent) -> bool:
-        """Whether the event is meant."""
-        return self.partition in (None, event.partition) and Target(
-            self.store, "", self.feed, self.name
-        ).matches(event.feed)
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[QuarantineStore]:
+        """Open the quarantine, which has to exist, and close it at the end of the block.
+
+        Raises `CommandError` and `StoreError`.
+        """
+        spec = resolve_store(self.store)
+        if is_redis_url(spec):
+            raise CommandError(f"{url_without_secrets(spec)}: Redis holds no quarantine")
+        if is_url(spec):
+            async with open_database(spec, _TABLE, _CONTENT) as found:
+                from feedapi_client.quarantine.sql import SQLAlchemyQuarantineStore
+
+                yield SQLAlchemyQuarantineStore(found.engine, table=found.name, schema=found.schema)
+        else:
+            check_sqlite_file(Path(spec), _TABLE, _CONTENT)
+            yield SQLiteQuarantineStore(spec)
+
+    async def events(self, store: QuarantineStore) -> list[QuarantinedEvent]:
+        """Return the chosen events, in the order in which they were quarantined."""
+        events = quarantine.list_events(store, partition=self.partition)
+        return [event async for event in events if self.choice.matches(event.feed)]
 
 
-@asynccontextmanager
-async def _opened(spec: str) -> AsyncIterator[QuarantineStore]:
-    spec = resolved(spec)
-    if spec.startswith(("redis://", "rediss://", "unix://")):
-        raise CommandError(f"{shown(spec)}: Redis holds no quarantine")
-    if "://" in spec:
-        async with database(spec, TABLE, _WHAT) as (engine, schema, name, _):
-            from feedapi_client.quarantine.sql import SQLAlchemyQuarantineStore
-
-            yield SQLAlchemyQuarantineStore(engine, table=name, schema=schema)
-    else:
-        check_file(Path(spec), TABLE, _WHAT)
-        yield SQLiteQuarantineStore(spec)
-
-
-async def chosen(choice: Choice) -> list[QuarantinedEvent]:
-    """The events that are meant."""
-    async with _opened(choice.store) as store:
-        return [
-            event
-            async for event in quarantine.list_events(store, partition=choice.partition)
-            if choice.matches(event)
-        ]
-
-
-async def one(spec: str, id: str) -> QuarantinedEvent:
-    """One event."""
-    async with _opened(spec) as store:
-        return await quarantine.show(store, id)
-
-
-async def drop(spec: str, ids: list[str]) -> int:
-    """Delete events; returns how many there were."""
-    async with _opened(spec) as store:
-        return await quarantine.drop(store, ids)
-
-
-async def replay(
-    choice: Choice, handle: Callable[[Batch], Awaitable[object]], ids: list[str] | None
-) -> Replayed:
-    """Hand events over once more."""
-
-    def report(event: QuarantinedEvent, error: Exception | None) -> None:
-        # The error's text may quote the payload.
-        print(
-            f"{event.id}  {'handled' if error is None else f'failed again: {type(error).__qualname__}'}",
-            flush=True,
-        )
-
-    async with _opened(choice.store) as store:
-        wanted = ids or [
-            event.id
-            async for event in quarantine.list_events(store, partition=choice.partition)
-            if choice.matches(event)
-        ]
-        return await quarantine.replay(store, handle, wanted, report=report)
-
-
-def imported(path: str) -> Callable[[Batch], Awaitable[object]]:
-    """The function MODULE:FUNCTION. Raises `CommandError`."""
-    module, colon, name = path.partition(":")
-    if not colon:
-        raise typer.BadParameter("--handler takes MODULE:FUNCTION")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        function: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise CommandError(f"--handler {path} can't be imported: {error}") from None
-    finally:
-        sys.path.pop(0)
-    if not callable(function):
-        raise CommandError(f"--handler {path} is no function")
-    return function  # type: ignore[no-any-return]
-
-
-def print_events(events: list[QuarantinedEvent], *, json: bool) -> None:
-    """What ``feedapi quarantine ls`` prints."""
-    if json:
-        print(
-            orjson.dumps([_as_json(event) for event in events], option=orjson.OPT_INDENT_2).decode()
-        )
-        return
-    if not events:
-        print("the quarantine is empty")
-        return
-    rows = [
-        (
-            e.id,
-            e.time.isoformat(sep=" ", timespec="seconds"),
-            str(e.feed),
-            str(e.partition),
-            e.error_type,
-            str(len(e.raw)),
-        )
-        for e in events
-    ]
-    print_table(("id", "since", "consumer", "partition", "error", "bytes"), rows)
-
-
-def print_event(event: QuarantinedEvent, *, raw: bool) -> None:
-    """What ``feedapi quarantine show`` prints."""
-    if raw:
-        sys.stdout.buffer.write(event.raw + b"\n")
-        sys.stdout.buffer.flush()
-        return
-    whole = {
-        **_as_json(event),
-        "error": one_line(event.error),
-        "headers": event.headers,
-        "data": orjson.Fragment(event.raw),
-    }
-    print(orjson.dumps(whole, option=orjson.OPT_INDENT_2).decode())
-
-
-def _as_json(event: QuarantinedEvent) -> dict[str, Any]:
-    feed = {"url": event.feed.url, "name": event.feed.name, "filters": dict(event.feed.filters)}
-    place = {"partition": event.partition, "cursor": event.cursor, "index": event.index}
-    return {"id": event.id, "time": event.time, **feed, **place, "error_type": event.error_type}
+async def load_events(selection: Selection) -> list[QuarantinedEvent]:
+    """Open the quarantine and return the chosen events."""
+    async with selection.open() as store:
+        return await selection.events(store)

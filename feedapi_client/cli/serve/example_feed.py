@@ -1,147 +1,66 @@
-"""What ``feedapi serve`` serves: events about made-up orders, and now and then a new topology."""
+"""The feed that ``feedapi serve`` serves: events about made-up orders, and splits."""
 
 from __future__ import annotations
 
-import signal
-import sys
-from typing import TYPE_CHECKING, Any, Literal
-
-import anyio
-from anyio.abc import TaskStatus
-
-from feedapi_client.cli.common.errors import CommandError
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from feedapi_client.model import Partition
     from feedapi_client.testing import Publisher
 
-_TICK = 0.05
-_MOST_OPEN = 64
+_MAX_OPEN_PARTITIONS = 64
 _TYPES = ("OrderPlaced", "OrderPaid", "OrderShipped")
 
+SplitMethod = Literal["starts-after", "cursor-from"]
 
-class Playground:
-    """A publisher that goes on publishing."""
 
-    def __init__(
-        self,
-        publisher: Publisher,
-        *,
-        rate: float,
-        entities: int,
-        split_every: float,
-        rotate_every: float,
-        max_events: int,
-    ) -> None:
+class ExampleFeed:
+    """Publishes events and splits partitions. At most `max_events` are published in all."""
+
+    def __init__(self, publisher: Publisher, *, entities: int, max_events: int) -> None:
         self.publisher = publisher
-        self.rate = rate
         self.entities = entities
-        self.split_every = split_every
-        self.rotate_every = rotate_every
         self.max_events = max_events
         self.published = 0
         self.splits = 0
 
+    @property
+    def full(self) -> bool:
+        """Whether no more events may be published."""
+        return self.published >= self.max_events
+
     def publish(self, count: int) -> None:
-        """Publish so many more events."""
-        for number in range(self.published, self.published + count):
+        """Publish `count` more events, or as many as are still allowed."""
+        headers = {"content-type": "application/json"} if self.publisher.dialect == "v1" else None
+        end = min(self.published + count, self.max_events)
+        for number in range(self.published, end):
             entity = f"order-{number % self.entities}"
             n = number // self.entities + 1
-            headers = (
-                {"content-type": "application/json"} if self.publisher.dialect == "v1" else None
-            )
-            self.publisher.publish(
-                entity,
-                {"entity": entity, "n": n, "type": _TYPES[(n - 1) % len(_TYPES)]},
-                headers=headers,
-            )
-        self.published += count
+            event = {"entity": entity, "n": n, "type": _TYPES[(n - 1) % len(_TYPES)]}
+            self.publisher.publish(entity, event, headers=headers)
+        self.published = max(self.published, end)
 
-    async def serve(self, port: int) -> None:
-        """Serve until SIGINT or SIGTERM. Raises `CommandError` when the port is taken."""
-        try:
-            serving = self.publisher.serve(port=port)
-            url = serving.start()
-        except OSError as error:
-            raise CommandError(
-                f"port {port} of 127.0.0.1 can't be had: {error.strerror or error}"
-            ) from None
-        try:
-            async with anyio.create_task_group() as tasks:
-                await tasks.start(self._until_signal, tasks.cancel_scope)
-                print(url, flush=True)
-                self._say_what_to_try(url)
-                tasks.start_soon(self._feed)
-                if self.split_every:
-                    tasks.start_soon(self._every, self.split_every, self.split)
-                if self.rotate_every:
-                    tasks.start_soon(self._every, self.rotate_every, self._rotate)
-        finally:
-            serving.stop()
+    def split(self) -> str | None:
+        """Split a partition, by the two methods alternately, and return what was done.
 
-    def split(self) -> None:
-        """Split the open partition with the lowest id, by the method whose turn it is."""
-        candidates = [p for p in self.publisher.partitions.values() if not p.closed]
-        if len(candidates) >= _MOST_OPEN:
-            return
-        method: Literal["starts-after", "cursor-from"] = (
-            "starts-after" if self.splits % 2 == 0 else "cursor-from"
-        )
-        # Discovery can't say both what a partition starts after and where its heirs take their cursor from.
-        fit = [
-            p for p in candidates if method == "starts-after" or p.starts_after is None
-        ] or candidates
-        if method == "cursor-from" and fit[0].starts_after is not None:
-            method = "starts-after"
+        Returns None when there are so many open partitions that no more are split.
+        """
+        open_partitions = [p for p in self.publisher.partitions.values() if not p.closed]
+        if len(open_partitions) >= _MAX_OPEN_PARTITIONS:
+            return None
+        partition, method = self._choose_split(open_partitions)
         self.splits += 1
-        children = self.publisher.split(fit[0].id, method=method)
-        _say(f"partition {fit[0].id} was split into {', '.join(map(str, children))} ({method})")
+        children = self.publisher.split(partition.id, method=method)
+        names = ", ".join(map(str, children))
+        return f"partition {partition.id} was split into {names} ({method})"
 
-    def _rotate(self) -> None:
-        self.publisher.rotate_token()
-        _say("the token changed")
-
-    async def _feed(self) -> None:
-        began, before = anyio.current_time(), self.published
-        while self.rate:
-            await anyio.sleep(_TICK)
-            due = before + int((anyio.current_time() - began) * self.rate) - self.published
-            self.publish(max(0, min(due, self.max_events - self.published)))
-            if self.published >= self.max_events:
-                _say(
-                    f"{self.published:,} events were published, which is all that --max-events allows"
-                )
-                return
-
-    async def _every(self, seconds: float, do: Any) -> None:
-        while True:
-            await anyio.sleep(seconds)
-            do()
-
-    async def _until_signal(
-        self, scope: anyio.CancelScope, *, task_status: TaskStatus[None] = anyio.TASK_STATUS_IGNORED
-    ) -> None:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
-            task_status.started()
-            async for _ in signals:
-                scope.cancel()
-
-    def _say_what_to_try(self, url: str) -> None:
-        v1 = (
-            f" --v1-partitions {len(self.publisher.partitions)}"
-            if self.publisher.dialect == "v1"
-            else ""
-        )
-        auth = " --auth-env FEED_AUTH" if self.publisher.bearer else ""
-        options = v1 + auth
-        _say(
-            f"a {self.publisher.dialect} feed with {self.published:,} events, and {self.rate:g} more a second. In another terminal:"
-        )
-        _say(f"  feedapi discover {url}{options}")
-        _say(f"  feedapi cat {url} --from last --follow{options}")
-        _say(f"  feedapi cat {url} --store cursors.db{options} | head -5")
-        _say("  feedapi cursors ls --store cursors.db")
-        _say("Ctrl-C ends it.")
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    def _choose_split(self, partitions: list[Partition]) -> tuple[Partition, SplitMethod]:
+        """Choose the first partition that the method whose turn it is can split."""
+        if self.splits % 2 == 0:
+            return partitions[0], "starts-after"
+        # A partition that starts after another one can't be split by cursor transfer: discovery
+        # has no way to tell both its parent and the successors that take its cursor.
+        for partition in partitions:
+            if partition.starts_after is None:
+                return partition, "cursor-from"
+        return partitions[0], "starts-after"
