@@ -42,10 +42,10 @@ class Selection:
             return exact
         if len(keys) == 1:
             return keys[0]
+        if not keys and self.choice:
+            raise no_such_positions()
         if not keys:
-            raise (
-                no_such_positions() if self.choice else CommandError("the store holds no positions")
-            )
+            raise CommandError("the store holds no positions")
         raise CommandError(
             f"the store holds positions of {len(keys)} feeds and names: "
             f"choose with --feed and --name: {'; '.join(map(str, keys[:10]))}"

@@ -28,7 +28,7 @@ async def serve_feed(
         url = serving.start()
     except OSError as error:
         raise CommandError(
-            f"port {port} of 127.0.0.1 can't be had: {error.strerror or error}"
+            f"port {port} of 127.0.0.1 can't be used: {error.strerror or error}"
         ) from None
     try:
         async with anyio.create_task_group() as tasks:
