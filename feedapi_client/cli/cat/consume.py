@@ -13,7 +13,6 @@ from typing import Any
 
 import anyio
 
-from feedapi_client.cli.cat.chosen_partitions import NarrowConsumer
 from feedapi_client.cli.cat.lines import LineFormat
 from feedapi_client.cli.cat.progress import Progress
 from feedapi_client.cli.common import stdout
@@ -133,20 +132,19 @@ class EventPrinter:
 
     def _new_consumer(self, store: CursorStore, http: Any) -> FeedConsumer:
         settings = self.settings
-        arguments: dict[str, Any] = {
-            "store": store,
-            "name": settings.name,
-            "start": settings.start,
-            "ordered": settings.ordered,
-            "follow": settings.follow,
-            "v1_partitions": settings.v1_partitions,
-            "fetch": settings.fetch,
-            "retry": RetryPolicy(give_up_after=settings.give_up_after),
-            "http": http,
-        }
-        if settings.partitions:
-            return NarrowConsumer(settings.url, chosen=settings.partitions, **arguments)
-        return FeedConsumer(settings.url, **arguments)
+        return FeedConsumer(
+            settings.url,
+            store=store,
+            name=settings.name,
+            start=settings.start,
+            ordered=settings.ordered,
+            follow=settings.follow,
+            partitions=settings.partitions or None,
+            v1_partitions=settings.v1_partitions,
+            fetch=settings.fetch,
+            retry=RetryPolicy(give_up_after=settings.give_up_after),
+            http=http,
+        )
 
     @asynccontextmanager
     async def _store(self) -> AsyncIterator[CursorStore]:

@@ -87,7 +87,7 @@ class Progress:
 
 
 def count_states(consumer: FeedConsumer) -> str:
-    """Return how many partitions are in each state. Waiting for different partitions is one."""
+    """Return how many partitions are in each state."""
     partitions = consumer.status().partitions.values()
-    states = Counter(partition.state.split(" for ")[0] for partition in partitions)
+    states = Counter(partition.state.value for partition in partitions)
     return ", ".join(f"{count} {state}" for state, count in sorted(states.items()))

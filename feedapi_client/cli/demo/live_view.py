@@ -18,18 +18,20 @@ from feedapi_client.cli.common.console import console, plain
 from feedapi_client.cli.common.lineage_tree import lineage_tree
 from feedapi_client.cli.demo.proof import Verdict, conclusion
 from feedapi_client.cli.demo.scenario import Scenario
+from feedapi_client.status import PartitionState
 
 _REFRESH_PER_SECOND = 12
 _LOG_LINES = 8
 _RATE_WINDOW = 1.0
 _STATE_STYLES = {
-    "reading": "green",
-    "caught up": "cyan",
-    "drained": "dim",
-    "superseded": "dim",
-    "retrying": "yellow",
-    "parked": "red",
-    "vanished": "red",
+    PartitionState.WAITING: "yellow",
+    PartitionState.READING: "green",
+    PartitionState.CAUGHT_UP: "cyan",
+    PartitionState.DRAINED: "dim",
+    PartitionState.SUPERSEDED: "dim",
+    PartitionState.RETRYING: "yellow",
+    PartitionState.PARKED: "red",
+    PartitionState.VANISHED: "red",
 }
 
 
@@ -104,9 +106,7 @@ class LiveView:
         known = status.partitions.get(id) if status is not None else None
         if known is None:
             return Text(f"{id}  not seen yet", "dim")
-        label = Text(f"{id:<3}", "bold") + Text(f" {known.state:<16}", _state_style(known.state))
+        waits = f" for {', '.join(map(str, known.waits_for))}" if known.waits_for else ""
+        style = _STATE_STYLES.get(known.state, "")
+        label = Text(f"{id:<3}", "bold") + Text(f" {known.state + waits:<16}", style)
         return label + plain(f" {known.cursor or ''}"[:40], "dim")
-
-
-def _state_style(state: str) -> str:
-    return _STATE_STYLES.get(state, "yellow" if state.startswith("waiting") else "")
