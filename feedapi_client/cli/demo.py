@@ -69,7 +69,7 @@ def demo(
     from feedapi_client.cli.report import CommandError
 
     try:
-        import feedapi_client.testing.server  # noqa: F401
+        import feedapi_client.testing.publisher.server  # noqa: F401
     except ImportError as missing:
         raise CommandError(str(missing)) from None
     show = Demonstration(

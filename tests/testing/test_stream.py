@@ -133,7 +133,7 @@ async def test_a_client_that_leaves_frees_the_stream() -> None:
         async with http.stream("GET", url, params=query):
             await publisher.wait(lambda: publisher.in_flight == 1)
         await publisher.wait(lambda: publisher.in_flight == 0)
-    assert publisher._wakeups == {}
+    assert publisher.changes.subscribed == set()
 
 
 @pytest.mark.anyio
