@@ -122,6 +122,16 @@ def test_faults_apply_to_streams_too() -> None:
         assert [lines.next() for _ in range(2)] == [{"what": 1}, {"event": {"n": 2}}]
 
 
+def test_a_fault_of_the_body_ends_a_stream_after_its_first_lines() -> None:
+    publisher = draft()
+    publisher.append(0, {"n": 1})
+    publisher.fail(faults.Gzip())
+    with streaming(publisher) as lines:
+        assert lines.next() == {"event": {"n": 1}}
+        assert lines.next() == {"cursor": publisher.end_cursor(0)}
+        assert lines.next() is None
+
+
 @pytest.mark.parametrize(
     ("settings", "arguments"),
     [

@@ -88,7 +88,7 @@ what you test.
 from __future__ import annotations
 
 from feedapi_client.testing.publisher import faults
-from feedapi_client.testing.publisher.fault_rules import Fault, FaultRule, FaultTarget
+from feedapi_client.testing.publisher.faults.rules import Fault, FaultRule, FaultTarget
 from feedapi_client.testing.publisher.feed import Filter
 from feedapi_client.testing.publisher.publisher import Publisher
 from feedapi_client.testing.publisher.quirks import Quirks

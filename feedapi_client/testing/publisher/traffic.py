@@ -8,8 +8,8 @@ from threading import RLock
 
 import anyio
 
-from feedapi_client.testing.publisher.fault_rules import Fault, FaultRule, FaultTarget
 from feedapi_client.testing.publisher.faults import as_fault
+from feedapi_client.testing.publisher.faults.rules import Fault, FaultRule, FaultTarget
 from feedapi_client.testing.publisher.requests import Request
 
 KEPT_REQUESTS = 20_000
