@@ -1,4 +1,4 @@
-"""The traffic of a publisher: its requests, counters, and the faults that apply to them."""
+"""The traffic of a publisher: its requests, its counters, and the rules of its faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ KEPT_REQUESTS = 20_000
 
 
 class Traffic:
-    """Records requests, and knows which faults apply to them.
+    """Records requests, and applies the rules of faults to them.
 
     It is a base of `Publisher`, whose lock it uses.
     """
