@@ -20,7 +20,12 @@ from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.fetch import Feed, Outcome, PartitionReader, Target, _lines, read_end
 from feedapi_client.spark.options import OptionError, parse_options
 from feedapi_client.testing import Publisher, Quirks
-from feedapi_client.testing.faults import EmptyPage, NoCheckpoint, SameCheckpoint, Truncate
+from feedapi_client.testing.publisher.faults import (
+    EmptyPage,
+    NoCheckpoint,
+    SameCheckpoint,
+    Truncate,
+)
 
 
 @pytest.fixture

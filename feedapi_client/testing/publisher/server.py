@@ -1,4 +1,7 @@
-"""The publisher on a port: uvicorn in a thread with a loop of its own, so that it serves asyncio, trio and plain code alike."""
+"""The publisher on a port: uvicorn in a thread with an event loop of its own.
+
+That way it serves asyncio, trio and plain code alike. Needs the extra ``testing``.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ import struct
 import threading
 from contextlib import suppress
 from types import TracebackType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-from feedapi_client.testing.asgi import CONNECTION, Connection, FeedApp
+from feedapi_client.testing.publisher.asgi import CONNECTION, Connection
 
 try:
     import uvicorn
@@ -21,11 +24,15 @@ except ImportError as missing:
         "serving a Publisher on a port needs uvicorn: pip install 'feedapi-client[testing]'"
     ) from missing
 
-_KEEP_ALIVE = 600
-_GOODBYE = 2.0
+if TYPE_CHECKING:
+    from feedapi_client.testing.publisher.publisher import Publisher
+
+_KEEP_ALIVE_SECONDS = 600
+# Requests end by themselves once their connection is gone; this is only a safety net.
+_CLOSE_GRACE_SECONDS = 10.0
 
 
-class _SocketUnderRequest(Connection):
+class _SocketConnection(Connection):
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
 
@@ -44,13 +51,14 @@ class _SocketUnderRequest(Connection):
 
 
 class _FeedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1, which also hands its socket to the application."""
+    """uvicorn's HTTP/1.1, which also passes its socket to the application."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # asyncio does this only for sockets that were made with an explicit protocol number; without it each response waits 40 ms for an ACK.
+        # asyncio sets this only on sockets that were made with an explicit protocol number.
+        # Without it each response waits 40 ms for an ACK.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        app, connection = self.app, _SocketUnderRequest(transport)
+        app, connection = self.app, _SocketConnection(transport)
 
         async def with_connection(scope: Any, receive: Any, send: Any) -> None:
             scope[CONNECTION] = connection
@@ -59,24 +67,15 @@ class _FeedProtocol(H11Protocol):
         self.app = with_connection
 
 
-class Served(Protocol):
-    """What `Serving` asks of a publisher; it says in `url` where it is served."""
-
-    path: str
-    url: str | None
-
-    @property
-    def asgi(self) -> FeedApp:
-        """The application."""
-
-
 class Serving:
-    """A publisher being served, as `Publisher.serve` returns it: a context manager, plain and async, that gives the feed's URL.
+    """A publisher being served, as `Publisher.serve` returns it.
 
-    Leaving the block closes every connection, held-open streams included, and ends the thread. Entering and leaving block for a few milliseconds.
+    It is a context manager, plain and async, that returns the feed's URL. Leaving the block closes
+    every connection, held-open streams included, and ends the thread. Entering and leaving block
+    the caller for a few milliseconds, also in async code.
     """
 
-    def __init__(self, publisher: Served, host: str, port: int) -> None:
+    def __init__(self, publisher: Publisher, host: str, port: int) -> None:
         self._publisher = publisher
         self._address = (host, port)
         self._thread: threading.Thread | None = None
@@ -85,7 +84,10 @@ class Serving:
         self.url = ""
 
     def start(self) -> str:
-        """Listen, and return the URL. Raises OSError when the port is taken."""
+        """Listen, and return the URL.
+
+        Raises OSError when the port is taken, and RuntimeError when this is running already.
+        """
         if self._thread is not None:
             raise RuntimeError(
                 "this Serving is running already: call Publisher.serve() again for another one"
@@ -153,7 +155,7 @@ class Serving:
             log_config=None,
             access_log=False,
             proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
         )
         config.load()
         state = ServerState()
@@ -162,23 +164,27 @@ class Serving:
         )
         await self._stop.wait()
         with suppress(NotImplementedError):
-            # A connection that is being accepted while its server closes is left behind unclosed by asyncio: accept no more, and close then.
+            # asyncio leaves a connection unclosed that is being accepted while its server closes:
+            # accept no more, and close then.
             loop.remove_reader(listener.fileno())
-        await _say_goodbye(state)
+        await _close_connections(state)
         server.close()
-        await _say_goodbye(state)
+        await _close_connections(state)
         await server.wait_closed()
 
 
-async def _say_goodbye(state: ServerState) -> None:
-    """Close every connection, also one that was just being accepted, and see the requests end."""
+async def _close_connections(state: ServerState) -> None:
+    """Close every connection, and wait until their requests have ended.
+
+    This includes connections that were just being accepted.
+    """
     this = asyncio.current_task()
-    deadline = asyncio.get_running_loop().time() + _GOODBYE
+    deadline = asyncio.get_running_loop().time() + _CLOSE_GRACE_SECONDS
     while (tasks := asyncio.all_tasks() - {this}) or state.connections:
         for protocol in tuple(state.connections):
             protocol.transport.abort()
         if asyncio.get_running_loop().time() > deadline:
             for task in tasks:
                 task.cancel()
-        # Requests end by themselves once their connection is gone: a cancelled one would be logged as an error.
+        # Requests are not cancelled before the deadline: uvicorn logs a cancelled one as an error.
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""What the stand-in for a Liftbridge broker holds: streams, their messages and cursors, and what it takes. No network."""
+"""The streams of the stand-in broker: messages, cursors, and what is accepted. No network."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from feedapi_client.liftbridge.streams import ANY_OFFSET, REPLICATION_LIMIT, Str
 
 
 class BrokerFault(StrEnum):
-    """What the broker does wrong with one publish."""
+    """What goes wrong with one publish."""
 
     LOSE = "lose"
     """Not stored and not acked."""
@@ -24,11 +24,11 @@ class BrokerFault(StrEnum):
     DOUBLE_ACK = "double-ack"
     """Acked twice."""
     FOREIGN_ACK = "foreign-ack"
-    """Before the ack comes one of another stream with the same correlation id."""
+    """Before the ack comes one for another stream with the same correlation id."""
     UNKNOWN_ACK = "unknown-ack"
-    """Before the ack comes one with a correlation id that nobody used."""
+    """Before the ack comes one with an unknown correlation id."""
     GARBAGE = "garbage"
-    """Before the ack come bytes that are no envelope."""
+    """Before the ack come bytes that aren't an envelope."""
     REFUSE = "refuse"
     """Not stored, acked with the error UNKNOWN."""
     ENCRYPTION = "encryption"
@@ -37,7 +37,7 @@ class BrokerFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as a partition holds it. An opaque one (no envelope) has only a value."""
+    """A message in a partition. An opaque one arrived without an envelope and has only a value."""
 
     offset: int
     value: bytes
@@ -50,19 +50,19 @@ class StoredMessage:
 
 @dataclass(slots=True)
 class BrokerStream:
-    """A stream of the stand-in: its configuration and its partitions' messages."""
+    """A stream of the stand-in broker: its configuration and the messages of its partitions."""
 
     stream: Stream
     concurrency_control: bool
     max_message_bytes: int
     partitions: list[list[StoredMessage]]
     first_offset: list[int]
-    grown: asyncio.Condition
+    changed: asyncio.Condition
     subscriptions: list[Subscription] = field(default_factory=list)
 
 
 class BrokerStreams:
-    """The streams of a broker by name, and the cursors that it keeps by stream, partition and id."""
+    """The streams of a broker by name, and its cursors by stream, partition and cursor id."""
 
     def __init__(self) -> None:
         self.streams: dict[str, BrokerStream] = {}
@@ -91,27 +91,26 @@ class BrokerStreams:
         return self.streams[name]
 
     async def delete_stream(self, name: str) -> None:
-        """Forget a stream and all that it holds. Raises KeyError when there is none."""
+        """Delete a stream and its messages. Raises KeyError when there is none."""
         stream = self.streams.pop(name)
-        async with stream.grown:
-            stream.grown.notify_all()
+        async with stream.changed:
+            stream.changed.notify_all()
 
     def messages(self, stream: str, partition: int = 0) -> list[StoredMessage]:
-        """What a partition holds, oldest first."""
+        """Return the messages of a partition, oldest first."""
         return self.streams[stream].partitions[partition]
 
     def expire(self, stream: str, partition: int, before: int) -> None:
-        """Drop the messages with offsets under `before`, as retention does."""
-        held = self.streams[stream]
-        held.first_offset[partition] = before
-        held.partitions[partition][:] = [
-            message for message in held.partitions[partition] if message.offset >= before
-        ]
+        """Drop the messages with offsets below `before`, as retention does."""
+        broker_stream = self.streams[stream]
+        broker_stream.first_offset[partition] = before
+        messages = broker_stream.partitions[partition]
+        messages[:] = [message for message in messages if message.offset >= before]
 
     def next_offset(self, stream: str, partition: int = 0) -> int:
-        """The offset that the next message of a partition gets."""
-        held = self.streams[stream]
-        return held.first_offset[partition] + len(held.partitions[partition])
+        """Return the offset that the next message of a partition gets."""
+        broker_stream = self.streams[stream]
+        return broker_stream.first_offset[partition] + len(broker_stream.partitions[partition])
 
     async def accept(
         self,
@@ -122,7 +121,10 @@ class BrokerStreams:
         size: int,
         fault: BrokerFault | None = None,
     ) -> Ack:
-        """Check and store a message of `size` bytes as a broker does; the ack says what became of it."""
+        """Check and store a message of `size` bytes as a broker does.
+
+        Returns: the ack, which says whether it was stored, and at which offset.
+        """
         ack = Ack(
             stream=stream.stream.name,
             partitionSubject=stream.stream.subject_of(partition),
@@ -163,7 +165,7 @@ class BrokerStreams:
         return AckError.OK
 
     async def store(self, stream: BrokerStream, partition: int, message: StoredMessage) -> int:
-        """Append a message whatever it is, and return the offset that it got."""
+        """Append a message without any check, and return its offset."""
         offset = self.next_offset(stream.stream.name, partition)
         stored = StoredMessage(
             offset,
@@ -175,8 +177,8 @@ class BrokerStreams:
             message.opaque,
         )
         stream.partitions[partition].append(stored)
-        async with stream.grown:
-            stream.grown.notify_all()
+        async with stream.changed:
+            stream.changed.notify_all()
         return offset
 
 

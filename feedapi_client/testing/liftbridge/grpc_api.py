@@ -1,4 +1,8 @@
-"""The gRPC side of the stand-in broker: the parts of Liftbridge's API that read streams back, on the API definition of gufo-liftbridge."""
+"""The gRPC API of the stand-in broker.
+
+It has the parts of Liftbridge's API that manage streams and read them back. The API definition is
+that of gufo-liftbridge.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,13 @@ from gufo.liftbridge.api_pb2_grpc import APIServicer, add_APIServicer_to_server
 
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.messages_pb2 import Message as Published
-from feedapi_client.testing.liftbridge_streams import BrokerStream, BrokerStreams, StoredMessage
+from feedapi_client.testing.liftbridge.streams import BrokerStream, BrokerStreams, StoredMessage
 
 _BROKER = "stand-in"
 
 
 async def serve(broker: BrokerStreams, port: int) -> tuple[Any, int]:
-    """Serve the API on loopback; the server and its port (the one asked for unless 0)."""
+    """Serve the API on loopback. Return the server and its port; a `port` of 0 picks a free one."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     servicer = _Servicer(broker)
     add_APIServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
@@ -56,21 +60,21 @@ class _Servicer(APIServicer):
         return api_pb2.DeleteStreamResponse()
 
     async def FetchMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
-        answer = api_pb2.FetchMetadataResponse(
+        response = api_pb2.FetchMetadataResponse(
             brokers=[api_pb2.Broker(id=_BROKER, host="127.0.0.1", port=self.port)]
         )
         for name in request.streams or list(self._broker.streams):
             if name in self._broker.streams:
-                answer.streamMetadata.append(self._describe(self._broker.streams[name]))
+                response.streamMetadata.append(self._describe(self._broker.streams[name]))
             else:
-                answer.streamMetadata.append(
+                response.streamMetadata.append(
                     api_pb2.StreamMetadata(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM)
                 )
-        return answer
+        return response
 
     async def FetchPartitionMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
-        held = await self._held(request.stream, request.partition, context)
-        newest = self._broker.next_offset(held.stream.name, request.partition) - 1
+        broker_stream = await self._stream_of(request.stream, request.partition, context)
+        newest = self._broker.next_offset(broker_stream.stream.name, request.partition) - 1
         return api_pb2.FetchPartitionMetadataResponse(
             metadata=api_pb2.PartitionMetadata(
                 id=request.partition, leader=_BROKER, highWatermark=newest, newestOffset=newest
@@ -78,25 +82,25 @@ class _Servicer(APIServicer):
         )
 
     async def Subscribe(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        held = await self._held(request.stream, request.partition, context)
+        broker_stream = await self._stream_of(request.stream, request.partition, context)
         offset = self._start(request)
         yield api_pb2.Message()
+        messages = broker_stream.partitions[request.partition]
         while True:
-            first = held.first_offset[request.partition]
-            messages = held.partitions[request.partition]
-            offset = max(offset, first)
-            while offset - held.first_offset[request.partition] < len(messages):
-                stored = messages[max(offset - held.first_offset[request.partition], 0)]
-                yield _message(held.stream.name, request.partition, stored)
+            # Messages may expire while one of them is sent.
+            offset = max(offset, broker_stream.first_offset[request.partition])
+            while offset - broker_stream.first_offset[request.partition] < len(messages):
+                stored = messages[max(offset - broker_stream.first_offset[request.partition], 0)]
+                yield _message(broker_stream.stream.name, request.partition, stored)
                 offset = stored.offset + 1
-            async with held.grown:
-                await held.grown.wait_for(partial(self._is_beyond, request, offset))
+            async with broker_stream.changed:
+                await broker_stream.changed.wait_for(partial(self._is_beyond, request, offset))
             if request.stream not in self._broker.streams:
                 await context.abort(grpc.StatusCode.NOT_FOUND, "the stream was deleted")
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
-        held = await self._held(request.stream, request.partition, context)
-        answer = api_pb2.PublishResponse()
+        broker_stream = await self._stream_of(request.stream, request.partition, context)
+        response = api_pb2.PublishResponse()
         message = Published(
             offset=request.expectedOffset,
             key=request.key,
@@ -106,40 +110,40 @@ class _Servicer(APIServicer):
             ackPolicy=request.ackPolicy,
         )
         ack = await self._broker.accept(
-            held,
+            broker_stream,
             request.partition,
-            held.stream.subject_of(request.partition),
+            broker_stream.stream.subject_of(request.partition),
             message,
             len(request.value),
         )
-        # Without a deadline the real broker does not wait for the ack either.
+        # Like the real broker: without a deadline there is no wait for the ack.
         if (
             ack is not None
             and request.ackPolicy != AckPolicy.NONE
             and context.time_remaining() is not None
         ):
-            answer.ack.ParseFromString(ack.SerializeToString())
-        return answer
+            response.ack.ParseFromString(ack.SerializeToString())
+        return response
 
     async def SetCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await self._held(request.stream, request.partition, context)
+        await self._stream_of(request.stream, request.partition, context)
         self._broker.cursors[request.stream, request.partition, request.cursorId] = request.offset
         return api_pb2.SetCursorResponse()
 
     async def FetchCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await self._held(request.stream, request.partition, context)
+        await self._stream_of(request.stream, request.partition, context)
         return api_pb2.FetchCursorResponse(
             offset=self._broker.cursors.get(
                 (request.stream, request.partition, request.cursorId), -1
             )
         )
 
-    async def _held(self, stream: str, partition: int, context: Any) -> BrokerStream:
-        held = self._broker.streams.get(stream)
-        if held is None or not 0 <= partition < held.stream.partitions:
+    async def _stream_of(self, stream: str, partition: int, context: Any) -> BrokerStream:
+        broker_stream = self._broker.streams.get(stream)
+        if broker_stream is None or not 0 <= partition < broker_stream.stream.partitions:
             await context.abort(grpc.StatusCode.NOT_FOUND, "no such partition")
-        assert held is not None
-        return held
+        assert broker_stream is not None
+        return broker_stream
 
     def _start(self, request: Any) -> int:
         following = self._broker.next_offset(request.stream, request.partition)
@@ -162,17 +166,19 @@ class _Servicer(APIServicer):
             or self._broker.next_offset(request.stream, request.partition) > offset
         )
 
-    def _describe(self, held: BrokerStream) -> Any:
-        answer = api_pb2.StreamMetadata(
-            name=held.stream.name, subject=held.stream.subject, creationTimestamp=time.time_ns()
+    def _describe(self, broker_stream: BrokerStream) -> Any:
+        response = api_pb2.StreamMetadata(
+            name=broker_stream.stream.name,
+            subject=broker_stream.stream.subject,
+            creationTimestamp=time.time_ns(),
         )
-        for partition in range(held.stream.partitions):
-            answer.partitions[partition].CopyFrom(
+        for partition in range(broker_stream.stream.partitions):
+            response.partitions[partition].CopyFrom(
                 api_pb2.PartitionMetadata(
                     id=partition, leader=_BROKER, replicas=[_BROKER], isr=[_BROKER]
                 )
             )
-        return answer
+        return response
 
 
 def _message(stream: str, partition: int, stored: StoredMessage) -> Any:

@@ -1,4 +1,7 @@
-"""A plain httpx client of the protocol, with none of the library in it, and a small correct consumer to read with."""
+"""A plain httpx client of the protocol, and a small correct consumer.
+
+Neither uses the library.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,12 @@ import httpx
 
 from feedapi_client.testing import Publisher
 
+TIMEOUT = 100.0
+"""Time limit of a request in seconds. Only a safety net, below the time limit of a test."""
 
-class Feed:
-    """Speaks the publisher's dialect over real HTTP."""
+
+class ServedFeed:
+    """A served publisher, and a client that speaks its dialect over real HTTP."""
 
     def __init__(self, publisher: Publisher, http: httpx.Client) -> None:
         assert publisher.url is not None
@@ -51,7 +57,7 @@ class Feed:
     def read(
         self, partition: int = 0, cursor: str = "_first", **arguments: Any
     ) -> tuple[list[Any], str]:
-        """Payloads and the last cursor of one response."""
+        """Return the payloads and the last cursor of one response."""
         response = self.fetch(partition, cursor, **arguments)
         assert response.status_code == 200, response.text
         batches = parse(response.text)
@@ -59,7 +65,7 @@ class Feed:
         return [event for events, _ in batches for event in events], batches[-1][1]
 
     def read_all(self, partition: int = 0, cursor: str = "_first", **arguments: Any) -> list[Any]:
-        """Payloads up to the end, over as many responses as it takes."""
+        """Return the payloads up to the end, over as many responses as it takes."""
         found: list[Any] = []
         while True:
             events, then = self.read(partition, cursor, **arguments)
@@ -70,7 +76,7 @@ class Feed:
 
 
 def parse(text: str) -> list[tuple[list[Any], str | None]]:
-    """(payloads, cursor) for each checkpoint; events behind the last one come with None."""
+    """Return (payloads, cursor) for each checkpoint. Events after the last one have None."""
     batches: list[tuple[list[Any], str | None]] = []
     events: list[Any] = []
     for line in text.split("\n")[:-1]:
@@ -83,10 +89,13 @@ def parse(text: str) -> list[tuple[list[Any], str | None]]:
     return [*batches, (events, None)] if events else batches
 
 
-class Consumer:
-    """Reads a whole feed by the book, in random steps: any eligible partition, any number of batches of a response."""
+class PlainConsumer:
+    """Reads a whole feed correctly, in random steps.
 
-    def __init__(self, feed: Feed, seed: int) -> None:
+    A step takes any partition that may be read, and any number of batches of its response.
+    """
+
+    def __init__(self, feed: ServedFeed, seed: int) -> None:
         self.feed = feed
         self.random = Random(seed)
         self.positions: dict[int, str] = {}
@@ -94,8 +103,8 @@ class Consumer:
         self.seen: dict[Any, list[int]] = defaultdict(list)
 
     def step(self) -> bool:
-        """One request; False when every listed partition is at its end."""
-        listed = {int(one["id"]): one for one in self.feed.discover()["partitions"]}
+        """Make one request. Return False when every listed partition is at its end."""
+        listed = {int(found["id"]): found for found in self.feed.discover()["partitions"]}
         for id in self.random.sample(sorted(listed), len(listed)):
             parent = listed[id].get("startsAfterPartition")
             if (parent is None or int(parent) in self.drained) and self._advance(id, listed[id]):
@@ -107,8 +116,8 @@ class Consumer:
             pass
 
     def _advance(self, id: int, partition: dict[str, Any]) -> bool:
-        heritage = [id, *map(int, partition.get("cursorFromPartitions", ()))]
-        asked = next((self.positions[one] for one in heritage if one in self.positions), "_first")
+        readable_from = [id, *map(int, partition.get("cursorFromPartitions", ()))]
+        asked = next((self.positions[p] for p in readable_from if p in self.positions), "_first")
         response = self.feed.fetch(id, asked)
         assert response.status_code == 200, response.text
         batches = parse(response.text)
