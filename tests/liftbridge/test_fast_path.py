@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from feedapi_client.liftbridge import LiftbridgePublisher
-from feedapi_client.liftbridge.lanes import AckLane
+from feedapi_client.liftbridge import LiftbridgePublisher, fast_path
+from feedapi_client.liftbridge.fast_path import AckParser
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
 
 pytestmark = pytest.mark.anyio
@@ -26,7 +26,7 @@ class Wire:
         self.other = Subscription(self.client, 12, OTHER)
         self.client._subs = {1: self.inbox, 12: self.other}
         self.acks: list[bytes] = []
-        lane = AckLane(self.client, self.inbox, self.acks.extend)
+        lane = AckParser(self.client, self.inbox, self.acks.extend)
         self.client._ps = self.lane = lane
 
     def feed(self, data: bytes) -> None:
@@ -101,14 +101,14 @@ def test_a_nats_py_that_lacks_what_the_lane_needs_is_left_alone() -> None:
 
     client = Other()
     setattr(client, "_ps", object())  # noqa: B010
-    assert not AckLane.open(client, Subscription(client, 1, INBOX), lambda acks: None)
+    assert fast_path.install(client, Subscription(client, 1, INBOX), lambda acks: None) is None
     assert type(client._ps) is object
 
 
 async def test_the_documented_way_does_the_same(
     nats_server: NatsServer, broker: LiftbridgeBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(AckLane, "open", lambda *_: False)
+    monkeypatch.setattr(fast_path, "install", lambda *_: None)
     await broker.create_stream("s", partitions=1)
     broker.script(None, BrokerFault.DOUBLE_ACK, BrokerFault.GARBAGE, BrokerFault.FOREIGN_ACK)
     async with LiftbridgePublisher(nats_server.url, max_in_flight=10) as publisher:
