@@ -98,7 +98,8 @@ class LiftbridgeApi:
 
     Arguments:
         addresses: ``host:port`` of one or several brokers of the cluster.
-        timeout: seconds for a call, and for a subscription to find a broker.
+        timeout: seconds for a call, and for a subscription to find a broker. Also an attribute,
+            for later calls.
         credentials: makes the channels secure.
 
     Raises, from all methods:
@@ -119,7 +120,7 @@ class LiftbridgeApi:
         self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
         if not self._addresses:
             raise ValueError("LiftbridgeApi needs the address of at least one broker")
-        self._timeout = timeout
+        self.timeout = timeout
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
 
@@ -168,7 +169,7 @@ class LiftbridgeApi:
         try:
             await self._retry(
                 lambda: self._call(
-                    target.name, lambda stub: stub.CreateStream(request, timeout=self._timeout)
+                    target.name, lambda stub: stub.CreateStream(request, timeout=self.timeout)
                 )
             )
         except _AlreadyExistsError:
@@ -180,7 +181,7 @@ class LiftbridgeApi:
         request = api_pb2.DeleteStreamRequest(name=stream)
         await self._retry(
             lambda: self._call(
-                stream, lambda stub: stub.DeleteStream(request, timeout=self._timeout)
+                stream, lambda stub: stub.DeleteStream(request, timeout=self.timeout)
             )
         )
 
@@ -197,7 +198,7 @@ class LiftbridgeApi:
             address = await self._leader(stream, partition)
             response = await self._call(
                 stream,
-                lambda stub: stub.FetchPartitionMetadata(request, timeout=self._timeout),
+                lambda stub: stub.FetchPartitionMetadata(request, timeout=self.timeout),
                 [address],
             )
             return _partition_metadata(response.metadata)
@@ -226,7 +227,7 @@ class LiftbridgeApi:
                 for `idle_timeout` seconds.
             StreamError: the stream or the partition is missing.
         """
-        backoff = self._backoff(give_up_after=self._timeout)
+        backoff = self._backoff(give_up_after=self.timeout)
         while until is None or not isinstance(start, int) or start <= until:
             try:
                 async with aclosing(
@@ -252,7 +253,7 @@ class LiftbridgeApi:
         async def call() -> None:
             await self._call(
                 stream,
-                lambda stub: stub.SetCursor(request, timeout=self._timeout),
+                lambda stub: stub.SetCursor(request, timeout=self.timeout),
                 await self._brokers(),
             )
 
@@ -265,7 +266,7 @@ class LiftbridgeApi:
         async def call() -> int | None:
             response = await self._call(
                 stream,
-                lambda stub: stub.FetchCursor(request, timeout=self._timeout),
+                lambda stub: stub.FetchCursor(request, timeout=self.timeout),
                 await self._brokers(),
             )
             return int(response.offset) if response.offset >= 0 else None
@@ -285,11 +286,11 @@ class LiftbridgeApi:
         try:
             try:
                 # The first message is empty: it confirms the subscription.
-                await self._read(stream, call, self._timeout)
+                await self._read(stream, call, self.timeout)
             except _IdleError as error:
                 raise BrokerUnavailableError(
                     f"stream {stream}: the broker did not confirm the subscription "
-                    f"within {self._timeout:g} s"
+                    f"within {self.timeout:g} s"
                 ) from error
             while True:
                 yield await self._read(stream, call, idle_timeout)
@@ -314,7 +315,7 @@ class LiftbridgeApi:
 
         It fails while no broker answers, and while the leader is not the one of the metadata.
         """
-        backoff = self._backoff(deadline=time.monotonic() + self._timeout)
+        backoff = self._backoff(deadline=time.monotonic() + self.timeout)
         return await retry(call, backoff, sleep=asyncio.sleep)
 
     def _backoff(
@@ -345,7 +346,7 @@ class LiftbridgeApi:
     async def _cluster(self, stream: str | None) -> _Cluster:
         request = api_pb2.FetchMetadataRequest(streams=[stream] if stream else [])
         response = await self._call(
-            stream or "", lambda stub: stub.FetchMetadata(request, timeout=self._timeout)
+            stream or "", lambda stub: stub.FetchMetadata(request, timeout=self.timeout)
         )
         cluster = _Cluster(
             {broker.id: f"{broker.host}:{broker.port}" for broker in response.brokers}
