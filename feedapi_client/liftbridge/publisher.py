@@ -13,7 +13,6 @@ import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from feedapi_client.liftbridge import fast_path
 from feedapi_client.liftbridge.acks import AckGroup, AckTracker, PublisherStats
 from feedapi_client.liftbridge.connection import (
     MessageWriter,
@@ -38,6 +37,7 @@ from feedapi_client.liftbridge.errors import (
     PublishRefusedError,
 )
 from feedapi_client.liftbridge.event_loop import require_asyncio
+from feedapi_client.liftbridge.fast_path import install_fast_path
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.messages_pb2 import AckPolicy as WireAckPolicy
 from feedapi_client.liftbridge.stream import ANY_OFFSET, REPLICATION_LIMIT, Stream
@@ -118,7 +118,7 @@ class LiftbridgePublisher:
         self._subscription = await client.subscribe(self._inbox, cb=self._on_message)
         if client is not self._servers:
             self._new_writer = (
-                fast_path.install(client, self._subscription, self._on_acks) or MessageWriter
+                install_fast_path(client, self._subscription, self._on_acks) or MessageWriter
             )
         self._nats = client
         await self._flush()

@@ -1,4 +1,4 @@
-"""The format in which a relay writes a stream exactly once: attempts, complete or void. No I/O.
+"""The format in which a relay writes a stream exactly once: complete attempts. No I/O.
 
 A batch of a feed is written as one or several messages. Headers say to which attempt at writing
 it a message belongs, and that it is message i of n. When a crash interrupts an attempt, its

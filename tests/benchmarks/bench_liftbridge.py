@@ -31,8 +31,8 @@ from feedapi_client.liftbridge import (
     Stream,
     StreamCursorStore,
     encode,
-    fast_path,
 )
+from feedapi_client.liftbridge import publisher as publisher_module
 from feedapi_client.liftbridge.envelope import decode_message
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
 from tests.benchmarks.fast_broker import fast_broker
@@ -141,7 +141,7 @@ async def relay_exactly_once(url: str, feed: str, format: str) -> Measurement:
 
 async def documented_calls(loop: Callable[[], Awaitable[Measurement]]) -> Measurement:
     """Run a loop without the fast path."""
-    with patch.object(fast_path, "install", lambda *_: None):
+    with patch.object(publisher_module, "install_fast_path", lambda *_: None):
         return await loop()
 
 

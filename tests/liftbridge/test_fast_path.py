@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 
-from feedapi_client.liftbridge import fast_path
-from feedapi_client.liftbridge.fast_path import AckParser
+from feedapi_client.liftbridge.fast_path import AckParser, install_fast_path
 
 INBOX, OTHER = "_INBOX.abc", "MSG.other"
 
@@ -101,5 +100,5 @@ def test_a_client_without_the_needed_attributes_is_left_unchanged() -> None:
 
     client = Other()
     setattr(client, "_ps", object())  # noqa: B010
-    assert fast_path.install(client, Subscription(client, 1, INBOX), lambda acks: None) is None
+    assert install_fast_path(client, Subscription(client, 1, INBOX), lambda acks: None) is None
     assert type(client._ps) is object

@@ -27,9 +27,9 @@ from feedapi_client.liftbridge import (
     PublishRefusedError,
     Stream,
     decode,
-    fast_path,
     key_partition,
 )
+from feedapi_client.liftbridge import publisher as publisher_module
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer, free_port
 from tests.liftbridge.helpers import SAFETY_NET, Faults, eventually, expire_acks
 
@@ -41,7 +41,7 @@ HEADERS: Mapping[str, bytes] = {"source": b"test"}
 @pytest.fixture(autouse=True, params=["fast path", "documented calls"])
 def way_through_nats_py(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "documented calls":
-        monkeypatch.setattr(fast_path, "install", lambda *_: None)
+        monkeypatch.setattr(publisher_module, "install_fast_path", lambda *_: None)
 
 
 @pytest.fixture
