@@ -18,12 +18,12 @@ import nats
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
+from feedapi_client.liftbridge.connection import flush
 from feedapi_client.liftbridge.envelope import AckPolicy, decode_message, encode
 from feedapi_client.liftbridge.errors import EnvelopeError
-from feedapi_client.liftbridge.lanes import flush
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
-from feedapi_client.liftbridge.streams import REPLICATION_LIMIT
-from feedapi_client.testing.liftbridge.streams import (
+from feedapi_client.liftbridge.stream import REPLICATION_LIMIT
+from feedapi_client.testing.liftbridge.stream import (
     BrokerFault,
     BrokerStream,
     BrokerStreams,

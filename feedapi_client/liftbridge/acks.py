@@ -1,4 +1,4 @@
-"""Book-keeping of what waits for an ack."""
+"""Matching acks to the messages that wait for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,16 @@ from feedapi_client.liftbridge.messages_pb2 import Ack
 
 @dataclass(slots=True)
 class PublisherStats:
-    """Counters since the publisher was opened. An ack is counted once: `unmatched` are second acks, acks of other streams and acks that came too late."""
+    """Counters since the publisher was opened.
+
+    Attributes:
+        published: messages sent.
+        acked: messages that were acked; each is counted once.
+        failed: messages that were refused, or had no ack before their deadline.
+        unmatched: second acks, acks of other streams, and acks after the deadline.
+        garbage: messages to the ack inbox that are no acks.
+        reconnects: how often the connection to NATS was made again.
+    """
 
     published: int = 0
     acked: int = 0
@@ -32,8 +41,11 @@ class PublisherStats:
     reconnects: int = 0
 
 
-class Group:
-    """The messages of one call: their acks, the error of the earliest one that failed, and one future for all of them."""
+class AckGroup:
+    """The messages of one publish call: their acks, and the error of the earliest failed one.
+
+    One future serves all messages, because a future for each costs more than sending it.
+    """
 
     __slots__ = ("_done", "_failed", "acks", "error", "stream", "waiting")
 
@@ -45,22 +57,26 @@ class Group:
         self._failed = -1
         self._done: asyncio.Future[None] | None = None
 
-    def refuse(self, error: PublishError) -> None:
-        """The next message is not even sent."""
-        self.fail(len(self.acks), error)
+    def add_without_ack(self) -> None:
+        """Count a message that asks for no ack."""
+        self.acks.append(None)
 
-    def fail(self, index: int, error: PublishError) -> None:
-        """A message was not stored, or will never be acked."""
-        if self.error is None or index < self._failed:
-            self.error, self._failed = error, index
+    def refuse_next(self, error: PublishError) -> None:
+        """Record that the next message is not sent."""
+        self._fail(len(self.acks), error)
 
-    def settled(self) -> None:
-        """Nothing is waited for any more."""
-        if self._done is not None and not self._done.done():
-            self._done.set_result(None)
+    def message_acked(self, index: int, ack: Ack) -> None:
+        """Record the ack of a message."""
+        self.acks[index] = ack
+        self._message_done()
 
-    async def result(self) -> list[Ack | None]:
-        """Wait for all that was sent. Raises the error of the earliest failed message."""
+    def message_failed(self, index: int, error: PublishError) -> None:
+        """Record that a message was refused, or that its ack will not come."""
+        self._fail(index, error)
+        self._message_done()
+
+    async def wait(self) -> list[Ack | None]:
+        """Wait for all messages that were sent. Raises the error of the earliest failed one."""
         if self.waiting:
             self._done = asyncio.get_running_loop().create_future()
             await self._done
@@ -69,14 +85,28 @@ class Group:
             raise self.error
         return self.acks
 
+    def _fail(self, index: int, error: PublishError) -> None:
+        if self.error is None or index < self._failed:
+            self.error, self._failed = error, index
 
-class Pending:
-    """What waits for an ack, by correlation id. One timer, set to the earliest deadline, serves all of them."""
+    def _message_done(self) -> None:
+        self.waiting -= 1
+        if not self.waiting and self._done is not None and not self._done.done():
+            self._done.set_result(None)
+
+
+class AckTracker:
+    """The messages in flight, by correlation id. One timer at the earliest deadline serves all.
+
+    Arguments:
+        limit: maximum number of messages in flight.
+        stats: the counters to update.
+    """
 
     def __init__(self, limit: int, stats: PublisherStats) -> None:
         self._limit = limit
         self._stats = stats
-        self._entries: dict[str, tuple[Group, int, float]] = {}
+        self._entries: dict[str, tuple[AckGroup, int, float]] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -84,13 +114,16 @@ class Pending:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, correlation_id: object) -> bool:
+        return correlation_id in self._entries
+
     @property
     def room(self) -> int:
-        """How many more messages may be sent now."""
+        """The number of messages that may be sent now."""
         return self._limit - len(self._entries)
 
     async def wait_for_room(self) -> None:
-        """Wait until something may be sent."""
+        """Wait until a message may be sent."""
         while self.room <= 0:
             waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -100,8 +133,8 @@ class Pending:
                 if not waiter.done():
                     self._waiters.remove(waiter)
 
-    def add(self, correlation_id: str, group: Group, deadline: float) -> None:
-        """A message is about to be sent."""
+    def add(self, correlation_id: str, group: AckGroup, deadline: float) -> None:
+        """Expect the ack of a message that is about to be sent, until `deadline` (loop time)."""
         acks = group.acks
         self._entries[correlation_id] = (group, len(acks), deadline)
         acks.append(None)
@@ -109,8 +142,8 @@ class Pending:
         if deadline < self._timer_at:
             self._set_timer(deadline)
 
-    def settle(self, ack: Ack) -> None:
-        """An ack came, for whatever message."""
+    def receive(self, ack: Ack) -> None:
+        """Match an ack to its message. An ack that matches none is counted and ignored."""
         correlation_id = ack.correlationId
         entry = self._entries.pop(correlation_id, None)
         if entry is None:
@@ -123,27 +156,29 @@ class Pending:
             return
         if ack.ackError:
             self._stats.failed += 1
-            group.fail(index, _refusal(ack))
+            group.message_failed(index, _error_of(ack))
         else:
             self._stats.acked += 1
-            group.acks[index] = ack
-        group.waiting -= 1
-        if not group.waiting:
-            group.settled()
+            group.message_acked(index, ack)
         if self._waiters:
-            self._wake()
+            self._wake_waiters()
 
-    def forget(self, group: Group) -> None:
-        """Nobody waits for the group any more: its acks, should they come, are unmatched."""
+    def discard(self, group: AckGroup) -> None:
+        """Stop waiting for a group's acks. Those that come later count as unmatched."""
         if group.waiting:
             for correlation_id in [
                 key for key, entry in self._entries.items() if entry[0] is group
             ]:
                 del self._entries[correlation_id]
-            self._wake()
+            self._wake_waiters()
+
+    def expire(self, now: float) -> None:
+        """Fail the messages whose deadline is not after `now` (loop time)."""
+        late = [key for key, entry in self._entries.items() if entry[2] <= now]
+        self._fail(late, "no ack before the deadline: the message may be stored or not")
 
     def fail_all(self, message: str) -> None:
-        """No ack will come any more."""
+        """Fail all messages, because no ack can come any more."""
         self._fail(list(self._entries), message)
         if self._timer is not None:
             self._timer.cancel()
@@ -153,16 +188,13 @@ class Pending:
         for correlation_id in correlation_ids:
             group, index, _ = self._entries.pop(correlation_id)
             self._stats.failed += 1
-            group.fail(
+            group.message_failed(
                 index, AckTimeoutError(message, stream=group.stream, correlation_id=correlation_id)
             )
-            group.waiting -= 1
-            if not group.waiting:
-                group.settled()
-        self._wake()
+        self._wake_waiters()
 
-    def _wake(self) -> None:
-        # A quarter of the room has to be free, so that a full pipeline does not switch tasks at every ack.
+    def _wake_waiters(self) -> None:
+        # Waits until a quarter of the room is free: a full pipeline would switch tasks at each ack.
         if len(self._entries) > self._limit * 3 // 4:
             return
         while self._waiters:
@@ -170,38 +202,37 @@ class Pending:
             if not waiter.done():
                 waiter.set_result(None)
 
-    def _sweep(self) -> None:
-        now = asyncio.get_running_loop().time()
+    def _on_timer(self) -> None:
         self._timer, self._timer_at = None, math.inf
-        late = [key for key, entry in self._entries.items() if entry[2] <= now]
-        self._fail(late, "no ack before the deadline: the message may be stored or not")
+        self.expire(asyncio.get_running_loop().time())
         if self._entries:
             self._set_timer(min(entry[2] for entry in self._entries.values()))
 
     def _set_timer(self, deadline: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer, self._timer_at = (
-            asyncio.get_running_loop().call_at(deadline, self._sweep),
-            deadline,
-        )
+        loop = asyncio.get_running_loop()
+        self._timer, self._timer_at = loop.call_at(deadline, self._on_timer), deadline
 
 
-_REFUSALS: dict[int, tuple[Callable[..., PublishError], str]] = {
+_ERRORS: dict[int, tuple[Callable[..., PublishError], str]] = {
     AckError.INCORRECT_OFFSET: (
         IncorrectOffsetError,
-        "the stream's next offset is not the expected one: another writer was there, or a message before this was lost",
+        (
+            "the stream's next offset is not the expected one: "
+            "another writer published to it, or an earlier message was lost"
+        ),
     ),
     AckError.TOO_LARGE: (
         MessageTooLargeError,
-        "the broker finds the message too large to replicate",
+        "the message is larger than the broker replicates",
     ),
     AckError.ENCRYPTION: (EncryptionError, "the broker failed to encrypt the message"),
 }
 
 
-def _refusal(ack: Ack) -> PublishError:
-    kind, message = _REFUSALS.get(
+def _error_of(ack: Ack) -> PublishError:
+    kind, message = _ERRORS.get(
         ack.ackError,
         (PublishRefusedError, f"the broker refused the message (error {ack.ackError})"),
     )
