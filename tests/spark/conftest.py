@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from feedapi_client.spark.fetch import close_connections
+from feedapi_client.spark.http_clients import http_clients
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _no_connection_stays_open() -> Iterator[None]:
     yield
-    close_connections()
+    http_clients.close()
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +53,7 @@ def spark(_jvm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Spar
         PYTHONPATH=path,
         FEEDAPI_TEST_TOKEN="s3cr3t-t0ken",
     )
-    from tests.spark.pipeline import session
+    from tests.spark.driver import session
 
     spark = session("local[2]")
     spark.sparkContext.setLogLevel("ERROR")

@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 
 from feedapi_client.testing import Publisher
-from tests.spark.engine import problems
+from tests.spark.micro_batches import problems
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -16,7 +16,7 @@ from feedapi_client.spark.ingest import Ingest, Summary, main, plain_message, ru
 from feedapi_client.testing import Publisher
 from tests.spark import transforms
 from tests.spark.conftest import needs_jvm
-from tests.spark.engine import problems
+from tests.spark.micro_batches import problems
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -20,7 +20,7 @@ import pytest
 
 from feedapi_client.testing import Publisher
 from tests.spark.conftest import needs_jvm
-from tests.spark.engine import Row, problems
+from tests.spark.micro_batches import Row, problems
 
 ROOT = Path(__file__).parents[2]
 MASTER = "local-cluster[2,1,1024]"
@@ -75,7 +75,7 @@ class Torture:
         }
         with (self.folder / "log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.pipeline", json.dumps(given)],
+                [sys.executable, "-m", "tests.spark.driver", json.dumps(given)],
                 cwd=ROOT,
                 env=environment,
                 stdout=log,
