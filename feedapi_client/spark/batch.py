@@ -88,24 +88,25 @@ def chains(
     """
     if options.partitions is not None:
         check_partitions(options, info)
-        info = only(info, options.partitions)
     # Unordered: a batch reads children whether or not their parents were read before.
-    planner = Planner(feed=connection.url, start=options.start, ordered=False)
+    planner = Planner(
+        feed=connection.url, start=options.start, ordered=False, partitions=options.partitions
+    )
     planner.load({})
     ends = {partition: read_end(connection, partition) for partition in planner.unresolved(info)}
     for action in planner.discover(info, ends=ends):
         if isinstance(action, Fail):
             raise action.error
-    return _chains_of(planner, info)
+    return _chains_of(planner)
 
 
-def _chains_of(planner: Planner, info: FeedInfo) -> list[list[Target]]:
+def _chains_of(planner: Planner) -> list[list[Target]]:
     found: list[list[Target]] = []
     chain_of: dict[int, list[Target]] = {}
     cursors = planner.runnable()
     depths = {partition: planner.graph.depth(partition) for partition in cursors}
     for partition in sorted(cursors, key=lambda p: (depths[p], p)):
-        listed = info.partitions[partition]
+        listed = planner.graph.partitions[partition]
         target = Target(
             partition,
             cursors[partition],

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from feedapi_client.client import SyncResponse
 from feedapi_client.errors import BufferLimitError, FeedError, ProtocolError, RequestRefusedError
 from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.protocol.decoder import CheckpointedEvents
@@ -154,8 +153,10 @@ class PartitionReader:
 
     def _read_response(self, info: FeedInfo, asked: str) -> Iterator[CheckpointedEvents]:
         client = self.connection.client
-        with client.open(info, self.target.partition, asked, stream=self._stream) as response:
-            reader = self._page_reader(response, info, asked)
+        partition, progress = self.target.partition, self._progress
+        opened = client.open(info, partition, asked, stream=self._stream, progress=progress)
+        with opened as response:
+            reader = response.reader
             for chunk in response.chunks():
                 for piece in self._pieces(reader, chunk):
                     yield from self._deliver(reader.feed(piece))
@@ -166,18 +167,6 @@ class PartitionReader:
             self._failures.reset()
         elif finished.outcome is Outcome.END:
             self.result.ended, self.result.asked_closed = True, reader.closed
-
-    def _page_reader(self, response: SyncResponse, info: FeedInfo, asked: str) -> PageReader:
-        partition = self.target.partition
-        return PageReader(
-            response.decoder,
-            feed=self.connection.url,
-            partition=partition,
-            asked=asked,
-            closed=info.partitions[partition].closed,
-            progress=self._progress,
-            max_unclosed_bytes=self.connection.options.limits.max_buffered_bytes,
-        )
 
     def _pieces(self, reader: PageReader, chunk: bytes) -> Iterator[bytes]:
         """Yield the chunk whole, or by line near the limit.
@@ -253,7 +242,7 @@ class PartitionReader:
         except FeedError:
             self._give_up(error)
             return
-        if pause < self._grace_period:
+        if self._failures.elapsed + pause < self._grace_period:
             time.sleep(pause)
         else:  # other partitions of the task would have to wait for it (R14)
             self._give_up(error)

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from feedapi_client.http.transport import SyncTransport
+from feedapi_client.http.sync import SyncTransport
 from feedapi_client.spark.auth import authorize
 from feedapi_client.spark.options import SourceOptions
 

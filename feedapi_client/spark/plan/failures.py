@@ -19,7 +19,6 @@ _MAX_REFUSALS = 2
 
 @dataclass(slots=True)
 class _Failing:
-    since: float
     backoff: Backoff
     retry_at: float
 
@@ -45,16 +44,16 @@ class Failures:
         Raises:
             FeedUnavailableError: it has failed for longer than `RetryPolicy.give_up_after`.
         """
-        now = time.monotonic()
-        failing = self._failing.get(partition)
-        if failing is None:
-            failing = self._failing[partition] = _Failing(now, Backoff.of(self._policy), now)
-        error = FeedUnavailableError(
-            f"failed for {now - failing.since:.0f} s, the last time with {text}",
-            feed=self._feed,
-            partition=partition,
-        )
-        failing.retry_at = now + failing.backoff.pause(error)
+        failing = self._failing.setdefault(partition, _Failing(Backoff.of(self._policy), 0.0))
+        error = FeedUnavailableError(text, feed=self._feed, partition=partition)
+        try:
+            failing.retry_at = time.monotonic() + failing.backoff.pause(error)
+        except FeedUnavailableError:
+            raise FeedUnavailableError(
+                f"failed for {failing.backoff.elapsed:.0f} s, the last time with {text}",
+                feed=self._feed,
+                partition=partition,
+            ) from None
         _log.warning(
             "feed %s, partition %d: %s; the other partitions go on", self._feed, partition, text
         )

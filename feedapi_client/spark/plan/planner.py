@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from feedapi_client.errors import FeedError, LineageError
+from feedapi_client.lineage.graph import descendants
 from feedapi_client.lineage.planner import (
     Action,
     Fail,
@@ -32,7 +33,7 @@ from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.plan.epoch import EpochPlan, split_into_groups
 from feedapi_client.spark.plan.failures import Failures
 from feedapi_client.spark.plan.probe import Probe
-from feedapi_client.spark.plan.selection import PartitionSelection
+from feedapi_client.spark.plan.selection import check_partitions
 
 _log = logging.getLogger(__name__)
 
@@ -76,11 +77,17 @@ class EpochPlanner:
     ) -> None:
         self.options = options
         self.connection = connection
-        self.lineage = Planner(feed=connection.url, start=options.start, ordered=options.ordered)
-        self.selection = PartitionSelection(options)
+        self.lineage = Planner(
+            feed=connection.url,
+            start=options.start,
+            ordered=options.ordered,
+            partitions=_selected(options, plan),
+        )
         self.available_now: AvailableNow | None = None
         self._sequences: dict[int, int] = {}
         self._depths: dict[int, int] = {}
+        self._known: set[int] = set()  # every partition that was ever listed
+        self._not_selected: dict[int, Position] = {}  # of an earlier query without a selection
         self._failures = Failures(connection.url, options.retry)
         self._probe = Probe(connection)
         self._more: set[int] = set()  # partitions that are known to have events
@@ -109,10 +116,14 @@ class EpochPlanner:
                 feed=self.connection.url,
             )
         self._sequences, self._depths = dict(plan.sequences), dict(plan.depths)
-        self.selection.restore(plan.known, plan.selected)
+        self._known = set(plan.known)
+        if plan.selected is None:
+            check_partitions(self.options, plan.info)
         self.lineage.load(plan.positions)
         self._info = plan.info
-        self._perform(self.lineage.discover(self.selection.apply(plan.info)))
+        self._perform(self.lineage.discover(plan.info))
+        entries = self.lineage.entries
+        self._not_selected = {p: at for p, at in plan.positions.items() if p not in entries}
 
     # ------------------------------------------------------------------ results of an epoch
 
@@ -176,10 +187,10 @@ class EpochPlanner:
         self._discover_at = time.monotonic() + self.options.limits.discovery_interval
         try:
             info = self.connection.discover()
-            selected = self.selection.apply(info)
-            unresolved = self.lineage.unresolved(selected)
+            self._select(info)
+            unresolved = self.lineage.unresolved(info)
             ends = {partition: read_end(self.connection, partition) for partition in unresolved}
-            actions = self.lineage.discover(selected, ends=ends)
+            actions = self.lineage.discover(info, ends=ends)
         except FeedError as error:
             if self._info is None:
                 raise
@@ -191,6 +202,15 @@ class EpochPlanner:
         if not (first and self.options.start == "first"):
             self._unsaved |= any(isinstance(action, Save) for action in actions)
         self._perform(actions)
+
+    def _select(self, info: FeedInfo) -> None:
+        """Select new partitions that descend from a selected one."""
+        if self._info is None:
+            check_partitions(self.options, info)
+        elif self.lineage.selected is not None:
+            new = info.partitions.keys() - self._known
+            self.lineage.select(descendants(info.partitions, self.lineage.selected, new))
+        self._known |= info.partitions.keys()
 
     def _perform(self, actions: Iterable[Action]) -> None:
         for action in actions:
@@ -268,14 +288,14 @@ class EpochPlanner:
         self._unsaved = False
         for partition in partitions:
             self._set_depth(partition)
-        selected = self.selection.selected
+        selected = self.lineage.selected
         return EpochPlan(
             feed=self.key,
             info=self._info or self.connection.info,
             positions=self._positions(),
             sequences=dict(self._sequences),
             depths=dict(self._depths),
-            known=sorted(self.selection.known),
+            known=sorted(self._known),
             selected=None if selected is None else sorted(selected),
             groups=split_into_groups(
                 sorted(partitions, key=lambda p: p not in self._more),
@@ -286,7 +306,8 @@ class EpochPlanner:
 
     def _positions(self) -> dict[int, Position]:
         entries = self.lineage.entries.values()
-        return {entry.id: entry.position for entry in entries if entry.position is not None}
+        positions = {entry.id: entry.position for entry in entries if entry.position is not None}
+        return {**self._not_selected, **positions}
 
     def _set_depth(self, partition: int) -> int:
         """Count the partitions before this one, once: one that is gone later still counts."""
@@ -312,3 +333,11 @@ class EpochPlanner:
             if entry.state in _COUNTED_STATES:
                 counts[_COUNTED_STATES[entry.state]] += 1
         return counts
+
+
+def _selected(options: SourceOptions, plan: EpochPlan | None) -> Collection[int] | None:
+    """Return the partitions to read: the option's, and those that descend from them."""
+    if options.partitions is None or plan is None or plan.selected is None:
+        return options.partitions
+    # One that waited and is no longer listed has no position: there is nothing to read.
+    return [p for p in plan.selected if p in plan.info.partitions or p in plan.positions]
