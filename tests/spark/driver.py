@@ -1,7 +1,12 @@
-"""A streaming query in a process of its own, to be killed: ``python -m tests.spark.pipeline '{"url": ..., ...}'``.
+"""A Spark driver in a process of its own.
 
-The sink ``parquet`` is Spark's own; ``foreach`` writes each batch under its number, in place of an earlier attempt. ``die`` ends the process with SIGKILL
-within batch ``at``: "read" (fetched and staged, nothing written), "written" (before Spark commits the batch), or "next" (after that).
+``python -m tests.spark.driver '{"master": ..., "url": ...}'`` runs one query, to be killed. Its
+sink ``parquet`` is Spark's own. ``foreach`` writes each batch under its number, in place of an
+earlier attempt. ``die`` ends the process with SIGKILL in batch ``at``: "read" (fetched and staged,
+nothing written), "written" (before Spark commits the batch), or "next" (after that).
+
+``python -m tests.spark.driver --serve MASTER`` starts the queries that it reads from its standard
+input, one a line; an empty line stops them. It answers each line with one.
 """
 
 from __future__ import annotations
@@ -14,43 +19,26 @@ import threading
 import time
 from typing import Any
 
+from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
-from feedapi_client.spark import FeedDataSource
 from tests.spark.refetching import RefetchingSource
+from tests.spark.sessions import session
+
+_SLOW_WORKER = "failed to connect back"
+"""Spark gives a Python worker ten seconds to start. No setting changes that."""
 
 
-def session(master: str) -> SparkSession:
-    builder: Any = SparkSession.builder
-    return (
-        builder.master(master)
-        .config("spark.ui.enabled", "false")
-        .config("spark.driver.memory", "600m")
-        .config("spark.executor.memory", "1024m")
-        .config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
-        .config("spark.sql.shuffle.partitions", "2")
-        .config("spark.sql.streaming.numRecentProgressUpdates", "20")
-        .config("spark.task.maxFailures", "8")
-        .config("spark.executorEnv.PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-        .getOrCreate()
-    )
-
-
-def orphan_watch() -> None:
-    """No test is left: neither shall be its query."""
+def end_with_parent() -> None:
+    """End when the test run is gone."""
     parent = os.getppid()
     while os.getppid() == parent:
         time.sleep(1)
     end()
 
 
-def main(given: dict[str, Any]) -> None:
-    threading.Thread(target=orphan_watch, daemon=True).start()
-    spark = session(given["master"])
-    spark.sparkContext.setLogLevel("ERROR")
-    spark.dataSource.register(FeedDataSource)
-    spark.dataSource.register(RefetchingSource)
+def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
     stream = spark.readStream.format(given["format"]).options(**given["options"]).load()
     writer = stream.writeStream.option("checkpointLocation", given["checkpoint"])
     if given["sink"] == "parquet":
@@ -58,10 +46,37 @@ def main(given: dict[str, Any]) -> None:
     else:
         writer = writer.foreachBatch(lambda batch, number: write(given, batch, number))
     trigger = {"availableNow": True} if given.get("finish") else {"processingTime": "0 seconds"}
-    query = writer.trigger(**trigger).start()
-    print("started", flush=True)
-    query.awaitTermination()
-    spark.stop()
+    return writer.trigger(**trigger).start()
+
+
+def run(spark: SparkSession, given: dict[str, Any]) -> None:
+    """Run the query to its end. Start it again when a Python worker was too slow."""
+    while True:
+        try:
+            start(spark, given).awaitTermination()
+        except StreamingQueryException as error:
+            if _SLOW_WORKER not in str(error):
+                raise
+        else:
+            return
+
+
+def serve(spark: SparkSession) -> None:
+    reply("ready")
+    for line in sys.stdin:
+        if line.strip():
+            given = json.loads(line)
+            threading.Thread(target=run, args=(spark, given), daemon=True).start()
+            reply("started")
+        else:
+            for query in spark.streams.active:
+                query.stop()
+            reply("stopped")
+
+
+def reply(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
 
 
 def write(given: dict[str, Any], batch: DataFrame, number: int) -> None:
@@ -81,5 +96,18 @@ def end() -> None:
     time.sleep(60)
 
 
+def main(arguments: list[str]) -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    serving = arguments[0] == "--serve"
+    given = {"master": arguments[1]} if serving else json.loads(arguments[0])
+    spark = session(given["master"])
+    spark.dataSource.register(RefetchingSource)
+    if serving:
+        serve(spark)
+    else:
+        run(spark, given)
+    spark.stop()
+
+
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    main(sys.argv[1:])

@@ -1,4 +1,7 @@
-"""Real Spark, executors in JVMs of their own, and SIGKILL: every event is in the sink exactly once, in order within its entity."""
+"""Real Spark and SIGKILL, of executors in JVMs of their own and of drivers.
+
+Every event is in the sink exactly once, in order within its entity.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,9 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +21,33 @@ import pytest
 from feedapi_client.testing import Publisher
 from tests.spark.conftest import needs_jvm
 from tests.spark.micro_batches import Row, problems
+from tests.spark.processes import ClusterDriver, DriverProcess
+from tests.spark.sessions import CLUSTER, LOCAL
 
-ROOT = Path(__file__).parents[2]
-MASTER = "local-cluster[2,1,1024]"
-LIVES = int(os.environ.get("FEEDAPI_SPARK_KILLS", "4"))
-"""How often the driver is killed: ``FEEDAPI_SPARK_KILLS=50 pytest tests/spark/test_killed.py`` is the long run."""
+KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "4"))
+"""How often the driver is killed. The long run is FEEDAPI_SPARK_KILLS=50."""
+TIMEOUT = 600.0
+"""Seconds for one step: a safety net, not an expectation."""
 
-
-pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(300 + 60 * LIVES), needs_jvm]
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(TIMEOUT * (2 + KILLS)),
+    needs_jvm,
+]
 
 
 @dataclass
-class Torture:
-    """One query over several lives of its driver."""
+class KilledQuery:
+    """One query over several drivers."""
 
     publisher: Publisher
     folder: Path
     sink: str
     format: str = "feedapi"
-    master: str = MASTER
-    process: subprocess.Popen[bytes] | None = None
+    master: str = CLUSTER
+    driver: DriverProcess | None = None
     published: int = 0
-    given: dict[str, str] = field(default_factory=dict)
 
     def publish(self, count: int) -> None:
         for n in range(self.published, self.published + count):
@@ -50,80 +55,73 @@ class Torture:
             self.publisher.publish(entity, {"entity": entity, "n": n})
         self.published += count
 
-    def start(self, **more: Any) -> None:
-        """Start a driver."""
-        options = {
-            "url": self.publisher.url,
-            "stagingLocation": (self.folder / "staging").as_uri(),
-            "maxEventsPerPartition": "400",
-            "maxPollInterval": "0.5",
-        }
-        given = {
+    def given(self, **more: Any) -> dict[str, Any]:
+        return {
             "master": self.master,
             "format": self.format,
             "sink": self.sink,
-            "options": {**options, **self.given},
+            "options": {
+                "url": self.publisher.url,
+                "stagingLocation": (self.folder / "staging").as_uri(),
+                "maxEventsPerPartition": "400",
+                "maxPollInterval": "0.5",
+            },
             "checkpoint": str(self.folder / "checkpoint"),
             "output": str(self.folder / "output"),
             **more,
         }
-        environment = {
-            **os.environ,
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-        }
-        with (self.folder / "log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.spark.driver", json.dumps(given)],
-                cwd=ROOT,
-                env=environment,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
 
-    def await_point(self, pattern: str, timeout: float = 90) -> None:
-        """Wait for a file that is not there yet."""
-        known = set(self.folder.glob(pattern))
-        self.wait(lambda: set(self.folder.glob(pattern)) - known, timeout)
+    def start(self, **more: Any) -> None:
+        """Start a driver of its own."""
+        self.driver = DriverProcess([json.dumps(self.given(**more))], self.folder / "log")
 
-    def wait(self, reached: Callable[[], object], timeout: float = 90) -> None:
-        assert self.process is not None
-        end = time.monotonic() + timeout
+    def start_in(self, cluster: ClusterDriver) -> None:
+        """Start it in a driver that is there already."""
+        self.driver = cluster
+        cluster.start(self.given())
+
+    def files(self, pattern: str) -> set[Path]:
+        return set(self.folder.glob(pattern))
+
+    def wait_for_file(self, pattern: str, known: set[Path]) -> None:
+        """Wait for a file that is not among the known ones."""
+        self.wait(lambda: self.files(pattern) - known)
+
+    def wait(self, reached: Callable[[], object]) -> None:
+        assert self.driver is not None
+        end = time.monotonic() + TIMEOUT
         while not reached():
-            assert time.monotonic() < end, self.log()
-            assert self.process.poll() is None, f"the driver ended by itself: {self.log()}"
+            assert time.monotonic() < end, self.driver.log()
+            assert self.driver.running, f"the driver ended by itself: {self.driver.log()}"
             time.sleep(0.002)
 
-    def log(self) -> str:
-        return (self.folder / "log").read_text(errors="replace")[-4000:]
+    def wait_for_death(self) -> None:
+        """Wait until the driver has killed itself, and kill what it left."""
+        assert self.driver is not None
+        code = self.driver.wait(TIMEOUT)
+        assert code == -signal.SIGKILL, self.driver.log()
+        self.kill()
 
     def kill(self) -> None:
-        """SIGKILL to the driver, its JVM and the executors."""
-        if self.process is not None:
-            for pid in session_of(self.process.pid):
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            self.process.wait()
+        if self.driver is not None:
+            self.driver.kill()
 
     def finish(self) -> None:
-        """A last life, which reads everything and ends."""
+        """Start a last driver, which reads everything and ends."""
         self.start(finish=True)
-        assert self.process is not None
+        assert self.driver is not None
         try:
-            assert self.process.wait(timeout=150) == 0, self.log()
+            assert self.driver.wait(TIMEOUT) == 0, self.driver.log()
         finally:
             self.kill()
 
     def rows(self) -> Iterator[Row]:
         """What a reader of the sink sees."""
         output = self.folder / "output"
-        files = (
-            spark_metadata(output)
-            if self.sink == "parquet"
-            else sorted(output.glob("batch=*/*.parquet"))
-        )
+        if self.sink == "parquet":
+            files = committed_files(output)
+        else:
+            files = sorted(output.glob("batch=*/*.parquet"))
         for file in files:
             yield from pq.ParquetFile(file).read().to_pylist()
 
@@ -131,28 +129,7 @@ class Torture:
         return problems(self.rows(), self.publisher.payloads())
 
 
-def session_of(leader: int) -> list[int]:
-    """The processes of a session: Python workers put themselves into a process group of their own."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            if int(stat.read_text(errors="replace").rpartition(")")[2].split()[3]) == leader:
-                found.append(int(stat.parent.name))
-    return found
-
-
-def executors_of(leader: int) -> list[int]:
-    found = []
-    for pid in session_of(leader):
-        with suppress(OSError):
-            if "CoarseGrainedExecutorBackend" in Path(f"/proc/{pid}/cmdline").read_text(
-                errors="replace"
-            ):
-                found.append(pid)
-    return found
-
-
-def spark_metadata(output: Path) -> list[Path]:
+def committed_files(output: Path) -> list[Path]:
     """The files that Spark's file sink committed."""
     paths = set()
     for log in (output / "_spark_metadata").iterdir():
@@ -162,22 +139,27 @@ def spark_metadata(output: Path) -> list[Path]:
 
 
 @pytest.fixture
-def torture(tmp_path: Path) -> Iterator[Callable[..., Torture]]:
-    made: list[Torture] = []
+def publisher() -> Iterator[Publisher]:
     publisher = Publisher(partitions=2, page_size=150, checkpoint_every=25, seed=11)
+    with publisher.serve():
+        yield publisher
 
-    def make(sink: str, **more: Any) -> Torture:
-        made.append(Torture(publisher, tmp_path, sink, **more))
+
+@pytest.fixture
+def query(publisher: Publisher, tmp_path: Path) -> Iterator[Callable[..., KilledQuery]]:
+    made: list[KilledQuery] = []
+
+    def make(sink: str, **more: Any) -> KilledQuery:
+        made.append(KilledQuery(publisher, tmp_path, sink, **more))
         return made[-1]
 
-    with publisher.serve():
-        yield make
-        for one in made:
-            one.kill()
+    yield make
+    for one in made:
+        one.kill()
 
 
 def change_topology(publisher: Publisher, step: int) -> None:
-    """Something new each time: both split methods, a new token."""
+    """Do something new each time: both split methods, then new tokens."""
     if step == 0:
         publisher.split(0, into=2, method="starts-after")
     elif step == 1:
@@ -186,24 +168,25 @@ def change_topology(publisher: Publisher, step: int) -> None:
         publisher.rotate_token()
 
 
-def test_an_executor_is_killed_and_partitions_split_while_the_query_runs(
-    torture: Callable[..., Torture],
+def test_executor_is_killed_and_partitions_split_while_the_query_runs(
+    cluster: ClusterDriver, publisher: Publisher, tmp_path: Path
 ) -> None:
-    query = torture("parquet")
+    query = KilledQuery(publisher, tmp_path, "parquet")
     query.publish(2000)
-    query.start()
-    query.await_point("checkpoint/commits/*")
-    change_topology(query.publisher, 0)
+    query.start_in(cluster)
+    query.wait_for_file("checkpoint/commits/*", known=set())
+    change_topology(publisher, 0)
+    staged = query.files("staging/*/data/*/*")
     query.publish(1500)
-    query.await_point("staging/*/data/*/*")
-    assert query.process is not None
-    os.kill(executors_of(query.process.pid)[0], signal.SIGKILL)
-    change_topology(query.publisher, 1)
+    query.wait_for_file("staging/*/data/*/*", known=staged)
+    os.kill(cluster.executors()[0], signal.SIGKILL)
+    change_topology(publisher, 1)
+    committed = query.files("checkpoint/commits/*")
     query.publish(1500)
-    query.await_point("checkpoint/commits/*")
-    change_topology(query.publisher, 2)
-    query.wait(lambda: query.problems() == [], timeout=120)
-    query.kill()
+    query.wait_for_file("checkpoint/commits/*", known=committed)
+    change_topology(publisher, 2)
+    query.wait(lambda: query.problems() == [])
+    cluster.stop()
     assert query.problems() == []
 
 
@@ -211,58 +194,50 @@ POINTS = {
     "staged": "staging/*/data/*/*",
     "sunk": "output/_spark_metadata/*",
     "committed": "checkpoint/commits/*",
+    "random": "checkpoint/offsets/*",
 }
 
 
-def kill_again_and_again(query: Torture, points: dict[str, str]) -> None:
+def test_driver_is_killed_with_a_parquet_sink(query: Callable[..., KilledQuery]) -> None:
+    killed = query("parquet")
     chance = random.Random(5)
-    names = [*points, "random"]
-    for life in range(LIVES):
-        query.publish(800)
-        query.start()
-        point = names[life % len(names)]
+    for number in range(KILLS):
+        point = list(POINTS)[number % len(POINTS)]
+        killed.publish(800)
+        known = killed.files(POINTS[point])
+        killed.start()
+        killed.wait_for_file(POINTS[point], known)
         if point == "random":
-            query.await_point("checkpoint/offsets/*")
             time.sleep(chance.uniform(0, 2))
-        else:
-            query.await_point(points[point])
-        query.kill()
-        change_topology(query.publisher, life)
-    query.publish(500)
-    query.finish()
+        killed.kill()
+        change_topology(killed.publisher, number)
+    killed.publish(500)
+    killed.finish()
+    assert killed.problems() == []
 
 
-def test_the_driver_is_killed_with_a_parquet_sink(torture: Callable[..., Torture]) -> None:
-    query = torture("parquet")
-    kill_again_and_again(query, POINTS)
-    assert query.problems() == []
-
-
-def test_the_driver_is_killed_with_an_idempotent_foreach_batch_sink(
-    torture: Callable[..., Torture],
+def test_driver_is_killed_with_an_idempotent_foreach_batch_sink(
+    query: Callable[..., KilledQuery],
 ) -> None:
-    query = torture("foreach")
-    for life, die in enumerate(["read", "written", "next"]):
-        query.publish(800)
-        query.start(die=die, at=life)
-        assert query.process is not None
-        query.process.wait(timeout=120)
-        query.kill()
-        change_topology(query.publisher, life)
-    query.publish(500)
-    query.finish()
-    assert query.problems() == []
+    killed = query("foreach")
+    for number, die in enumerate(["read", "written", "next"]):
+        killed.publish(800)
+        killed.start(die=die, at=number)
+        killed.wait_for_death()
+        change_topology(killed.publisher, number)
+    killed.publish(500)
+    killed.finish()
+    assert killed.problems() == []
 
 
-def test_the_check_can_fail_a_refetching_reader_loses_or_doubles_events(
-    torture: Callable[..., Torture],
+def test_control_refetching_reader_loses_or_doubles_events(
+    query: Callable[..., KilledQuery],
 ) -> None:
-    query = torture("foreach", format="refetching", master="local[2]")
-    query.publish(800)
-    query.start(die="written", at=0)
-    assert query.process is not None
-    query.process.wait(timeout=120)
-    query.kill()
-    query.publish(500)
-    query.finish()
-    assert any(problem.startswith("lost") or " times " in problem for problem in query.problems())
+    killed = query("foreach", format="refetching", master=LOCAL)
+    killed.publish(800)
+    killed.start(die="written", at=0)
+    killed.wait_for_death()
+    killed.publish(500)
+    killed.finish()
+    found = killed.problems()
+    assert any(problem.startswith("lost") or " times " in problem for problem in found)
