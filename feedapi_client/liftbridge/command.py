@@ -322,8 +322,7 @@ async def _show_progress(
             await asyncio.sleep(_PROGRESS_INTERVAL)
             now, events = time.monotonic(), relay.progress.events
             states = Counter(
-                partition.state.partition(" for ")[0]
-                for partition in consumer.status().partitions.values()
+                partition.state.value for partition in consumer.status().partitions.values()
             )
             parts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
             sys.stderr.write(

@@ -24,8 +24,8 @@ from feedapi_client import (
     RetryPolicy,
     TransportError,
 )
-from feedapi_client.status import PartitionState
 from feedapi_client.http.redaction import redact_http_logs
+from feedapi_client.status import PartitionState
 from feedapi_client.testing import Publisher, faults
 from tests.consumer.helpers import (
     PATIENCE,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from feedapi_client.testing.liftbridge.broker import LiftbridgeBroker
 from feedapi_client.testing.liftbridge.nats_server import NatsServer, free_port, nats_server_path
-from feedapi_client.testing.liftbridge.stream import BrokerFault, BrokerStream, StoredMessage
+from feedapi_client.testing.liftbridge.streams import BrokerFault, BrokerStream, StoredMessage
 
 __all__ = [
     "BrokerFault",

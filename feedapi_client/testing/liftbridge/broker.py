@@ -23,7 +23,7 @@ from feedapi_client.liftbridge.envelope import AckPolicy, decode_message, encode
 from feedapi_client.liftbridge.errors import EnvelopeError
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.stream import REPLICATION_LIMIT
-from feedapi_client.testing.liftbridge.stream import (
+from feedapi_client.testing.liftbridge.streams import (
     BrokerFault,
     BrokerStream,
     BrokerStreams,

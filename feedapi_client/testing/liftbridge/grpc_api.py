@@ -18,7 +18,7 @@ from gufo.liftbridge.api_pb2_grpc import APIServicer, add_APIServicer_to_server
 
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.messages_pb2 import Message as Published
-from feedapi_client.testing.liftbridge.stream import BrokerStream, BrokerStreams, StoredMessage
+from feedapi_client.testing.liftbridge.streams import BrokerStream, BrokerStreams, StoredMessage
 
 _BROKER = "stand-in"
 

@@ -1,4 +1,4 @@
-"""What Spark's micro-batch engine does with a source, without a JVM: an offset log, a commit log, and crashes wherever a test wants them."""
+"""Spark's micro-batch loop without a JVM: an offset log, a commit log, and crashes at any point."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ Row = dict[str, Any]
 
 
 class Crash(Exception):  # noqa: N818 - no error
-    """The driver dies here."""
+    """The driver process ends here."""
 
 
-class Engine:
-    """One query with an idempotent sink: `rows` by batch id. `crash_at(point)` may raise `Crash` at "planned", "logged", "staged" and "sunk"."""
+class MicroBatchEngine:
+    """One query with an idempotent sink: `rows` by batch id.
+
+    `crash_at(point)` may raise `Crash` at "planned", "logged", "staged" and "sunk".
+    """
 
     def __init__(
         self,
@@ -27,7 +30,7 @@ class Engine:
         crash_at: Callable[[str], None] = lambda point: None,
     ) -> None:
         self._make = make_reader
-        self._crash_at = crash_at
+        self.crash_at = crash_at
         self.offsets: dict[int, str] = {}
         self.committed = -1
         self.rows: dict[int, list[Row]] = {}
@@ -36,11 +39,14 @@ class Engine:
         self.restart()
 
     def restart(self) -> None:
-        """A new driver process."""
+        """Start a new driver process."""
         self.reader = self._make()
 
     def trigger(self) -> bool:
-        """One trigger; True when there was a batch. A crash loses the process, what was logged stays."""
+        """Trigger once. Return whether there was a batch.
+
+        A crash ends the process; the logs stay.
+        """
         try:
             return self._trigger()
         except Crash:
@@ -54,11 +60,12 @@ class Engine:
             idle = 0 if self.trigger() else idle + 1
             if idle == 3:
                 return
-            time.sleep(0.005 if idle else 0)  # longer than the pause between two probes
+            if idle:
+                time.sleep(0.005)  # longer than the pause between two probes
         raise AssertionError("the query does not come to an end")
 
     def available_now(self) -> None:
-        """A run with Trigger.AvailableNow: a new process that ends by itself."""
+        """Run with Trigger.AvailableNow: a new process that ends by itself."""
         self.restart()
         self.reader.prepareForTriggerAvailableNow()  # type: ignore[attr-defined]
         self.run()
@@ -68,11 +75,11 @@ class Engine:
         start = json.loads(self.offsets[batch - 1]) if batch else self.reader.initialOffset()
         if batch not in self.offsets:
             end = self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
-            self._crash_at("planned")
+            self.crash_at("planned")
             if json.dumps(end) == json.dumps(start):
                 return False
             self.offsets[batch] = json.dumps(end)
-            self._crash_at("logged")
+            self.crash_at("logged")
             if batch:
                 self.reader.commit(json.loads(self.offsets[batch - 1]))
         if not batch:
@@ -91,21 +98,24 @@ class Engine:
             rows = []
             for partition in partitions:
                 rows += [row for arrow in executor.read(partition) for row in arrow.to_pylist()]
-                self._crash_at("staged")
+                self.crash_at("staged")
             assert batch not in self.rows or rows == self.rows[batch], (
                 f"batch {batch} differs from its first reading"
             )
             self.rows[batch] = rows
-        self._crash_at("sunk")
+        self.crash_at("sunk")
 
     def all_rows(self) -> Iterator[Row]:
-        """The rows of the batches that the sink holds."""
+        """Yield the rows of the batches in the sink."""
         for batch in sorted(self.rows):
             yield from self.rows[batch]
 
 
 def problems(rows: Iterable[Row], published: Iterable[dict[str, Any]]) -> list[str]:
-    """What is lost, doubled, or out of order within an entity by ``(depth, sequence)``; empty when all is well. Events are {"entity", "n"}."""
+    """Return what is lost, doubled, or out of order within an entity by ``(depth, sequence)``.
+
+    Events are ``{"entity", "n"}``.
+    """
     found: list[str] = []
     seen: Counter[tuple[str, int]] = Counter()
     order: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
