@@ -1,4 +1,4 @@
-"""SQLiteCursorStore passes the contract, and keeps cursors in the caller's own transaction."""
+"""`SQLiteCursorStore`: the contracts, the caller's own transaction, and the file."""
 
 from __future__ import annotations
 
@@ -21,10 +21,14 @@ from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
 from feedapi_client.testing.store_contract import AdministrableStoreContract, advanced, opening
-from tests.stores.journal_contract import JournalContract, Make
+from tests.stores.journal_contract import AGING, JournalContract, Make
 
 pytestmark = pytest.mark.anyio
 FEED = FeedKey("https://service.test/feed")
+TRIGGER = (
+    "CREATE TRIGGER fail_{0} BEFORE {0} ON feedapi_cursors WHEN NEW.partition_id = 5 "
+    "BEGIN SELECT RAISE(FAIL, 'disk on fire'); END"
+)
 
 
 class TestSQLiteCursorStore(AdministrableStoreContract):
@@ -58,9 +62,7 @@ class TestSQLiteCursorStore(AdministrableStoreContract):
         await store.feeds()
         with sqlite3.connect(store.path) as connection:
             for event in ("INSERT", "UPDATE"):
-                connection.execute(
-                    f"CREATE TRIGGER fail_{event} BEFORE {event} ON feedapi_cursors WHEN NEW.partition_id = 5 BEGIN SELECT RAISE(FAIL, 'disk on fire'); END"
-                )
+                connection.execute(TRIGGER.format(event))
         connection.close()
         yield
         with sqlite3.connect(store.path) as connection:
@@ -89,6 +91,13 @@ class TestSQLiteJournal(JournalContract):
             )
         finally:
             connection.close()
+
+    async def age(self, store: JournalledStore, seconds: int) -> None:
+        assert isinstance(store, SQLiteCursorStore)
+        with sqlite3.connect(store.path) as connection:
+            for statement in AGING:
+                connection.execute(statement, {"by": seconds * 1_000_000})
+        connection.close()
 
 
 @pytest.fixture
@@ -137,9 +146,7 @@ async def test_a_failed_save_leaves_nothing_of_itself_in_the_transaction(
     store: SQLiteCursorStore, application: sqlite3.Connection
 ) -> None:
     await store.load(FEED)
-    application.execute(
-        "CREATE TRIGGER fail BEFORE INSERT ON feedapi_cursors WHEN NEW.partition_id = 5 BEGIN SELECT RAISE(FAIL, 'disk on fire'); END"
-    )
+    application.execute(TRIGGER.format("INSERT"))
     application.commit()
     application.execute("INSERT INTO effects VALUES (1)")
     with pytest.raises(StoreError, match="disk on fire"):
