@@ -202,7 +202,9 @@ class SQLiteCursorStore(Closable):
                     "BEGIN one first",
                     feed=feed.url,
                 )
-            yield Query("BEGIN")
+            # A transaction that has read fails at once when it wants to write beside another
+            # writer; this one waits for it.
+            yield Query("BEGIN IMMEDIATE")
         if self._connection is None:
             yield from self._scripts.create_tables()
         if not positions:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import aiosqlite
@@ -226,6 +227,36 @@ async def test_the_first_save_of_all_may_be_in_the_callers_transaction(
     connection.commit()
     connection.close()
     assert await store.load(FEED) == opening()
+
+
+async def test_a_save_that_opens_the_transaction_waits_for_another_writer(
+    store: SQLiteCursorStore,
+) -> None:
+    await store.save(FEED, opening())
+    writer = sqlite3.connect(store.path)
+    await store.save(FEED, advanced(opening(), "first"), transaction=writer)
+    statements: list[str] = []
+    begun = threading.Event()
+
+    def note(statement: str) -> None:
+        statements.append(statement)
+        if statement.startswith("BEGIN"):
+            begun.set()
+
+    def save_too() -> None:
+        connection = sqlite3.connect(store.path, timeout=60)
+        connection.set_trace_callback(note)
+        with closing(connection), pytest.raises(FencedError):
+            anyio.run(lambda: store.save(FEED, advanced(opening(), "late"), transaction=connection))
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        saved = elsewhere.submit(save_too)
+        await anyio.to_thread.run_sync(begun.wait)
+        assert not any(statement.startswith("SELECT") for statement in statements)
+        writer.commit()
+        await anyio.to_thread.run_sync(saved.result)
+    writer.close()
+    assert await store.load(FEED) == advanced(opening(), "first")
 
 
 # The file
