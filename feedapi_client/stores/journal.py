@@ -15,8 +15,8 @@ next behaves as if it had been switched off since:
   ancestor once more, or waits for its parent and starts at ``_first``. Its own later cursor would
   skip what the ancestor delivers again.
 - Every position gets the next revision, also those that did not change, so that a running consumer
-  ends with `FencedError` at its next save. Stop it before rewinding all the same: between the
-  rewind and that save it goes on to deliver.
+  ends with `FencedError` at its next save. Stop it before rewinding all the same: it delivers on
+  between the rewind and that save.
 - Which ancestors a partition inherits from is decided by the discovery of today, as for a consumer
   that was switched off during all the splits since. When a partition split twice by cursor
   transfer and the publisher names only direct parents, a grandchild has no ancestor with a

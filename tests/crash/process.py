@@ -99,7 +99,7 @@ class ConsumerProcess:
         self.process.wait()
 
     def wait_until_open(self) -> None:
-        """Wait until the consumer is open. It stands there until `let_go`."""
+        """Wait until the consumer is open. It waits there until `let_go`."""
         assert self.wait_for_step() == OPENED, self.errors()
 
 

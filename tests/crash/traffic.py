@@ -28,7 +28,7 @@ class Traffic:
         self.rotations = 0
 
     def publish(self, count: int) -> None:
-        """Publish so many events, of any entities."""
+        """Publish `count` events of random entities."""
         for _ in range(count):
             entity = f"entity {self._random.randrange(ENTITIES)}"
             self.publisher.publish(entity, {"entity": entity, "n": self.published[entity]})

@@ -26,7 +26,7 @@ AGING = (
     "UPDATE feedapi_cursors SET saved_at = saved_at - :by",
     "UPDATE feedapi_cursors_journal SET saved_at = saved_at - :by, replaced_at = replaced_at - :by",
 )
-"""SQL that makes everything in the store older by so many microseconds."""
+"""SQL that makes everything in the store older by a number of microseconds."""
 Make = Callable[[Journal | None], Awaitable[JournalledStore]]
 
 
