@@ -1,4 +1,4 @@
-"""The snippets of the README's chapters on exactly once and on poison run as they stand, but for the addresses."""
+"""The README's programs on exactly once and on poison events run unchanged but for addresses."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.servers import Postgres
 README = Path(__file__).parents[2] / "README.md"
 
 
-def run_snippet(chapter: str, directory: Path, **addresses: str) -> str:
+def run_program(chapter: str, directory: Path, **addresses: str) -> str:
     text = README.read_text().partition(f"\n## {chapter}\n")[2].partition("\n## ")[0]
     (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     for written, real in (
@@ -31,13 +31,12 @@ def run_snippet(chapter: str, directory: Path, **addresses: str) -> str:
         capture_output=True,
         text=True,
         cwd=directory,
-        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_snippet_of_exactly_once_goes_on_where_its_database_says(
+def test_the_program_for_exactly_once_resumes_from_its_database(
     postgres: Postgres, feedapi_publisher: Publisher, tmp_path: Path
 ) -> None:
     engine = sa.create_engine(postgres.url())
@@ -48,7 +47,7 @@ def test_the_snippet_of_exactly_once_goes_on_where_its_database_says(
         feedapi_publisher.extend(
             0, [{"id": id, "customer": "a"} for id in range(start, start + 10)]
         )
-        run_snippet(
+        run_program(
             "Exactly once, with a database",
             tmp_path,
             feed=feedapi_publisher.url or "",
@@ -61,11 +60,11 @@ def test_the_snippet_of_exactly_once_goes_on_where_its_database_says(
     engine.dispose()
 
 
-def test_the_snippet_of_poison_events_puts_the_poison_aside(
+def test_the_program_for_poison_events_quarantines_the_failing_event(
     feedapi_publisher: Publisher, tmp_path: Path
 ) -> None:
     feedapi_publisher.extend(0, [{"id": id} for id in range(20)])
-    (line,) = run_snippet("Poison events", tmp_path, feed=feedapi_publisher.url or "").splitlines()
+    (line,) = run_program("Poison events", tmp_path, feed=feedapi_publisher.url or "").splitlines()
     assert line.split()[1:] == ["0", "IntegrityError"]
     with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
         assert [row[0] for row in connection.execute("SELECT id FROM orders")] == [
