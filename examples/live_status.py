@@ -22,7 +22,7 @@ def show(status: ConsumerStatus) -> None:
     print(f"{status.events} events, {status.buffered_bytes} bytes buffered")
     for partition in status.partitions.values():
         print(
-            f"  {partition.partition}: {partition.state}, cursor {partition.cursor}, {partition.events} events, lag {partition.lag}"
+            f"  {partition.partition}: {partition.state}, cursor {partition.cursor}, {partition.events} events, {'caught up' if partition.caught_up else 'behind'}"
         )
     for report in status.reports:
         print(f"  ! {report}")

@@ -1,10 +1,13 @@
-"""Consumer library for FeedAPI: a partitioned event feed over plain HTTP, every event in order and once.
+"""Consumer library for FeedAPI, a partitioned event feed over plain HTTP.
+
+Every event is handled in order, once.
 
 ::
 
     from feedapi_client import FeedConsumer, SQLiteCursorStore
 
-    async with FeedConsumer("https://service/myfeed", store=SQLiteCursorStore("cursors.db")) as consumer:
+    store = SQLiteCursorStore("cursors.db")
+    async with FeedConsumer("https://service/myfeed", store=store) as consumer:
         async for event in consumer:
             print(event.partition, event.json())
 """
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
         TornResponseError,
         TransportError,
     )
+    from feedapi_client.http.redaction import redact_http_logs
     from feedapi_client.model import (
         FIRST,
         LAST,
@@ -49,7 +53,7 @@ if TYPE_CHECKING:
     )
     from feedapi_client.options import FetchOptions, Limits, RetryPolicy, default_decision
     from feedapi_client.quarantine.policy import Quarantine, Retry
-    from feedapi_client.status import ConsumerStatus, PartitionStatus
+    from feedapi_client.status import ConsumerStatus, PartitionState, PartitionStatus
     from feedapi_client.stores.base import CursorStore
     from feedapi_client.stores.journal import Journal
     from feedapi_client.stores.memory import MemoryCursorStore
@@ -89,6 +93,7 @@ __all__ = [
     "NoProgressError",
     "Page",
     "Partition",
+    "PartitionState",
     "PartitionStatus",
     "Position",
     "ProtocolError",
@@ -102,12 +107,14 @@ __all__ = [
     "TornResponseError",
     "TransportError",
     "default_decision",
+    "redact_http_logs",
 ]
 
 # Public as well, but not in __all__: a star import must not ask for an extra.
 _OF_EXTRAS = ("RedisCursorStore", "SQLAlchemyCursorStore")
 
-# Loaded when first asked for: what a program does not use costs it nothing, and the stores of an extra ask for it only when they are used.
+# Loaded when first asked for: what a program does not use costs it nothing, and the stores of an
+# extra ask for it only when they are used.
 _HOME = {
     "client": ("FeedClient", "Page", "SyncFeedClient"),
     "consumer": ("FeedConsumer",),
@@ -115,7 +122,8 @@ _HOME = {
     "model": ("FIRST", "LAST", "Batch", "Event", "FeedInfo", "FeedKey", "Partition", "Position"),
     "options": ("FetchOptions", "Limits", "RetryPolicy", "default_decision"),
     "quarantine.policy": ("Quarantine", "Retry"),
-    "status": ("ConsumerStatus", "PartitionStatus"),
+    "status": ("ConsumerStatus", "PartitionState", "PartitionStatus"),
+    "http.redaction": ("redact_http_logs",),
     "stores": ("CursorStore", "Journal", "MemoryCursorStore", "SQLiteCursorStore", *_OF_EXTRAS),
 }
 _MODULE_OF = {name: f"feedapi_client.{module}" for module, names in _HOME.items() for name in names}

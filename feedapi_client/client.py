@@ -1,10 +1,13 @@
-"""One call for each operation of the protocol, without scheduling, retries of fetches, or cursors kept: that is `FeedConsumer`'s.
+"""One call for each operation of the protocol.
 
-`FeedClient` is asynchronous, `SyncFeedClient` its twin over `httpx.Client`.
+`FeedClient` is asynchronous, `SyncFeedClient` its twin over `httpx.Client`. Neither schedules,
+retries fetches or keeps cursors: that is `FeedConsumer`'s.
 """
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Generator
 from dataclasses import dataclass
 from types import TracebackType
@@ -13,29 +16,28 @@ from typing import Any, Self
 import anyio
 import orjson
 
-from feedapi_client.errors import BufferLimitError, FeedError, NoProgressError, RequestRefusedError
-from feedapi_client.http.transport import (
-    Answer,
-    AsyncHTTP,
-    SyncAnswer,
-    SyncHTTP,
-    SyncTransport,
-    Transport,
-    backoff,
-    retrying,
-    retrying_sync,
-)
+from feedapi_client.errors import FeedError, NoProgressError, RequestRefusedError
+from feedapi_client.http.exchange import Endpoint
+from feedapi_client.http.sync import SyncHTTP, SyncResponseStream, SyncTransport
+from feedapi_client.http.transport import AsyncHTTP, ResponseStream, Transport
 from feedapi_client.lineage import graph
 from feedapi_client.model import LAST, Batch, Decoder, Event, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
-from feedapi_client.protocol.decoder import PageDecoder
+from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, Dialect, Params, check_options
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
+from feedapi_client.protocol.page import PageReader, Progress
+from feedapi_client.retry import Backoff, retry, retry_sync
+
+log = logging.getLogger("feedapi_client")
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A whole response: its events up to the last checkpoint, and that checkpoint (None when there was none). `asked` is the cursor asked with."""
+    """A whole response: its events up to the last checkpoint, and that checkpoint.
+
+    `asked` is the cursor asked with, `cursor` None when there was no checkpoint.
+    """
 
     partition: int
     asked: str
@@ -44,18 +46,16 @@ class Page:
 
     @property
     def caught_up(self) -> bool:
-        """Whether the response says that the cursor asked with is the present end of the partition."""
+        """Whether the response says that the cursor asked with is the partition's present end."""
         return not self.events and self.cursor == self.asked
 
 
 class _Client:
     """What both clients share."""
 
-    feed: str
-    transport: Transport | SyncTransport
-
     def __init__(
         self,
+        endpoint: Endpoint[Any],
         v1_partitions: int | None,
         fetch: FetchOptions | None,
         retry: RetryPolicy | None,
@@ -63,6 +63,9 @@ class _Client:
         decoder: Decoder,
     ) -> None:
         check_v1_partitions(v1_partitions)
+        self.feed = endpoint.feed
+        """The feed's URL without credentials and query."""
+        self._quote = endpoint.quote
         self.v1_partitions = v1_partitions
         self.options = fetch or FetchOptions()
         self.retry = retry or RetryPolicy()
@@ -72,63 +75,82 @@ class _Client:
         """The last discovery."""
 
     def check(self, info: FeedInfo) -> None:
-        """Raise `LineageError` when the partitions make no valid graph, `ProtocolError` when the options select events as the feed can't."""
+        """Check a discovery against this client's options.
+
+        Raises `LineageError` when the partitions make no valid graph, `ProtocolError` when the
+        options select events in a way that the feed can't carry.
+        """
         graph.validate(info, feed=self.feed)
         check_options(info, self.options, feed=self.feed)
+
+    def _negotiate(self, status: int, body: bytes) -> FeedInfo:
+        return negotiate(
+            status,
+            body,
+            feed=self.feed,
+            v1_partitions=self.v1_partitions,
+            quote=self._quote,
+        )
 
     def _plan(
         self, info: FeedInfo, partition: int, cursor: str, stream: bool | int
     ) -> tuple[Dialect, Params, float | None]:
         dialect = DIALECTS[info.dialect]
-        # A reader that keeps its own idle time, as the consumer does, ends the response before the transport calls it broken.
-        idle_timeout = (
-            self.limits.stream_idle_timeout + self.limits.request_timeout
-            if stream is not False and info.stream
-            else None
-        )
-        return (
-            dialect,
-            dialect.fetch_params(info, partition, cursor, self.options, stream=stream),
-            idle_timeout,
-        )
+        idle_timeout = None
+        if stream is not False and info.stream:
+            # A reader that keeps its own idle time, as the consumer does, ends the response before
+            # the transport calls it broken.
+            idle_timeout = self.limits.stream_idle_timeout + self.limits.request_timeout
+        params = dialect.fetch_params(info, partition, cursor, self.options, stream=stream)
+        return dialect, params, idle_timeout
 
-    def _page_decoder(self, dialect: Dialect, partition: int) -> PageDecoder:
-        return PageDecoder(
-            dialect,
+    def _page_reader(
+        self, info: FeedInfo, partition: int, cursor: str, progress: Progress | None
+    ) -> PageReader:
+        listed = info.partitions.get(partition)
+        decoder = PageDecoder(
+            DIALECTS[info.dialect],
             feed=self.feed,
             partition=partition,
             decoder=self.decoder,
             max_line_bytes=self.limits.max_line_bytes,
-            quote=self.transport.quote,
+            quote=self._quote,
         )
-
-    def _no_end(self, partition: int) -> NoProgressError:
-        return NoProgressError(
-            "the publisher answers a fetch from _last without a cursor",
+        return PageReader(
+            decoder,
             feed=self.feed,
             partition=partition,
+            asked=cursor,
+            closed=listed is not None and listed.closed,
+            progress=progress,
+            max_unclosed_bytes=self.limits.max_buffered_bytes,
         )
 
     def __repr__(self) -> str:
-        known = (
-            "not discovered yet"
-            if self.info is None
-            else f"{self.info.dialect}, {len(self.info.partitions)} partitions"
-        )
+        known = "not discovered yet"
+        if self.info is not None:
+            known = f"{self.info.dialect}, {len(self.info.partitions)} partitions"
         return f"<{type(self).__name__} {self.feed}: {known}>"
 
 
 class FeedClient(_Client):
-    """Discovers a feed and fetches from it. An asynchronous context manager; its methods may run concurrently, on asyncio or trio.
+    """Discovers a feed and fetches from it.
 
-    Args:
-        url: the feed. Its query is sent with every request, credentials in it are used as basic auth; neither is ever shown.
-        http: the caller's client, for authentication, TLS, proxies or HTTP/2. It is used as it is and stays open.
-        v1_partitions: the number of partitions, for a feed of dialect v1 (ZeroEventHub), which can't say it.
-        fetch, limits: what to ask for, and how much of everything. `retry` is for `discover` only; a fetch is not retried.
+    An asynchronous context manager; its methods may run concurrently, on asyncio or trio.
+
+    Arguments:
+        url: the feed. Its query is sent with every request, credentials in it are used as basic
+            auth; neither is ever shown.
+        http: the caller's client, for authentication, TLS, proxies or HTTP/2. It is used as it is
+            and stays open.
+        v1_partitions: the number of partitions of a feed of dialect v1 (ZeroEventHub), which can't
+            say it.
+        fetch, limits: what to ask for, and how much of everything.
+        retry: for `discover` only; a fetch is not retried.
         decoder: what `Event.json` uses.
 
-    Raises ValueError for an impossible `v1_partitions`, `NegotiationError` for a URL that can't be one of a feed.
+    Raises ValueError for an impossible `v1_partitions`, `NegotiationError` for a URL that can't be
+    a feed's.
     """
 
     def __init__(
@@ -142,9 +164,9 @@ class FeedClient(_Client):
         limits: Limits | None = None,
         decoder: Decoder = orjson.loads,
     ) -> None:
-        super().__init__(v1_partitions, fetch, retry, limits or Limits(), decoder)
-        self.transport: Transport = Transport(url, http=http, limits=self.limits)
-        self.feed = self.transport.feed
+        limits = limits or Limits()
+        self.transport = Transport(url, http=http, limits=limits)
+        super().__init__(self.transport, v1_partitions, fetch, retry, limits, decoder)
 
     async def __aenter__(self) -> Self:
         return self
@@ -164,96 +186,113 @@ class FeedClient(_Client):
     async def discover(self) -> FeedInfo:
         """Negotiate (R1, at each call anew: R2) and validate what was found.
 
-        Retried as the policy says. Raises `NegotiationError`, `AuthenticationError`, `ProtocolError`, `LineageError`; `info` then stays what it was.
+        Retried as the policy says. Raises `NegotiationError`, `AuthenticationError`,
+        `ProtocolError`, `LineageError`; `info` then stays what it was.
         """
-        info = await retrying(self.retry, self._discover)
+        info = await retry(self._discover, self._backoff(), sleep=anyio.sleep, on_retry=log_attempt)
         self.check(info)
         self.info = info
         return info
 
     async def _discover(self) -> FeedInfo:
-        status, body = await self.transport.get("", [], max_bytes=self.limits.max_discovery_bytes)
-        return negotiate(
-            status,
-            body,
-            feed=self.feed,
-            v1_partitions=self.v1_partitions,
-            quote=self.transport.quote,
-        )
+        limit = self.limits.max_discovery_bytes
+        return self._negotiate(*await self.transport.get("", [], max_bytes=limit))
+
+    def _backoff(self) -> Backoff:
+        return Backoff.of(self.retry, clock=anyio.current_time)
 
     def open(
-        self, info: FeedInfo, partition: int, cursor: str, *, stream: bool | int = False
+        self,
+        info: FeedInfo,
+        partition: int,
+        cursor: str,
+        *,
+        stream: bool | int = False,
+        progress: Progress | None = None,
     ) -> Response:
-        """The plainest fetch: ``async with client.open(...) as response``, then feed `response.chunks()` to `response.decoder`.
+        """The plainest fetch: feed the chunks to the reader yourself.
 
-        With `stream` (True, or milliseconds) the response is held open where the feed offers that. Entering raises `RequestRefusedError`,
-        `AuthenticationError`, `FeedUnavailableError`, `ProtocolError`; the chunks raise `TornResponseError`.
+        ``async with client.open(...) as response``, then feed `response.chunks()` to
+        `response.reader`. With `stream` (True, or milliseconds) the response is held open where the
+        feed offers that. Entering raises `RequestRefusedError`, `AuthenticationError`,
+        `FeedUnavailableError`, `ProtocolError`; the chunks raise `TornResponseError`.
         """
         dialect, params, idle_timeout = self._plan(info, partition, cursor, stream)
-        return Response(
-            self.transport.stream(
-                dialect.suffix, params, partition=partition, idle_timeout=idle_timeout
-            ),
-            self._page_decoder(dialect, partition),
+        stream_of_bytes = self.transport.stream(
+            dialect.suffix, params, partition=partition, idle_timeout=idle_timeout
         )
+        return Response(stream_of_bytes, self._page_reader(info, partition, cursor, progress))
 
     def fetch(self, partition: int, cursor: str) -> Fetch:
-        """One fetch, to be awaited for a `Page`, or iterated for each `Batch` as its checkpoint arrives. Discovers first when nothing is known.
+        """One fetch: await it for a `Page`, or iterate for each `Batch` as its checkpoint arrives.
 
-        Not retried; raises what `open` does, and `TornResponseError`, `LineTooLongError`, `ProtocolError` or `BufferLimitError` behind what was
-        checkpointed. When iterated, it asks for a streamed response if `fetch.stream` says so; to leave it early, enter it
-        (``async with client.fetch(...) as batches``).
+        Discovers first when nothing is known. Not retried; raises what `open` does, and
+        `TornResponseError`, `LineTooLongError`, `ProtocolError` or `BufferLimitError` behind what
+        was checkpointed. When iterated, it asks for a streamed response if `fetch.stream` says so;
+        to leave it early, enter it (``async with client.fetch(...) as batches``).
         """
         return Fetch(self, partition, cursor)
 
     async def end_of(self, partition: int) -> str:
-        """The cursor of the partition's present end: of the first checkpoint behind `_last`.
+        """Return the cursor of the partition's present end: the first checkpoint behind `_last`.
 
-        Retried as the policy says; raises what `open` does, and `NoProgressError` when the publisher gives no cursor again and again.
+        Retried as the policy says; raises what `open` does, and `NoProgressError` when the
+        publisher gives no cursor again and again.
         """
-        for attempt in range(1, self.limits.max_attempts_without_progress + 1):
+
+        async def ask() -> str:
             try:
-                cursor = await retrying(self.retry, lambda: self._first_cursor(partition))
+                cursor = await retry(
+                    lambda: self._first_cursor(partition),
+                    self._backoff(),
+                    sleep=anyio.sleep,
+                    on_retry=log_attempt,
+                )
             except RequestRefusedError:
-                if attempt == self.limits.max_attempts_without_progress:
-                    raise
                 await self.discover()
-            else:
-                if cursor is not None:
-                    return cursor
-            await anyio.sleep(backoff(self.retry, attempt))
-        raise self._no_end(partition)
+                raise
+            if cursor is None:
+                raise NoProgressError(
+                    "the publisher answers a fetch from _last without a cursor",
+                    feed=self.feed,
+                    partition=partition,
+                )
+            return cursor
+
+        backoff = Backoff(
+            base_delay=self.retry.base_delay,
+            max_delay=self.retry.max_delay,
+            attempts=self.limits.max_attempts_without_progress,
+            retry_if=lambda error: isinstance(error, (RequestRefusedError, NoProgressError)),
+        )
+        return await retry(ask, backoff, sleep=anyio.sleep)
 
     async def _first_cursor(self, partition: int) -> str | None:
         info = self.info or await self.discover()
         async with self.open(info, partition, LAST) as response:
+            reader = response.reader
             async for chunk in response.chunks():
-                if _feed_to_cursor(response.decoder, chunk):
-                    return response.decoder.cursor
-            response.decoder.finish()
-        return response.decoder.cursor
-
-
-def _feed_to_cursor(decoder: PageDecoder, chunk: bytes) -> bool:
-    """Feed line by line up to the first checkpoint; True once there is one."""
-    for line in chunk.splitlines(keepends=True):
-        decoder.feed(line)
-        if decoder.cursor is not None:
-            return True
-    return False
+                # Line by line: the first checkpoint counts, and a chunk may hold several.
+                for line in chunk.splitlines(keepends=True):
+                    reader.feed(line)
+                    if reader.last_checkpoint is not None:
+                        return reader.last_checkpoint
+                reader.check()
+            reader.finish()
+        return reader.last_checkpoint
 
 
 class Response:
-    """An answer under way, while it is entered. `decoder` is what its chunks are to be fed to."""
+    """An answer under way, while it is entered. `reader` is what its chunks are to be fed to."""
 
-    __slots__ = ("_answer", "decoder")
+    __slots__ = ("_stream", "reader")
 
-    def __init__(self, answer: Answer, decoder: PageDecoder) -> None:
-        self._answer = answer
-        self.decoder = decoder
+    def __init__(self, stream: ResponseStream, reader: PageReader) -> None:
+        self._stream = stream
+        self.reader = reader
 
     async def __aenter__(self) -> Self:
-        await self._answer.__aenter__()
+        await self._stream.__aenter__()
         return self
 
     async def __aexit__(
@@ -262,81 +301,92 @@ class Response:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._answer.__aexit__(kind, error, traceback)
+        await self._stream.__aexit__(kind, error, traceback)
 
-    def chunks(self) -> Answer:
-        """The body's bytes as they arrive, content encodings undone. Raises `TornResponseError` when the body breaks off."""
-        return self._answer
+    def chunks(self) -> ResponseStream:
+        """The body's bytes as they arrive, content encodings undone.
+
+        Raises `TornResponseError` when the body breaks off.
+        """
+        return self._stream
 
 
-class _Reading:
-    """A response on its way to batches, without I/O: errors come behind what was checkpointed before them."""
+class _PageBatches:
+    """A response as batches, without I/O: errors come behind what was checkpointed before them."""
 
-    def __init__(self, decoder: PageDecoder, partition: int, limits: Limits, feed: str) -> None:
-        self._decoder = decoder
+    def __init__(self, reader: PageReader, partition: int) -> None:
+        self._reader = reader
         self._partition = partition
-        self._limit = limits.max_buffered_bytes
-        self._feed = feed
+        self._ready: deque[Batch] = deque()
         self._error: FeedError | None = None
+        self._gave_any = False
         self.over = False
 
     def feed(self, chunk: bytes) -> None:
+        """Read the next bytes."""
+        self._add(self._reader.feed(chunk))
         try:
-            self._decoder.feed(chunk)
-            if self._decoder.tail_bytes > self._limit:
-                raise BufferLimitError(
-                    f"{self._decoder.tail_bytes} bytes came without a checkpoint: raise Limits.max_buffered_bytes ({self._limit}), "
-                    "or ask the publisher for checkpoints more often",
-                    feed=self._feed,
-                    partition=self._partition,
-                )
+            self._reader.check()
         except FeedError as error:
             self.broke(error)
 
     def complete(self) -> None:
+        """The body has ended as it should."""
         self.over = True
         try:
-            self._decoder.finish()
+            finished = self._reader.finish()
         except FeedError as error:
+            self._add(self._reader.rest())
             self.broke(error)
+            return
+        self._add(finished.batches)
+        held, cursor = self._reader.held, self._reader.last_checkpoint
+        if held is not None:
+            self._add([held])  # a single fetch shows what was sent, whatever the cursor
+        elif not self._gave_any and cursor is not None:
+            self._add([CheckpointedEvents([], cursor, 0)])
 
     def broke(self, error: FeedError) -> None:
+        """The body has ended by an error."""
         self.over = True
         self._error = error
 
-    def batch(self) -> Batch | None:
-        """The next batch; None when there is none now, which is the end once the reading is over. Raises the error that ended it."""
-        run = self._decoder.take()
-        if run is not None:
-            return Batch(self._partition, run.events, run.cursor)
+    def next(self) -> Batch | None:
+        """The next batch; None when there is none yet, or, once it is `over`, none any more.
+
+        Raises the error that ended it, behind the last batch.
+        """
+        if self._ready:
+            return self._ready.popleft()
         if self._error is not None:
             raise self._error
         return None
 
+    def _add(self, batches: list[CheckpointedEvents]) -> None:
+        self._gave_any = self._gave_any or bool(batches)
+        self._ready.extend(Batch(self._partition, b.events, b.cursor) for b in batches)
+
 
 def _page(batches: list[Batch], partition: int, asked: str) -> Page:
-    return Page(
-        partition,
-        asked,
-        [event for batch in batches for event in batch.events],
-        batches[-1].cursor if batches else None,
-    )
+    events = [event for batch in batches for event in batch.events]
+    return Page(partition, asked, events, batches[-1].cursor if batches else None)
 
 
 class Fetch:
-    """One fetch: await it, or iterate over it, once. See `FeedClient.fetch`."""
+    """One fetch: await it, `read` it, or iterate over it, once. See `FeedClient.fetch`."""
 
     def __init__(self, client: FeedClient, partition: int, cursor: str) -> None:
         self._client = client
         self._partition = partition
         self._cursor = cursor
         self._response: Response | None = None
-        self._reading: _Reading | None = None
+        self._batches: _PageBatches | None = None
 
     def __await__(self) -> Generator[Any, Any, Page]:
-        return self._whole().__await__()
+        return self.read().__await__()
 
-    async def _whole(self) -> Page:
+    async def read(self) -> Page:
+        """Return the whole response."""
         await self._begin(stream=False)
         return _page([batch async for batch in self], self._partition, self._cursor)
 
@@ -352,7 +402,7 @@ class Fetch:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """End the request. Nothing happens when it has ended."""
+        """End the request. Does nothing when it has ended."""
         response, self._response = self._response, None
         if response is not None:
             await response.__aexit__(None, None, None)
@@ -362,42 +412,45 @@ class Fetch:
 
     async def __anext__(self) -> Batch:
         try:
-            reading = self._reading or await self._begin(stream=self._client.options.streaming)
-            while (batch := reading.batch()) is None:
-                if reading.over:
+            batches = self._batches
+            if batches is None:
+                batches = await self._begin(stream=self._client.options.streaming)
+            while (batch := batches.next()) is None:
+                if batches.over:
                     raise StopAsyncIteration
-                await self._receive(reading)
+                await self._receive(batches)
         except BaseException:
             await self.aclose()
             raise
         return batch
 
-    async def _begin(self, *, stream: bool | int) -> _Reading:
-        if self._reading is not None:
-            raise RuntimeError("a fetch can be read once: call fetch() again")
-        client = self._client
-        info = client.info or await client.discover()
-        response = client.open(info, self._partition, self._cursor, stream=stream)
+    async def _begin(self, *, stream: bool | int) -> _PageBatches:
+        _check_unused(self._batches)
+        info = self._client.info or await self._client.discover()
+        response = self._client.open(info, self._partition, self._cursor, stream=stream)
         await response.__aenter__()
         self._response = response
-        self._reading = _Reading(response.decoder, self._partition, client.limits, client.feed)
-        return self._reading
+        self._batches = _PageBatches(response.reader, self._partition)
+        return self._batches
 
-    async def _receive(self, reading: _Reading) -> None:
+    async def _receive(self, batches: _PageBatches) -> None:
         assert self._response is not None
         try:
             chunk = await anext(self._response.chunks(), None)
         except FeedError as error:
-            reading.broke(error)
+            batches.broke(error)
         else:
             if chunk is None:
-                reading.complete()
+                batches.complete()
             else:
-                reading.feed(chunk)
+                batches.feed(chunk)
 
 
 class SyncFeedClient(_Client):
-    """`FeedClient` over `httpx.Client`, for threads and executors. A context manager; its methods may be called from several threads."""
+    """`FeedClient` over `httpx.Client`, for threads and executors.
+
+    A context manager; its methods may be called from several threads.
+    """
 
     def __init__(
         self,
@@ -410,9 +463,9 @@ class SyncFeedClient(_Client):
         limits: Limits | None = None,
         decoder: Decoder = orjson.loads,
     ) -> None:
-        super().__init__(v1_partitions, fetch, retry, limits or Limits(), decoder)
-        self.transport: SyncTransport = SyncTransport(url, http=http, limits=self.limits)
-        self.feed = self.transport.feed
+        limits = limits or Limits()
+        self.transport = SyncTransport(url, http=http, limits=limits)
+        super().__init__(self.transport, v1_partitions, fetch, retry, limits, decoder)
 
     def __enter__(self) -> Self:
         return self
@@ -431,49 +484,50 @@ class SyncFeedClient(_Client):
 
     def discover(self) -> FeedInfo:
         """See `FeedClient.discover`."""
-        info = retrying_sync(self.retry, self._discover)
+        info = retry_sync(self._discover, Backoff.of(self.retry), on_retry=log_attempt)
         self.check(info)
         self.info = info
         return info
 
     def _discover(self) -> FeedInfo:
-        status, body = self.transport.get("", [], max_bytes=self.limits.max_discovery_bytes)
-        return negotiate(
-            status,
-            body,
-            feed=self.feed,
-            v1_partitions=self.v1_partitions,
-            quote=self.transport.quote,
-        )
+        limit = self.limits.max_discovery_bytes
+        return self._negotiate(*self.transport.get("", [], max_bytes=limit))
 
     def open(
-        self, info: FeedInfo, partition: int, cursor: str, *, stream: bool | int = False
+        self,
+        info: FeedInfo,
+        partition: int,
+        cursor: str,
+        *,
+        stream: bool | int = False,
+        progress: Progress | None = None,
     ) -> SyncResponse:
         """See `FeedClient.open`."""
         dialect, params, idle_timeout = self._plan(info, partition, cursor, stream)
-        return SyncResponse(
-            self.transport.stream(
-                dialect.suffix, params, partition=partition, idle_timeout=idle_timeout
-            ),
-            self._page_decoder(dialect, partition),
+        stream_of_bytes = self.transport.stream(
+            dialect.suffix, params, partition=partition, idle_timeout=idle_timeout
         )
+        return SyncResponse(stream_of_bytes, self._page_reader(info, partition, cursor, progress))
 
     def fetch(self, partition: int, cursor: str) -> SyncFetch:
-        """One fetch: `read()` it for a `Page`, or iterate over it for each `Batch`. Otherwise as `FeedClient.fetch`."""
+        """One fetch: `read()` it for a `Page`, or iterate over it for each `Batch`.
+
+        Otherwise as `FeedClient.fetch`.
+        """
         return SyncFetch(self, partition, cursor)
 
 
 class SyncResponse:
     """See `Response`."""
 
-    __slots__ = ("_answer", "decoder")
+    __slots__ = ("_stream", "reader")
 
-    def __init__(self, answer: SyncAnswer, decoder: PageDecoder) -> None:
-        self._answer = answer
-        self.decoder = decoder
+    def __init__(self, stream: SyncResponseStream, reader: PageReader) -> None:
+        self._stream = stream
+        self.reader = reader
 
     def __enter__(self) -> Self:
-        self._answer.__enter__()
+        self._stream.__enter__()
         return self
 
     def __exit__(
@@ -482,11 +536,11 @@ class SyncResponse:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._answer.__exit__(kind, error, traceback)
+        self._stream.__exit__(kind, error, traceback)
 
-    def chunks(self) -> SyncAnswer:
+    def chunks(self) -> SyncResponseStream:
         """See `Response.chunks`."""
-        return self._answer
+        return self._stream
 
 
 class SyncFetch:
@@ -497,10 +551,10 @@ class SyncFetch:
         self._partition = partition
         self._cursor = cursor
         self._response: SyncResponse | None = None
-        self._reading: _Reading | None = None
+        self._batches: _PageBatches | None = None
 
     def read(self) -> Page:
-        """The whole response."""
+        """Return the whole response."""
         self._begin(stream=False)
         return _page(list(self), self._partition, self._cursor)
 
@@ -516,7 +570,7 @@ class SyncFetch:
         self.close()
 
     def close(self) -> None:
-        """End the request. Nothing happens when it has ended."""
+        """End the request. Does nothing when it has ended."""
         response, self._response = self._response, None
         if response is not None:
             response.__exit__(None, None, None)
@@ -526,35 +580,43 @@ class SyncFetch:
 
     def __next__(self) -> Batch:
         try:
-            reading = self._reading or self._begin(stream=self._client.options.streaming)
-            while (batch := reading.batch()) is None:
-                if reading.over:
+            batches = self._batches or self._begin(stream=self._client.options.streaming)
+            while (batch := batches.next()) is None:
+                if batches.over:
                     raise StopIteration
-                self._receive(reading)
+                self._receive(batches)
         except BaseException:
             self.close()
             raise
         return batch
 
-    def _begin(self, *, stream: bool | int) -> _Reading:
-        if self._reading is not None:
-            raise RuntimeError("a fetch can be read once: call fetch() again")
-        client = self._client
-        info = client.info or client.discover()
-        response = client.open(info, self._partition, self._cursor, stream=stream)
+    def _begin(self, *, stream: bool | int) -> _PageBatches:
+        _check_unused(self._batches)
+        info = self._client.info or self._client.discover()
+        response = self._client.open(info, self._partition, self._cursor, stream=stream)
         response.__enter__()
         self._response = response
-        self._reading = _Reading(response.decoder, self._partition, client.limits, client.feed)
-        return self._reading
+        self._batches = _PageBatches(response.reader, self._partition)
+        return self._batches
 
-    def _receive(self, reading: _Reading) -> None:
+    def _receive(self, batches: _PageBatches) -> None:
         assert self._response is not None
         try:
             chunk = next(self._response.chunks(), None)
         except FeedError as error:
-            reading.broke(error)
+            batches.broke(error)
         else:
             if chunk is None:
-                reading.complete()
+                batches.complete()
             else:
-                reading.feed(chunk)
+                batches.feed(chunk)
+
+
+def _check_unused(batches: _PageBatches | None) -> None:
+    if batches is not None:
+        raise RuntimeError("a fetch can be read once: call fetch() again")
+
+
+def log_attempt(error: Exception, attempt: int, pause: float) -> None:
+    """Log that a request is about to be repeated."""
+    log.warning("%s; attempt %d in %.1f s", error, attempt, pause)

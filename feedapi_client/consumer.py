@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import Literal, Self
@@ -14,11 +14,12 @@ from anyio.abc import TaskGroup
 
 from feedapi_client.client import FeedClient
 from feedapi_client.http.transport import AsyncHTTP
-from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Batch, Decoder, Event, FeedKey, public_url
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
-from feedapi_client.quarantine.policy import Handler, OnFailure, failure_handler
-from feedapi_client.runtime.driver import Session, Settings
+from feedapi_client.quarantine.handler import retrying_handler
+from feedapi_client.quarantine.policy import Handler, OnFailure
+from feedapi_client.runtime.driver import Settings
+from feedapi_client.runtime.session import Session
 from feedapi_client.status import ConsumerStatus
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.memory import MemoryCursorStore
@@ -29,33 +30,48 @@ _CLOSE_SECONDS = 5.0
 
 
 class FeedConsumer:
-    """Reads a feed, every event in order within its partition and, with its cursors in the application's own transaction, exactly once.
+    """Reads a feed: every event in order within its partition and, with its cursors in the
+    application's own transaction, exactly once.
 
     ::
 
-        async with FeedConsumer("https://service/myfeed", store=SQLiteCursorStore("cursors.db")) as consumer:
+        async with FeedConsumer("https://service/myfeed", store=store) as consumer:
             async for event in consumer:
                 ...
 
-    Entering the block loads the cursors and discovers the feed; for an empty store that is the consumer's birth: nothing published after it is missed.
-    Then consume in one of three ways: ``async for event in consumer``, ``async for batch in consumer.batches()``, ``await consumer.run(handle)``. One
-    at a time: beginning another one ends the one before. Each starts from what is committed, so that an iteration that was left early loses nothing.
-    Runs on asyncio and on trio. Not thread-safe.
+    Entering the block loads the cursors and discovers the feed. For an empty store that is the
+    bootstrap: nothing published after it is missed. Then consume in one of three ways:
+    ``async for event in consumer``, ``async for batch in consumer.batches()``,
+    ``await consumer.run(handle)``. One at a time: beginning another one ends the one before. Each
+    starts from what is committed, so an iteration that was left early loses nothing.
+
+    Concurrency: runs on asyncio and on trio. Not thread-safe.
+
+    Cancellation: every await may be cancelled; a save that began is finished first.
 
     Arguments:
-        url: the feed's endpoint. Its query is sent with every request; credentials in it become basic authentication.
+        url: the feed's endpoint. Its query is sent with every request; credentials in it become
+            basic authentication.
         store: where cursors are kept; without one in memory, for as long as the object lives.
-        name: tells consumers of the same feed apart. Two at a time with one name fence each other: one of them ends with `FencedError`.
-        start: where a new name begins, "first", "last", or a cursor for each partition (the others at the first event).
+        name: tells consumers of the same feed apart. Two at a time with one name fence each other:
+            one of them ends with `FencedError`.
+        start: where a new name begins: "first", "last", or a cursor for each partition (the others
+            begin at the first event).
         ordered: a partition is read only after those that it starts after. False reads all at once.
-        follow: go on at the end of the feed. False ends the iteration once every partition was read to its end.
+        follow: go on at the end of the feed. False ends the iteration once every partition was read
+            to its end.
+        partitions: read only these; order is kept among them. None reads all.
         decoder: what `Event.json` uses.
-        v1_partitions: the number of partitions of a ZeroEventHub (version 1) feed, which can't be discovered.
+        v1_partitions: the number of partitions of a ZeroEventHub (version 1) feed, which can't be
+            discovered.
         fetch, retry, limits: see `FetchOptions`, `RetryPolicy`, `Limits`.
-        on_error: what a partition that can't go on does: "raise" ends the iteration, "park" stops it and its descendants.
-        http: the caller's `httpx.AsyncClient`, for authentication, TLS, proxies or HTTP/2. It is used as it is and stays open.
+        on_error: what a partition that can't go on does: "raise" ends the iteration, "park" stops
+            it and its descendants.
+        http: the caller's `httpx.AsyncClient`, for authentication, TLS, proxies or HTTP/2. It is
+            used as it is and stays open.
 
-    Raises, on entry or while iterating: `NegotiationError`, `ProtocolError`, `TransportError`, `StoreError` and their subclasses.
+    Raises, on entry or while iterating: `NegotiationError`, `ProtocolError`, `TransportError`,
+    `StoreError` and their subclasses.
     """
 
     def __init__(
@@ -67,6 +83,7 @@ class FeedConsumer:
         start: Literal["first", "last"] | Mapping[int, str] = "first",
         ordered: bool = True,
         follow: bool = True,
+        partitions: Collection[int] | None = None,
         decoder: Decoder = orjson.loads,
         v1_partitions: int | None = None,
         fetch: FetchOptions | None = None,
@@ -98,14 +115,14 @@ class FeedConsumer:
             limits=limits,
             decoder=decoder,
         )
-        self._client: FeedClient | None = (
-            self._new_client()
-        )  # now, to refuse an impossible URL at once
+        # Now, to refuse an impossible URL at once.
+        self._client: FeedClient | None = self._new_client()
         self._settings = Settings(
             key=self.key,
             start=start,
             ordered=ordered,
             follow=follow,
+            partitions=None if partitions is None else frozenset(partitions),
             on_error=on_error,
             stream=fetch.streaming,
             limits=limits,
@@ -143,7 +160,8 @@ class FeedConsumer:
         tasks, self._tasks = self._tasks, None
         tasks.cancel_scope.cancel()
         try:
-            # Without the exception: the group would wrap it, and an application catches what it raised.
+            # Without the exception: the group would wrap it, and an application catches what it
+            # raised.
             await tasks.__aexit__(None, None, None)
         finally:
             await self._close_client()
@@ -157,35 +175,47 @@ class FeedConsumer:
     # ------------------------------------------------------------------ three ways to consume
 
     def __aiter__(self) -> AsyncIterator[Event]:
-        """Events one by one. A batch is committed when the loop asks for the event after its last one."""
+        """Iterate over events.
+
+        A batch is committed when the loop asks for the event after its last one.
+        """
         return _Events(self.batches())
 
     def batches(self) -> AsyncIterator[Batch]:
-        """Batches of all partitions, one at a time. Nothing is committed but by ``await batch.commit(...)``, in the order of delivery.
+        """Iterate over batches of all partitions, one at a time.
 
-        Committing may skip batches: a cursor covers all before it. Raises `CommitOrderError` without `follow` when a partition can't start because the
-        last batch of its parent was not committed.
+        Nothing is committed but by ``await batch.commit(...)``, in the order of delivery.
+        Committing may skip batches: a cursor covers all before it. Raises `CommitOrderError`
+        without `follow` when a partition can't start because the last batch of its parent was not
+        committed.
         """
         return _Batches(self)
 
     async def run(
         self, handle: Handler, *, on_failure: OnFailure = "raise", max_concurrency: int = 32
     ) -> None:
-        """Call ``await handle(batch)`` for each batch: partitions concurrently, up to `max_concurrency` at once, each one's batches in order.
+        """Await ``handle(batch)`` for each batch.
 
-        A batch that the handler has not committed itself is committed when it returns. `on_failure` says what becomes of a batch whose handler raises:
-        "raise" (the exception cancels the other handlers and is raised here), "retry" or a `Retry`, "quarantine" or a `Quarantine`; see
-        `feedapi_client.quarantine.policy`. Cancelling `run` cancels the handlers. Returns at the end of the feed (without `follow`) or after `stop`.
+        Partitions concurrently, up to `max_concurrency` at once, each one's batches in order. A
+        batch that the handler has not committed itself is committed when it returns.
+
+        `on_failure` says what becomes of a batch whose handler raises: "raise" (the exception
+        cancels the other handlers and is raised here), "retry" or a `Retry`, "quarantine" or a
+        `Quarantine`; see `feedapi_client.quarantine`.
+
+        Returns at the end of the feed (without `follow`) or after `stop`. Cancelling `run` cancels
+        the handlers.
         """
-        handle = await failure_handler(handle, on_failure, self.key, self.store)
+        handle = await retrying_handler(handle, on_failure, self.key, self.store)
         session = await self._begin()
+        delivery = session.delivery
         failure: list[BaseException] = []
         slots = anyio.Semaphore(max_concurrency)
 
         async def work(batch: Batch) -> None:
             try:
                 await handle(batch)
-                await session.settle(batch)
+                await delivery.handled(batch)
             except Exception as error:  # noqa: BLE001 - raised below, without a group around it
                 failure.append(error)
                 tasks.cancel_scope.cancel()
@@ -195,7 +225,7 @@ class FeedConsumer:
         try:
             async with anyio.create_task_group() as tasks:
                 await slots.acquire()
-                while (batch := await session.next()) is not None:
+                while (batch := await delivery.next()) is not None:
                     tasks.start_soon(work, batch)
                     await slots.acquire()
         except BaseExceptionGroup as group:
@@ -206,7 +236,7 @@ class FeedConsumer:
             raise failure[0]
 
     def stop(self) -> None:
-        """End the iteration after what the application has in hand. To be called from the event loop."""
+        """End the iteration after the batches in flight. To be called from the event loop."""
         if self._session is not None:
             self._session.stop()
 
@@ -216,18 +246,18 @@ class FeedConsumer:
 
     # ------------------------------------------------------------------ sessions
 
-    def _new_planner(self) -> Planner:
-        return Planner(feed=self.feed, start=self._settings.start, ordered=self._settings.ordered)
-
     async def _open_session(self) -> Session:
         if self._client is None:
             self._client = self._new_client()
-        session = Session(self._settings, self._client, self.store, self._new_planner())
+        session = Session(self._settings, self._client, self.store)
         await session.open()
         return session
 
     async def _begin(self) -> Session:
-        """The session of a new iteration: the one that entry opened, or a new one from what is committed."""
+        """The session of a new iteration.
+
+        It is the one that entry opened, or a new one from what is committed.
+        """
         if self._tasks is None or self._session is None:
             raise RuntimeError("the consumer is not open: use it inside 'async with'")
         if self._begun:
@@ -239,28 +269,22 @@ class FeedConsumer:
 
 
 class _Batches:
-    """`FeedConsumer.batches()`. A class, not a generator: leaving the loop must need no clean-up."""
+    """`FeedConsumer.batches()`. A class, not a generator: leaving the loop needs no clean-up."""
 
     def __init__(self, consumer: FeedConsumer) -> None:
         self._consumer = consumer
         self._session: Session | None = None
-        self._in_hand: int | None = None
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Batch:
-        session = self._session
-        if session is None:
-            session = self._session = await self._consumer._begin()
-        if self._in_hand is not None:
-            partition, self._in_hand = self._in_hand, None
-            await session.release(partition)
-        batch = await session.next()
+        if self._session is None:
+            self._session = await self._consumer._begin()
+        batch = await self._session.delivery.advance()
         if batch is None:
-            session.close()
+            self._session.close()
             raise StopAsyncIteration
-        self._in_hand = batch.partition
         return batch
 
 

@@ -18,7 +18,18 @@ from feedapi_client.options import RetryPolicy
 T = TypeVar("T")
 Clock = Callable[[], float]
 OnRetry = Callable[[Exception, int, float], object]
-"""Called before a pause with the error, the number of the next attempt, and the seconds until it."""
+"""Called before a pause with the error, the next attempt's number, and the seconds until it."""
+
+
+class _StopAt(tenacity.stop.stop_base):
+    """Stop from a moment on, whenever the attempts began."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
+        now = retry_state.outcome_timestamp
+        return now is not None and now >= self._deadline
 
 
 class Backoff:
@@ -30,6 +41,8 @@ class Backoff:
     Arguments:
         base_delay, max_delay, max_retry_after: seconds.
         give_up_after: seconds since the first failure after which a failure is final; None: never.
+        deadline: moment on `clock` from which a failure is final; None: never. Unlike
+            `give_up_after` it also counts the time before the first failure.
         attempts: number of attempts after which a failure is final; None: unlimited.
         retry_if: whether an error is worth another attempt.
         clock: seconds on any monotonic clock.
@@ -42,6 +55,7 @@ class Backoff:
         max_delay: float = 20.0,
         max_retry_after: float = 300.0,
         give_up_after: float | None = None,
+        deadline: float | None = None,
         attempts: int | None = None,
         retry_if: Callable[[Exception], bool] = lambda _: True,
         clock: Clock = time.monotonic,
@@ -49,6 +63,8 @@ class Backoff:
         stop: list[tenacity.stop.stop_base] = []
         if give_up_after is not None:
             stop.append(tenacity.stop_after_delay(give_up_after))
+        if deadline is not None:
+            stop.append(_StopAt(deadline))
         if attempts is not None:
             stop.append(tenacity.stop_after_attempt(attempts))
         self._rules = tenacity.Retrying(
@@ -90,6 +106,12 @@ class Backoff:
     def failing(self) -> bool:
         """Whether the last attempt failed."""
         return self._state is not None
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds from the first failure to the last one."""
+        state = self._state
+        return 0.0 if state is None else state.seconds_since_start or 0.0
 
     def reset(self) -> None:
         """Forget the failures: there was progress."""

@@ -1,39 +1,80 @@
-"""What a person would ask a running consumer."""
+"""What `FeedConsumer.status` returns: a snapshot of every partition, in plain values."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Literal
+from datetime import UTC, datetime
+from enum import StrEnum
 
-from feedapi_client.lineage.planner import Entry, State
-from feedapi_client.runtime.partition import Worker
+
+class PartitionState(StrEnum):
+    """Where a partition stands."""
+
+    WAITING = "waiting"
+    """Other partitions come first: see `PartitionStatus.waits_for`."""
+    READING = "reading"
+    CAUGHT_UP = "caught up"
+    """At the present end of an open partition."""
+    RETRYING = "retrying"
+    """The last request failed; see `PartitionStatus.error` and `PartitionStatus.retry_at`."""
+    PARKED = "parked"
+    """It failed for good, or descends from one that did (``on_error="park"``)."""
+    DRAINED = "drained"
+    """Closed, and committed to its end."""
+    SUPERSEDED = "superseded"
+    """Its successors hold its cursor."""
+    VANISHED = "vanished"
+    """Open, no longer listed, and without a successor."""
+    ELSEWHERE = "elsewhere"
+    """Another instance reads it: see `PartitionStatus.owner`."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionStatus:
-    """One partition at one moment.
+    """One partition at one moment. Times are UTC.
 
-    `state` is one of ``waiting for N``, ``reading``, ``caught up``, ``retrying``, ``parked``, ``drained``, ``superseded``, ``vanished``.
-    `cursor` is the committed one. `lag` is 0 where the partition was at its end at the time of `last_contact`, otherwise "unknown": a cursor is opaque,
-    so the events behind it can't be counted. `error` says why a partition retries or is parked, `since` when that began. Times are UTC.
+    A cursor is opaque: the events behind it can't be counted, and no number is invented.
     """
 
     partition: int
-    state: str
+    state: PartitionState
     cursor: str | None
+    """The committed cursor; None when nothing ever was committed."""
+    waits_for: tuple[int, ...] = ()
+    """The partitions that have to be drained first, or whose batch in flight decides the cursor."""
+    caught_up: bool | None = None
+    """Whether everything that the publisher had at `last_contact` is committed; None where that
+    can't be known, as before the first answer and while requests fail."""
+    caught_up_at: datetime | None = None
+    """When it was last caught up."""
+    retry_at: datetime | None = None
+    """When a partition that is retrying is asked again."""
+    error: str | None = None
+    """Why it retries or is parked."""
+    since: datetime | None = None
+    """When that began."""
+    owner: str | None = None
+    """The instance that reads it, where several share the feed."""
     events: int = 0
+    """Events delivered in this iteration."""
     last_event: datetime | None = None
     last_contact: datetime | None = None
-    lag: int | Literal["unknown"] = "unknown"
-    waits_for: tuple[int, ...] = ()
-    error: str | None = None
-    since: datetime | None = None
+    """When the publisher last answered a request for it."""
+
+    @property
+    def behind_seconds(self) -> float | None:
+        """Seconds since it was last caught up; None before the first time."""
+        if self.caught_up_at is None:
+            return None
+        return max(0.0, (datetime.now(UTC) - self.caught_up_at).total_seconds())
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerStatus:
-    """A snapshot of a consumer: the dialect, the bytes received and not yet taken, each partition by id, and the latest reports, oldest first."""
+    """A snapshot of a consumer.
+
+    `buffered_bytes` were received and not yet taken, `reports` are the latest ones, oldest first.
+    """
 
     feed: str
     dialect: str | None = None
@@ -48,29 +89,3 @@ class ConsumerStatus:
 
     def __getitem__(self, partition: int) -> PartitionStatus:
         return self.partitions[partition]
-
-
-def partition_status(
-    entry: Entry, worker: Worker | None, since: datetime | None
-) -> PartitionStatus:
-    """What planner and worker know of one partition, in the words of `PartitionStatus`."""
-    error = entry.error or (worker.error if worker else None)
-    state = entry.state.value
-    if entry.state is State.WAITING and entry.waits_for:
-        state = f"waiting for {', '.join(map(str, entry.waits_for))}"
-    elif entry.running and error is not None:
-        state = "retrying"
-    committed = worker is None or entry.cursor == worker.read_cursor
-    at_end = entry.state in (State.CAUGHT_UP, State.DRAINED) and committed and error is None
-    return PartitionStatus(
-        partition=entry.id,
-        state=state,
-        cursor=entry.position.cursor if entry.position else None,
-        events=worker.events if worker else 0,
-        last_event=worker.last_event if worker else None,
-        last_contact=worker.contact if worker else None,
-        lag=0 if at_end else "unknown",
-        waits_for=entry.waits_for if entry.state is State.WAITING else (),
-        error=str(error) if error else None,
-        since=since if error else None,
-    )

@@ -1,6 +1,7 @@
 """Metrics of a consumer by OpenTelemetry (extra ``telemetry``): ``observe(consumer)``.
 
-Observed when the reader collects, so that consuming itself costs nothing. No attribute holds a cursor, a payload, a credential or a query.
+Values are observed when the metric reader asks for them, so consuming itself costs nothing. No
+attribute holds a cursor, a payload, a credential or a query.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ def observe(consumer: FeedConsumer, meter: Meter | None = None) -> None:
     - ``feedapi.consumer.events``: events delivered, by partition (counter)
     - ``feedapi.consumer.buffered``: bytes received and not yet taken (gauge)
     - ``feedapi.consumer.partitions``: partitions, by state (gauge)
-    - ``feedapi.consumer.caught_up``: 1 where a partition was at its end at the last contact, 0 where its lag is unknown (gauge)
+    - ``feedapi.consumer.caught_up``: 1 where a partition is caught up, else 0 (gauge)
 
-    All carry ``feedapi.feed`` (the URL without credentials and query) and ``feedapi.consumer.name``.
+    All carry ``feedapi.feed`` (the URL without credentials and query) and
+    ``feedapi.consumer.name``.
     """
     meter = meter or metrics.get_meter("feedapi_client")
     common = {"feedapi.feed": consumer.feed, "feedapi.consumer.name": consumer.key.name}
@@ -44,9 +46,7 @@ def observe(consumer: FeedConsumer, meter: Meter | None = None) -> None:
         return [Observation(consumer.status().buffered_bytes, common)]
 
     def partitions(_: CallbackOptions) -> Iterable[Observation]:
-        states = Counter(
-            "waiting" if p.waits_for else p.state for p in consumer.status().partitions.values()
-        )
+        states = Counter(p.state.value for p in consumer.status().partitions.values())
         return [
             Observation(count, common | {"feedapi.partition.state": state})
             for state, count in states.items()
@@ -54,7 +54,7 @@ def observe(consumer: FeedConsumer, meter: Meter | None = None) -> None:
 
     def caught_up(_: CallbackOptions) -> Iterable[Observation]:
         return [
-            Observation(int(p.lag == 0), common | {"feedapi.partition": p.partition})
+            Observation(int(p.caught_up is True), common | {"feedapi.partition": p.partition})
             for p in consumer.status().partitions.values()
         ]
 

@@ -21,17 +21,17 @@ import feedapi_client.testing
 
 ROOT = Path(feedapi_client.__file__).parent
 ADAPTERS = ("cli", "spark", "liftbridge", "testing")
-SANS_IO = ("errors", "options", "model", "protocol", "lineage")
+SANS_IO = ("errors", "status", "options", "model", "protocol", "lineage")
 # From the ground up; a module may import what stands in its own line or in one before it.
 FLOORS = (
-    ("errors",),
+    ("errors", "status"),
     ("options", "model", "retry"),
     ("protocol", "lineage"),
     ("http",),
     ("stores",),
     ("quarantine",),
     ("client",),
-    ("runtime", "status"),
+    ("runtime",),
     ("consumer",),
     ("telemetry",),
     ADAPTERS,
@@ -56,8 +56,9 @@ EXTRAS = [
 PUBLIC = {
     feedapi_client: """FIRST LAST AmbiguousLineageError AuthenticationError Batch BufferLimitError CommitOrderError ConsumerStatus CursorRejectedError
         CursorStore Event FeedClient FeedConsumer FeedError FeedInfo FeedKey FeedUnavailableError FencedError FetchOptions Journal Limits LineTooLongError
-        LineageError LostPartitionError MemoryCursorStore NegotiationError NoProgressError Page Partition PartitionStatus Position ProtocolError
-        Quarantine RequestRefusedError Retry RetryPolicy SQLiteCursorStore StoreError SyncFeedClient TornResponseError TransportError default_decision""",
+        LineageError LostPartitionError MemoryCursorStore NegotiationError NoProgressError Page Partition PartitionState PartitionStatus Position ProtocolError
+        Quarantine RequestRefusedError Retry RetryPolicy SQLiteCursorStore StoreError SyncFeedClient TornResponseError TransportError default_decision
+        redact_http_logs""",
     feedapi_client.stores: """AdministrableStore CursorStore Journal JournalledStore MemoryCursorStore RedisCursorStore SQLAlchemyCursorStore
         SQLiteCursorStore""",
     feedapi_client.testing: "AdministrableStoreContract CursorStoreContract Fault FaultRule Publisher Quirks Request Response Serving faults",
@@ -233,7 +234,7 @@ anyio.run(main)
         ("import feedapi_client.spark", "spark"),
         ("import feedapi_client.liftbridge", "liftbridge"),
         ("import feedapi_client.telemetry", "telemetry"),
-        ("import feedapi_client.testing.server", "testing"),
+        ("import feedapi_client.testing.publisher.server", "testing"),
         ("from feedapi_client.testing import Publisher; Publisher().serve()", "testing"),
         ("import feedapi_client.cli; feedapi_client.cli.main()", "cli"),
     ],
@@ -310,6 +311,7 @@ def test_the_constructor_is_the_contract() -> None:
         "start",
         "ordered",
         "follow",
+        "partitions",
         "decoder",
         "v1_partitions",
         "fetch",

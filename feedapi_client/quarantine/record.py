@@ -1,4 +1,4 @@
-"""The record of an event that was put aside, and the row that it is in SQL stores."""
+"""The record of a quarantined event, and its row in SQL stores."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ import orjson
 from feedapi_client.model import Event, FeedKey
 
 ERROR_CHARACTERS = 4000
-"""More of an error's text is not kept."""
+"""Maximum number of characters of an error's text that are kept."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class QuarantinedEvent:
-    """An event that was put aside.
+    """An event in quarantine.
 
-    `raw` and `headers` are what `Event` says. Its position is the `index` in the batch that ended at `cursor`. `error_type` and `error` say what the
-    handler raised; `error` may quote the payload and belongs, like `raw`, in no log. Ids sort in the order of quarantining, and are unique.
+    Attributes:
+        id: unique; ids sort in the order of quarantining.
+        partition, cursor, index: the position: event number `index` of the batch of `partition`
+            that ended at `cursor`.
+        raw, headers: as in `Event`.
+        error_type, error: what the handler raised. Like `raw`, `error` must not be logged: it may
+            quote the payload.
     """
 
     id: str
@@ -41,10 +46,10 @@ class QuarantinedEvent:
 def quarantined(
     feed: FeedKey, event: Event, cursor: str, index: int, error: BaseException
 ) -> QuarantinedEvent:
-    """The record of an event that failed now."""
+    """Return the record of an event that failed now."""
     now = datetime.now(UTC)
     return QuarantinedEvent(
-        # Time, then place: sorts as it happened, also within a batch.
+        # Time, then position: sorts in the order of quarantining, also within a batch.
         id=f"{(now - _EPOCH) // _MICROSECOND:014x}{index:06x}{secrets.token_hex(3)}",
         feed=feed,
         partition=event.partition,
@@ -61,52 +66,65 @@ def quarantined(
 def _text(error: BaseException) -> str:
     try:
         text = str(error)[:ERROR_CHARACTERS]
-    except Exception:  # noqa: BLE001 - whatever an application's exception does, its event is put aside
+    except Exception:  # noqa: BLE001 - an exception without a text does not keep its event out
         text = ""
-    # Databases take neither a lone surrogate nor, in PostgreSQL's case, a NUL.
+    # Databases refuse a lone surrogate, and PostgreSQL also NUL.
     return text.encode("utf-8", "replace").decode().replace("\x00", "\ufffd")
 
 
 COLUMNS = (
-    "id", "feed_id", "feed_url", "consumer", "filters", "partition_id", "feed_cursor", "event_index",
-    "payload", "headers", "error_type", "error", "quarantined_at",
-)  # fmt: skip
-"""The columns of the table ``feedapi_quarantine``, which all SQL stores share. `quarantined_at` is in microseconds since 1970 UTC."""
+    "id",
+    "feed_id",
+    "feed_url",
+    "consumer",
+    "filters",
+    "partition_id",
+    "feed_cursor",
+    "event_index",
+    "payload",
+    "headers",
+    "error_type",
+    "error",
+    "quarantined_at",
+)
+"""The columns of the table ``feedapi_quarantine``, the same in all SQL stores.
+
+`quarantined_at` is in microseconds since 1970 UTC.
+"""
 
 
 def to_row(event: QuarantinedEvent) -> tuple[Any, ...]:
-    """The values of `COLUMNS`."""
+    """Return the values of `COLUMNS`."""
     feed = event.feed
-    key = (feed.id, feed.url, feed.name, orjson.dumps(feed.filters).decode())
-    headers = orjson.dumps(event.headers).decode()
-    at = (event.time - _EPOCH) // _MICROSECOND
     return (
         event.id,
-        *key,
+        feed.id,
+        feed.url,
+        feed.name,
+        orjson.dumps(feed.filters).decode(),
         event.partition,
         event.cursor,
         event.index,
         event.raw,
-        headers,
+        orjson.dumps(event.headers).decode(),
         event.error_type,
         event.error,
-        at,
+        (event.time - _EPOCH) // _MICROSECOND,
     )
 
 
 def from_row(row: Sequence[Any]) -> QuarantinedEvent:
-    """The event of the values of `COLUMNS`."""
+    """Return the event of the values of `COLUMNS`."""
     id, _, url, name, filters, partition, cursor, index, raw, headers, error_type, error, at = row
-    feed = FeedKey(url, name, orjson.loads(filters))
     return QuarantinedEvent(
-        id,
-        feed,
-        partition,
-        cursor,
-        index,
-        bytes(raw),
-        orjson.loads(headers),
-        error_type,
-        error,
-        _EPOCH + at * _MICROSECOND,
+        id=id,
+        feed=FeedKey(url, name, orjson.loads(filters)),
+        partition=partition,
+        cursor=cursor,
+        index=index,
+        raw=bytes(raw),
+        headers=orjson.loads(headers),
+        error_type=error_type,
+        error=error,
+        time=_EPOCH + at * _MICROSECOND,
     )

@@ -1,93 +1,135 @@
-"""When to discover again (R10), and for how long a discovery may fail."""
+"""What a discovery changes, and for how long it may fail (R2, R10, R12)."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-
 import anyio
 
-from feedapi_client.errors import AuthenticationError, FeedError, NegotiationError, StoreError
-from feedapi_client.http.transport import backoff
-from feedapi_client.options import RetryPolicy
+from feedapi_client.client import FeedClient
+from feedapi_client.errors import (
+    AuthenticationError,
+    FeedError,
+    NegotiationError,
+    RequestRefusedError,
+    StoreError,
+)
+from feedapi_client.retry import Backoff
+from feedapi_client.runtime.driver import Driver
 
-GAP_SECONDS = 0.05
-"""Between two discoveries, however many ask for one."""
-UNKNOWN_COMMAND_GAP_SECONDS = 5.0
-"""Between two discoveries that only an unknown command asks for."""
 
+class Discovery:
+    """Discovers at the start of a session and again whenever the timer says so."""
 
-class Rediscovery:
-    """Runs `discover` every `interval` seconds, and soon after it was asked to. `wanted`: somebody asked, and no discovery that began since has succeeded.
+    def __init__(self, driver: Driver, client: FeedClient) -> None:
+        self._driver = driver
+        self._client = client
+        self._timer = driver.timer
 
-    A failed discovery is reported and tried again, with backoff; the topology stays as it was. It is fatal only where something is `blocked` by it: at once
-    when the feed refuses us or is no feed any more, otherwise after `RetryPolicy.give_up_after`.
-    """
+    async def first(self) -> None:
+        """Discover for the first time, and carry out what the planner makes of it.
 
-    def __init__(self, interval: float, retry: RetryPolicy) -> None:
-        self.wanted = False
-        self._interval = interval
-        self._retry = retry
-        self._again = False
-        self._last = 0.0
-        self._next = 0.0
-        self._sooner = anyio.Event()
-
-    def soon(self) -> None:
-        """Something depends on a new discovery."""
-        self.wanted = self._again = True
-        self._by(max(anyio.current_time(), self._last + GAP_SECONDS))
-
-    def perhaps(self) -> None:
-        """A new discovery may tell something new."""
-        self._by(max(anyio.current_time(), self._last + UNKNOWN_COMMAND_GAP_SECONDS))
-
-    def done(self) -> None:
-        """A discovery has succeeded."""
-        self.wanted, self._again = self._again, False
-        self._last = anyio.current_time()
-        self._next = self._last + (GAP_SECONDS if self.wanted else self._interval)
-
-    async def run(
-        self,
-        discover: Callable[[], Awaitable[None]],
-        blocked: Callable[[], bool],
-        report: Callable[[str], None],
-    ) -> None:
-        """Until cancelled. Raises `StoreError`, and the error of a discovery that something is blocked by."""
-        failing_since: float | None = None
-        failures = 0
-        while True:
-            await self._pause()
-            self._again, self._next = False, float("inf")
+        For an empty store that is the bootstrap: the first positions are saved (R7). Raises what
+        discovery, the fetches of present ends and the store raise.
+        """
+        attempts = self._driver.limits.max_attempts_without_progress
+        for attempt in range(1, attempts + 1):
+            info = await self._client.discover()
             try:
-                await discover()
+                ends = await self._present_ends(self._driver.planner.unresolved(info))
+            except RequestRefusedError:
+                if attempt == attempts:
+                    raise
+                continue  # the feed changed between the two: discover anew
+            self._driver.update_info(info)
+            await self._driver.apply(self._driver.planner.discover(info, ends=ends))
+            self._timer.succeeded()
+            return
+
+    async def run(self) -> None:
+        """Discover whenever it is due, until cancelled.
+
+        A failed discovery is reported and tried again; the topology stays as it was. Raises
+        `StoreError`, and the error of a discovery that something is blocked by: at once when the
+        feed refuses us or is no feed any more, otherwise after `RetryPolicy.give_up_after`.
+        """
+        driver, retry = self._driver, self._driver.settings.retry
+        backoff = Backoff(base_delay=retry.base_delay, max_delay=retry.max_delay)
+        while True:
+            await self._timer.due()
+            self._timer.begun()
+            try:
+                await self._discover()
             except StoreError:
                 raise
             except FeedError as error:
-                failures += 1
-                failing_since = failing_since or anyio.current_time()
-                report(
-                    f"keeps its last good topology: {error.message if error.partition is None else error}"
-                )
-                self._check(error, failing_since, blocked())
-                self._last = anyio.current_time()
-                self._next = self._last + max(GAP_SECONDS, backoff(self._retry, failures, error))
+                text = error.message if error.partition is None else str(error)
+                driver.report(None, f"keeps its last good topology: {text}")
+                pause = backoff.pause(error)
+                if self._blocked() and self._is_final(error, backoff.elapsed):
+                    raise
+                self._timer.failed(pause)
             else:
-                failing_since, failures = None, 0
+                backoff.reset()
 
-    async def _pause(self) -> None:
-        while (pause := self._next - anyio.current_time()) > 0:
-            self._sooner = anyio.Event()
-            with anyio.move_on_after(pause):
-                await self._sooner.wait()
+    def _is_final(self, error: FeedError, elapsed: float) -> bool:
+        limit = self._driver.settings.retry.give_up_after
+        given_up = limit is not None and elapsed >= limit
+        return given_up or isinstance(error, (AuthenticationError, NegotiationError))
 
-    def _by(self, when: float) -> None:
-        if when < self._next:
-            self._next = when
-            self._sooner.set()
+    async def _discover(self) -> None:
+        driver = self._driver
+        # Those refused from here on need a discovery that begins later: this one may bring what was
+        # true before.
+        refused = [p for p in driver.partitions.values() if p.refused]
+        before = driver.discovered
+        info = await self._client.discover()
+        actions = driver.planner.discover(info)
+        driver.update_info(info)
+        self._timer.succeeded()
+        await driver.apply(actions)
+        for partition in refused:
+            if partition.started and partition.refused:
+                driver.scheduler.schedule(partition, partition.ask_again())
+        self._reopen_streams(info.token != before.token or info.dialect != before.dialect)
+        driver.wake()
 
-    def _check(self, error: FeedError, since: float, blocked: bool) -> None:
-        limit = self._retry.give_up_after
-        given_up = limit is not None and anyio.current_time() - since >= limit
-        if blocked and (given_up or isinstance(error, (AuthenticationError, NegotiationError))):
-            raise error
+    def _reopen_streams(self, moved: bool) -> None:
+        """End responses that would not end by themselves.
+
+        Those are held open on an old token, or on a partition that was closed.
+        """
+        driver = self._driver
+        for partition in driver.partitions.values() if driver.settings.stream else ():
+            held_open = partition.streamed and partition.fetching and partition.started
+            if held_open and (moved or driver.planner.is_closed(partition.id)):
+                partition.cancel_request()
+                driver.scheduler.schedule(partition)
+
+    def _blocked(self) -> bool:
+        """Whether something can't go on without a new discovery."""
+        driver = self._driver
+        if any(partition.refused for partition in driver.partitions.values()):
+            return True
+        return not driver.settings.follow and driver.planner.finished()
+
+    async def _present_ends(self, partitions: list[int]) -> dict[int, str]:
+        ends: dict[int, str] = {}
+        limiter = anyio.CapacityLimiter(self._driver.limits.max_concurrent_fetches)
+
+        async def ask(partition: int) -> None:
+            async with limiter:
+                ends[partition] = await self._client.end_of(partition)
+
+        try:
+            async with anyio.create_task_group() as tasks:
+                for partition in partitions:
+                    tasks.start_soon(ask, partition)
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+        return ends
+
+
+def first_error(error: BaseException) -> BaseException:
+    """The first failure of a task group, without the group around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,343 +1,447 @@
-"""One partition: fetch, decode, hand over.
+"""One partition at run time: all that is known of it, and a method for each change.
 
-A worker is plain state while it pauses, so that a feed may have all its 32,768 partitions; it runs in one of the scheduler's slots while it fetches.
-What it reads it keeps until the application takes it, within its own bound and the budget of all partitions.
+A partition is plain state while it pauses, so that a feed may have all its 32,768 partitions. No
+other module writes its fields; `Fetching`, `Delivery` and `Driver` call its methods.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from datetime import UTC, datetime
-from enum import Enum
-from typing import NamedTuple, Protocol
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
 
 import anyio
 
-from feedapi_client.client import FeedClient, Response
-from feedapi_client.errors import BufferLimitError, FeedError, NoProgressError
-from feedapi_client.model import Event, FeedInfo, Position
-from feedapi_client.options import Limits
-from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
-from feedapi_client.runtime.buffer import Budget
-
-HAND_OVER_BYTES = 256 * 1024
-"""Within a page, handing over less than this at a time costs more than it brings forward."""
-HAND_OVER_SECONDS = 0.05
-"""Nothing that arrived waits longer than this for the rest of its page."""
-PATIENCE_SECONDS = 5.0
-"""How long a response is held open for a slow application while other partitions want its slot."""
-EMPTY_PAGES_REPORTED = 100
-"""So many responses in a row that only moved the cursor are worth a word."""
+from feedapi_client.errors import FeedError, RequestRefusedError
+from feedapi_client.lineage.planner import Entry, State
+from feedapi_client.model import Event, Position
+from feedapi_client.options import Limits, RetryPolicy
+from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.protocol.page import Progress
+from feedapi_client.retry import Backoff
+from feedapi_client.runtime.buffer import BufferBudget
+from feedapi_client.status import PartitionState, PartitionStatus
 
 
-class Driver(Protocol):
-    """What a worker needs of its session."""
+class ReadEnd(NamedTuple):
+    """The end of a partition as a response showed it.
 
-    client: FeedClient
-    info: FeedInfo
-    limits: Limits
-    budget: Budget
-    feed: str
+    `closed`: the discovery before the request listed the partition as closed.
+    """
 
-    def stream_for(self, worker: Worker) -> bool | int:
-        """Ask for a long response, and for how long (milliseconds)."""
-
-    def is_closed(self, partition: int) -> bool:
-        """The last discovery said closed."""
-
-    def slots_wanted(self) -> bool:
-        """Other partitions are due and have no slot."""
-
-    def deliverable(self, worker: Worker) -> None:
-        """The worker holds something for the application."""
-
-    def report(self, partition: int | None, text: str) -> None:
-        """Tell the operator."""
-
-    def unknown_command(self) -> None:
-        """A line that is neither event nor checkpoint came by."""
-
-
-class Outcome(Enum):
-    """What a complete response came to."""
-
-    PROGRESS = "the cursor moved"
-    END = "no event, and the cursor asked with"
-    IDLE = "nothing for so long that the stream is opened anew"
-    STUCK = "events, or nothing at all, and no new cursor"
+    cursor: str
+    closed: bool
 
 
 class SavedBatch(NamedTuple):
-    """A commit that the planner has not been told of yet: the application may still roll it back. `durable`: it was no part of its transaction."""
+    """A commit that the planner was not told of yet: the application may still roll it back.
+
+    `durable`: it was not part of a transaction of the application's.
+    """
 
     number: int
     position: Position
     durable: bool
 
 
-class Crowded(Exception):  # noqa: N818 - not an error
-    """The response was given up so that others can go on; what was checkpointed is kept."""
-
-
-class Worker:
-    """The reading side of one partition. Owned by one session; `fetch` is never run twice at once."""
+class RuntimePartition:
+    """One partition of one session. `entry` is what the planner holds of it, read only here."""
 
     __slots__ = (
-        "asked_closed", "asked_info", "batches", "committed", "contact", "delivered_cursor", "driver", "empty_pages", "end", "error", "events",
-        "failing_since", "failures", "held", "in_hand", "last_event", "no_progress", "partition", "pending", "pending_bytes", "poll_delay", "queued",
-        "read_cursor", "refusals", "refused_as", "reserved", "saves", "scope", "stopped", "streamed", "stuck", "taken", "ticket", "unread_bytes",
-    )  # fmt: skip
+        "_announced",
+        "_buffer",
+        "_failures",
+        "_no_progress",
+        "_refusals",
+        "_retry",
+        "_saves",
+        "_scope",
+        "_taken",
+        "at_end",
+        "batches",
+        "caught_up_at",
+        "committed",
+        "delivered_cursor",
+        "end",
+        "entry",
+        "error",
+        "events",
+        "in_flight",
+        "last_contact",
+        "last_event",
+        "pending",
+        "pending_bytes",
+        "poll_delay",
+        "progress",
+        "queued",
+        "read_cursor",
+        "refused",
+        "refused_as",
+        "retry_at",
+        "since",
+        "started",
+        "streamed",
+    )
 
-    def __init__(self, partition: int, cursor: str, driver: Driver) -> None:
-        self.partition = partition
-        self.driver = driver
-        self.read_cursor = cursor
-        # towards the application
-        self.delivered_cursor = cursor
+    def __init__(
+        self,
+        entry: Entry,
+        *,
+        buffer: BufferBudget,
+        limits: Limits,
+        retry: RetryPolicy,
+    ) -> None:
+        self.entry = entry
+        self._buffer = buffer
+        self._retry = retry
+        # What is read.
+        self.started = False
+        self.read_cursor = entry.cursor
+        self.progress = Progress(limits.max_attempts_without_progress)
+        self.streamed = False
+        self.end: ReadEnd | None = None
+        """The end that was seen and not told to the planner yet, since batches come before it."""
+        self.poll_delay = limits.poll_interval
+        self._scope: anyio.CancelScope | None = None
+        # What is buffered.
         self.pending: deque[CheckpointedEvents] = deque()
         self.pending_bytes = 0
-        self.held: CheckpointedEvents | None = None
-        self.end: tuple[str, bool] | None = None
-        self.in_hand = False
+        self._announced = False
+        self._taken: anyio.Event | None = None
+        # What is delivered and committed.
         self.queued = False
+        """In the queue of partitions that have something for the application."""
+        self.in_flight = False
+        """The application has a batch and did not ask for the next one yet."""
+        self.at_end = False
+        """Read to the end of a closed partition, which is not committed."""
+        self.delivered_cursor = entry.cursor
         self.batches = 0
-        self.saves: list[SavedBatch] = []
         self.committed = 0
-        self.taken: anyio.Event | None = None
-        # towards the publisher
-        self.ticket: int | None = None
-        self.scope: anyio.CancelScope | None = None
-        self.stopped = False
-        self.asked_info: FeedInfo | None = None
-        self.asked_closed = False
-        self.streamed = False
-        self.poll_delay = driver.limits.poll_interval
-        self.empty_pages = 0
-        self.unread_bytes = 0
-        self.reserved = False
-        self.no_progress = False
-        self.stuck = 0
-        self.refusals = 0
-        self.refused_as: tuple[str, str | None] | None = None
-        self.failures = 0
-        self.failing_since: float | None = None
+        """The number of the last batch that the planner knows to be committed."""
+        self._saves: list[SavedBatch] = []
+        # What fails.
         self.error: FeedError | None = None
-        # for people
+        self.since: datetime | None = None
+        self.retry_at: datetime | None = None
+        self.refused = False
+        """Its request was refused: it waits for a discovery that begins after that."""
+        self.refused_as: tuple[str, str | None] | None = None
+        self._failures: Backoff | None = None
+        self._refusals: Backoff | None = None
+        self._no_progress: Backoff | None = None
+        # For people.
         self.events = 0
         self.last_event: datetime | None = None
-        self.contact: datetime | None = None
-
-    def __repr__(self) -> str:
-        doing = (
-            "stopped"
-            if self.stopped
-            else "fetching"
-            if self.scope
-            else "retrying"
-            if self.error
-            else "waiting"
-        )
-        return f"<Worker of partition {self.partition}: {doing} at {self.read_cursor!r}, {self.pending_bytes} bytes pending>"
-
-    # ------------------------------------------------------------------ towards the publisher
-
-    async def fetch(self) -> Outcome:
-        """One request. Raises `FeedError`, and `Crowded` when its slot or its bytes are needed elsewhere; what was checkpointed is kept all the same."""
-        driver = self.driver
-        asked, self.asked_info = self.read_cursor, driver.info
-        self.asked_closed = driver.is_closed(self.partition)
-        stream = driver.stream_for(self)
-        self.streamed = bool(stream)
-        async with driver.client.open(
-            driver.info, self.partition, asked, stream=stream
-        ) as response:
-            self.contact = datetime.now(UTC)
-            decoder = response.decoder
-            try:
-                with anyio.CancelScope() as idle:
-                    await self._read(response, asked, idle)
-                    decoder.finish()
-            finally:
-                self._collect(decoder, asked)
-                self._drop_rest()
-                if decoder.unknown_commands:
-                    driver.unknown_command()
-        return Outcome.IDLE if idle.cancelled_caught else self._judge(decoder, asked)
-
-    async def _read(self, response: Response, asked: str, idle: anyio.CancelScope) -> None:
-        """Read to the end of the response. A streamed one that brings nothing for too long is ended by `idle` (R15)."""
-        decoder, limits, now = response.decoder, self.driver.limits, anyio.current_time
-        hand_over = 1 if self.streamed else HAND_OVER_BYTES
-        last = now()
-        await self._make_room(decoder, asked)
-        if self.streamed:
-            idle.deadline = last + limits.stream_idle_timeout
-        async for chunk in response.chunks():
-            if self.streamed:
-                idle.deadline = float("inf")
-            try:
-                decoder.feed(chunk)
-            finally:
-                self._account(decoder)
-            if decoder.ready_bytes >= hand_over or (
-                decoder.ready_bytes and now() - last > HAND_OVER_SECONDS
-            ):
-                self._collect(decoder, asked)
-                last = now()
-            if await self._make_room(decoder, asked):
-                last = now()
-            if self.streamed:
-                idle.deadline = now() + limits.stream_idle_timeout
-
-    async def _make_room(self, decoder: PageDecoder, asked: str) -> bool:
-        """Have room for one more read; True when that took a wait."""
-        limits, budget, waited = self.driver.limits, self.driver.budget, False
-        while self.pending_bytes >= limits.max_batch_bytes or not budget.has_room:
-            self._collect(decoder, asked)
-            await self._wait_for_room()
-            waited = True
-        if not self.streamed:  # which may be silent for long, and would keep the room from others
-            budget.reserve()
-            self.reserved = True
-        return waited
-
-    async def _wait_for_room(self) -> None:
-        """Stop reading from the socket until the application has taken something (R16)."""
-        driver, budget = self.driver, self.driver.budget
-        while not budget.has_room:
-            own = self.unread_bytes + (self.held.size if self.held else 0)
-            if budget.stuck and own >= budget.used:
-                raise BufferLimitError(
-                    f"{own} bytes came without a checkpoint to deliver them by, and Limits.max_buffered_bytes is {budget.limit}. "
-                    "Raise it, or ask the publisher for checkpoints more often",
-                    feed=driver.feed,
-                    partition=self.partition,
-                )
-            if budget.stuck:
-                raise Crowded
-            await self._patiently(budget.changed())
-        while self.pending_bytes >= driver.limits.max_batch_bytes:
-            self.taken = anyio.Event()
-            await self._patiently(self.taken)
-
-    async def _patiently(self, event: anyio.Event) -> None:
-        with anyio.move_on_after(PATIENCE_SECONDS):
-            await event.wait()
-        if not event.is_set() and self.driver.slots_wanted():
-            raise Crowded
-
-    def _account(self, decoder: PageDecoder) -> None:
-        if self.reserved:
-            self.reserved = False
-            self.driver.budget.release()
-        unread = decoder.ready_bytes + decoder.tail_bytes
-        self.driver.budget.add(unread - self.unread_bytes)
-        self.unread_bytes = unread
-
-    def _collect(self, decoder: PageDecoder, asked: str) -> None:
-        """Move what is checkpointed from the decoder to the application's side."""
-        self._account(decoder)
-        run = decoder.take()
-        if run is None or self.scope is None or self.scope.cancel_called:
-            return
-        self.unread_bytes -= run.size
-        if self.held is not None:
-            run, self.held = _join(self.held, run), None
-        if run.events and run.cursor == asked:
-            self.held = run  # the checkpoint does not move: deliver once a later one does (R13)
-        elif not run.events and run.cursor == self.read_cursor:
-            self.driver.budget.free(run.size)
-        else:
-            self._put(run)
-
-    def _put(self, run: CheckpointedEvents) -> None:
-        self.read_cursor = run.cursor
-        self.pending.append(run)
-        self.pending_bytes += run.size
-        self.driver.budget.deliverable += run.size
-        if run.events:
-            self.last_event = datetime.now(UTC)
-        self.driver.deliverable(self)
-
-    def _drop_rest(self) -> None:
-        """The response is over: what no checkpoint closed is fetched again."""
-        self.driver.budget.free(self.unread_bytes + (self.held.size if self.held else 0))
-        self.unread_bytes, self.no_progress, self.held = 0, self.held is not None, None
-
-    def _judge(self, decoder: PageDecoder, asked: str) -> Outcome:
-        if self.read_cursor != asked:
-            self.stuck = 0
-            self._count_empty(decoder.saw_events)
-            return Outcome.PROGRESS
-        if self.no_progress or decoder.saw_events or (decoder.cursor is None and self.asked_closed):
-            self._check_progress(decoder.saw_events)
-            return Outcome.STUCK
-        self.stuck = 0
-        self.end = (asked, self.asked_closed)
-        return Outcome.END
-
-    def _count_empty(self, saw_events: bool) -> None:
-        self.empty_pages = 0 if saw_events else self.empty_pages + 1
-        if self.empty_pages and self.empty_pages % EMPTY_PAGES_REPORTED == 0:
-            self.driver.report(
-                self.partition,
-                f"{self.empty_pages} responses in a row moved the cursor and held no event",
-            )
-
-    def _check_progress(self, saw_events: bool) -> None:
-        self.stuck += 1
-        if self.stuck >= self.driver.limits.max_attempts_without_progress:
-            what = (
-                "brought events and no new cursor"
-                if saw_events
-                else "of a closed partition brought neither an event nor a cursor"
-            )
-            raise NoProgressError(
-                f"{self.stuck} responses in a row {what}",
-                feed=self.driver.feed,
-                partition=self.partition,
-            )
-
-    # ------------------------------------------------------------------ towards the application
-
-    def take(self) -> tuple[list[Event], str]:
-        """What is pending, coalesced up to `Limits.max_batch_bytes`, and the cursor behind it."""
-        limit = self.driver.limits.max_batch_bytes
-        run = self.pending.popleft()
-        events, size = run.events, run.size
-        while self.pending and size + self.pending[0].size <= limit:
-            run = self.pending.popleft()
-            events.extend(run.events)
-            size += run.size
-        self.pending_bytes -= size
-        self.driver.budget.deliverable -= size
-        self.driver.budget.free(size)
-        self.in_hand = True
-        self.delivered_cursor = run.cursor
-        self.batches += 1
-        self.events += len(events)
-        if self.taken is not None:
-            self.taken.set()
-        return events, run.cursor
-
-    def stop(self) -> None:
-        """Stop fetching and drop what was not delivered."""
-        self.stopped = True
-        self.ticket = None
-        if self.scope is not None:
-            self.scope.cancel()
-        self.driver.budget.deliverable -= self.pending_bytes
-        self.driver.budget.free(self.pending_bytes)
-        self.pending.clear()
-        self.pending_bytes = 0
-        self.end = None
-        self.read_cursor = self.delivered_cursor
+        self.last_contact: datetime | None = None
+        self.caught_up_at: datetime | None = None
 
     @property
-    def idle(self) -> bool:
-        """Neither fetching nor queued nor pausing."""
-        return self.scope is None and self.ticket is None
+    def id(self) -> int:
+        """The partition's number."""
+        return self.entry.id
+
+    @property
+    def fetching(self) -> bool:
+        """A request is under way, or was cancelled and is not over yet."""
+        return self._scope is not None
+
+    @property
+    def failing(self) -> bool:
+        """The last request failed by an error that is retried."""
+        return self._failures is not None
+
+    @property
+    def deliverable(self) -> bool:
+        """Holds what the application should take now."""
+        return self._announced and not self.in_flight
+
+    def __repr__(self) -> str:
+        doing = "pausing"
+        if not self.started:
+            doing = "stopped"
+        elif self.fetching:
+            doing = "fetching"
+        elif self.error is not None:
+            doing = "retrying"
+        return (
+            f"<RuntimePartition {self.id}: {self.entry.state}, {doing} at {self.read_cursor!r}, "
+            f"{self.pending_bytes} bytes pending{', in flight' if self.in_flight else ''}>"
+        )
+
+    # ------------------------------------------------------------------ what is read
+
+    def start(self, cursor: str) -> None:
+        """Read from the cursor; after a stop, from where the application's batches end."""
+        if not self.batches:
+            self.read_cursor = self.delivered_cursor = cursor
+        self.started = True
+        self.error = None
+        self.end = None
+
+    def read_on(self) -> None:
+        """Ask again, whatever end was seen."""
+        self.end = None
+
+    def stop(self) -> None:
+        """Stop reading and drop what was not delivered."""
+        self.started = False
+        self.refused = False
+        self.at_end = False
+        self.end = None
+        self.cancel_request()
+        self._buffer.free(self.pending_bytes, deliverable=True)
+        self.pending.clear()
+        self.pending_bytes = 0
+        self._announced = False
+        self.read_cursor = self.delivered_cursor
+
+    def begin_request(self, scope: anyio.CancelScope) -> None:
+        """A request begins, which `cancel_request` can end."""
+        self._scope = scope
+
+    def end_request(self, scope: anyio.CancelScope) -> None:
+        """That request is over. Does nothing when another one has begun since."""
+        if self._scope is scope:
+            self._scope = None
+
+    def cancel_request(self) -> None:
+        """Cancel the request under way; it is over once its task has unwound."""
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def answered(self, *, streamed: bool) -> None:
+        """The publisher has begun to answer."""
+        self.streamed = streamed
+        self.last_contact = datetime.now(UTC)
+
+    def received(self, batch: CheckpointedEvents) -> None:
+        """Buffer events that a checkpoint closed."""
+        self.read_cursor = batch.cursor
+        self.pending.append(batch)
+        self.pending_bytes += batch.size
+        self._buffer.add(batch.size, deliverable=True)
+        if batch.events:
+            self.last_event = datetime.now(UTC)
+
+    def reached_end(self, end: ReadEnd) -> None:
+        """A complete response showed the end; it counts behind what is pending."""
+        self.end = end
+
+    def take_end(self) -> ReadEnd:
+        """The end to tell the planner, once nothing is pending before it."""
+        assert self.end is not None
+        end, self.end = self.end, None
+        return end
+
+    def end_uncommitted(self, end: ReadEnd) -> None:
+        """The end of a closed partition was told to the planner, and is not committed yet."""
+        self.end = end
+        self.at_end = True
+
+    def note_caught_up(self) -> None:
+        """Remember the time, if everything that the publisher has is committed."""
+        if self.is_caught_up:
+            self.caught_up_at = datetime.now(UTC)
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether everything that the publisher had when it last answered is committed."""
+        uncommitted = self.in_flight or self.entry.cursor != self.read_cursor
+        return self.entry.state in (State.CAUGHT_UP, State.DRAINED) and not uncommitted
+
+    def polled(self, limits: Limits) -> None:
+        """Nothing new came: wait longer before the next poll (R15)."""
+        if not self.streamed:  # a stream has done the waiting itself
+            self.poll_delay = max(
+                self.poll_delay, min(self.poll_delay * 2, limits.max_poll_interval)
+            )
+
+    def progressed(self, limits: Limits) -> None:
+        """Something new came: poll quickly again."""
+        self.poll_delay = limits.poll_interval
+        self._no_progress = None
+
+    # ------------------------------------------------------------------ what is delivered
+
+    def announce(self) -> None:
+        """Let the application take what is pending."""
+        self._announced = bool(self.pending)
+
+    def queue(self) -> None:
+        """It was put into the queue of partitions that hold something for the application."""
+        self.queued = True
+
+    def unqueue(self) -> None:
+        """It was taken off that queue."""
+        self.queued = False
+
+    def take(self, max_bytes: int) -> tuple[list[Event], str]:
+        """Deliver what is pending, coalesced up to `max_bytes`, and the cursor behind it."""
+        batch = self.pending.popleft()
+        events, size = batch.events, batch.size
+        while self.pending and size + self.pending[0].size <= max_bytes:
+            batch = self.pending.popleft()
+            events.extend(batch.events)
+            size += batch.size
+        self.pending_bytes -= size
+        self._announced = bool(self.pending)
+        self._buffer.free(size, deliverable=True)
+        self.in_flight = True
+        self.delivered_cursor = batch.cursor
+        self.batches += 1
+        self.events += len(events)
+        if self._taken is not None:
+            self._taken.set()
+        return events, batch.cursor
+
+    def taken(self) -> anyio.Event:
+        """An event that is set when the application takes something."""
+        self._taken = anyio.Event()
+        return self._taken
+
+    def release(self) -> None:
+        """The application is done with the batch in flight."""
+        self.in_flight = False
+
+    # ------------------------------------------------------------------ what is committed
+
+    @property
+    def has_saves(self) -> bool:
+        """A commit was made that the planner was not told of yet."""
+        return bool(self._saves)
+
+    def position_before(self, number: int) -> Position | None:
+        """What was saved for the batch before `number`, as far as the planner doesn't have it."""
+        earlier = self._saves_before(number)
+        return earlier[-1].position if earlier else None
+
+    def is_saved(self, number: int, *, durably: bool = False) -> bool:
+        """Whether batch `number` was saved and not acknowledged yet."""
+        return any(save.number == number and (save.durable or not durably) for save in self._saves)
+
+    def is_overtaken(self, number: int) -> bool:
+        """Whether batch `number` can't be committed: it or a later one was."""
+        if number <= self.committed:
+            return True
+        return bool(self._saves) and self._saves[-1].number > number
+
+    def saved(self, number: int, position: Position, *, durable: bool) -> None:
+        """Batch `number` was saved; an earlier save of it, rolled back since, is forgotten."""
+        self._saves = [*self._saves_before(number), SavedBatch(number, position, durable)]
+
+    def acknowledge(self) -> Position | None:
+        """The position to tell the planner: of the last save, which counts from now on (R5)."""
+        if not self._saves:
+            return None
+        last = self._saves[-1]
+        self.committed = last.number
+        self._saves.clear()
+        return last.position
+
+    def _saves_before(self, number: int) -> list[SavedBatch]:
+        return [save for save in self._saves if save.number < number]
+
+    # ------------------------------------------------------------------ what fails
+
+    def recovered(self) -> None:
+        """A request succeeded, or brought something before it failed."""
+        self._failures = self._refusals = None
+        self.error = self.since = self.retry_at = None
+
+    def failed(self, error: FeedError) -> float:
+        """A request failed: return the seconds until the next one.
+
+        Raises the error itself when it is fatal, or when requests have failed for too long.
+        """
+        self.fails_by(error)
+        if self._failures is None:
+            self._failures = Backoff.of(self._retry, clock=anyio.current_time)
+        return self._retry_in(self._failures.pause(error))
+
+    def fails_by(self, error: FeedError) -> None:
+        """Show an error in the status, with the time of the first in a row."""
+        self.error = error
+        if self.since is None:
+            self.since = datetime.now(UTC)
+
+    def refuse(self, error: RequestRefusedError, asked_as: tuple[str, str | None]) -> int:
+        """A request was refused: wait for a discovery. Return the refusals in a row.
+
+        `asked_as` are the dialect and the token of the request.
+        """
+        self.fails_by(error)
+        self.refused = True
+        self.refused_as = asked_as
+        if self._refusals is None:
+            self._refusals = self._unlimited()
+        self._retry_in(self._refusals.pause(error))
+        return self._refusals.failures
+
+    def ask_again(self) -> float:
+        """A discovery that began after the refusal is there: seconds until the next request."""
+        self.refused = False
+        if self._refusals is None or self._refusals.failures <= 1 or self.retry_at is None:
+            return 0.0
+        return max(0.0, (self.retry_at - datetime.now(UTC)).total_seconds())
+
+    def pause_without_progress(self, error: Exception) -> float:
+        """Seconds before another request after a response without progress (R13)."""
+        if self._no_progress is None:
+            self._no_progress = self._unlimited()
+        return self._no_progress.pause(error)
+
+    @property
+    def attempts(self) -> int:
+        """Failed requests in a row."""
+        return self._failures.failures if self._failures else 0
+
+    def _unlimited(self) -> Backoff:
+        """For what is limited by the number of attempts elsewhere, not by time."""
+        policy = self._retry
+        return Backoff(base_delay=policy.base_delay, max_delay=policy.max_delay)
+
+    def _retry_in(self, seconds: float) -> float:
+        self.retry_at = datetime.now(UTC) + timedelta(seconds=seconds)
+        return seconds
 
 
-def _join(first: CheckpointedEvents, second: CheckpointedEvents) -> CheckpointedEvents:
-    return CheckpointedEvents(first.events + second.events, second.cursor, first.size + second.size)
+def partition_status(
+    entry: Entry, partition: RuntimePartition | None, since: datetime | None
+) -> PartitionStatus:
+    """A snapshot of what planner and runtime know of one partition.
+
+    `partition` is None for one that was never read in this session, `since` the time of its error.
+    """
+    error = entry.error or (partition.error if partition else None)
+    status = PartitionStatus(
+        partition=entry.id,
+        state=_state(entry, error),
+        cursor=entry.position.cursor if entry.position else None,
+        waits_for=entry.waits_for if entry.state is State.WAITING else (),
+        caught_up=entry.state is State.DRAINED or None,
+        error=str(error) if error else None,
+        since=since if error else None,
+    )
+    if partition is None:
+        return status
+    caught_up = None
+    if error is None and (partition.last_contact or entry.state is State.DRAINED):
+        caught_up = partition.is_caught_up
+    return replace(
+        status,
+        caught_up=caught_up,
+        caught_up_at=partition.caught_up_at,
+        retry_at=partition.retry_at if partition.error is not None else None,
+        events=partition.events,
+        last_event=partition.last_event,
+        last_contact=partition.last_contact,
+    )
+
+
+def _state(entry: Entry, error: FeedError | None) -> PartitionState:
+    """The planner's state; a partition that is read and fails is retrying."""
+    if entry.running and error is not None:
+        return PartitionState.RETRYING
+    return PartitionState(entry.state.value)

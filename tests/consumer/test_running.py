@@ -24,6 +24,8 @@ from feedapi_client import (
     RetryPolicy,
     TransportError,
 )
+from feedapi_client.http.redaction import redact_http_logs
+from feedapi_client.status import PartitionState
 from feedapi_client.testing import Publisher, faults
 from tests.consumer.helpers import (
     PATIENCE,
@@ -345,7 +347,7 @@ async def test_r15_a_stream_that_stays_silent_when_its_partition_closes_does_not
 async def test_r15_streams_of_more_partitions_than_there_are_slots_take_turns(
     serve: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedapi_client.runtime.driver.SHARED_STREAM_MILLISECONDS", 20)
+    monkeypatch.setattr("feedapi_client.runtime.fetching.SHARED_STREAM_MILLISECONDS", 20)
     publisher = serve(6, dialect="v2-draft", stream=True)
     async with consume(
         publisher, fetch=FetchOptions(stream=True), limit={"max_concurrent_fetches": 2}
@@ -649,6 +651,7 @@ async def test_r19_no_secret_is_logged_raised_stored_or_shown(
     caplog: pytest.LogCaptureFixture,
     fault: faults.Fault | None,
 ) -> None:
+    redact_http_logs()
     caplog.set_level(logging.DEBUG)
     assert publisher.url is not None
     publisher.extend(0, [{"text": "payloadsecret", "n": 1}] * 3)
@@ -720,28 +723,32 @@ async def test_status_tells_reading_from_caught_up_and_never_a_false_zero(
     started = datetime.now(UTC)
     end = numbers(publisher, 0, range(5))
     async with consume(publisher) as consumer:
-        assert consumer.status()[0].lag == "unknown"
+        assert consumer.status()[0].caught_up is None
+        assert consumer.status()[0].behind_seconds is None
         batches = consumer.batches()
         batch = await next_batch(batches)
         await publisher.wait(lambda: publisher.requests[-1].cursor == end)
         status = consumer.status()[0]
         assert status.events == 5
         assert status.cursor == "_first", "the committed one"
-        assert status.lag == "unknown", "the application has not finished with the batch"
+        assert status.caught_up is False, "the application has not finished with the batch"
         await batch.commit()
         with anyio.move_on_after(0.05):
             await anext(batches)
         status = consumer.status()[0]
-    assert (status.state, status.cursor, status.lag, status.waits_for, status.error) == (
-        "caught up",
+    assert (status.state, status.cursor, status.caught_up, status.waits_for, status.error) == (
+        PartitionState.CAUGHT_UP,
         end,
-        0,
+        True,
         (),
         None,
     )
     assert status.last_event is not None
     assert status.last_contact is not None
     assert started <= status.last_event <= status.last_contact <= datetime.now(UTC)
+    assert status.caught_up_at is not None
+    assert status.last_contact <= status.caught_up_at <= datetime.now(UTC)
+    assert status.behind_seconds is not None
 
 
 async def test_status_of_a_partition_that_is_retried_says_why_and_since_when(
@@ -762,7 +769,8 @@ async def test_status_of_a_partition_that_is_retried_says_why_and_since_when(
     assert "503" in status.error
     assert status.since is not None
     assert before <= status.since <= datetime.now(UTC)
-    assert status.lag == "unknown"
+    assert status.caught_up is None
+    assert status.retry_at is not None
 
 
 async def test_status_of_a_drained_partition(publisher: Publisher) -> None:
@@ -771,7 +779,7 @@ async def test_status_of_a_drained_partition(publisher: Publisher) -> None:
     async with consume(publisher, follow=False) as consumer:
         await read_n(consumer)
         status = consumer.status()
-    assert (status[0].state, status[0].lag) == ("drained", 0)
+    assert (status[0].state, status[0].caught_up) == (PartitionState.DRAINED, True)
     assert status.events == 1
     assert status.dialect == "v2-token"
 

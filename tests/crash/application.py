@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import anyio
 import orjson
 
-from feedapi_client.quarantine.base import SQLiteQuarantineStore
+from feedapi_client.quarantine.sqlite import SQLiteQuarantineStore
 from feedapi_client.stores.base import CursorStore
 
 

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import logging
-from contextlib import aclosing, closing
-from datetime import UTC, datetime, timedelta
-from email.utils import format_datetime
 from typing import Any
 
 import anyio
@@ -15,7 +11,6 @@ import pytest
 
 from feedapi_client.errors import (
     AuthenticationError,
-    FeedError,
     FeedUnavailableError,
     NegotiationError,
     ProtocolError,
@@ -23,53 +18,13 @@ from feedapi_client.errors import (
     TornResponseError,
     TransportError,
 )
-from feedapi_client.http.transport import (
-    SyncTransport,
-    Transport,
-    backoff,
-    retry_after,
-    retrying,
-    retrying_sync,
-)
-from feedapi_client.options import Limits, RetryPolicy
+from feedapi_client.http.sync import SyncTransport
+from feedapi_client.http.transport import Transport
+from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, Wire, chunk, ok, start, wire
+from tests.http.helpers import LIMIT, LINE, body_of, fetch_error, opened
 
 pytestmark = pytest.mark.anyio
-
-LIMIT = 1 << 20
-LINE = b'{"cursor":"c"}\n'
-
-
-async def body_of(
-    transport: Transport, params: list[tuple[str, str]] | None = None, **more: Any
-) -> bytes:
-    async with transport.stream("/events", params or [], partition=3, **more) as answer:
-        return b"".join([piece async for piece in answer])
-
-
-def sync_body_of(transport: SyncTransport) -> bytes:
-    with transport.stream("/events", [], partition=3) as answer:
-        return b"".join(answer)
-
-
-def opened(url: str, **more: Any) -> aclosing[Transport]:
-    return aclosing(Transport(url, **more))
-
-
-async def fetch_error(
-    reply: Reply, *, sync: bool = False, limits: Limits | None = None
-) -> FeedError:
-    async with wire(lambda _: reply) as server:
-        with closing(SyncTransport(server.url, limits=limits)) as blocking:
-            async with opened(server.url, limits=limits) as transport:
-                with pytest.raises(FeedError) as caught:
-                    await (
-                        anyio.to_thread.run_sync(sync_body_of, blocking)
-                        if sync
-                        else body_of(transport)
-                    )
-        assert (caught.value.feed, caught.value.partition) == (server.url, 3)
-        return caught.value
 
 
 class TestRequests:
@@ -422,219 +377,6 @@ class TestRedirects:
     async def test_a_redirect_to_nonsense_is_an_error(self) -> None:
         error = await fetch_error(ok(b"", "Location: http://[/", status="302 Elsewhere"))
         assert isinstance(error, (TransportError, ProtocolError))
-
-
-class TestSecrets:
-    URL = "http://me:pa55word@127.0.0.1:{port}/feed?key=sesame&tenant=a%20b%2Fc"
-
-    async def exercise(self, url: str) -> list[str]:
-        """Everything that can be read of a transport in use."""
-        said = []
-        async with opened(url) as transport:
-            said += [repr(transport), str(transport)]
-            for call in (
-                transport.get("", [], max_bytes=LIMIT),
-                body_of(transport, [("cursor", "c")]),
-            ):
-                try:
-                    await call
-                except FeedError as error:
-                    said += [str(error), repr(error), str(error.__cause__)]
-        return said
-
-    @pytest.mark.parametrize(
-        "answer",
-        [
-            lambda request: ok(LINE),
-            lambda request: ok(
-                f"no such page: {request.target} {request.headers['authorization']}".encode(),
-                status="404 No",
-            ),
-            lambda request: ok(f"bad: {request.query}".encode(), status="500 No"),
-            lambda request: ok(b"", "Location: /feed?key=sesame", status="302 Again"),
-            lambda request: Reply(b"HTTP/1.1 sesame\r\n\r\n", close=True),
-            lambda request: Reply(start(LINE) + b"sesame\r\n", close=True),
-        ],
-        ids=["fine", "echoed by 404", "echoed by 500", "redirects", "garbage", "torn"],
-    )
-    async def test_r19_no_secret_in_log_records_and_errors(
-        self, answer: Any, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.DEBUG)
-        async with wire(answer) as server:
-            said = await self.exercise(self.URL.format(port=server.port))
-        records = [f"{record.getMessage()} {record.args}" for record in caplog.records]
-        assert any(record.name.startswith("httpcore") for record in caplog.records)
-        for secret in (
-            "sesame",
-            "pa55word",
-            "a%20b%2Fc",
-            "a b/c",
-            httpx.BasicAuth("me", "pa55word")._auth_header.split()[1],
-        ):
-            assert secret not in "\n".join(said + records), secret
-
-    async def test_r19_no_secret_in_what_http2_logs(self, caplog: pytest.LogCaptureFixture) -> None:
-        caplog.set_level(logging.DEBUG)
-        transport = SyncTransport(self.URL.format(port=9))
-        logging.getLogger("hpack.hpack").debug(
-            "Adding %s to the header table", (b":path", b"/feed?key=sesame&tenant=a%20b%2Fc")
-        )
-        assert "Adding (b':path', b'/feed?***') to the header table" in caplog.text
-        transport.close()
-
-    async def test_r19_a_secret_that_begins_like_another_feeds_is_hidden_whole(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.DEBUG)
-        # Several, since the order in which feeds are looked at is that of a set.
-        transports = [
-            SyncTransport(f"http://127.0.0.1:9/feed?key=sesame{'-street' * n}") for n in range(8)
-        ]
-        logging.getLogger("hpack.hpack").debug("Adding %s", "sesame" + "-street" * 7)
-        assert "street" not in caplog.text
-        for transport in transports:
-            transport.close()
-
-    async def test_r19_other_requests_of_the_process_are_logged_as_ever(
-        self, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        caplog.set_level(logging.INFO, "httpx")
-        async with wire(lambda _: ok(LINE)) as server, httpx.AsyncClient() as http:
-            await http.get(server.url + "?a=b")
-        assert "/feed?a=b" in caplog.text
-
-    async def test_r19_a_header_that_can_not_be_sent_is_not_shown(self) -> None:
-        async with (
-            httpx.AsyncClient(headers={"authorization": "Bearer sesame\n"}) as http,
-            wire(lambda _: ok(LINE)) as server,
-            opened(server.url, http=http) as transport,
-        ):
-            with pytest.raises(
-                TransportError, match="can't be sent: check the http client's headers"
-            ) as caught:
-                await body_of(transport)
-        assert "sesame" not in str(caught.value)
-        assert caught.value.__cause__ is None
-        assert caught.value.__suppress_context__
-
-
-class TestRetries:
-    @pytest.mark.parametrize(
-        ("value", "seconds"),
-        [
-            ("7", 7.0),
-            ("0", 0.0),
-            ("1.5", 1.5),
-            ("-3", 0.0),
-            ("soon", None),
-            ("inf", None),
-            ("nan", None),
-            ("", None),
-            (None, None),
-        ],
-    )
-    def test_r14_retry_after_in_seconds(self, value: str | None, seconds: float | None) -> None:
-        assert retry_after(value) == seconds
-
-    def test_r14_retry_after_as_a_date(self) -> None:
-        later = datetime.now(UTC) + timedelta(seconds=60)
-        assert 55 < (retry_after(format_datetime(later, usegmt=True)) or 0) <= 60
-
-    def test_r14_retry_after_as_a_date_goes_by_the_server_s_clock(self) -> None:
-        assert retry_after("Wed, 21 Oct 2015 07:28:10 GMT", "Wed, 21 Oct 2015 07:28:00 GMT") == 10.0
-
-    def test_r14_retry_after_in_the_past_is_now(self) -> None:
-        assert retry_after("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
-
-    def test_r14_the_pause_grows_with_full_jitter_up_to_its_maximum(self) -> None:
-        policy = RetryPolicy(base_delay=1, max_delay=10)
-        pauses = {
-            attempt: [backoff(policy, attempt) for _ in range(300)]
-            for attempt in (1, 2, 3, 50, 5000)
-        }
-        assert {
-            attempt: max(values) <= min(10, 2 ** min(attempt, 60))
-            for attempt, values in pauses.items()
-        } == dict.fromkeys(pauses, True)
-        assert all(min(values) < 0.3 * max(values) for values in pauses.values())
-        assert max(pauses[1]) > 1.5
-        assert max(pauses[50]) > 9
-
-    def test_r14_the_server_s_wish_counts_within_bounds(self) -> None:
-        policy = RetryPolicy(max_retry_after=100)
-        assert backoff(policy, 1, FeedUnavailableError("", retry_after=7)) == 7
-        assert backoff(policy, 1, FeedUnavailableError("", retry_after=7000)) == 100
-
-    @pytest.mark.parametrize("sync", [False, True])
-    async def test_r14_a_call_is_repeated_until_it_works(
-        self, sync: bool, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        failures: list[FeedError] = [
-            FeedUnavailableError("down", feed="F"),
-            TornResponseError("torn", feed="F"),
-        ]
-
-        def attempt() -> str:
-            if failures:
-                raise failures.pop(0)
-            return "done"
-
-        async def call() -> str:
-            return attempt()
-
-        policy = RetryPolicy(base_delay=0.001, max_delay=0.001)
-        assert (retrying_sync(policy, attempt) if sync else await retrying(policy, call)) == "done"
-        assert [record.getMessage().split(";")[0] for record in caplog.records] == [
-            "feed F: down",
-            "feed F: torn",
-        ]
-
-    async def test_r14_a_fatal_error_is_raised_at_once(self) -> None:
-        calls = []
-
-        async def call() -> None:
-            calls.append(1)
-            raise AuthenticationError("no")
-
-        with pytest.raises(AuthenticationError):
-            await retrying(RetryPolicy(), call)
-        assert len(calls) == 1
-
-    async def test_r14_one_replaceable_function_decides(self) -> None:
-        calls = []
-
-        async def call() -> None:
-            calls.append(1)
-            raise AuthenticationError("no")
-
-        policy = RetryPolicy(
-            base_delay=0.001,
-            max_delay=0.001,
-            decide=lambda error: "retry" if len(calls) < 3 else "fatal",
-        )
-        with pytest.raises(AuthenticationError):
-            await retrying(policy, call)
-        assert len(calls) == 3
-
-    @pytest.mark.parametrize("sync", [False, True])
-    async def test_r14_it_gives_up_in_the_end(self, sync: bool) -> None:
-        def attempt() -> None:
-            raise FeedUnavailableError("down")
-
-        async def call() -> None:
-            attempt()
-
-        policy = RetryPolicy(base_delay=0.001, max_delay=0.001, give_up_after=0.02)
-        with pytest.raises(FeedUnavailableError):
-            retrying_sync(policy, attempt) if sync else await retrying(policy, call)
-
-    async def test_an_error_that_is_not_ours_is_not_retried(self) -> None:
-        async def call() -> None:
-            raise KeyError("x")
-
-        with pytest.raises(KeyError):
-            await retrying(RetryPolicy(), call)
 
 
 def test_a_wire_is_what_it_says() -> None:

@@ -1,4 +1,4 @@
-"""The snippets of the README's Liftbridge chapter run as they stand, but for the addresses."""
+"""The snippets of the README's Liftbridge chapter run, with other addresses."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ from feedapi_client.quarantine import (
     quarantine_beside,
     show,
 )
-from feedapi_client.quarantine.base import QuarantinedEvent, quarantined
+from feedapi_client.quarantine.record import QuarantinedEvent, quarantined
 from feedapi_client.quarantine.sql import SQLAlchemyQuarantineStore
 from feedapi_client.testing import Publisher
 from tests.quarantine.helpers import PoisonError, kept, numbers, run

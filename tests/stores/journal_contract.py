@@ -13,7 +13,7 @@ import pytest
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import Journal, JournalledStore
-from feedapi_client.testing.store_contract import advanced, opening
+from feedapi_client.testing.contracts import advanced, opening
 
 FEED = FeedKey("https://service.test/feed", "journal")
 OTHER = FeedKey("https://service.test/feed", "other")

@@ -13,7 +13,7 @@ import redis.asyncio
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.redis import RedisCursorStore
-from feedapi_client.testing.store_contract import AdministrableStoreContract
+from feedapi_client.testing.contracts import AdministrableStoreContract
 from tests.servers import Redis
 
 pytestmark = pytest.mark.anyio

@@ -20,7 +20,7 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
-from feedapi_client.testing.store_contract import AdministrableStoreContract, advanced, opening
+from feedapi_client.testing.contracts import AdministrableStoreContract, advanced, opening
 from tests.stores.journal_contract import JournalContract, Make
 
 pytestmark = pytest.mark.anyio

@@ -1,0 +1,278 @@
+"""One request and its answer, without I/O: what is sent, and which error an answer means.
+
+`Transport` and `SyncTransport` drive it and hold little more than the I/O.
+"""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import Generator, Iterator
+from typing import Any, Generic, NoReturn, TypeVar
+
+import httpx
+
+from feedapi_client.errors import (
+    AuthenticationError,
+    FeedError,
+    FeedUnavailableError,
+    NegotiationError,
+    ProtocolError,
+    RequestRefusedError,
+    TornResponseError,
+    TransportError,
+)
+from feedapi_client.http.redaction import hide_secrets, register
+from feedapi_client.http.retry_after import retry_after
+from feedapi_client.http.urls import FeedURL, origin, shown_origin
+from feedapi_client.options import Limits
+from feedapi_client.protocol.dialects import Params
+from feedapi_client.protocol.text import excerpt
+
+Client = TypeVar("Client", httpx.AsyncClient, httpx.Client)
+Exchange = Generator[Any, Any, tuple[httpx.Response, bytes]]
+"""Yields what `_send` and `_read` return, is sent what comes of it, and returns the answer."""
+
+_MAX_REDIRECTS = 5
+_SPARE_CONNECTIONS = 4
+_EXCERPT_BYTES = 1600
+_PLAIN_HEADERS = frozenset({"host", "accept", "accept-encoding", "connection", "user-agent"})
+_REFUSED = frozenset({400, 404, 409, 410})
+_LATER = frozenset({408, 425, 429})
+
+
+class Endpoint(Generic[Client]):
+    """A feed as both transports see it: how a request is made, and what its answer means."""
+
+    def __init__(self, url: str, client: Client) -> None:
+        self.client: Client = client
+        self._url = FeedURL.parse(url)
+        self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
+        self._sent: httpx.Headers = httpx.Headers()
+        register(self)
+
+    @property
+    def feed(self) -> str:
+        """The feed's URL for messages."""
+        return self._url.public
+
+    def owns(self, url: httpx.URL) -> bool:
+        """Whether a request to the URL is one of this feed's."""
+        return origin(url) == self._url.origin and url.path.startswith(self._url.path.rstrip("/"))
+
+    @property
+    def auth(self) -> Any:
+        """The client's own auth comes first, then the credentials in the feed's URL."""
+        if self._basic is not None and self.client.auth is None:
+            return self._basic
+        return httpx.USE_CLIENT_DEFAULT
+
+    def request(
+        self,
+        suffix: str,
+        params: Params,
+        *,
+        partition: int | None = None,
+        idle_timeout: float | None = None,
+    ) -> httpx.Request:
+        """A GET of the feed.
+
+        With `idle_timeout` (seconds) the response may be silent for that long; else the client's
+        own timeouts hold.
+        """
+        own = str(self.client.params) if self.client.params else ""
+        try:
+            url = self._url.request_url(suffix, params, own)
+        except httpx.InvalidURL as error:
+            raise ProtocolError(
+                "the request's URL is over 64 KiB: the cursor or the filters are too long",
+                **self._where(partition),
+            ) from error
+        request = self.client.build_request("GET", url, timeout=self._timeout(idle_timeout))
+        # build_request merges the client's parameters once more and encodes the query anew.
+        request.url = url
+        return request
+
+    def _timeout(self, idle: float | None) -> Any:
+        if idle is None:
+            return httpx.USE_CLIENT_DEFAULT
+        own = self.client.timeout
+        return httpx.Timeout(connect=own.connect, read=idle, write=own.write, pool=own.pool)
+
+    def exchange(
+        self,
+        request: httpx.Request,
+        partition: int | None,
+        *,
+        discovery: bool = False,
+        limit: int = _EXCERPT_BYTES,
+    ) -> Exchange:
+        """Send a request, follow redirects, and return an answer that is to be read.
+
+        A fetch's body is still to come then; at a discovery it is there, up to a little over
+        `limit` bytes.
+        """
+        for _ in range(_MAX_REDIRECTS + 1):
+            try:
+                response = yield self._send(request)
+            except httpx.HTTPError as error:
+                self._unanswered(error, partition)
+            if response.status_code == 200 and not discovery:
+                return response, b""
+            self._sent = response.request.headers
+            try:
+                body = yield self._read(response, limit)
+            except httpx.HTTPError as error:
+                if response.status_code == 200:
+                    self.torn(error, partition)
+                body = b""
+            onward = self._redirect(response, partition, discovery)
+            if onward is None:
+                self._classify(response, body, partition, discovery)
+                return response, body
+            request = onward
+        raise self._redirect_error(
+            f"more than {_MAX_REDIRECTS} redirects, one after the other", partition, discovery
+        )
+
+    def _send(self, request: httpx.Request) -> Any:
+        raise NotImplementedError
+
+    def _read(self, response: httpx.Response, limit: int) -> Any:
+        """Read the body, or as much of it as is a little over `limit`; close the response."""
+        raise NotImplementedError
+
+    def _redirect(
+        self, response: httpx.Response, partition: int | None, discovery: bool
+    ) -> httpx.Request | None:
+        """The request that follows a redirect; None for an answer that is none."""
+        request = response.next_request
+        if request is None or origin(request.url) == self._url.origin:
+            return request
+        raise self._redirect_error(
+            f"the feed redirects (status {response.status_code}) to another origin, "
+            f"{shown_origin(request.url)}, which is refused: no credentials are sent there. "
+            "If the feed has moved, use its new URL",
+            partition,
+            discovery,
+        )
+
+    def _redirect_error(self, message: str, partition: int | None, discovery: bool) -> FeedError:
+        kind = NegotiationError if discovery else TransportError
+        return kind(message, **self._where(partition))
+
+    def _classify(
+        self, response: httpx.Response, body: bytes, partition: int | None, discovery: bool
+    ) -> None:
+        """Raise what an answer's status means, unless negotiation is to look at it."""
+        status, where = response.status_code, self._where(partition)
+        said = f": {self.quote(body)!r}" if body.strip() else ""
+        if status in _LATER or status >= 500:
+            headers = response.headers
+            raise FeedUnavailableError(
+                f"the publisher answers status {status}{said}",
+                status=status,
+                retry_after=retry_after(headers.get("retry-after"), headers.get("date")),
+                **where,
+            )
+        if status in (401, 403):
+            raise AuthenticationError(
+                f"the publisher answers status {status}{said}. Check the credentials", **where
+            )
+        if discovery:
+            return
+        message = f"the publisher answers a fetch with status {status}{said}"
+        if status in _REFUSED:
+            raise RequestRefusedError(message, status=status, **where)
+        raise ProtocolError(f"{message}. Check the URL", **where)
+
+    def quote(self, body: bytes) -> str:
+        """An excerpt of a response for a message, without secrets that a publisher may echo."""
+        return excerpt(body, self.hide)
+
+    def hide(self, text: str) -> str:
+        """The text without the feed's query and without the values of the headers sent last."""
+        return hide_secrets(text, self.secrets())
+
+    def secrets(self) -> set[str]:
+        """What `hide` takes out."""
+        sent: Iterator[str] = (
+            word
+            for name, value in self._sent.items()
+            if name not in _PLAIN_HEADERS
+            for word in value.split()
+        )
+        return {*self._url.secrets, *sent}
+
+    def bounded(self, body: bytes, limit: int) -> bytes:
+        """The body itself. Raises `NegotiationError` when it is longer than `limit`."""
+        if len(body) <= limit:
+            return body
+        raise NegotiationError(
+            f"the discovery is longer than {limit} bytes: raise Limits.max_discovery_bytes if that "
+            "is to be expected",
+            feed=self.feed,
+        )
+
+    def _unanswered(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
+        """Raise our error for one of httpx that came before the answer."""
+        where = self._where(partition)
+        if isinstance(error, (httpx.LocalProtocolError, httpx.UnsupportedProtocol)):
+            # Its text may quote a header of ours, credentials included: not shown, not chained.
+            raise TransportError(
+                "the request can't be sent: check the http client's headers and proxies", **where
+            ) from None
+        if isinstance(error, httpx.PoolTimeout):
+            raise FeedUnavailableError(
+                "no connection came free in time: give the http client a larger pool, or lower "
+                "Limits.max_concurrent_fetches",
+                **where,
+            ) from error
+        raise FeedUnavailableError(
+            f"no answer: {self.hide(_described(error))}", **where
+        ) from _chainable(error)
+
+    def torn(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
+        """Raise our error for one of httpx that came within the body."""
+        raise TornResponseError(
+            f"the response broke off: {self.hide(_described(error))}", **self._where(partition)
+        ) from _chainable(error)
+
+    def _where(self, partition: int | None) -> dict[str, Any]:
+        return {"feed": self.feed, "partition": partition}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.feed}>"
+
+
+def check_client(http: object, kind: type) -> None:
+    """Raise TypeError unless the caller's client is of the right kind, or None."""
+    if http is not None and not isinstance(http, kind):
+        raise TypeError(f"http must be an httpx.{kind.__name__}, not {type(http).__name__}")
+
+
+def client_settings(url: str, limits: Limits) -> dict[str, Any]:
+    """The settings of a client of our own."""
+    size = limits.max_concurrent_fetches + _SPARE_CONNECTIONS
+    pool = httpx.Limits(
+        max_connections=size,
+        max_keepalive_connections=size,
+        # An idle partition's connection lives until its next poll.
+        keepalive_expiry=2 * limits.max_poll_interval,
+    )
+    settings: dict[str, Any] = {"limits": pool, "timeout": limits.request_timeout}
+    if url.lower().startswith("http:"):
+        # Another origin is refused, so TLS is never spoken. A context that trusts nobody spares
+        # the loading of all certificates, some 20 ms.
+        settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return settings
+
+
+def _described(error: httpx.HTTPError) -> str:
+    text = str(error)
+    name = type(error).__name__
+    return f"{name}: {text}" if text and _chainable(error) is not None else name
+
+
+def _chainable(error: httpx.HTTPError) -> httpx.HTTPError | None:
+    """The error itself, unless its text quotes received bytes, which may be a payload."""
+    return None if "b'" in str(error) or 'b"' in str(error) else error

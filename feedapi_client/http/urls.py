@@ -1,0 +1,89 @@
+"""The feed's URL: taken apart, compared, and shown without secrets."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import quote, unquote
+
+import httpx
+
+from feedapi_client.errors import NegotiationError
+from feedapi_client.model import public_url
+from feedapi_client.protocol.dialects import Params
+
+_PORTS = {"http": 80, "https": 443}
+
+Origin = tuple[str, str, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class FeedURL:
+    """A feed's URL in the parts that requests are made of. The query is sent with every request."""
+
+    site: str
+    path: str
+    query: str
+    origin: Origin
+    basic_auth: tuple[str, str] | None
+    secrets: frozenset[str]
+    """What a publisher might echo of the URL: the query, its values, the credentials."""
+    public: str
+    """Without credentials, query and fragment, for messages."""
+
+    @classmethod
+    def parse(cls, url: str) -> FeedURL:
+        """Take the URL apart. Raises `NegotiationError` for one that can't be a feed's."""
+        base = parse_url(url)
+        path, _, query = base.raw_path.decode("ascii").partition("?")
+        return cls(
+            site=f"{base.scheme}://{base.netloc.decode('ascii')}",
+            path=path,
+            query=query,
+            origin=origin(base),
+            basic_auth=(base.username, base.password) if base.userinfo else None,
+            secrets=_secrets(query, base),
+            public=public_url(url),
+        )
+
+    def request_url(self, suffix: str, params: Params, client_params: str = "") -> httpx.URL:
+        """The URL of one request: the feed's query, the client's parameters, then `params`.
+
+        Raises httpx.InvalidURL when it is longer than 64 KiB.
+        """
+        path = self.path.rstrip("/") + suffix if suffix else self.path
+        own = [f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in params]
+        query = "&".join(filter(None, [self.query, client_params, *own]))
+        return httpx.URL(f"{self.site}{path}?{query}" if query else self.site + path)
+
+
+def parse_url(url: str) -> httpx.URL:
+    """The parsed URL. Raises `NegotiationError` for one that can't be a feed's."""
+    try:
+        parsed = httpx.URL(url)
+    except (httpx.InvalidURL, TypeError, ValueError) as error:
+        # The reason may quote a part of the URL, which may be a part of a password.
+        raise NegotiationError(f"the feed's URL can't be read ({type(error).__name__})") from None
+    if parsed.scheme not in _PORTS or not parsed.host:
+        raise NegotiationError("the feed's URL must begin with http:// or https:// and name a host")
+    return parsed
+
+
+def origin(url: httpx.URL) -> Origin:
+    """Scheme, host and port, which together decide what credentials may be sent to."""
+    return url.scheme, url.host, url.port or _PORTS.get(url.scheme)
+
+
+def shown_origin(url: httpx.URL) -> str:
+    """The origin for a message."""
+    return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
+
+
+def _secrets(query: str, base: httpx.URL) -> frozenset[str]:
+    values = [
+        query,
+        *(pair.partition("=")[2] for pair in query.split("&")),
+        base.password,
+        base.userinfo.decode("ascii"),
+    ]
+    forms = (form for v in values for form in (v, unquote(v), unquote(v.replace("+", " "))))
+    return frozenset(form for form in forms if form)

@@ -1,0 +1,184 @@
+"""Towards the application: the next batch, its release, its commit (R4, R5)."""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from feedapi_client.errors import CommitOrderError, FencedError
+from feedapi_client.lineage.planner import State
+from feedapi_client.model import Batch
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.fetching import Fetching
+from feedapi_client.runtime.partition import RuntimePartition
+
+TURN_SECONDS = 0.01
+"""Maximum time to deliver already-buffered batches before yielding to the event loop."""
+
+
+class Delivery:
+    """Delivers batches, at most one of each partition at a time.
+
+    Its methods are called from the iterating task, or, by `FeedConsumer.run`, from several handler
+    tasks at once.
+    """
+
+    def __init__(self, driver: Driver, fetching: Fetching) -> None:
+        self._driver = driver
+        self._fetching = fetching
+        self._released: deque[RuntimePartition] = deque()
+        self._last: int | None = None
+        self._turn_ends = 0.0
+
+    async def advance(self) -> Batch | None:
+        """Release the batch that the last call returned, and return the next one.
+
+        None at the end. Raises the session's failure. For the one task of an iteration.
+        """
+        if self._last is not None:
+            last, self._last = self._last, None
+            await self.release(last)
+        batch = await self.next()
+        self._last = None if batch is None else batch.partition
+        return batch
+
+    async def next(self) -> Batch | None:
+        """Return the next batch of any partition that has none in flight; None at the end.
+
+        Raises the session's failure.
+        """
+        await self._checkpoint()
+        driver = self._driver
+        while True:
+            if driver.failure is not None:
+                raise driver.failure
+            await self._acknowledge()
+            if driver.stopping or driver.over:
+                return None
+            partition = driver.next_ready()
+            if partition is not None:
+                return await self._take(partition)
+            if not driver.settings.follow and self._finished():
+                return None
+            await driver.woken()
+
+    async def _checkpoint(self) -> None:
+        # Not each time: with many partitions the fetches would get far ahead of the application,
+        # and ask for pages that can wait.
+        if anyio.current_time() >= self._turn_ends:
+            await anyio.lowlevel.checkpoint()
+            self._turn_ends = anyio.current_time() + TURN_SECONDS
+        else:
+            await anyio.lowlevel.checkpoint_if_cancelled()
+
+    async def _take(self, partition: RuntimePartition) -> Batch:
+        events, cursor = partition.take(self._driver.limits.max_batch_bytes)
+        self._driver.planner.delivered(partition.id)
+        commit = partial(self._commit, partition, partition.batches)
+        batch = Batch(partition.id, events, cursor, commit)
+        if partition.end is not None and not partition.pending:
+            await self._fetching.reached_end(partition)
+        self._fetching.resume(partition)
+        return batch
+
+    async def release(self, partition_id: int) -> None:
+        """The application asks for the next batch: what it committed of this one counts (R5)."""
+        partition = self._driver.partitions[partition_id]
+        partition.release()
+        self._released.append(partition)
+        self._driver.enqueue(partition)
+        if self._driver.failure is None:
+            await self._acknowledge()
+
+    async def handled(self, batch: Batch) -> None:
+        """A handler has returned: commit what it did not commit itself, and go on."""
+        if not self._driver.partitions[batch.partition].has_saves:
+            await batch.commit()
+        await self.release(batch.partition)
+
+    async def _acknowledge(self) -> None:
+        """Tell the planner of released batches, and carry out what it makes of that."""
+        driver = self._driver
+        while self._released:
+            partition = self._released.popleft()
+            if partition.in_flight:
+                continue
+            actions = driver.planner.released(partition.id, partition.acknowledge())
+            await driver.apply(actions)
+            partition.note_caught_up()
+            driver.wake()
+        await driver.apply()
+
+    async def _commit(
+        self, partition: RuntimePartition, number: int, batch: Batch, transaction: Any
+    ) -> None:
+        """Save the cursor of batch `number`; see `Batch.commit`."""
+        driver = self._driver
+        if driver.over:
+            raise self._out_of_order(
+                batch,
+                "its iteration has ended, and what was not committed is read again by the next one",
+            )
+        if partition.is_overtaken(number):
+            raise self._out_of_order(batch, "a later batch of the partition was committed before")
+        if partition.entry.state is State.SUPERSEDED:
+            raise self._out_of_order(
+                batch,
+                "the partition was split, and its successors went on from the last committed "
+                "cursor",
+            )
+        if transaction is None and partition.is_saved(number, durably=True):
+            return
+        before = partition.position_before(number)
+        position = driver.planner.checkpoint(partition.id, batch.cursor, after=before)
+        late = not partition.in_flight
+        if late:
+            # Block lineage changes to this position until the late commit is released.
+            driver.planner.hold(partition.id)
+        try:
+            await driver.positions.save({partition.id: position}, transaction)
+            partition.saved(number, position, durable=transaction is None)
+        except FencedError as error:
+            driver.fail(error)  # whatever the application does: this consumer was replaced (R17)
+            raise
+        finally:
+            if late:
+                self._released.append(partition)
+                driver.wake()
+
+    def _out_of_order(self, batch: Batch, why: str) -> CommitOrderError:
+        return CommitOrderError(
+            f"a batch up to cursor {batch.cursor!r} can't be committed: {why}",
+            feed=self._driver.feed,
+            partition=batch.partition,
+        )
+
+    def _finished(self) -> bool:
+        """Whether the feed was read to its end.
+
+        Raises `CommitOrderError` when children wait for a commit that the application forgot.
+        """
+        driver = self._driver
+        if driver.timer.wanted or driver.applying:
+            return False
+        if driver.planner.finished():
+            return True
+        entries = driver.planner.entries.values()
+        reading = [driver.partitions.get(e.id) for e in entries if e.state is State.READING]
+        at_end = {p.id for p in reading if p is not None and p.at_end and not p.in_flight}
+        if not reading or len(at_end) < len(reading):
+            return False
+        # All was read, but the application did not commit the end of some closed partitions.
+        for entry in entries:
+            if entry.state is State.WAITING and at_end.intersection(entry.waits_for):
+                raise CommitOrderError(
+                    f"partition {entry.id} waits until the last batch of this one is committed, "
+                    "and it was not: await batch.commit() before asking for the next",
+                    feed=driver.feed,
+                    partition=min(at_end),
+                )
+        return True

@@ -1,0 +1,53 @@
+"""Positions loaded from and saved to the cursor store, with a deadline and our own errors."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Mapping
+from typing import Any, TypeVar
+
+import anyio
+
+from feedapi_client.errors import FeedError, StoreError
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores.base import CursorStore
+
+T = TypeVar("T")
+
+
+class Positions:
+    """The stored positions of one consumer's feed.
+
+    `timeout` is how many seconds a save may go on after the task around it was cancelled.
+    """
+
+    def __init__(self, store: CursorStore, key: FeedKey, *, timeout: float) -> None:
+        self._store = store
+        self._key = key
+        self._timeout = timeout
+
+    async def load(self) -> Mapping[int, Position]:
+        """Load all positions. Raises `StoreError`."""
+        return await self._translated(self._store.load(self._key), "loading cursors")
+
+    async def save(self, positions: Mapping[int, Position], transaction: Any = None) -> None:
+        """Save the positions in one atomic save. Raises `StoreError`, `FencedError`.
+
+        Cancelled, it is finished first.
+        """
+        with anyio.move_on_after(self._timeout, shield=True) as scope:
+            save = self._store.save(self._key, positions, transaction=transaction)
+            await self._translated(save, "saving cursors")
+        if scope.cancelled_caught:
+            raise StoreError(
+                f"saving cursors took longer than Limits.commit_timeout, {self._timeout} s",
+                feed=self._key.url,
+            )
+
+    async def _translated(self, call: Awaitable[T], doing: str) -> T:
+        try:
+            return await call
+        except FeedError:
+            raise
+        except Exception as error:
+            name = type(error).__name__
+            raise StoreError(f"{doing} failed: {name}", feed=self._key.url) from error

@@ -1,0 +1,141 @@
+"""No secret in messages, and none in other libraries' logs once the application asks for that."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+from typing import Any
+
+import httpx
+import pytest
+
+from feedapi_client.errors import FeedError, TransportError
+from feedapi_client.http.redaction import redact_http_logs
+from feedapi_client.http.sync import SyncTransport
+from tests.client.wire import Reply, ok, start, wire
+from tests.http.helpers import LIMIT, LINE, body_of, opened
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture(autouse=True)
+def redacted() -> None:
+    redact_http_logs()
+
+
+URL = "http://me:pa55word@127.0.0.1:{port}/feed?key=sesame&tenant=a%20b%2Fc"
+
+
+async def exercise(url: str) -> list[str]:
+    """Everything that can be read of a transport in use."""
+    said = []
+    async with opened(url) as transport:
+        said += [repr(transport), str(transport)]
+        for call in (
+            transport.get("", [], max_bytes=LIMIT),
+            body_of(transport, [("cursor", "c")]),
+        ):
+            try:
+                await call
+            except FeedError as error:
+                said += [str(error), repr(error), str(error.__cause__)]
+    return said
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda request: ok(LINE),
+        lambda request: ok(
+            f"no such page: {request.target} {request.headers['authorization']}".encode(),
+            status="404 No",
+        ),
+        lambda request: ok(f"bad: {request.query}".encode(), status="500 No"),
+        lambda request: ok(b"", "Location: /feed?key=sesame", status="302 Again"),
+        lambda request: Reply(b"HTTP/1.1 sesame\r\n\r\n", close=True),
+        lambda request: Reply(start(LINE) + b"sesame\r\n", close=True),
+    ],
+    ids=["fine", "echoed by 404", "echoed by 500", "redirects", "garbage", "torn"],
+)
+async def test_r19_no_secret_in_log_records_and_errors(
+    answer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with wire(answer) as server:
+        said = await exercise(URL.format(port=server.port))
+    records = [f"{record.getMessage()} {record.args}" for record in caplog.records]
+    assert any(record.name.startswith("httpcore") for record in caplog.records)
+    for secret in (
+        "sesame",
+        "pa55word",
+        "a%20b%2Fc",
+        "a b/c",
+        httpx.BasicAuth("me", "pa55word")._auth_header.split()[1],
+    ):
+        assert secret not in "\n".join(said + records), secret
+
+
+async def test_r19_no_secret_in_what_http2_logs(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    transport = SyncTransport(URL.format(port=9))
+    logging.getLogger("hpack.hpack").debug(
+        "Adding %s to the header table", (b":path", b"/feed?key=sesame&tenant=a%20b%2Fc")
+    )
+    assert "Adding (b':path', b'/feed?***') to the header table" in caplog.text
+    transport.close()
+
+
+async def test_r19_a_secret_that_begins_like_another_feeds_is_hidden_whole(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    # Several, since the order in which feeds are looked at is that of a set.
+    transports = [
+        SyncTransport(f"http://127.0.0.1:9/feed?key=sesame{'-street' * n}") for n in range(8)
+    ]
+    logging.getLogger("hpack.hpack").debug("Adding %s", "sesame" + "-street" * 7)
+    assert "street" not in caplog.text
+    for transport in transports:
+        transport.close()
+
+
+async def test_r19_other_requests_of_the_process_are_logged_as_ever(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, "httpx")
+    async with wire(lambda _: ok(LINE)) as server, httpx.AsyncClient() as http:
+        await http.get(server.url + "?a=b")
+    assert "/feed?a=b" in caplog.text
+
+
+async def test_r19_a_header_that_can_not_be_sent_is_not_shown() -> None:
+    async with (
+        httpx.AsyncClient(headers={"authorization": "Bearer sesame\n"}) as http,
+        wire(lambda _: ok(LINE)) as server,
+        opened(server.url, http=http) as transport,
+    ):
+        with pytest.raises(
+            TransportError, match="can't be sent: check the http client's headers"
+        ) as caught:
+            await body_of(transport)
+    assert "sesame" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+
+
+def test_the_import_leaves_other_loggers_alone() -> None:
+    program = """
+import logging
+from feedapi_client import FeedClient, SyncFeedClient, redact_http_logs
+SyncFeedClient("http://127.0.0.1:9/feed").close()
+names = ("httpx", "httpcore.http11", "hpack.hpack")
+print([len(logging.getLogger(name).filters) for name in names])
+redact_http_logs()
+redact_http_logs()
+print([len(logging.getLogger(name).filters) for name in names])
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.split("\n")[:2] == ["[0, 0, 0]", "[1, 1, 1]"]

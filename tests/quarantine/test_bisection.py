@@ -1,0 +1,116 @@
+"""Whatever events are poison, whatever the handler is like: the rest is handled, and what is put aside was not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anyio
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from feedapi_client import Batch, FeedKey, MemoryCursorStore, Quarantine, Retry
+from feedapi_client.model import make_event
+from feedapi_client.quarantine import MemoryQuarantineStore
+from feedapi_client.quarantine.handler import retrying_handler
+from tests.quarantine.helpers import PoisonError, kept, numbers
+
+FEED = FeedKey("https://service/feed")
+
+
+class Database:
+    """Effects and a cursor, with one transaction at a time."""
+
+    def __init__(self) -> None:
+        self.effects: list[int] = []
+        self.cursor: str | None = None
+
+    async def __aenter__(self) -> Database:
+        self.draft = (list(self.effects), self.cursor)
+        return self
+
+    async def __aexit__(self, kind: object, error: object, trace: object) -> None:
+        if kind is not None:
+            self.effects, self.cursor = self.draft
+
+    async def save(self, batch: Batch, transaction: Any) -> None:
+        self.cursor = batch.cursor
+
+
+def scenario(
+    count: int, poison: set[int], *, transactional: bool, on_failure: Any
+) -> tuple[Database, list[int], int]:
+    """Hand one batch over; the database, what is in quarantine, and how often the handler was called."""
+    database, aside, calls = Database(), MemoryQuarantineStore(), 0
+
+    def apply(batch: Batch) -> None:
+        nonlocal calls
+        calls += 1
+        for n in numbers(batch):
+            if n in poison:
+                raise PoisonError(n)
+            database.effects.append(n)
+
+    async def in_transaction(batch: Batch) -> None:
+        async with database as transaction:
+            apply(batch)
+            await batch.commit(transaction=transaction)
+
+    async def without(batch: Batch) -> None:
+        apply(batch)
+
+    async def main() -> list[int]:
+        quarantine = Quarantine(to=aside, limit=1000)
+        retried = Retry(attempts=2, base_delay=1e-6, max_delay=1e-6, then=quarantine)
+        handle = await retrying_handler(
+            in_transaction if transactional else without,
+            retried if on_failure == "retry" else quarantine,
+            FEED,
+            MemoryCursorStore(),
+        )
+        events = [make_event(0, b'{"n":%d}' % n) for n in range(count)]
+        await handle(Batch(0, events, "the end", database.save))
+        return [event.index for event in await kept(aside)]
+
+    return database, anyio.run(main), calls
+
+
+counts = st.integers(1, 60)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> tuple[int, set[int]]:
+    count = draw(counts)
+    return count, draw(st.sets(st.integers(0, count - 1)))
+
+
+@settings(deadline=None, max_examples=150)
+@given(batches(), st.sampled_from(["quarantine", "retry"]))
+def test_with_a_transaction_each_good_event_is_there_once_in_order(
+    batch: tuple[int, set[int]], on_failure: str
+) -> None:
+    count, poison = batch
+    database, aside, _ = scenario(count, poison, transactional=True, on_failure=on_failure)
+    assert database.effects == [n for n in range(count) if n not in poison]
+    assert aside == sorted(poison)
+    assert database.cursor == "the end"
+
+
+@settings(deadline=None, max_examples=150)
+@given(batches(), st.sampled_from(["quarantine", "retry"]))
+def test_without_a_transaction_each_good_event_is_there_at_least_once(
+    batch: tuple[int, set[int]], on_failure: str
+) -> None:
+    count, poison = batch
+    database, aside, _ = scenario(count, poison, transactional=False, on_failure=on_failure)
+    good = [n for n in range(count) if n not in poison]
+    assert list(dict.fromkeys(database.effects)) == good
+    # Once in each attempt at the whole batch, as far as it came, and once more alone.
+    assert all(database.effects.count(n) <= (2 if on_failure == "quarantine" else 3) for n in good)
+    assert aside == sorted(poison)
+    assert database.cursor == "the end"
+
+
+def test_one_poisonous_event_among_many_takes_few_calls() -> None:
+    _, aside, calls = scenario(4096, {2500}, transactional=True, on_failure="quarantine")
+    assert aside == [2500]
+    assert calls < 20
