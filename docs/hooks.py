@@ -44,7 +44,7 @@ class RuleTest:
 
 
 def all_tests() -> Iterator[RuleTest]:
-    """Yield every test function of the repository, those of the shipped contract suites included."""
+    """Yield every test function of the repository and of the shipped contract suites."""
     for folder in _FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -55,7 +55,7 @@ def all_tests() -> Iterator[RuleTest]:
 
 
 def proofs_of(rule: int, words: tuple[str, ...]) -> list[RuleTest]:
-    """Return the tests that carry the rule's number, and those whose names hold one of the words."""
+    """Return the tests that carry the rule's number or one of the words in their names."""
     return [
         test
         for test in all_tests()
