@@ -13,6 +13,7 @@ import ast
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -43,8 +44,13 @@ class RuleTest:
         return _NUMBER.sub("", self.name).removeprefix("test_").replace("_", " ")
 
 
-def all_tests() -> Iterator[RuleTest]:
-    """Yield every test function of the repository and of the shipped contract suites."""
+@cache
+def all_tests() -> tuple[RuleTest, ...]:
+    """Return every test function of the repository and of the shipped contract suites."""
+    return tuple(_find_tests())
+
+
+def _find_tests() -> Iterator[RuleTest]:
     for folder in _FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
