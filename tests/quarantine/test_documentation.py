@@ -1,8 +1,10 @@
-"""The README's programs on exactly once and on poison events run unchanged but for addresses."""
+"""The programs of the documentation's pages on exactly once and on the quarantine run as they are.
+
+Only the addresses are replaced.
+"""
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import subprocess
 import sys
@@ -12,14 +14,12 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from feedapi_client.testing import Publisher
+from tests.docs.snippets import python_blocks
 from tests.servers import Postgres
 
-README = Path(__file__).parents[2] / "README.md"
 
-
-def run_program(chapter: str, directory: Path, **addresses: str) -> str:
-    text = README.read_text().partition(f"\n## {chapter}\n")[2].partition("\n## ")[0]
-    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+def run_program(page: str, directory: Path, **addresses: str) -> str:
+    (program,) = python_blocks(page)
     for written, real in (
         ("https://service/orders", addresses["feed"]),
         ("postgresql+psycopg://user@host/app", addresses.get("database", "")),
@@ -31,12 +31,13 @@ def run_program(chapter: str, directory: Path, **addresses: str) -> str:
         capture_output=True,
         text=True,
         cwd=directory,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
-def test_the_program_for_exactly_once_resumes_from_its_database(
+def test_the_exactly_once_program_continues_where_its_database_says(
     postgres: Postgres, feedapi_publisher: Publisher, tmp_path: Path
 ) -> None:
     engine = sa.create_engine(postgres.url())
@@ -48,7 +49,7 @@ def test_the_program_for_exactly_once_resumes_from_its_database(
             0, [{"id": id, "customer": "a"} for id in range(start, start + 10)]
         )
         run_program(
-            "Exactly once, with a database",
+            "docs/pages/exactly-once.md",
             tmp_path,
             feed=feedapi_publisher.url or "",
             database=postgres.url(),
@@ -60,11 +61,12 @@ def test_the_program_for_exactly_once_resumes_from_its_database(
     engine.dispose()
 
 
-def test_the_program_for_poison_events_quarantines_the_failing_event(
+def test_the_quarantine_program_quarantines_the_failing_event(
     feedapi_publisher: Publisher, tmp_path: Path
 ) -> None:
     feedapi_publisher.extend(0, [{"id": id} for id in range(20)])
-    (line,) = run_program("Poison events", tmp_path, feed=feedapi_publisher.url or "").splitlines()
+    printed = run_program("docs/pages/quarantine.md", tmp_path, feed=feedapi_publisher.url or "")
+    (line,) = printed.splitlines()
     assert line.split()[1:] == ["0", "IntegrityError"]
     with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
         assert [row[0] for row in connection.execute("SELECT id FROM orders")] == [
