@@ -61,7 +61,6 @@ def test_pipeline_keeps_its_tables_through_a_split(
     assert len({row.minute for row in minutes}) == len(minutes)
 
 
-@pytest.mark.slow
 def test_snippets_of_the_readme_run(
     spark: SparkSession, example: Any, publisher: Publisher, tmp_path: Path
 ) -> None:
