@@ -1,4 +1,4 @@
-"""The example and the snippets of the documentation run."""
+"""Runs the example and the snippets of the documentation."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.spark.conftest import ROOT
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,8 @@ def publisher() -> Iterator[Publisher]:
         yield publisher
 
 
-def test_the_pipeline_keeps_its_tables_through_a_split(
+@pytest.mark.slow
+def test_pipeline_keeps_its_tables_through_a_split(
     spark: SparkSession, example: Any, publisher: Publisher, tmp_path: Path
 ) -> None:
     folder = str(tmp_path)
@@ -57,7 +58,7 @@ def test_the_pipeline_keeps_its_tables_through_a_split(
     assert len({row.minute for row in minutes}) == len(minutes)
 
 
-def test_the_snippets_of_the_documentation_run(
+def test_snippets_of_the_documentation_run(
     spark: SparkSession, example: Any, publisher: Publisher, tmp_path: Path
 ) -> None:
     example.publish(publisher, orders=30)
