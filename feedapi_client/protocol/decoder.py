@@ -55,6 +55,8 @@ class PageDecoder:
         "_closed_by",
         "_error",
         "_feed",
+        "_held_bytes",
+        "_held_events",
         "_lines",
         "_max_line_bytes",
         "_open",
@@ -64,6 +66,7 @@ class PageDecoder:
         "_quote",
         "_ready",
         "_tail",
+        "asked",
         "cursor",
         "ready_bytes",
         "saw_events",
@@ -93,8 +96,13 @@ class PageDecoder:
         self._open_bytes = 0
         self._ready: list[Event] = []
         self._closed_by: str | None = None  # the cursor that closes `_ready`
+        self._held_events = 0  # of `_open`: how many are before the last checkpoint
+        self._held_bytes = 0
+        self.asked: str | None = None
+        """The cursor that the response was asked for with. A checkpoint that repeats it closes
+        nothing, because the events before it would come again (R13)."""
         self.cursor: str | None = None
-        """The last checkpoint of the response so far."""
+        """The last checkpoint of the response so far, whether it closed something or not."""
         self.saw_events = False
         """Whether the response held an event so far, before or after the last checkpoint."""
         self.ready_bytes = 0
@@ -104,8 +112,15 @@ class PageDecoder:
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes kept after the last checkpoint, the incomplete line included."""
+        """Bytes that no checkpoint closed yet, the incomplete line included."""
         return self._open_bytes + len(self._tail)
+
+    @property
+    def held(self) -> CheckpointedEvents | None:
+        """Events before a checkpoint that repeats `asked`, with no other behind them; or None."""
+        if not self._held_events or self.asked is None:
+            return None
+        return CheckpointedEvents(self._open[: self._held_events], self.asked, self._held_bytes)
 
     def feed(self, data: bytes) -> None:
         """Decode the next bytes of the response.
@@ -158,26 +173,33 @@ class PageDecoder:
     def _add(self, block: Block, size: int) -> None:
         lines, records, checkpoints = block
         self.saw_events = self.saw_events or len(records) > len(checkpoints)
+        closing = next((i for i in reversed(checkpoints) if records[i]._cursor != self.asked), -1)
         start = 0
         for index in checkpoints:
             self._open += records[start:index]
             start = index + 1
-        if checkpoints:
-            after = sum(map(len, lines[start:]))
-            self._checkpoint(records[start - 1]._cursor or "", size - after)
-            size = after
+            # Of all that close something only the last counts, and so it is with those behind it.
+            if index in (closing, checkpoints[-1]):
+                after = sum(map(len, lines[start:]))
+                self._checkpoint(records[index]._cursor or "", size - after)
+                size = after
         self._open += records[start:]
         self._open_bytes += size
 
     def _checkpoint(self, cursor: str, size: int) -> None:
+        self._open_bytes += size
+        self.cursor = cursor
+        if cursor == self.asked:
+            self._held_events, self._held_bytes = len(self._open), self._open_bytes
+            return
         if self._ready:
             self._ready += self._open
         else:
             self._ready = self._open
-        self._open = []
-        self.ready_bytes += self._open_bytes + size
-        self._open_bytes = 0
-        self.cursor = self._closed_by = cursor
+        self.ready_bytes += self._open_bytes
+        self._open, self._open_bytes = [], 0
+        self._held_events = self._held_bytes = 0
+        self._closed_by = cursor
 
     def _decode_line(self, line: bytes, size: int, *, complete: bool = True) -> None:
         if len(line) > self._max_line_bytes:
