@@ -1,6 +1,9 @@
-"""A feed onto Liftbridge, twice: at least once into one stream, exactly once into another, read back from there.
+"""Relay a feed to Liftbridge: at least once to one stream, exactly once to another one.
 
-python examples/relay_to_liftbridge.py [FEED NATS API]     for example https://service/myfeed nats://broker:4222 broker:9292
+python examples/relay_to_liftbridge.py [FEED NATS API]
+
+For example: https://service/myfeed nats://broker:4222 broker:9292. Without arguments it starts a
+feed, a NATS server and a simulated broker.
 """
 
 import sys
@@ -30,7 +33,7 @@ def customer(event: Event) -> bytes:
 
 
 async def at_least_once(feed: str, nats: str, api: LiftbridgeApi) -> None:
-    """Cursors in a file. Each event is a message, and a customer's are in one partition."""
+    """Cursors in a file. Each event is a message; those of a customer are in one partition."""
     await api.create_stream(ORDERS)
     async with (
         LiftbridgePublisher(nats) as publisher,
@@ -45,7 +48,10 @@ async def at_least_once(feed: str, nats: str, api: LiftbridgeApi) -> None:
 
 
 async def exactly_once(feed: str, nats: str, api: LiftbridgeApi) -> None:
-    """Cursors in the stream itself, which has to have optimistic concurrency control. The reader gets whole batches, each once."""
+    """Cursors in the stream, which needs optimistic concurrency control.
+
+    The reader gets whole batches, each once.
+    """
     await api.create_stream(LEDGER, concurrency_control=True)
     async with LiftbridgePublisher(nats) as publisher:
         store = StreamCursorStore(publisher, api, LEDGER, format="events")
@@ -55,13 +61,14 @@ async def exactly_once(feed: str, nats: str, api: LiftbridgeApi) -> None:
     newest = (await api.partition_metadata(LEDGER.name)).newest_offset
     async for batch in RelayReader(api, LEDGER.name, until=newest):
         print(
-            f"a batch of {len(batch.events)} events of partition {batch.partition}; next time start at offset {batch.next_offset}"
+            f"a batch of {len(batch.events)} events of partition {batch.partition}; "
+            f"to resume after it, start at offset {batch.next_offset}"
         )
 
 
 @asynccontextmanager
-async def something_to_try_it_with() -> AsyncIterator[tuple[str, str, str]]:
-    """A feed, a NATS server and a stand-in for the broker."""
+async def simulated_servers() -> AsyncIterator[tuple[str, str, str]]:
+    """Start a feed, a NATS server and a simulated broker."""
     publisher = Publisher(2)
     for n in range(1000):
         publisher.publish(f"customer-{n % 7}", {"entity": f"customer-{n % 7}", "n": n})
@@ -71,13 +78,17 @@ async def something_to_try_it_with() -> AsyncIterator[tuple[str, str, str]]:
 
 
 @asynccontextmanager
-async def given() -> AsyncIterator[tuple[str, str, str]]:
+async def servers_of_arguments() -> AsyncIterator[tuple[str, str, str]]:
     yield sys.argv[1], sys.argv[2], sys.argv[3]
 
 
 async def main() -> None:
     async with (
-        something_to_try_it_with() if len(sys.argv) == 1 else given() as (feed, nats, api_address),
+        simulated_servers() if len(sys.argv) == 1 else servers_of_arguments() as (
+            feed,
+            nats,
+            api_address,
+        ),
         LiftbridgeApi(api_address) as api,
     ):
         await at_least_once(feed, nats, api)

@@ -1,9 +1,12 @@
-"""A feed as a streaming DataFrame: revenue by minute, and the current state of every order, both exactly once.
+"""A feed as a streaming DataFrame: revenue by minute and the current state of every order.
+
+Both tables are exactly once.
 
     python examples/spark_pipeline.py                         # against a publisher in this process
     python examples/spark_pipeline.py https://service/orders /data/orders
 
-Events are ``{"entity", "status", "amount", "time"}``. Needs the extras ``spark`` and, without a URL, ``testing``.
+Events are ``{"entity", "status", "amount", "time"}``. It needs the extras ``spark`` and, without a
+URL, ``testing``.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ SCHEMA = "entity STRING, status STRING, amount DOUBLE, time TIMESTAMP"
 
 
 def orders(spark: SparkSession, url: str, folder: str) -> DataFrame:
-    """The feed, typed; `depth` and `sequence` say which of two events of an order came later."""
+    """The feed with typed columns. `depth` and `sequence` tell which event of an order is later."""
     spark.dataSource.register(FeedDataSource)  # not needed where the wheel is installed
     feed = (
         spark.readStream.format("feedapi").option("stagingLocation", f"{folder}/staging").load(url)
@@ -37,7 +40,7 @@ def orders(spark: SparkSession, url: str, folder: str) -> DataFrame:
 
 
 def revenue(events: DataFrame, folder: str) -> StreamingQuery:
-    """Paid amounts by minute of event time; a minute is written once it is ten minutes old."""
+    """Paid amounts by minute of event time. A minute is written once it is ten minutes old."""
     paid = events.where("status = 'paid'").withWatermark("time", "10 minutes")
     minutes = paid.groupBy(F.window("time", "1 minute")).agg(
         F.sum("amount").alias("amount"), F.count("*").alias("payments")
@@ -54,7 +57,11 @@ def revenue(events: DataFrame, folder: str) -> StreamingQuery:
 
 
 def current_state(events: DataFrame, folder: str) -> StreamingQuery:
-    """The latest event of each order: version n of the table comes from version n-1 and micro-batch n, however often that batch is tried."""
+    """The latest event of each order.
+
+    Version n of the table is made from version n-1 and micro-batch n, however often that batch is
+    attempted.
+    """
 
     def apply(batch: DataFrame, number: int) -> None:
         before = Path(folder, "state", f"version={number - 1}")
@@ -85,7 +92,7 @@ def state_table(spark: SparkSession, folder: str) -> DataFrame:
 
 
 def pipeline(spark: SparkSession, url: str, folder: str) -> None:
-    """Bring both tables up to date. Run it again, or after a crash, and it goes on where it stopped."""
+    """Bring both tables up to date. The next call continues there, also after a crash."""
     events = orders(spark, url, folder)
     for query in [revenue(events, folder), current_state(events, folder)]:
         query.awaitTermination()

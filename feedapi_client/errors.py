@@ -1,25 +1,26 @@
 """The exception tree.
 
-Every error that this library raises on purpose is a `FeedError`. Errors of other libraries are translated once, at the edge, and kept as ``__cause__``::
+Every error that this library raises on purpose is a `FeedError`. Errors of other libraries are
+translated once, where they enter, and kept as ``__cause__``::
 
     FeedError
-    ├── NegotiationError             the endpoint does not speak FeedAPI, or not as it was asked to
+    ├── NegotiationError             no feed answers at this URL, or more has to be said about it
     ├── ProtocolError                the publisher breaks the protocol
     │   ├── LineageError             the partitions of a discovery make no valid graph
-    │   │   ├── AmbiguousLineageError    a merge: several live ancestors with different cursors
-    │   │   └── LostPartitionError       a partition with a position is gone without an heir
-    │   ├── RequestRefusedError      a fetch was answered 400, 404, 409 or 410: discover again
+    │   │   ├── AmbiguousLineageError    several live ancestors stand at different cursors
+    │   │   └── LostPartitionError       a partition with a position is gone without a successor
+    │   ├── RequestRefusedError      a fetch was answered 400, 404, 409 or 410
     │   ├── CursorRejectedError      a listed partition refuses its cursor again and again
-    │   ├── NoProgressError          responses that never get past the cursor asked with
+    │   ├── NoProgressError          responses that never move the cursor
     │   ├── LineTooLongError         a line over `Limits.max_line_bytes`
-    │   └── BufferLimitError         a run without a checkpoint over `Limits.max_buffered_bytes`
+    │   └── BufferLimitError         no checkpoint within `Limits.max_buffered_bytes`
     ├── TransportError               the network, or the publisher's server
     │   ├── AuthenticationError      401 or 403
     │   ├── FeedUnavailableError     connection errors, timeouts, 408, 425, 429, 5xx
-    │   └── TornResponseError        a response that broke off, or turned into something else midway
+    │   └── TornResponseError        a response that broke off, or holds a line of something else
     └── StoreError                   the cursor store failed
         ├── FencedError              another consumer of the same name advanced the partition
-        └── CommitOrderError         a batch was committed out of order, or after its iteration ended
+        └── CommitOrderError         a batch was committed out of order, or too late
 """
 
 from __future__ import annotations
@@ -28,7 +29,13 @@ from typing import Any
 
 
 class FeedError(Exception):
-    """Root of all errors. `feed` is the feed's URL without credentials and query, `partition` its partition or None; both stand in the message."""
+    """Root of all errors.
+
+    Attributes:
+        message: what happened, without saying where.
+        feed: the feed's URL without credentials and query, or None. Part of ``str(error)``.
+        partition: the partition, or None. Part of ``str(error)``.
+    """
 
     def __init__(
         self, message: str, *, feed: str | None = None, partition: int | None = None
@@ -45,7 +52,8 @@ class FeedError(Exception):
         return f"{', '.join(where)}: {self.message}" if where else self.message
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions with keyword-only arguments do not pickle by themselves, and executors send theirs to a driver.
+        # Exceptions with keyword-only arguments do not pickle by themselves, and Spark's executors
+        # send theirs to the driver.
         return (_rebuild, (type(self), self.message, self.__dict__.copy()))
 
 
@@ -57,11 +65,11 @@ def _rebuild(kind: type[FeedError], message: str, state: dict[str, Any]) -> Feed
 
 
 class NegotiationError(FeedError):
-    """The endpoint did not answer the argument-less GET as any known dialect does (R1)."""
+    """The answer to the argument-less GET is not one of a feed, or not enough to read it (R1)."""
 
 
 class ProtocolError(FeedError):
-    """The publisher broke the protocol in a way that a retry does not mend."""
+    """The publisher broke the protocol in a way that a retry does not repair."""
 
 
 class LineageError(ProtocolError):
@@ -69,15 +77,21 @@ class LineageError(ProtocolError):
 
 
 class AmbiguousLineageError(LineageError):
-    """A partition may take its cursor from several live ancestors that stand at different cursors (R9)."""
+    """A partition has several live ancestors, and they stand at different cursors (R9)."""
 
 
 class LostPartitionError(LineageError):
-    """A partition that has, or needs, a position is gone without an heir: an operator decides (R8, R9, R11)."""
+    """A partition that has a position, or needs one, is gone without a successor (R8, R9, R11).
+
+    An operator has to decide where to go on.
+    """
 
 
 class RequestRefusedError(ProtocolError):
-    """A fetch was answered `status` 400, 404, 409 or 410: the topology, the token or the cursor is no longer good (R10)."""
+    """A fetch was answered with `status` 400, 404, 409 or 410 (R10).
+
+    The topology, the token or the cursor is no longer valid. A new discovery tells which.
+    """
 
     def __init__(
         self, message: str, *, status: int, feed: str | None = None, partition: int | None = None
@@ -91,7 +105,7 @@ class CursorRejectedError(ProtocolError):
 
 
 class NoProgressError(ProtocolError):
-    """Response after response brought events and no new cursor (R13)."""
+    """Too many responses in a row did not move the cursor (R13)."""
 
 
 class LineTooLongError(ProtocolError):
@@ -99,7 +113,7 @@ class LineTooLongError(ProtocolError):
 
 
 class BufferLimitError(ProtocolError):
-    """A run of events without a checkpoint does not fit into `Limits.max_buffered_bytes` (R3)."""
+    """Events that came without a checkpoint do not fit into `Limits.max_buffered_bytes` (R3)."""
 
 
 class TransportError(FeedError):
@@ -111,8 +125,12 @@ class AuthenticationError(TransportError):
 
 
 class FeedUnavailableError(TransportError):
-    """A connection error, a timeout or a status that means "later" (408, 425, 429, 5xx). `status` is None where there was no response;
-    `retry_after` is the server's wish in seconds, None without one."""
+    """A connection error, a timeout, or a status that means "later" (408, 425, 429, 5xx).
+
+    Attributes:
+        status: of the response; None when there was no response.
+        retry_after: how many seconds the server asks to wait; None when it does not say.
+    """
 
     def __init__(
         self,
@@ -129,16 +147,22 @@ class FeedUnavailableError(TransportError):
 
 
 class TornResponseError(TransportError):
-    """A 200 response broke off, or held a line that is not a protocol message. What was checkpointed before it is kept."""
+    """A response broke off, or held a line that is not a message of the protocol.
+
+    What a checkpoint closed before that is kept.
+    """
 
 
 class StoreError(FeedError):
-    """The cursor store failed; the cause is chained."""
+    """The cursor store failed. What it raised is the cause."""
 
 
 class FencedError(StoreError):
-    """The stored revision is not the predecessor of the one to be saved: another consumer of the same feed and name advanced it (R17)."""
+    """Another consumer of the same feed and name advanced the partition (R17).
+
+    The stored revision is not the one before the revision to be saved.
+    """
 
 
 class CommitOrderError(StoreError):
-    """A batch was committed after a later one of its partition, or after its iteration had ended (R5)."""
+    """A batch was committed after a later one of its partition, or after the iteration (R5)."""

@@ -1,4 +1,4 @@
-"""What flows through the house: feed, partitions, events, batches, positions."""
+"""The data that all layers share: feed, partitions, events, batches, positions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ Decoder = Callable[[bytes], Any]
 FIRST = "_first"
 """The special cursor before the oldest event."""
 LAST = "_last"
-"""The special cursor behind the newest event."""
+"""The special cursor after the newest event."""
 
-_TYPED_DECODERS = 256
+_TYPED_DECODERS = 256  # types whose decoders are kept
 
 _load = msgspec.json.Decoder().decode
 
@@ -34,9 +34,13 @@ _load = msgspec.json.Decoder().decode
 class Partition:
     """One partition as discovery lists it.
 
-    `last_cursor` is the end of the partition at the time of the discovery; required by the specification when `closed`, often missing all the same.
-    `starts_after` is the parent whose events come before this partition's (split method 1). `cursor_from` are the ancestors whose cursors are valid
-    here, nearest first (split method 2).
+    Attributes:
+        id: from 0 to 32767.
+        closed: whether no more events will be added.
+        last_cursor: the end of the partition at the time of the discovery. The specification
+            requires it when `closed`, but publishers often leave it out.
+        starts_after: the parent, whose events come before those of this partition (split method 1).
+        cursor_from: the ancestors whose cursors are valid here, nearest first (split method 2).
     """
 
     id: int
@@ -48,9 +52,15 @@ class Partition:
 
 @dataclass(frozen=True, slots=True)
 class FeedInfo:
-    """A discovery: the dialect, the flags, and the partitions by id.
+    """The result of a discovery.
 
-    `token` is None but in dialect ``v2-token``. `filters` are the names that ``filter-NAME`` may use.
+    Attributes:
+        dialect: what the feed speaks.
+        partitions: the listed partitions by id.
+        token: what each fetch has to send in dialect ``v2-token``; None in the others.
+        exactly_once: whether the publisher says that it never repeats an event.
+        stream: whether the publisher offers responses that stay open.
+        filters: the names that ``filter-NAME`` parameters may use.
     """
 
     dialect: DialectName
@@ -62,14 +72,18 @@ class FeedInfo:
 
 
 class EventOrigin:
-    """What all events of one partition share. `load` is `decoder` for a payload that still lies in its page."""
+    """What all events of one response share: their partition, and how a payload is decoded.
+
+    `load` does the same as `decoder`, but takes the payload without copying it out of its page.
+    """
 
     __slots__ = ("decoder", "load", "partition")
 
     def __init__(self, partition: int, decoder: Decoder = orjson.loads) -> None:
         self.partition = partition
         self.decoder = decoder
-        # msgspec reads the page itself: for the small payloads that most events have, that takes 0.6 of the time that a copy for orjson does.
+        # msgspec reads from the page itself. For small payloads, which most events have, that takes
+        # 0.6 of the time that a copy and orjson take.
         self.load: Callable[[msgspec.Raw], Any] = (
             _load if decoder is orjson.loads else lambda payload: decoder(bytes(payload))
         )
@@ -79,12 +93,14 @@ _NOWHERE = EventOrigin(-1)
 
 
 class Event(msgspec.Struct, gc=False, eq=False):
-    """One event. Also the record that a line of NDJSON is decoded into, which is why it can be as cheap as it is: each dialect has a subclass that
-    names the fields as its lines do.
+    """One event.
 
-    `_cursor` is set only on checkpoint lines, which never leave the decoder.
+    It is also the record that a line of a response is decoded into, so that no second object is
+    created for an event. Each dialect has a subclass that names the fields as its lines do.
     """
 
+    # `_cursor` is set only on checkpoint lines, which never leave the decoder. Names that begin
+    # with DEL are fields that no line may set.
     _payload: msgspec.Raw = msgspec.field(default_factory=msgspec.Raw, name="data")
     _cursor: str | None = msgspec.field(default=None, name="cursor")
     _headers: dict[str, Any] | None = msgspec.field(default=None, name="\x7fheaders")
@@ -97,18 +113,26 @@ class Event(msgspec.Struct, gc=False, eq=False):
 
     @property
     def raw(self) -> bytes:
-        """The payload exactly as sent: a JSON object, or a JSON string with its quotes."""
+        """The payload as the publisher sent it: a JSON object, or a JSON string with its quotes."""
         return bytes(self._payload)
 
     @property
     def headers(self) -> dict[str, Any]:
-        """The event's headers (dialect v1, as far as `FetchOptions.v1_headers` asked for them); empty elsewhere."""
+        """The event's headers in dialect v1, those that `FetchOptions.v1_headers` asked for.
+
+        Empty in the other dialects.
+        """
         return self._headers or {}
 
     def json(self) -> Any:
-        """The payload, decoded by the consumer's `decoder`, and as orjson does unless told otherwise (but integers of any size are exact).
+        """Return the payload, decoded by the `decoder` of the consumer.
 
-        Raises what the decoder raises: orjson.JSONDecodeError, a ValueError, for a payload that is no valid JSON.
+        Without a decoder of the consumer's own the result is what orjson gives, except that
+        integers of any size are exact.
+
+        Raises:
+            ValueError: the payload is not valid JSON (orjson.JSONDecodeError). A decoder of the
+                consumer's own may raise what it likes.
         """
         origin = self._origin
         try:
@@ -117,9 +141,15 @@ class Event(msgspec.Struct, gc=False, eq=False):
             return origin.decoder(bytes(self._payload))
 
     def decode(self, type: type[T]) -> T:
-        """The payload as a `type`: a msgspec Struct, dataclass, TypedDict, attrs class or builtin type, or a pydantic model.
+        """Return the payload as a `type`.
 
-        Raises msgspec.ValidationError (or pydantic's) when the payload does not fit.
+        Arguments:
+            type: a msgspec Struct, a dataclass, a TypedDict, an attrs class, a builtin type, or a
+                pydantic model.
+
+        Raises:
+            msgspec.ValidationError: the payload does not fit the type. For a pydantic model it is
+                pydantic.ValidationError.
         """
         validate: Callable[[bytes], T] | None = getattr(type, "model_validate_json", None)
         if validate is not None:
@@ -129,7 +159,7 @@ class Event(msgspec.Struct, gc=False, eq=False):
         return decoder.decode(self._payload)
 
     def __repr__(self) -> str:
-        # Never the payload: events end up in log records.
+        # Never the payload, because events end up in log records (R19).
         return f"<Event of partition {self._origin.partition}, {len(bytes(self._payload))} bytes>"
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -148,7 +178,14 @@ def make_event(
     *,
     decoder: Decoder = orjson.loads,
 ) -> Event:
-    """An event from its parts, for tests and for code that carries events elsewhere. `raw` is JSON."""
+    """Create an event from its parts, for tests and for code that moves events elsewhere.
+
+    Arguments:
+        partition: the partition that it belongs to.
+        raw: the payload as JSON.
+        headers: as in dialect v1.
+        decoder: what `Event.json` uses.
+    """
     return Event(
         _payload=msgspec.Raw(raw),
         _headers=dict(headers) if headers else None,
@@ -161,9 +198,16 @@ Committer = Callable[["Batch", Any], Awaitable[None]]
 
 @dataclass(slots=True, eq=False)
 class Batch:
-    """A run of events closed by a checkpoint.
+    """Events closed by a checkpoint.
 
-    `cursor` resumes *after* the last event. A batch may hold no event: its cursor counts all the same.
+    A batch may hold no event. Its cursor has to be committed all the same, so a batch is always
+    true.
+
+    Attributes:
+        partition: the partition of all its events.
+        events: the events, oldest first.
+        cursor: resumes *after* the last of the events.
+        committer: saves the cursor; None for a batch that was fetched without a consumer.
     """
 
     partition: int
@@ -172,11 +216,21 @@ class Batch:
     committer: Committer | None = field(default=None, repr=False)
 
     async def commit(self, transaction: Any = None) -> None:
-        """Save the cursor; with `transaction`, as part of the caller's own transaction, so that cursor and effects stand or fall together.
+        """Save the cursor.
 
-        May be called again after the caller's transaction was rolled back. Raises `FencedError` when another consumer of the same name advanced the
-        partition, `CommitOrderError` when a later batch of the partition was committed before or the iteration has ended, `StoreError` when the store
-        failed. A cancelled commit is finished first (at most `Limits.commit_timeout`).
+        May be called again after the caller's transaction was rolled back.
+
+        Arguments:
+            transaction: the caller's own transaction. The cursor is then saved as a part of it, so
+                that the cursor and the caller's effects are committed together or not at all.
+
+        Raises:
+            FencedError: another consumer of the same name advanced the partition.
+            CommitOrderError: a later batch of the partition was committed before, or the iteration
+                has ended.
+            StoreError: the store failed.
+
+        Cancellation: a save that has begun is finished first, for at most `Limits.commit_timeout`.
         """
         if self.committer is None:
             raise CommitOrderError(
@@ -189,20 +243,25 @@ class Batch:
         return len(self.events)
 
     def __bool__(self) -> bool:
-        # A batch without events is still a batch.
-        return True
+        return True  # even without events
 
     def __repr__(self) -> str:
-        return f"<Batch of partition {self.partition}, {len(self.events)} events, cursor {self.cursor!r}>"
+        return (
+            f"<Batch of partition {self.partition}, {len(self.events)} events, "
+            f"cursor {self.cursor!r}>"
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a consumer stands in a partition.
+    """How far a consumer has read a partition.
 
-    `cursor` resumes after the last event that was handled. `status` is ``drained`` when a closed partition was read to its end, ``superseded`` when its
-    heirs took over the cursor. `revision` counts the saves of this position: a store accepts a position only when it holds the revision before it
-    (none at all for the first, which is 1).
+    Attributes:
+        cursor: resumes after the last event that was handled.
+        status: ``drained`` when a closed partition was read to its end, ``superseded`` when the
+            cursor was transferred to its successors, otherwise ``open``.
+        revision: counts the saves of this position. A store accepts a position only when it holds
+            the revision before it; for the first, which is 1, it must hold none.
     """
 
     cursor: str
@@ -210,7 +269,7 @@ class Position:
     revision: int = 1
 
     def advance(self, cursor: str | None = None, status: Status | None = None) -> Position:
-        """The position after this one."""
+        """Return the next position: the revision after this one, other fields as given."""
         return Position(
             self.cursor if cursor is None else cursor,
             self.status if status is None else status,
@@ -220,10 +279,16 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class FeedKey:
-    """Whose cursors: the feed, the consumer's name, and the selection of events (a cursor is valid only for the identical set of filters).
+    """Identifies whose cursors these are: of which feed, consumer and selection of events.
 
-    The key is safe to store and to print: `url` loses its credentials, its fragment and its query, which enters only as a digest.
-    `filters` may be given as a mapping or as pairs; it is kept as sorted pairs.
+    The key is safe to store and to print.
+
+    Attributes:
+        url: the feed's URL. It loses its credentials, its fragment and its query; of the query a
+            digest is kept.
+        name: the consumer's name.
+        filters: the selection of events, because a cursor is valid only for the same filters. Given
+            as a mapping or as pairs, kept as sorted pairs.
     """
 
     url: str
@@ -239,7 +304,7 @@ class FeedKey:
 
     @property
     def id(self) -> str:
-        """64 hexadecimal digits that stand for the whole key: what a store can use as a column of fixed width."""
+        """64 hexadecimal digits that identify the key, for stores that need a fixed width."""
         return hashlib.sha256(
             "\x00".join(
                 [self.url, self.name, *(part for pair in self.filters for part in pair)]
@@ -255,7 +320,7 @@ _QUERY_MARK = "?sha256="
 
 
 def public_url(url: str) -> str:
-    """The URL without credentials, query and fragment: what messages and logs may show."""
+    """Return the URL without credentials, query and fragment, as messages and logs may show it."""
     parts = urlsplit(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme.lower(), host.lower(), parts.path, "", ""))
@@ -266,5 +331,5 @@ def _key_url(url: str) -> str:
     if not query:
         return public_url(url)
     if query.startswith(_QUERY_MARK[1:]):
-        return public_url(url) + "?" + query  # a key made from another key's url stays the same
+        return public_url(url) + "?" + query  # the `url` of another key stays as it is
     return public_url(url) + _QUERY_MARK + hashlib.sha256(query.encode()).hexdigest()[:16]

@@ -1,12 +1,12 @@
-"""The frozen option objects: what to ask for, and how much of everything.
+"""The frozen option objects: what to fetch, how much to use, how to retry.
 
-Sizes are bytes, times are seconds unless a name says otherwise.
+Sizes are in bytes and times in seconds, unless a field says otherwise.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from feedapi_client.errors import FeedError, FeedUnavailableError, TornResponseError
@@ -16,28 +16,33 @@ from feedapi_client.errors import FeedError, FeedUnavailableError, TornResponseE
 class FetchOptions:
     """What a fetch asks the publisher for.
 
-    `page_size_hint` (events a response) and `stream` exclude each other. `stream` is True (or "y") for a response without end, or a number of
-    milliseconds; it is used where the feed offers it. `filters`, `event_types` and `skip_event_types` select events: they are part of a cursor's identity, and
-    a dialect that can't carry them is an error, never a silently wrong selection. `v1_headers` names event headers to include (``["_all"]`` for all).
+    `filters`, `event_types` and `skip_event_types` select events. A cursor is valid only for the
+    selection that it was received with. A feed whose dialect can't carry the selection is an error.
 
     Raises ValueError for combinations that the protocol forbids.
     """
 
     page_size_hint: int | None = None
+    """Events that a response should hold, at least 1; None leaves it to the publisher. Excludes
+    `stream`."""
     stream: bool | int | Literal["y"] = False
+    """Whether to hold responses open where the feed offers it: True or "y" without an end, or for
+    a number of milliseconds."""
     filters: Mapping[str, str] = field(default_factory=dict)
+    """Values of the feed's filters by name (dialect v2-draft)."""
     event_types: Sequence[str] = ()
+    """The only event types to send (dialect v2-token). Excludes `skip_event_types`."""
     skip_event_types: Sequence[str] = ()
+    """The event types to leave out (dialect v2-token)."""
     v1_headers: Sequence[str] = ()
+    """Event headers to include, ``["_all"]`` for all (dialect v1)."""
 
     def __post_init__(self) -> None:
         for name in ("event_types", "skip_event_types", "v1_headers"):
             if isinstance(getattr(self, name), str):
                 raise ValueError(f"FetchOptions.{name} takes a sequence of names, not one string")
         if self.page_size_hint is not None and self.stream is not False:
-            raise ValueError(
-                "FetchOptions: page_size_hint and stream exclude each other: give one of them"
-            )
+            raise ValueError("FetchOptions: page_size_hint and stream exclude each other: give one")
         if self.page_size_hint is not None and self.page_size_hint < 1:
             raise ValueError(
                 f"FetchOptions.page_size_hint must be at least 1, not {self.page_size_hint}"
@@ -46,11 +51,12 @@ class FetchOptions:
             self.streaming is not False and self.streaming < 1
         ):
             raise ValueError(
-                f"FetchOptions.stream must be True, False or a positive number of milliseconds, not {self.stream!r}"
+                "FetchOptions.stream must be True, False or a positive number of milliseconds, "
+                f"not {self.stream!r}"
             )
         if self.event_types and self.skip_event_types:
             raise ValueError(
-                "FetchOptions: event_types and skip_event_types exclude each other: give one of them"
+                "FetchOptions: event_types and skip_event_types exclude each other: give one"
             )
 
     @property
@@ -59,7 +65,7 @@ class FetchOptions:
         return True if self.stream == "y" else self.stream
 
     def selection(self) -> dict[str, str]:
-        """What selects events, as the pairs that enter a `FeedKey`."""
+        """Return the options that select events, as the pairs of a `FeedKey`."""
         chosen = {f"filter-{name}": value for name, value in self.filters.items()}
         if self.event_types:
             chosen["event-types"] = ";".join(sorted(self.event_types))
@@ -70,57 +76,74 @@ class FetchOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds on what one consumer uses. The defaults suit one process beside an application."""
+    """Bounds on what one consumer uses. All must be positive.
+
+    The defaults suit a process that also runs an application.
+    """
 
     max_concurrent_fetches: int = 64
-    """Requests under way at once."""
+    """Requests at the same time."""
     max_buffered_bytes: int = 64 * 1024 * 1024
-    """Received bytes that the application has not taken yet, over all partitions; also the bound of a run without a checkpoint."""
+    """Bytes received and not yet delivered, over all partitions. Also the bound of what a partition
+    may send without a checkpoint."""
     max_batch_bytes: int = 1024 * 1024
-    """A batch is not coalesced any further once it is this large."""
+    """Bytes of a batch from which on no more events are added to it."""
     max_line_bytes: int = 16 * 1024 * 1024
-    """Length of one line of a response."""
+    """Bytes of one line of a response."""
     max_discovery_bytes: int = 32 * 1024 * 1024
-    """Length of a discovery response."""
+    """Bytes of a discovery response."""
     poll_interval: float = 0.2
-    """Pause at the end of an open partition; doubles up to `max_poll_interval` (at least itself) and falls back at the first event."""
+    """Seconds of the first pause at the end of an open partition. The pause doubles up to
+    `max_poll_interval` and falls back to this at the first event."""
     max_poll_interval: float = 10.0
+    """Seconds of the longest pause between two polls; `poll_interval` if that is longer."""
     discovery_interval: float = 60.0
-    """Pause between two discoveries when nothing else asks for one."""
+    """Seconds between two discoveries when nothing else asks for one."""
     stream_idle_timeout: float = 60.0
-    """A streamed response that brings nothing for this long is opened anew."""
+    """Seconds after which a streamed response that brings nothing is opened again."""
     request_timeout: float = 30.0
-    """Connect, and the longest silence within a response that is not streamed."""
+    """Seconds to connect, and of the longest silence within a response that is not streamed."""
     commit_timeout: float = 30.0
-    """How long a save may go on after the task around it was cancelled."""
+    """Seconds that a save may still take after the task around it was cancelled."""
     max_attempts_without_progress: int = 5
-    """Refusals, duplicates and empty answers in a row before they become an error (R10, R13)."""
+    """Refusals, duplicates or empty responses in a row that become an error (R10, R13)."""
 
     def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"Limits.{name} must be positive, not {getattr(self, name)}")
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if not value > 0:
+                raise ValueError(f"Limits.{limit.name} must be positive, not {value}")
 
 
 Decision = Literal["retry", "fatal"]
 
 
 def default_decision(error: FeedError) -> Decision:
-    """Connection errors, timeouts, 408, 425, 429, 5xx and torn responses are retried; all else is fatal (R14)."""
+    """Return "retry" for what may pass by itself, and "fatal" for all else (R14).
+
+    Retried are connection errors, timeouts, statuses 408, 425, 429 and 5xx, and torn responses.
+    """
     return "retry" if isinstance(error, (FeedUnavailableError, TornResponseError)) else "fatal"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """Exponential backoff with full jitter: before attempt n+1 a random pause of 0 to ``min(max_delay, base_delay * 2**n)`` seconds, or what the
-    server's Retry-After asks for, up to `max_retry_after`. Progress resets it. After `give_up_after` seconds without progress the last error is
-    raised; None never gives up. `decide` is the one function that says which errors are retried."""
+    """When and how often to try again: exponential backoff with full jitter (R14).
+
+    The pause before attempt n+1 is random, from 0 to ``min(max_delay, base_delay * 2**n)`` seconds.
+    A Retry-After of the server replaces it. Progress starts the count anew.
+    """
 
     base_delay: float = 0.2
+    """Seconds of the first pause, at most; positive."""
     max_delay: float = 20.0
+    """Seconds of any pause, at most; not less than `base_delay`."""
     max_retry_after: float = 300.0
+    """Seconds that a server's Retry-After may ask for; a longer one is cut to this."""
     give_up_after: float | None = 300.0
+    """Seconds without progress after which the last error is raised; None never gives up."""
     decide: Callable[[FeedError], Decision] = default_decision
+    """Decides which errors are retried; a function of your own may replace it."""
 
     def __post_init__(self) -> None:
         if self.base_delay <= 0 or self.max_delay < self.base_delay:

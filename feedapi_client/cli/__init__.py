@@ -6,9 +6,9 @@ import sys
 
 
 def main() -> None:
-    """The entry point ``feedapi``. Exits with the code that ``feedapi --help`` explains."""
+    """Run the command line and exit, with an exit code that ``feedapi --help`` explains."""
     if sys.stdout is None or sys.stderr is None:
-        # Closed by the caller. There is nobody to tell.
+        # The caller closed them, so there is no way to report anything.
         raise SystemExit(1)
     try:
         from feedapi_client.cli.app import app

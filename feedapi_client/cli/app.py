@@ -1,4 +1,8 @@
-"""All commands of ``feedapi``. What a command needs beyond its options is imported when it runs, so that ``--help`` is quick."""
+"""All commands of ``feedapi``.
+
+The modules imported here only declare options. The work of a command is imported when it runs, so
+that ``--help`` is fast.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +10,18 @@ from typing import Annotated
 
 import typer
 
-from feedapi_client.cli import cat, cursors, demo, discover, external, quarantine, serve
-from feedapi_client.cli.report import EXIT_CODES, Commands
+from feedapi_client.cli import discover, ingest, relay
+from feedapi_client.cli.cat.command import cat
+from feedapi_client.cli.common.errors import CommandGroup
+from feedapi_client.cli.common.exit_codes import HELP as EXIT_CODES
+from feedapi_client.cli.common.extras import PASS_ON
+from feedapi_client.cli.cursors.app import app as cursors
+from feedapi_client.cli.demo.command import demo
+from feedapi_client.cli.quarantine.app import app as quarantine
+from feedapi_client.cli.serve.command import serve
 
 app = typer.Typer(
-    cls=Commands,
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -47,11 +58,11 @@ def feedapi(
         )
 
 
-app.command("demo")(demo.demo)
-app.command("serve")(serve.serve)
+app.command("demo")(demo)
+app.command("serve")(serve)
 app.command("discover")(discover.discover)
-app.command("cat")(cat.cat)
-app.add_typer(cursors.app, name="cursors")
-app.add_typer(quarantine.app, name="quarantine")
-app.command("ingest", context_settings=external.PASS_ON, add_help_option=False)(external.ingest)
-app.command("relay", context_settings=external.PASS_ON, add_help_option=False)(external.relay)
+app.command("cat")(cat)
+app.add_typer(cursors, name="cursors")
+app.add_typer(quarantine, name="quarantine")
+app.command("ingest", context_settings=PASS_ON, add_help_option=False)(ingest.ingest)
+app.command("relay", context_settings=PASS_ON, add_help_option=False)(relay.relay)

@@ -1,11 +1,18 @@
-"""``feedapi discover``: what a feed says about itself."""
+"""``feedapi discover``: show what a feed says about itself."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.cli.options import AuthEnv, GiveUpAfter, HeaderEnv, Json, Url, V1Partitions
-from feedapi_client.cli.report import run
+from feedapi_client.cli.common.options import (
+    AuthEnv,
+    GiveUpAfter,
+    HeaderEnv,
+    Json,
+    Url,
+    V1Partitions,
+)
+from feedapi_client.cli.common.run_async import run_async
 
 if TYPE_CHECKING:
     from feedapi_client.model import FeedInfo
@@ -19,23 +26,25 @@ def discover(
     v1_partitions: V1Partitions = None,
     give_up_after: GiveUpAfter = 5.0,
 ) -> None:
-    """Show a feed's dialect, flags and partitions, and how the partitions descend from each other."""
-    from feedapi_client.cli.connect import headers_from
+    """Show a feed's dialect, flags and partitions, and the lineage of the partitions."""
+    from feedapi_client.cli.common.http_client import headers_from_environment
 
-    feed, info = run(_ask, url, headers_from(auth_env, header_env), v1_partitions, give_up_after)
+    headers = headers_from_environment(auth_env, header_env)
+    feed, info = run_async(_discover, url, headers, v1_partitions, give_up_after)
     if json:
         import orjson
 
         print(orjson.dumps(as_json(feed, info), option=orjson.OPT_INDENT_2).decode())
     else:
-        _draw(feed, info)
+        _print_info(feed, info)
 
 
-async def _ask(
+async def _discover(
     url: str, headers: dict[str, str], v1_partitions: int | None, give_up_after: float
 ) -> tuple[str, FeedInfo]:
+    """Return the name of the feed in messages, and the discovery. Raises `FeedError`."""
     from feedapi_client import FeedClient, Limits, RetryPolicy
-    from feedapi_client.cli.connect import http_client
+    from feedapi_client.cli.common.http_client import http_client
 
     retry = RetryPolicy(give_up_after=give_up_after)
     async with (
@@ -46,7 +55,7 @@ async def _ask(
 
 
 def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
-    """The discovery in one form for all dialects."""
+    """Return the discovery as JSON, in one form for all dialects."""
     return {
         "feed": feed,
         "dialect": info.dialect,
@@ -67,20 +76,26 @@ def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
     }
 
 
-def _draw(feed: str, info: FeedInfo) -> None:
-    from rich.text import Text
+def _print_info(feed: str, info: FeedInfo) -> None:
+    from feedapi_client.cli.common.console import console, plain
 
-    from feedapi_client.cli.drawing import console, lineage_tree, plain, print_table
+    flags = [f"dialect {info.dialect}"]
+    if info.exactly_once:
+        flags.append("exactly once")
+    if info.stream:
+        flags.append("stream")
+    if info.filters:
+        flags.append(f"filters {', '.join(info.filters)}")
+    console().print(plain(feed, "bold"))
+    console().print(plain(" · ".join(flags)))
+    _print_partitions(info)
+    if any(p.starts_after is not None or p.cursor_from for p in info.partitions.values()):
+        _print_lineage(info)
 
-    out = console()
-    out.print(plain(feed, "bold"))
-    flags = [
-        f"dialect {info.dialect}",
-        *(["exactly once"] if info.exactly_once else []),
-        *(["stream"] if info.stream else []),
-    ]
-    filters = [f"filters {', '.join(info.filters)}"] if info.filters else []
-    out.print(plain(" · ".join([*flags, *filters])))
+
+def _print_partitions(info: FeedInfo) -> None:
+    from feedapi_client.cli.common.tables import print_table
+
     print_table(
         ("partition", "state", "starts after", "cursor from", "last cursor"),
         [
@@ -95,12 +110,16 @@ def _draw(feed: str, info: FeedInfo) -> None:
         ],
     )
 
-    def label(id: int) -> Text:
-        return (
-            Text(f"{id}  closed", style="dim")
-            if info.partitions[id].closed
-            else Text(f"{id}  open", style="green")
-        )
 
-    if any(p.starts_after is not None or p.cursor_from for p in info.partitions.values()):
-        out.print(lineage_tree(info.partitions, Text("lineage", style="bold"), label))
+def _print_lineage(info: FeedInfo) -> None:
+    from rich.text import Text
+
+    from feedapi_client.cli.common.console import console
+    from feedapi_client.cli.common.lineage_tree import lineage_tree
+
+    def label(id: int) -> Text:
+        if info.partitions[id].closed:
+            return Text(f"{id}  closed", style="dim")
+        return Text(f"{id}  open", style="green")
+
+    console().print(lineage_tree(info.partitions, Text("lineage", style="bold"), label))

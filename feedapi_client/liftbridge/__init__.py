@@ -1,6 +1,7 @@
-"""Feeds onto Liftbridge: the envelope, an acked publisher over NATS, the relay, and the broker's gRPC API. Needs the extra ``liftbridge``.
+"""Publish feeds to Liftbridge. Needs the extra ``liftbridge``.
 
-Everything here that talks to a broker needs asyncio, since nats-py and grpc.aio do.
+The envelope codec, a publisher over NATS with acks, the relay and its reader, and the broker's gRPC
+API. All that connects to a broker needs asyncio, because nats-py and grpc.aio do.
 """
 
 try:
@@ -10,9 +11,11 @@ try:
     from google import protobuf as _protobuf
 except ImportError as error:
     raise ImportError(
-        f"feedapi_client.liftbridge needs its extra: pip install 'feedapi-client[liftbridge]' (missing: {error.name})"
+        "feedapi_client.liftbridge needs its extra: "
+        f"pip install 'feedapi-client[liftbridge]' (missing: {error.name})"
     ) from error
 
+from feedapi_client.liftbridge.acks import PublisherStats
 from feedapi_client.liftbridge.api import LiftbridgeApi, PartitionMetadata, StreamMetadata
 from feedapi_client.liftbridge.envelope import (
     AckError,
@@ -35,13 +38,13 @@ from feedapi_client.liftbridge.errors import (
     RelayFencedError,
     StreamError,
 )
+from feedapi_client.liftbridge.headers import RowId, row_id
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
-from feedapi_client.liftbridge.pending import PublisherStats
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher
-from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader, RowId, row_id
+from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader
 from feedapi_client.liftbridge.relay import Relay, RelayProgress
+from feedapi_client.liftbridge.stream import ANY_OFFSET, Stream, key_partition
 from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
-from feedapi_client.liftbridge.streams import ANY_OFFSET, Stream, key_partition
 
 __all__ = [
     "ANY_OFFSET",

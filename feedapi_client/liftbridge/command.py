@@ -1,4 +1,7 @@
-"""``feedapi relay``: a feed onto a Liftbridge stream. Also ``python -m feedapi_client.liftbridge.command``."""
+"""``feedapi relay``: publish a feed to a Liftbridge stream.
+
+Also ``python -m feedapi_client.liftbridge.command``.
+"""
 
 from __future__ import annotations
 
@@ -21,179 +24,221 @@ from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher
 from feedapi_client.liftbridge.relay import Key, Relay
+from feedapi_client.liftbridge.stream import Stream
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
-from feedapi_client.liftbridge.streams import Stream
 from feedapi_client.model import Event
 from feedapi_client.options import FetchOptions, Limits
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
 
 _BATCH_BYTES = 512 * 1024
-_REFRESH_SECONDS = 0.5
+_PROGRESS_INTERVAL = 0.5
+_NATS = "nats://127.0.0.1:4222"
+
+_Options = Sequence[tuple[str, dict[str, Any]]]
+
+_TARGET_OPTIONS: _Options = (
+    (
+        "--nats",
+        {
+            "action": "append",
+            "metavar": "URL",
+            "help": f"a NATS server, repeatable (default {_NATS})",
+        },
+    ),
+    (
+        "--nats-env",
+        {
+            "metavar": "NAME",
+            "help": "environment variable with the NATS URL, for a URL with a password",
+        },
+    ),
+    ("--nats-creds", {"metavar": "FILE", "help": "NATS credentials file"}),
+    ("--stream", {"required": True, "help": "the stream to publish to"}),
+    ("--subject", {"default": "", "help": "the stream's NATS subject (default: its name)"}),
+    (
+        "--partitions",
+        {
+            "type": int,
+            "default": 1,
+            "metavar": "N",
+            "help": "number of the stream's partitions (default 1)",
+        },
+    ),
+    (
+        "--api",
+        {
+            "action": "append",
+            "metavar": "HOST:PORT",
+            "help": "a broker's gRPC API, repeatable; for --create and --exactly-once",
+        },
+    ),
+    ("--create", {"action": "store_true", "help": "create the stream if it is missing"}),
+    (
+        "--key",
+        {
+            "metavar": "FIELD",
+            "help": "the message's key: a field of the payload; nested fields with dots",
+        },
+    ),
+    (
+        "--ack",
+        {
+            "choices": ["leader", "all"],
+            "default": "all",
+            "help": "ack when the leader or all in-sync replicas stored it (default all)",
+        },
+    ),
+    (
+        "--ack-timeout",
+        {
+            "type": float,
+            "default": 10.0,
+            "metavar": "SECONDS",
+            "help": "deadline for each ack (default 10)",
+        },
+    ),
+    (
+        "--max-in-flight",
+        {
+            "type": int,
+            "default": 8192,
+            "metavar": "N",
+            "help": "maximum number of messages that wait for their ack (default 8192)",
+        },
+    ),
+)
+
+_CURSOR_OPTIONS: _Options = (
+    (
+        "--exactly-once",
+        {
+            "choices": ["batch", "events"],
+            "metavar": "batch|events",
+            "help": "keep the cursors in the stream; one message for each batch or each event",
+        },
+    ),
+    ("--store", {"metavar": "FILE", "help": "SQLite file for the cursors, at least once"}),
+    ("--name", {"default": "default", "help": "name that the cursors are kept under"}),
+)
+
+_FEED_OPTIONS: _Options = (
+    (
+        "--from",
+        {
+            "dest": "start",
+            "choices": ["first", "last"],
+            "default": "first",
+            "help": "where a new name starts (default first)",
+        },
+    ),
+    ("--no-follow", {"action": "store_true", "help": "exit at the end of the feed"}),
+    (
+        "--filter",
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "NAME=VALUE",
+            "help": "only events that the feed's filter selects, repeatable",
+        },
+    ),
+    (
+        "--event-type",
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "TYPE",
+            "help": "only events of this type, repeatable",
+        },
+    ),
+    (
+        "--skip-event-type",
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "TYPE",
+            "help": "no events of this type, repeatable",
+        },
+    ),
+    (
+        "--v1-partitions",
+        {
+            "type": int,
+            "metavar": "N",
+            "help": "number of partitions of a ZeroEventHub (v1) feed",
+        },
+    ),
+    (
+        "--auth-env",
+        {
+            "metavar": "NAME",
+            "help": "environment variable with the value of the Authorization header",
+        },
+    ),
+)
 
 
 def parser() -> argparse.ArgumentParser:
-    """The options."""
+    """Return the parser of the command's options."""
     made = argparse.ArgumentParser(
         prog="feedapi relay",
-        description="Publish the events of a feed to a Liftbridge stream, and commit what is acked.",
+        description="Publish the events of a feed to a Liftbridge stream, "
+        "and commit cursors when the events are acked.",
     )
-    add = made.add_argument
-    add("url", help="the feed; its query is sent with every request")
-    add(
-        "--nats",
-        action="append",
-        metavar="URL",
-        help="a NATS server, repeatable (default nats://127.0.0.1:4222)",
-    )
-    add(
-        "--nats-env",
-        metavar="NAME",
-        help="environment variable with the NATS URL, where it holds a password",
-    )
-    add("--nats-creds", metavar="FILE", help="NATS credentials file")
-    add("--stream", required=True, help="the stream")
-    add("--subject", default="", help="the stream's NATS subject (default: its name)")
-    add(
-        "--partitions", type=int, default=1, metavar="N", help="the stream's partitions (default 1)"
-    )
-    add(
-        "--api",
-        action="append",
-        metavar="HOST:PORT",
-        help="a broker's gRPC API, repeatable; for --create and --exactly-once",
-    )
-    add("--create", action="store_true", help="create the stream if it is missing")
-    add("--key", metavar="FIELD", help="the message's key: a field of the payload, nested by dots")
-    add(
-        "--exactly-once",
-        choices=["batch", "events"],
-        metavar="batch|events",
-        help="keep the cursors in the stream: a message for a batch, or for an event",
-    )
-    add("--store", metavar="FILE", help="SQLite file for the cursors, at least once")
-    add("--name", default="default", help="whose cursors they are")
-    add(
-        "--from",
-        dest="start",
-        choices=["first", "last"],
-        default="first",
-        help="where a new name begins (default first)",
-    )
-    add("--no-follow", action="store_true", help="end at the end of the feed")
-    add(
-        "--ack",
-        choices=["leader", "all"],
-        default="all",
-        help="ack when the leader, or all in-sync replicas, have it (default all)",
-    )
-    add(
-        "--ack-timeout",
-        type=float,
-        default=10.0,
-        metavar="SECONDS",
-        help="deadline for each ack (default 10)",
-    )
-    add(
-        "--max-in-flight",
-        type=int,
-        default=8192,
-        metavar="N",
-        help="messages that wait for their ack at a time (default 8192)",
-    )
-    add(
-        "--filter",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        help="only events that the feed's filter selects, repeatable",
-    )
-    add(
-        "--event-type",
-        action="append",
-        default=[],
-        metavar="TYPE",
-        help="only events of the type, repeatable",
-    )
-    add(
-        "--skip-event-type",
-        action="append",
-        default=[],
-        metavar="TYPE",
-        help="no events of the type, repeatable",
-    )
-    add(
-        "--v1-partitions",
-        type=int,
-        metavar="N",
-        help="the number of partitions of a ZeroEventHub (v1) feed",
-    )
-    add(
-        "--auth-env",
-        metavar="NAME",
-        help="environment variable with the value of the Authorization header",
-    )
-    add("--quiet", "-q", action="store_true", help="no progress on stderr")
+    made.add_argument("url", help="the feed; its query is sent with every request")
+    made.add_argument("--quiet", "-q", action="store_true", help="no progress on stderr")
+    for title, options in (
+        ("Liftbridge", _TARGET_OPTIONS),
+        ("cursors", _CURSOR_OPTIONS),
+        ("feed", _FEED_OPTIONS),
+    ):
+        group = made.add_argument_group(title)
+        for name, settings in options:
+            group.add_argument(name, **settings)
     return made
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command: 0 when it ended well, 1 when the feed or the broker failed, 2 for wrong arguments, 128 and the signal's number after one.
+    """Run the command and return its exit code.
 
-    One line on stderr says why.
+    0: it ended without an error. 1: the feed or the broker failed. 2: wrong arguments. 128 plus the
+    signal's number after a signal. An error is one line on stderr.
     """
     options = parser().parse_args(argv)
     try:
-        command = Command(options)
-        return asyncio.run(command.run())
+        return asyncio.run(RelayCommand(options).run())
     except (ValueError, FeedError) as error:
         sys.stderr.write(f"feedapi relay: {' '.join(str(error).split())}\n")
         return 2 if isinstance(error, ValueError) else 1
 
 
-class Command:
-    """One run. Raises ValueError for options that do not go together."""
+class RelayCommand:
+    """One execution of the command. Raises ValueError for options that do not fit together."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        if options.exactly_once and not options.api:
-            raise ValueError("--exactly-once reads the stream back: it needs --api HOST:PORT")
-        if options.exactly_once and options.store:
-            raise ValueError(
-                "--exactly-once keeps the cursors in the stream: it goes without --store"
-            )
-        if not options.exactly_once and not options.store:
-            raise ValueError(
-                "--store FILE says where the cursors are kept (or --exactly-once, in the stream)"
-            )
-        if options.create and not options.api:
-            raise ValueError("--create needs --api HOST:PORT")
+        _check(options)
         self.options = options
         self.stream = Stream(options.stream, options.subject, options.partitions)
         self.fetch = FetchOptions(
-            filters=_pairs(options.filter),
+            filters=_filters(options.filter),
             event_types=options.event_type,
             skip_event_types=options.skip_event_type,
         )
         self.servers = (
-            [_environment(options.nats_env)]
-            if options.nats_env
-            else options.nats or ["nats://127.0.0.1:4222"]
+            [_environment(options.nats_env)] if options.nats_env else options.nats or [_NATS]
         )
         self.headers = {"Authorization": _environment(options.auth_env)} if options.auth_env else {}
-        self.signalled = 0
+        self.signal = 0
 
     async def run(self) -> int:
-        """Relay until the end, a signal or an error; returns the exit code."""
+        """Relay until the end, a signal or an error, and return the exit code."""
         options = self.options
         async with AsyncExitStack() as stack:
             publisher = await stack.enter_async_context(self._publisher())
             store = await self._store(stack, publisher)
-            http = (
-                await stack.enter_async_context(httpx.AsyncClient(headers=self.headers))
-                if self.headers
-                else None
-            )
-            limits = Limits(max_batch_bytes=_BATCH_BYTES)
+            http = None
+            if self.headers:
+                http = await stack.enter_async_context(httpx.AsyncClient(headers=self.headers))
             consumer = await stack.enter_async_context(
                 FeedConsumer(
                     options.url,
@@ -203,16 +248,15 @@ class Command:
                     follow=not options.no_follow,
                     v1_partitions=options.v1_partitions,
                     fetch=self.fetch,
-                    limits=limits,
+                    limits=Limits(max_batch_bytes=_BATCH_BYTES),
                     http=http,
                 )
             )
-            relay = Relay(
-                consumer, publisher, self.stream, key=_key(options.key) if options.key else None
-            )
-            self._stop_at_signals(consumer)
-            await self._watched(relay, consumer, publisher)
-        return 128 + self.signalled if self.signalled else 0
+            key = _key(options.key) if options.key else None
+            relay = Relay(consumer, publisher, self.stream, key=key)
+            self._stop_on_signals(consumer)
+            await self._run_with_progress(relay, consumer, publisher)
+        return 128 + self.signal if self.signal else 0
 
     def _publisher(self) -> LiftbridgePublisher:
         options = self.options
@@ -234,59 +278,74 @@ class Command:
                 return StreamCursorStore(publisher, api, self.stream, format=options.exactly_once)
         return await stack.enter_async_context(SQLiteCursorStore(options.store))
 
-    def _stop_at_signals(self, consumer: FeedConsumer) -> None:
-        """The first signal ends the relay after the batches in hand, the second one at once."""
+    def _stop_on_signals(self, consumer: FeedConsumer) -> None:
+        """Stop after the batches in flight at the first signal, and at once at the second."""
 
         def stop(number: int) -> None:
-            if self.signalled:
+            if self.signal:
                 os._exit(128 + number)
-            self.signalled = number
+            self.signal = number
             consumer.stop()
 
         for number in (signal.SIGINT, signal.SIGTERM):
-            with suppress(
-                NotImplementedError, RuntimeError, ValueError
-            ):  # another system, or not the main thread
+            # Not possible on Windows, and outside the main thread.
+            with suppress(NotImplementedError, RuntimeError, ValueError):
                 asyncio.get_running_loop().add_signal_handler(number, stop, number)
 
-    async def _watched(
+    async def _run_with_progress(
         self, relay: Relay, consumer: FeedConsumer, publisher: LiftbridgePublisher
     ) -> None:
         shown = sys.stderr.isatty() and not self.options.quiet
-        watching = asyncio.create_task(_watch(relay, consumer, publisher)) if shown else None
+        task = asyncio.create_task(_show_progress(relay, consumer, publisher)) if shown else None
         try:
             await relay.run()
         finally:
-            if watching is not None:
-                watching.cancel()
+            if task is not None:
+                task.cancel()
                 with suppress(asyncio.CancelledError):
-                    await watching
+                    await task
         if not self.options.quiet:
             done = relay.progress
             sys.stderr.write(
-                f"{done.events:,} events in {done.batches:,} batches to stream {self.stream.name}, {done.retries} retries\n"
+                f"{done.events:,} events in {done.batches:,} batches to stream {self.stream.name}, "
+                f"{done.retries} retries\n"
             )
 
 
-async def _watch(relay: Relay, consumer: FeedConsumer, publisher: LiftbridgePublisher) -> None:
-    """A line that is written over: events, rate, messages in flight, and the states of the feed's partitions."""
+async def _show_progress(
+    relay: Relay, consumer: FeedConsumer, publisher: LiftbridgePublisher
+) -> None:
+    """Update a line with events, rate, messages in flight, and the states of partitions."""
     before, at = 0, time.monotonic()
     try:
         while True:
-            await asyncio.sleep(_REFRESH_SECONDS)
+            await asyncio.sleep(_PROGRESS_INTERVAL)
             now, events = time.monotonic(), relay.progress.events
             states = Counter(
-                partition.state.partition(" for ")[0]
-                for partition in consumer.status().partitions.values()
+                partition.state.value for partition in consumer.status().partitions.values()
             )
             parts = ", ".join(f"{count} {state}" for state, count in sorted(states.items()))
             sys.stderr.write(
-                f"\r\x1b[K{events:,} events acked, {(events - before) / (now - at):,.0f}/s, {publisher.in_flight:,} in flight; {parts}"
+                f"\r\x1b[K{events:,} events acked, {(events - before) / (now - at):,.0f}/s, "
+                f"{publisher.in_flight:,} in flight; {parts}"
             )
             sys.stderr.flush()
             before, at = events, now
     finally:
         sys.stderr.write("\r\x1b[K")
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.exactly_once and not options.api:
+        raise ValueError("--exactly-once reads the stream back: it needs --api HOST:PORT")
+    if options.exactly_once and options.store:
+        raise ValueError("--exactly-once keeps the cursors in the stream: it goes without --store")
+    if not options.exactly_once and not options.store:
+        raise ValueError(
+            "say where the cursors are kept: --store FILE, or --exactly-once for in the stream"
+        )
+    if options.create and not options.api:
+        raise ValueError("--create needs --api HOST:PORT")
 
 
 def _key(path: str) -> Key:
@@ -301,15 +360,15 @@ def _key(path: str) -> Key:
     return key
 
 
-def _pairs(texts: Sequence[str]) -> dict[str, str]:
-    pairs = {
+def _filters(texts: Sequence[str]) -> dict[str, str]:
+    filters = {
         name: value
         for name, equals, value in (text.partition("=") for text in texts)
         if name and equals
     }
-    if len(pairs) < len(texts):
+    if len(filters) < len(texts):
         raise ValueError("--filter takes NAME=VALUE, each NAME once")
-    return pairs
+    return filters
 
 
 def _environment(variable: str) -> str:

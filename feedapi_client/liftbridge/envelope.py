@@ -1,11 +1,13 @@
-"""The envelope around every Liftbridge message on NATS: 8 or 12 bytes of header, then the payload.
+"""The envelope around every Liftbridge message on NATS: a header of 8 or 12 bytes and a payload.
 
-The layout, big-endian: magic ``B9 0E 43 B4``, version 0, offset of the payload, flags (bit 0: a CRC-32C of the payload follows), type, CRC-32C.
+The header, big-endian: magic ``B9 0E 43 B4``, version 0, offset of the payload, flags (bit 0: a
+CRC-32C of the payload follows), type, and the CRC-32C where the flag is set.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -14,6 +16,7 @@ from google.protobuf.message import DecodeError
 
 from feedapi_client.liftbridge.errors import EnvelopeError
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
+from feedapi_client.liftbridge.stream import ANY_OFFSET
 
 MAGIC = b"\xb9\x0e\x43\xb4"
 VERSION = 0
@@ -22,15 +25,11 @@ _HEADER = struct.Struct(">4sBBBB")
 _HEADER_WITH_CRC = struct.Struct(">4sBBBBI")
 _CRC_FLAG = 0x01
 _USUAL_ACK = MAGIC + bytes([VERSION, _HEADER_WITH_CRC.size, _CRC_FLAG, 1])
-
-
-def crc32c(data: bytes) -> int:
-    """CRC-32C (Castagnoli) of `data`."""
-    return google_crc32c.value(data)  # type: ignore[no-any-return]
+_RESERVED_HEADERS = frozenset({"subject", "reply"})
 
 
 class MsgType(IntEnum):
-    """What an envelope holds. 0 and 1 are for clients, the others travel between brokers."""
+    """What an envelope holds. Clients use 0 and 1; the other types travel between brokers."""
 
     PUBLISH = 0
     ACK = 1
@@ -53,7 +52,11 @@ _TYPES = tuple(MsgType)
 
 
 class AckPolicy(IntEnum):
-    """When the broker acks: stored by the partition's leader (lost when that dies before it replicates), stored by all in-sync replicas, never."""
+    """When the broker acks a message.
+
+    ``LEADER``: when the partition's leader stored it. The message is lost if the leader fails
+    before it replicates. ``ALL``: when all in-sync replicas stored it. ``NONE``: never.
+    """
 
     LEADER = 0
     ALL = 1
@@ -61,7 +64,7 @@ class AckPolicy(IntEnum):
 
 
 class AckError(IntEnum):
-    """What an ack says went wrong."""
+    """The error code of an ack."""
 
     OK = 0
     UNKNOWN = 1
@@ -72,34 +75,56 @@ class AckError(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """One envelope: its type (a `MsgType` where the number is known), its payload, and whether a checksum came with it."""
+    """A decoded envelope.
+
+    Attributes:
+        type: its type; a `MsgType` where the number is known.
+        payload: the bytes behind the header.
+        crc: whether it has a checksum.
+    """
 
     type: int
     payload: bytes
     crc: bool = True
 
     def encode(self) -> bytes:
-        """The bytes that go on the wire."""
+        """Return the bytes that go on the wire."""
         return encode(self.payload, self.type, crc=self.crc)
 
     @classmethod
     def decode(cls, data: bytes, expected: int | None = None) -> Envelope:
-        """As the function `decode`."""
+        """Decode an envelope, as the function `decode` does."""
         return decode(data, expected)
 
     def message(self) -> Message:
-        """The payload as a published `Message`. Raises `EnvelopeError` when it is of another type or no valid protobuf."""
+        """Return the payload as a published `Message`.
+
+        Raises:
+            EnvelopeError: the envelope is of another type, or its payload is no valid protobuf.
+        """
         _check_type(self.type, MsgType.PUBLISH)
         return parse_message(self.payload)
 
     def ack(self) -> Ack:
-        """The payload as an `Ack`. Raises `EnvelopeError` when it is of another type or no valid protobuf."""
+        """Return the payload as an `Ack`.
+
+        Raises:
+            EnvelopeError: the envelope is of another type, or its payload is no valid protobuf.
+        """
         _check_type(self.type, MsgType.ACK)
         return parse_ack(self.payload)
 
 
 def encode(payload: bytes | Message | Ack, type: int | None = None, *, crc: bool = True) -> bytes:
-    """The payload in an envelope, with a CRC-32C unless told otherwise. A `Message` or `Ack` brings its type with it; bytes need one (ValueError)."""
+    """Return the payload in an envelope, with a CRC-32C unless `crc` is False.
+
+    Arguments:
+        payload: a `Message` or an `Ack`, whose type is known, or bytes.
+        type: the type of bytes, 0 to 255; ignored for a `Message` or an `Ack`.
+
+    Raises:
+        ValueError: the payload is bytes, and `type` is missing or out of range.
+    """
     if isinstance(payload, Message | Ack):
         type = MsgType.PUBLISH if isinstance(payload, Message) else MsgType.ACK
         payload = payload.SerializeToString()
@@ -107,20 +132,24 @@ def encode(payload: bytes | Message | Ack, type: int | None = None, *, crc: bool
         raise ValueError(f"encode: bytes need a MsgType, not {type}")
     if not crc:
         return _HEADER.pack(MAGIC, VERSION, _HEADER.size, 0, type) + payload
-    return (
-        _HEADER_WITH_CRC.pack(
-            MAGIC, VERSION, _HEADER_WITH_CRC.size, _CRC_FLAG, type, crc32c(payload)
-        )
-        + payload
+    header = _HEADER_WITH_CRC.pack(
+        MAGIC, VERSION, _HEADER_WITH_CRC.size, _CRC_FLAG, type, crc32c(payload)
     )
+    return header + payload
 
 
 def decode(data: bytes, expected: int | None = None) -> Envelope:
-    """The envelope in `data`; when `expected` is given, only of that type. Raises `EnvelopeError`, whose `check` says what is wrong.
+    """Return the envelope in `data`.
 
-    Unknown flags are ignored, and so is what stands in a longer header.
+    Unknown flags are ignored, and so are the additional bytes of a longer header.
+
+    Arguments:
+        expected: the only type to accept; None accepts every type.
+
+    Raises:
+        EnvelopeError: the data is no such envelope. Its `check` names the check that failed.
     """
-    payload, flags, number = _open(data)
+    payload, flags, number = _unpack(data)
     if expected is not None:
         _check_type(number, expected)
     return Envelope(
@@ -129,42 +158,108 @@ def decode(data: bytes, expected: int | None = None) -> Envelope:
 
 
 def decode_message(data: bytes) -> Message:
-    """The `Message` in an envelope. Raises `EnvelopeError`."""
-    payload, _, number = _open(data)
+    """Return the `Message` in an envelope. Raises `EnvelopeError`."""
+    payload, _, number = _unpack(data)
     _check_type(number, MsgType.PUBLISH)
     return parse_message(payload)
 
 
 def decode_ack(data: bytes) -> Ack:
-    """The `Ack` in an envelope. Raises `EnvelopeError`."""
+    """Return the `Ack` in an envelope. Raises `EnvelopeError`."""
     if data[:8] == _USUAL_ACK:
-        # The one case that a publisher meets a hundred thousand times a second; anything unusual takes the long way.
+        # Skips the general checks for the header that every broker sends: a publisher decodes a
+        # hundred thousand of them a second. Any other header takes the general path below.
         payload = data[12:]
         if google_crc32c.value(payload) == int.from_bytes(data[8:12], "big"):
             return parse_ack(payload)
-    payload, _, number = _open(data)
+    payload, _, number = _unpack(data)
     _check_type(number, MsgType.ACK)
     return parse_ack(payload)
 
 
 def parse_message(payload: bytes) -> Message:
-    """A `Message` from protobuf. Raises `EnvelopeError`."""
+    """Return a `Message` from protobuf. Raises `EnvelopeError`."""
     try:
         return Message.FromString(payload)
     except DecodeError as error:
-        raise _invalid("Message", payload) from error
+        raise _invalid_payload("Message", payload) from error
 
 
 def parse_ack(payload: bytes) -> Ack:
-    """An `Ack` from protobuf. Raises `EnvelopeError`."""
+    """Return an `Ack` from protobuf. Raises `EnvelopeError`."""
     try:
         return Ack.FromString(payload)
     except DecodeError as error:
-        raise _invalid("Ack", payload) from error
+        raise _invalid_payload("Ack", payload) from error
 
 
-def _open(data: bytes) -> tuple[bytes, int, int]:
-    """Payload, flags and type, after all checks but the one of the type."""
+class MessageEncoder:
+    """Encodes the messages of one publish call into envelopes.
+
+    The fields that all messages share are serialized once. Protobuf merges concatenated messages,
+    so each message is the shared bytes followed by its own fields.
+
+    Arguments:
+        shared: the fields that all messages have.
+        expected_offset: the offset that the first message must get, counted up for each further
+            one; or `ANY_OFFSET`.
+        crc: whether envelopes have a checksum.
+    """
+
+    def __init__(self, shared: Message, expected_offset: int, *, crc: bool) -> None:
+        self._offset = expected_offset
+        if expected_offset == ANY_OFFSET:
+            shared.offset = ANY_OFFSET
+        self._shared = shared.SerializeToString()
+        self._own = Message()
+        self._crc = crc
+        self._header = encode(b"", MsgType.PUBLISH)[: _HEADER.size]
+
+    def __call__(
+        self,
+        value: bytes,
+        key: bytes | None,
+        headers: Mapping[str, bytes] | None,
+        correlation_id: str,
+    ) -> bytes:
+        """Return one message in its envelope.
+
+        Raises:
+            ValueError: a header has a name that the broker overwrites.
+        """
+        own = self._own
+        own.Clear()
+        own.value = value
+        own.correlationId = correlation_id
+        if key is not None:
+            own.key = key
+        if headers:
+            check_headers(headers)
+            own.headers.update(headers)
+        if self._offset != ANY_OFFSET:
+            own.offset = self._offset
+            self._offset += 1
+        payload = self._shared + own.SerializeToString()
+        if not self._crc:
+            return encode(payload, MsgType.PUBLISH, crc=False)
+        return self._header + crc32c(payload).to_bytes(4, "big") + payload
+
+
+def check_headers(headers: Mapping[str, bytes] | None) -> None:
+    """Raise ValueError for header names that the broker overwrites."""
+    if headers and not _RESERVED_HEADERS.isdisjoint(headers):
+        raise ValueError(
+            "the header names 'subject' and 'reply' are overwritten by the broker: choose others"
+        )
+
+
+def crc32c(data: bytes) -> int:
+    """Return the CRC-32C (Castagnoli) of `data`."""
+    return google_crc32c.value(data)  # type: ignore[no-any-return]
+
+
+def _unpack(data: bytes) -> tuple[bytes, int, int]:
+    """Return payload, flags and type, after all checks except the one of the type."""
     if len(data) < _HEADER.size:
         raise EnvelopeError(
             f"{len(data)} bytes are fewer than a header of {_HEADER.size}", check="length"
@@ -190,9 +285,11 @@ def _check_crc(data: bytes, header: int, payload: bytes) -> None:
             f"with a checksum the header length is {_HEADER_WITH_CRC.size}, not {header}",
             check="checksum header",
         )
-    said, found = int.from_bytes(data[_HEADER.size : header], "big"), crc32c(payload)
-    if said != found:
-        raise EnvelopeError(f"CRC-32C is {found:08x}, the header says {said:08x}", check="checksum")
+    expected, found = int.from_bytes(data[_HEADER.size : header], "big"), crc32c(payload)
+    if expected != found:
+        raise EnvelopeError(
+            f"CRC-32C is {found:08x}, the header says {expected:08x}", check="checksum"
+        )
 
 
 def _check_type(number: int, expected: int) -> None:
@@ -200,5 +297,5 @@ def _check_type(number: int, expected: int) -> None:
         raise EnvelopeError(f"type {number}, not {int(expected)}", check="type")
 
 
-def _invalid(kind: str, payload: bytes) -> EnvelopeError:
+def _invalid_payload(kind: str, payload: bytes) -> EnvelopeError:
     return EnvelopeError(f"the payload of {len(payload)} bytes is no valid {kind}", check="payload")

@@ -1,17 +1,17 @@
-"""The errors of the Liftbridge side::
+"""The errors of `feedapi_client.liftbridge`::
 
 FeedError
 └── LiftbridgeError
-    ├── EnvelopeError                bytes that are no envelope, or not the one that was asked for
+    ├── EnvelopeError                bytes that are no envelope, or not of the expected type
     ├── BrokerUnavailableError       NATS or the gRPC API can't be reached
     ├── StreamError                  a stream is missing, or is not what it has to be
-    ├── RelayFencedError             another relay writes the same stream (also a FencedError)
-    └── PublishError                 a message was not stored, or nobody knows; names stream and correlation id
-        ├── AckTimeoutError              no ack before the deadline: stored or not
-        ├── IncorrectOffsetError         the stream's next offset is not the expected one: not stored
-        ├── MessageTooLargeError         over the broker's, or NATS's, limit: not stored
+    ├── RelayFencedError             another relay writes the same stream (a FencedError too)
+    └── PublishError                 a message was not stored, or may not have been
+        ├── AckTimeoutError              no ack before the deadline: may be stored or not
+        ├── IncorrectOffsetError         not the stream's next offset: not stored
+        ├── MessageTooLargeError         over the broker's or NATS's limit: not stored
         ├── EncryptionError              the broker could not encrypt it: not stored
-        └── PublishRefusedError          refused for a reason that the broker does not name: not stored
+        └── PublishRefusedError          refused for an unknown reason: not stored
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class LiftbridgeError(FeedError):
 
 
 class EnvelopeError(LiftbridgeError):
-    """Bytes that are no envelope. `check` names the check that failed."""
+    """The bytes are no valid envelope. `check` names the check that failed."""
 
     def __init__(self, message: str, *, check: Check) -> None:
         super().__init__(f"not a Liftbridge envelope ({check}): {message}")
@@ -38,11 +38,11 @@ class EnvelopeError(LiftbridgeError):
 
 
 class BrokerUnavailableError(LiftbridgeError):
-    """NATS, or the broker's gRPC API, can't be reached or gave up."""
+    """NATS or the broker's gRPC API can't be reached, or gave up."""
 
 
 class StreamError(LiftbridgeError):
-    """A stream is missing, or holds what a relay did not write, or can't be read back. `stream` is its name."""
+    """A stream is missing, holds what no relay wrote, or can't be read. `stream` is its name."""
 
     def __init__(self, message: str, *, stream: str) -> None:
         super().__init__(f"stream {stream}: {message}")
@@ -50,7 +50,7 @@ class StreamError(LiftbridgeError):
 
 
 class RelayFencedError(LiftbridgeError, FencedError):
-    """Another relay wrote to the stream since this one read it. `stream` is its name."""
+    """Another relay wrote to the stream after this relay read it. `stream` is its name."""
 
     def __init__(self, message: str, *, stream: str) -> None:
         super().__init__(f"stream {stream}: {message}")
@@ -58,7 +58,13 @@ class RelayFencedError(LiftbridgeError, FencedError):
 
 
 class PublishError(LiftbridgeError):
-    """One message was not stored, or nobody knows. `stream` and `correlation_id` say which, `index` its place among those published together."""
+    """A message was not stored, or it is unknown whether it was.
+
+    Attributes:
+        stream: the stream's name.
+        correlation_id: the id of the message, as in the log of the broker.
+        index: the position of the message among those of one `publish_many` call.
+    """
 
     def __init__(self, message: str, *, stream: str, correlation_id: str) -> None:
         super().__init__(f"stream {stream}, correlation id {correlation_id}: {message}")
@@ -68,15 +74,25 @@ class PublishError(LiftbridgeError):
 
 
 class AckTimeoutError(PublishError):
-    """No ack came before the deadline: the message may be stored or not. Publish it again if twice is better than never."""
+    """No ack came before the deadline: the message may be stored or not.
+
+    Publish it again if a duplicate is better than a loss.
+    """
 
 
 class IncorrectOffsetError(PublishError):
-    """The stream has optimistic concurrency control and its next offset is not the expected one: someone else wrote, or a message before this was lost."""
+    """The message was refused: its expected offset is not the stream's next one.
+
+    Happens on streams with optimistic concurrency control, when another writer published to the
+    stream, or when an earlier message was lost.
+    """
 
 
 class MessageTooLargeError(PublishError):
-    """The message is larger than the broker replicates or NATS carries. Found before sending where the limit is known."""
+    """The message is larger than the broker replicates or NATS carries.
+
+    Detected before sending where the limit is known.
+    """
 
 
 class EncryptionError(PublishError):
@@ -84,4 +100,4 @@ class EncryptionError(PublishError):
 
 
 class PublishRefusedError(PublishError):
-    """The broker refused the message and does not say why."""
+    """The broker refused the message without a reason."""

@@ -1,50 +1,77 @@
-"""Publishing to Liftbridge over NATS: pipelined, and every message acked or accounted for."""
+"""Publishing to Liftbridge over NATS: pipelined, and every message is acked or reported."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-import nats
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from feedapi_client.liftbridge.encoder import Encoder, check_headers
-from feedapi_client.liftbridge.envelope import AckPolicy, decode_ack
+from feedapi_client.liftbridge.acks import AckGroup, AckTracker, PublisherStats
+from feedapi_client.liftbridge.connection import (
+    MessageWriter,
+    connect,
+    flush,
+    unavailable,
+    wait_until_connected,
+)
+from feedapi_client.liftbridge.envelope import (
+    AckPolicy,
+    MessageEncoder,
+    check_headers,
+    decode_ack,
+)
 from feedapi_client.liftbridge.errors import (
     AckTimeoutError,
     BrokerUnavailableError,
     EnvelopeError,
     LiftbridgeError,
     MessageTooLargeError,
+    PublishError,
+    PublishRefusedError,
 )
-from feedapi_client.liftbridge.lanes import AckLane, Outbox, flush, unavailable
+from feedapi_client.liftbridge.event_loop import require_asyncio
+from feedapi_client.liftbridge.fast_path import install_fast_path
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
-from feedapi_client.liftbridge.messages_pb2 import AckPolicy as WirePolicy
-from feedapi_client.liftbridge.pending import Group, Pending, PublisherStats
-from feedapi_client.liftbridge.streams import ANY_OFFSET, REPLICATION_LIMIT, Stream, require_asyncio
-from feedapi_client.model import public_url
+from feedapi_client.liftbridge.messages_pb2 import AckPolicy as WireAckPolicy
+from feedapi_client.liftbridge.stream import ANY_OFFSET, REPLICATION_LIMIT, Stream
+from feedapi_client.retry import Backoff, OnRetry, retry
 
 logger = logging.getLogger(__name__)
 
-_RECONNECT_POLL = 0.02
-_CHUNK = 128
+_RETRY_BASE_DELAY = 0.2
+_RETRY_MAX_DELAY = 10.0
+
+_Row = tuple[bytes, bytes | None, Mapping[str, bytes] | None]
+"""Value, key and headers of one message."""
 
 
 class LiftbridgePublisher:
-    """Publishes messages in envelopes and waits for their acks.
+    """Publishes messages in envelopes and waits for their acks. Use it in `async with`.
 
-    `servers` are NATS URLs, or a connected nats-py client that stays the caller's. At most `max_in_flight` messages wait for their ack at a time; a
-    publish beyond that waits. Each has `ack_timeout` seconds from being sent. Messages over `max_message_bytes` (None: unknown) or over NATS's own
-    limit are refused before they are sent. `options` go to ``nats.connect`` (credentials, TLS ...).
+    Arguments:
+        servers: NATS URLs, or a connected nats-py client. Such a client stays open at the end, and
+            only documented calls of nats-py are used with it.
+        max_in_flight: maximum number of messages that wait for their ack. Further ones wait
+            before they are sent.
+        ack_timeout: seconds from sending a message to its deadline.
+        ack_policy: when the broker acks.
+        crc: whether envelopes have a checksum.
+        max_message_bytes: the largest message that the broker stores; None when it is unknown. A
+            larger one, or one over NATS's own limit, is refused before it is sent.
+        connect_timeout: seconds for the first connection.
+        options: further arguments of ``nats.connect``, such as credentials and TLS.
 
-    Methods may be called from several tasks. NATS reconnects by itself: what was sent before and never acked ends in its `AckTimeoutError`, what is
-    published meanwhile waits. It needs asyncio, since nats-py does.
+    Concurrency: methods may be called from several tasks. Needs asyncio, because nats-py does.
+
+    NATS reconnects by itself. A message that was sent before and is never acked ends with an
+    `AckTimeoutError`; a message that is published meanwhile waits for the connection.
     """
 
     def __init__(
@@ -63,29 +90,36 @@ class LiftbridgePublisher:
             raise ValueError("max_in_flight and ack_timeout must be positive")
         self.stats = PublisherStats()
         self.ack_timeout = ack_timeout
-        self._servers = servers
         self.ack_policy = ack_policy
-        self._crc = crc
         self.max_message_bytes = max_message_bytes
+        self._servers = servers
+        self._crc = crc
         self._connect_timeout = connect_timeout
         self._options = dict(options or {})
         self._nats: Client | None = None
         self._inbox = ""
-        self._fast = False
+        self._new_writer: Callable[[Client], MessageWriter] = MessageWriter
         self._ids = itertools.count(1)
-        self._pending = Pending(max_in_flight, self.stats)
+        self._acks = AckTracker(max_in_flight, self.stats)
 
     async def __aenter__(self) -> LiftbridgePublisher:
         require_asyncio()
-        client = (
-            self._servers
-            if isinstance(self._servers, Client)
-            else await self._connect(self._servers)
-        )
+        if isinstance(self._servers, Client):
+            client = self._servers
+        else:
+            client = await connect(
+                self._servers,
+                timeout=self._connect_timeout,
+                options=self._options,
+                on_reconnect=self._on_reconnect,
+                on_closed=self._on_closed,
+            )
         self._inbox = client.new_inbox()
-        self._subscription = await client.subscribe(self._inbox, cb=self._on_ack)
+        self._subscription = await client.subscribe(self._inbox, cb=self._on_message)
         if client is not self._servers:
-            self._fast = AckLane.open(client, self._subscription, self._on_acks)
+            self._new_writer = (
+                install_fast_path(client, self._subscription, self._on_acks) or MessageWriter
+            )
         self._nats = client
         await self._flush()
         return self
@@ -96,7 +130,7 @@ class LiftbridgePublisher:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._pending.fail_all(
+        self._acks.fail_all(
             "the publisher was closed before the ack came: the message may be stored or not"
         )
         client, self._nats = self._nats, None
@@ -109,8 +143,8 @@ class LiftbridgePublisher:
 
     @property
     def in_flight(self) -> int:
-        """Messages that wait for their ack."""
-        return len(self._pending)
+        """The number of messages that wait for their ack."""
+        return len(self._acks)
 
     async def publish(
         self,
@@ -124,11 +158,21 @@ class LiftbridgePublisher:
         expected_offset: int = ANY_OFFSET,
         timeout: float | None = None,
     ) -> Ack | None:
-        """Publish one message and wait for its ack; with `AckPolicy.NONE` hand it to NATS and return None.
+        """Publish one message and return its ack, or None with `AckPolicy.NONE`.
 
-        `partition` is the key's unless given. `expected_offset` is what the message's offset has to be, on a stream with optimistic concurrency
-        control. Raises the `PublishError` that fits, `BrokerUnavailableError` when NATS is gone for good, ValueError for the header names ``subject``
-        and ``reply``, which the broker overwrites. When cancelled, the message may be stored or not.
+        Arguments:
+            partition: the partition to publish to; by default the one of the key.
+            expected_offset: the offset that the message must get, on a stream with optimistic
+                concurrency control.
+            timeout: replaces `ack_timeout`.
+
+        Raises:
+            PublishError: one of its subclasses.
+            BrokerUnavailableError: the connection to NATS is closed.
+            ValueError: a header is named ``subject`` or ``reply``, which the broker overwrites; or
+                the subject or the partition is not valid.
+
+        Cancellation: the message may be stored or not.
         """
         acks = await self.publish_many(
             stream,
@@ -155,145 +199,109 @@ class LiftbridgePublisher:
         expected_offset: int = ANY_OFFSET,
         timeout: float | None = None,
     ) -> list[Ack | None]:
-        """Publish messages in order, without waiting for one ack before the next message; return their acks in the same order.
+        """Publish messages in order and return their acks in the same order.
 
-        `headers` are those of every message, `headers_each` come on top. `expected_offset` is that of the first message and counts up. At the first
-        error nothing further is sent; the acks of what was sent are waited for, and then the error of the earliest failed message is raised, as by
-        `publish`, with its position as ``index``.
+        A message does not wait for the ack of the one before. After the first error nothing
+        further is sent; the acks of what was sent are awaited before the error is raised.
+
+        Arguments:
+            headers: headers of all messages.
+            headers_each: additional headers of each message.
+            expected_offset: that of the first message; it counts up.
+
+        Raises:
+            PublishError: as `publish`, for the earliest failed message. `index` is its position.
         """
         target = Stream(stream) if isinstance(stream, str) else stream
         policy = self.ack_policy if ack_policy is None else ack_policy
-        group = Group(target.name)
+        check_headers(headers)
+        group = AckGroup(target.name)
         try:
-            encoder = self._encoder(policy, headers, expected_offset)
             await self._send(
                 group,
-                target,
-                encoder,
                 _rows(values, keys, headers_each),
-                partition,
-                policy,
-                timeout or self.ack_timeout,
+                self._encoder(policy, headers, expected_offset),
+                _subject_of(target, partition),
+                acked=policy is not AckPolicy.NONE,
+                timeout=timeout or self.ack_timeout,
             )
-            return await group.result()
+            return await group.wait()
         except BaseException:
-            self._pending.forget(group)
+            self._acks.discard(group)
             raise
 
     async def publish_plain(self, subject: str, payload: bytes) -> None:
-        """Publish without an envelope: a stream on that subject stores the bytes as an opaque value, and nobody acks."""
+        """Publish bytes without an envelope, and without an ack.
+
+        A stream on that subject stores them as an opaque value.
+        """
         client = self._client()
-        await self._connected(client, asyncio.get_running_loop().time() + self.ack_timeout)
+        if not await wait_until_connected(client, _now() + self.ack_timeout):
+            raise BrokerUnavailableError("NATS was not reachable before the deadline")
         try:
             await client.publish(subject, payload)
-            await self._flush()
         except nats.errors.MaxPayloadError as error:
             raise LiftbridgeError(
-                f"{len(payload)} bytes for subject {subject} are more than NATS carries ({client.max_payload})"
+                f"{len(payload)} bytes for subject {subject} are more than NATS carries "
+                f"({client.max_payload})"
             ) from error
         except nats.errors.Error as error:
             raise unavailable(error) from error
+        await self._flush()
 
     async def _send(
         self,
-        group: Group,
-        target: Stream,
-        encoder: Encoder,
-        rows: Iterable[tuple[bytes, bytes | None, Mapping[str, bytes] | None]],
-        partition: int | None,
-        policy: AckPolicy,
+        group: AckGroup,
+        rows: Iterable[_Row],
+        encode: MessageEncoder,
+        subject_of: Callable[[bytes | None], str],
+        *,
+        acked: bool,
         timeout: float,
     ) -> None:
-        client, pending, now = self._client(), self._pending, asyncio.get_running_loop().time
+        client, acks = self._client(), self._acks
         limit = min(self.max_message_bytes or client.max_payload, client.max_payload)
-        outbox = Outbox(client, fast=self._fast)
-        fixed = (
-            target.subject_of(partition)
-            if partition is not None
-            else target.subject
-            if target.partitions == 1
-            else None
-        )
-        room, acked, deadline = 0, policy is not AckPolicy.NONE, now() + timeout
-        for value, key, own_headers in rows:
+        writer = self._new_writer(client)
+        room, deadline = 0, 0.0
+        for value, key, headers in rows:
             if group.error is not None:
                 break
             correlation_id = f"{next(self._ids):x}"
-            data = encoder(value, key, own_headers, correlation_id)
+            data = encode(value, key, headers, correlation_id)
             if len(data) > limit:
-                group.refuse(_too_large(target.name, correlation_id, len(data), limit))
+                group.refuse_next(_too_large(group.stream, correlation_id, len(data), limit))
                 break
             if not room:
-                await outbox.flush()
-                await pending.wait_for_room()
-                if not client.is_connected:
-                    await self._connected(client, now() + timeout, target.name, correlation_id)
-                room, deadline = min(pending.room, _CHUNK if self._fast else 1), now() + timeout
+                await writer.flush()
+                await acks.wait_for_room()
+                if not client.is_connected and not await wait_until_connected(
+                    client, _now() + timeout
+                ):
+                    raise _not_sent(group.stream, correlation_id)
+                room, deadline = min(acks.room, writer.batch_size), _now() + timeout
             room -= 1
             if acked:
-                pending.add(correlation_id, group, deadline)
+                acks.add(correlation_id, group, deadline)
             else:
-                group.acks.append(None)
-            await outbox.add(fixed or target.subject_of(target.partition_of(key)), data)
+                group.add_without_ack()
+            await writer.add(subject_of(key), data)
             self.stats.published += 1
-        await outbox.flush()
+        await writer.flush()
 
     def _encoder(
         self, policy: AckPolicy, headers: Mapping[str, bytes] | None, expected_offset: int
-    ) -> Encoder:
-        check_headers(headers)
-        inbox = "" if policy is AckPolicy.NONE else self._inbox
-        return Encoder(
-            Message(headers=headers, ackInbox=inbox, ackPolicy=WirePolicy.Name(int(policy))),
-            expected_offset,
-            crc=self._crc,
+    ) -> MessageEncoder:
+        shared = Message(
+            headers=headers,
+            ackInbox="" if policy is AckPolicy.NONE else self._inbox,
+            ackPolicy=WireAckPolicy.Name(int(policy)),
         )
-
-    async def _connect(self, servers: str | Sequence[str]) -> Client:
-        options: dict[str, Any] = {
-            "max_reconnect_attempts": -1,
-            "reconnect_time_wait": 0.1,
-            "name": "feedapi-client",
-            **self._options,
-        }
-        names = ", ".join(
-            public_url(server) for server in ([servers] if isinstance(servers, str) else servers)
-        )
-        try:
-            async with asyncio.timeout(self._connect_timeout):
-                return await nats.connect(
-                    servers if isinstance(servers, str) else list(servers),
-                    error_cb=_log_error,
-                    reconnected_cb=self._on_reconnect,
-                    closed_cb=self._on_closed,
-                    **options,
-                )
-        except (TimeoutError, OSError, nats.errors.Error) as error:
-            raise BrokerUnavailableError(
-                f"no connection to NATS at {names} within {self._connect_timeout:g} s: {type(error).__name__}"
-            ) from error
+        return MessageEncoder(shared, expected_offset, crc=self._crc)
 
     def _client(self) -> Client:
         if self._nats is None:
             raise LiftbridgeError("the publisher is not open: use it in `async with`")
         return self._nats
-
-    async def _connected(
-        self, client: Client, deadline: float, stream: str = "", correlation_id: str = ""
-    ) -> None:
-        # What nats-py buffers while it reconnects has no deadline and a small limit, so messages wait here instead.
-        while not client.is_connected:
-            if client.is_closed:
-                raise BrokerUnavailableError("the connection to NATS is closed")
-            if asyncio.get_running_loop().time() >= deadline:
-                if stream:
-                    raise AckTimeoutError(
-                        "NATS was not reachable before the deadline: the message was not sent",
-                        stream=stream,
-                        correlation_id=correlation_id,
-                    )
-                raise BrokerUnavailableError("NATS was not reachable before the deadline")
-            await asyncio.sleep(_RECONNECT_POLL)
 
     async def _flush(self) -> None:
         try:
@@ -301,30 +309,109 @@ class LiftbridgePublisher:
         except nats.errors.Error as error:
             raise unavailable(error) from error
 
-    async def _on_ack(self, message: Msg) -> None:
+    async def _on_message(self, message: Msg) -> None:
         self._on_acks([message.data])
 
-    def _on_acks(self, messages: list[bytes]) -> None:
-        settle = self._pending.settle
-        for data in messages:
+    def _on_acks(self, payloads: list[bytes]) -> None:
+        receive = self._acks.receive
+        for payload in payloads:
             try:
-                ack = decode_ack(data)
+                ack = decode_ack(payload)
             except EnvelopeError as error:
-                self._on_garbage(error)
+                self.stats.garbage += 1
+                logger.warning(
+                    "ignored a message to the ack inbox: %s",
+                    error.message,
+                    extra={"check": error.check},
+                )
             else:
-                settle(ack)
-
-    def _on_garbage(self, error: EnvelopeError) -> None:
-        self.stats.garbage += 1
-        logger.warning("ignored what came to the ack inbox: %s", error.message)
+                receive(ack)
 
     async def _on_reconnect(self) -> None:
         self.stats.reconnects += 1
 
     async def _on_closed(self) -> None:
-        self._pending.fail_all(
-            "the connection to NATS was closed before the ack came: the message may be stored or not"
+        self._acks.fail_all(
+            "the connection to NATS was closed before the ack came: "
+            "the message may be stored or not"
         )
+
+
+async def publish_until_acked(
+    publisher: LiftbridgePublisher,
+    stream: Stream,
+    values: Sequence[bytes],
+    keys: Sequence[bytes | None] | None = None,
+    headers_each: Sequence[Mapping[str, bytes]] | None = None,
+    *,
+    headers: Mapping[str, bytes] | None = None,
+    partition: int | None = None,
+    attempts: int = 10,
+    on_retry: OnRetry | None = None,
+) -> None:
+    """Publish messages at least once: again from the first one without an ack, until all are acked.
+
+    The last time that the messages are stored, they are in order. Arguments are those of
+    `LiftbridgePublisher.publish_many`, except:
+
+    Arguments:
+        attempts: number of attempts without progress after which an error is final.
+        on_retry: called before each pause, as by `feedapi_client.retry.retry`.
+
+    Raises:
+        PublishError: the last of too many errors, or an error that no further attempt can change.
+    """
+    acked = 0
+    backoff = Backoff(
+        base_delay=_RETRY_BASE_DELAY,
+        max_delay=_RETRY_MAX_DELAY,
+        attempts=attempts,
+        retry_if=lambda error: isinstance(error, AckTimeoutError | PublishRefusedError),
+    )
+
+    async def publish_rest() -> None:
+        nonlocal acked
+        try:
+            await publisher.publish_many(
+                stream,
+                values[acked:],
+                keys=keys and keys[acked:],
+                partition=partition,
+                headers=headers,
+                headers_each=headers_each and headers_each[acked:],
+            )
+        except PublishError as error:
+            if error.index:
+                acked += error.index
+                backoff.reset()
+            raise
+
+    await retry(publish_rest, backoff, sleep=asyncio.sleep, on_retry=on_retry)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def _subject_of(stream: Stream, partition: int | None) -> Callable[[bytes | None], str]:
+    """Return the function from a message's key to its subject."""
+    if partition is None and stream.partitions > 1:
+        return lambda key: stream.subject_of(stream.partition_of(key))
+    subject = stream.subject_of(partition or 0)
+    return lambda _: subject
+
+
+def _rows(
+    values: Iterable[bytes],
+    keys: Iterable[bytes | None] | None,
+    headers: Iterable[Mapping[str, bytes]] | None,
+) -> Iterable[_Row]:
+    return zip(
+        values,
+        itertools.repeat(None) if keys is None else keys,
+        itertools.repeat(None) if headers is None else headers,
+        strict=False,
+    )
 
 
 def _too_large(stream: str, correlation_id: str, size: int, limit: int) -> MessageTooLargeError:
@@ -335,19 +422,9 @@ def _too_large(stream: str, correlation_id: str, size: int, limit: int) -> Messa
     )
 
 
-def _rows(
-    values: Iterable[bytes],
-    keys: Iterable[bytes | None] | None,
-    headers: Iterable[Mapping[str, bytes]] | None,
-) -> Iterable[tuple[bytes, bytes | None, Mapping[str, bytes] | None]]:
-    return zip(
-        values,
-        itertools.repeat(None) if keys is None else keys,
-        itertools.repeat(None) if headers is None else headers,
-        strict=False,
+def _not_sent(stream: str, correlation_id: str) -> AckTimeoutError:
+    return AckTimeoutError(
+        "NATS was not reachable before the deadline: the message was not sent",
+        stream=stream,
+        correlation_id=correlation_id,
     )
-
-
-async def _log_error(error: Exception) -> None:
-    # Never the text: it may quote a server's URL.
-    logger.info("NATS reported %s", type(error).__name__)

@@ -1,35 +1,27 @@
-"""Reading back what a relay wrote exactly once: complete batches, each once, in order."""
+"""Reading a stream that a relay wrote exactly once: complete batches, each once, in order."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from feedapi_client.liftbridge.api import LiftbridgeApi, Start
-from feedapi_client.liftbridge.attempts import (
-    CURSOR,
-    PARTITION,
-    Attempt,
-    AttemptAssembler,
-    Format,
-    header,
-)
-from feedapi_client.liftbridge.messages_pb2 import Message
-
-QUERY = "feedapi-query"
-"""The id of the Spark query that wrote a message, with the headers `BATCH` and `ROW`."""
-BATCH = "feedapi-batch"
-ROW = "feedapi-row"
+from feedapi_client.liftbridge.headers import CURSOR, PARTITION, text_header
+from feedapi_client.liftbridge.stream_format import Attempt, AttemptAssembler, MessageFormat
 
 
 @dataclass(frozen=True, slots=True)
 class RelayedBatch:
     """A batch of the feed, as a relay wrote it.
 
-    `partition` and `cursor` are the feed's, `events` the payloads exactly as the publisher of the feed sent them, `keys` the events' keys (empty where a
-    message holds the whole batch). To resume a reader behind this batch, start it at `next_offset`, never in between.
+    Attributes:
+        partition: the partition of the feed.
+        cursor: the feed's cursor after the batch.
+        events: the payloads exactly as the publisher of the feed sent them.
+        keys: the keys of the events; empty where one message holds the whole batch.
+        next_offset: where to start a reader that resumes after this batch. A start between two
+            messages of a batch loses that batch.
     """
 
     partition: int
@@ -40,11 +32,18 @@ class RelayedBatch:
 
 
 class RelayReader:
-    """The batches in one partition of a stream that a relay writes exactly once, in either format. Iterate over it, or over `batches`.
+    """Reads the batches of a stream's partition that a relay writes exactly once, in any format.
 
-    What belongs to no complete batch is left out: attempts that a crash cut off, messages that save positions only, messages of others. A batch appears
-    when its last message is there. `start` is an offset where a batch begins, such as `RelayedBatch.next_offset`; `until` ends the reading behind that
-    offset, otherwise it goes on with what comes. Errors are those of `LiftbridgeApi.subscribe`.
+    Iterate over it, or over `batches`. A batch is returned when its last message was read. What
+    belongs to no complete batch is left out: attempts that a crash interrupted, messages that only
+    save positions, and messages of other publishers.
+
+    Arguments:
+        start: an offset where a batch begins, such as `RelayedBatch.next_offset`, or a `Start`.
+        until: the offset to end at, inclusive; None: follow the stream without end.
+
+    Raises:
+        LiftbridgeError: the errors of `LiftbridgeApi.subscribe`.
     """
 
     def __init__(
@@ -59,14 +58,14 @@ class RelayReader:
         self._api = api
         self._stream = stream
         self._partition = partition
-        self._start = start
+        self._start: Start = start
         self._until = until
 
     def __aiter__(self) -> AsyncIterator[RelayedBatch]:
         return self.batches()
 
     async def batches(self) -> AsyncGenerator[RelayedBatch, None]:
-        """The batches, from the start."""
+        """Return the batches from the start on."""
         assembler = AttemptAssembler()
         async with aclosing(
             self._api.subscribe(
@@ -75,39 +74,25 @@ class RelayReader:
         ) as messages:
             async for message in messages:
                 attempt = assembler.feed(message)
-                if attempt is not None and (batch := batch_of(attempt)) is not None:
+                if attempt is not None and (batch := _batch_of(attempt)) is not None:
                     yield batch
 
 
-def batch_of(attempt: Attempt) -> RelayedBatch | None:
-    """The batch that a complete attempt holds; None when it only saves positions."""
+def _batch_of(attempt: Attempt) -> RelayedBatch | None:
+    """Return the batch of a complete attempt; None when it only saves positions."""
     first, last = attempt.messages[0], attempt.messages[-1]
     keys: tuple[bytes, ...] = ()
-    if attempt.format == Format.BATCH:
+    if attempt.format == MessageFormat.BATCH:
         events = tuple(first.value.split(b"\n"))
-    elif attempt.format == Format.EVENTS:
+    elif attempt.format == MessageFormat.EVENTS:
         events = tuple(message.value for message in attempt.messages)
         keys = tuple(message.key for message in attempt.messages)
     else:
         return None
     return RelayedBatch(
-        int(header(first, PARTITION)), header(first, CURSOR), events, keys, last.offset + 1
-    )
-
-
-class RowId(NamedTuple):
-    """Which row of a Spark query a message holds. A row that was written again has the same one."""
-
-    query: str
-    batch: int
-    row: int
-
-
-def row_id(message: Message) -> RowId | None:
-    """The row that the Spark sink wrote as this message; None for any other message."""
-    query, batch, row = header(message, QUERY), header(message, BATCH), header(message, ROW)
-    return (
-        RowId(query, int(batch), int(row))
-        if query and batch.isdecimal() and row.isdecimal()
-        else None
+        partition=int(text_header(first, PARTITION)),
+        cursor=text_header(first, CURSOR),
+        events=events,
+        keys=keys,
+        next_offset=last.offset + 1,
     )

@@ -1,10 +1,12 @@
-"""A feed onto Liftbridge, at least once or exactly once.
+"""Publishing a feed to Liftbridge, at least once or exactly once.
 
-At least once: any stream, any cursor store. A feed's cursor is committed when all events up to it are acked. After a crash the events of uncommitted
-batches are published again, in order, perhaps in other batches.
+At least once: any stream, any cursor store. A feed's cursor is committed when all events up to it
+are acked. After a crash the events of uncommitted batches are published again, in order, perhaps
+in other batches.
 
-Exactly once: a stream with optimistic concurrency control, and a consumer whose store is that stream (`StreamCursorStore`). Nothing else is kept anywhere:
-a relay that starts reads the end of the stream and goes on from there, and the broker refuses what a second relay writes.
+Exactly once: a stream with optimistic concurrency control, and a consumer whose cursor store is
+that stream (`StreamCursorStore`). No state is kept elsewhere. A relay that starts reads the end of
+the stream and continues from there, and the broker refuses what a second relay writes.
 """
 
 from __future__ import annotations
@@ -14,13 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.liftbridge.attempts import CURSOR, PARTITION, Format
 from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.errors import PublishError
-from feedapi_client.liftbridge.publisher import LiftbridgePublisher
-from feedapi_client.liftbridge.retrying import publish_until_acked
+from feedapi_client.liftbridge.headers import CURSOR, PARTITION
+from feedapi_client.liftbridge.publisher import LiftbridgePublisher, publish_until_acked
+from feedapi_client.liftbridge.stream import Stream
+from feedapi_client.liftbridge.stream_format import MessageFormat
 from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
-from feedapi_client.liftbridge.streams import Stream
 from feedapi_client.model import Batch, Event
 
 logger = logging.getLogger(__name__)
@@ -31,7 +32,13 @@ Headers = Callable[[Event], Mapping[str, bytes]]
 
 @dataclass(slots=True)
 class RelayProgress:
-    """What a relay has done since it was made: batches and events that are acked, and how often events had to be published again."""
+    """What a relay has done since it was created.
+
+    Attributes:
+        batches: batches whose events are all acked.
+        events: the events of these batches.
+        retries: how often events had to be published again.
+    """
 
     batches: int = 0
     events: int = 0
@@ -41,13 +48,28 @@ class RelayProgress:
 class Relay:
     """Publishes every event of a feed as a message, in order within a feed partition.
 
-    A message's value is the event's payload exactly as sent, its headers hold the feed's partition (``feedapi-partition``) and the cursor that resumes
-    behind its batch (``feedapi-cursor``). `key` makes its key, `headers` adds headers. In a stream with several partitions the key chooses the partition,
-    and without keys the feed's partition does.
+    The value of a message is the event's payload exactly as sent. Its headers hold the feed's
+    partition (``feedapi-partition``) and the cursor that resumes after its batch
+    (``feedapi-cursor``). In a stream with several partitions the key chooses the partition; without
+    keys the feed's partition chooses it.
 
-    When the consumer's store is a `StreamCursorStore`, the relay is exactly once, and `stream` is the store's; its format ``"batch"`` has no keys and no
-    added headers, and the consumer's batches have to fit into a message (`Limits.max_batch_bytes`): else ValueError. With any other store it is at least
-    once: a batch whose acks do not all come is published again from the first message that has none, up to `attempts` times without progress.
+    When the consumer's store is a `StreamCursorStore`, the relay is exactly once. Its format
+    ``"batch"`` has no keys and no additional headers, and a batch of the consumer has to fit into a
+    message (`Limits.max_batch_bytes`).
+
+    With any other store it is at least once. A batch whose acks do not all come is published again
+    from the first message that has none.
+
+    Arguments:
+        consumer: the open consumer of the feed.
+        publisher: an open publisher.
+        stream: the stream to publish to; with a `StreamCursorStore` it is that of the store.
+        key: makes the key of an event's message.
+        headers: makes additional headers of an event's message.
+        attempts: number of attempts without progress after which an error is final.
+
+    Raises:
+        ValueError: the arguments do not fit together.
     """
 
     def __init__(
@@ -71,69 +93,73 @@ class Relay:
         self._headers = headers
         self._attempts = attempts
         self.progress = RelayProgress()
-        if self._store is not None and self._store.format is Format.BATCH:
+        if self._store is not None and self._store.format is MessageFormat.BATCH:
             if key is not None or headers is not None:
                 raise ValueError(
-                    "with format='batch' a message holds many events, which have no key or headers of their own: use format='events'"
+                    "with format='batch' a message holds many events, which have no key or "
+                    "headers of their own: use format='events'"
                 )
             _check_batch_size(consumer, publisher)
 
     @property
     def exactly_once(self) -> bool:
-        """The consumer's store is the stream."""
+        """Whether the consumer's cursor store is the stream."""
         return self._store is not None
 
     async def run(self) -> RelayProgress:
-        """Relay until the feed ends (a consumer with ``follow=False``), is stopped, or something fails for good; return what was done.
+        """Relay until the feed ends (a consumer with ``follow=False``) or the consumer is stopped.
 
-        Raises what the consumer raises, a `PublishError` when a message can't be published, `FencedError` when another relay is at work. Nothing is
-        committed that is not acked, also when cancelled.
+        Raises:
+            FeedError: what the consumer raises.
+            PublishError: a message can't be published.
+            FencedError: another relay writes to the stream.
+
+        Cancellation: nothing is committed that is not acked.
         """
-        await self._consumer.run(self._relay if self._store is None else self._relay_once)
+        handler = self._relay_at_least_once if self._store is None else self._relay_exactly_once
+        await self._consumer.run(handler)
         return self.progress
 
-    async def _relay(self, batch: Batch) -> None:
-        await self._publish(batch)
-        await batch.commit()
-        self._count(batch)
-
-    async def _relay_once(self, batch: Batch) -> None:
-        values, keys, headers = self._parts(batch)
-        await batch.commit(
-            transaction=OutgoingBatch(
-                batch.partition, batch.cursor, values, keys or (), headers or ()
-            )
-        )
-        self._count(batch)
-
-    async def _publish(self, batch: Batch) -> None:
-        values, keys, headers = self._parts(batch)
-        shared = {PARTITION: str(batch.partition).encode(), CURSOR: batch.cursor.encode()}
-        partition = batch.partition % self._stream.partitions if self._key is None else None
+    async def _relay_at_least_once(self, batch: Batch) -> None:
+        values, keys, headers = self._messages(batch)
         await publish_until_acked(
             self._publisher,
             self._stream,
             values,
             keys,
             headers,
-            shared=shared,
-            partition=partition,
+            headers={PARTITION: str(batch.partition).encode(), CURSOR: batch.cursor.encode()},
+            partition=batch.partition % self._stream.partitions if self._key is None else None,
             attempts=self._attempts,
             on_retry=self._on_retry,
         )
+        await batch.commit()
+        self._count(batch)
 
-    def _on_retry(self, error: PublishError) -> None:
-        self.progress.retries += 1
-        logger.warning("events are published again: %s", error)
+    async def _relay_exactly_once(self, batch: Batch) -> None:
+        values, keys, headers = self._messages(batch)
+        outgoing = OutgoingBatch(batch.partition, batch.cursor, values, keys or (), headers or ())
+        await batch.commit(transaction=outgoing)
+        self._count(batch)
 
-    def _parts(
+    def _messages(
         self, batch: Batch
     ) -> tuple[list[bytes], Sequence[bytes | None] | None, Sequence[Mapping[str, bytes]] | None]:
+        """Return the values, keys and headers of a batch's messages."""
         key, headers = self._key, self._headers
         return (
             [event.raw for event in batch.events],
             None if key is None else [key(event) for event in batch.events],
             None if headers is None else [headers(event) for event in batch.events],
+        )
+
+    def _on_retry(self, error: Exception, attempt: int, pause: float) -> None:
+        self.progress.retries += 1
+        logger.warning(
+            "publishing again in %.1f s: %s",
+            pause,
+            error,
+            extra={"stream": self._stream.name, "attempt": attempt, "pause": pause},
         )
 
     def _count(self, batch: Batch) -> None:
@@ -142,12 +168,16 @@ class Relay:
 
 
 def _check_batch_size(consumer: FeedConsumer, publisher: LiftbridgePublisher) -> None:
-    """Better now than after a million events: batches as large as the consumer makes them have to fit into a message, with what comes on top."""
+    """Raise ValueError when a batch of the consumer may not fit into a message.
+
+    Otherwise the relay would fail later, at the first batch that is too large.
+    """
     batch, message = consumer.limits.max_batch_bytes, publisher.max_message_bytes
     if message is not None and batch > message * 3 // 4:
         raise ValueError(
-            f"with format='batch' a batch has to fit into a message of {message} bytes, and the consumer makes batches of {batch}: "
-            f"give it limits=Limits(max_batch_bytes={message // 2}) or use format='events'"
+            f"with format='batch' a batch has to fit into a message of {message} bytes, and the "
+            f"consumer makes batches of {batch}: give it "
+            f"limits=Limits(max_batch_bytes={message // 2}) or use format='events'"
         )
 
 
@@ -155,10 +185,11 @@ def _stream(stream: Stream | str | None, store: StreamCursorStore | None) -> Str
     given = Stream(stream) if isinstance(stream, str) else stream
     if store is None:
         if given is None:
-            raise ValueError("a relay needs to know its stream")
+            raise ValueError("a relay needs the stream to publish to")
         return given
     if given is not None and given != store.stream:
         raise ValueError(
-            f"the consumer keeps its cursors in the stream {store.stream.name}, so its events go there too, not to {given.name}"
+            f"the consumer keeps its cursors in the stream {store.stream.name}, so its events go "
+            f"there too, not to {given.name}"
         )
     return store.stream

@@ -1,7 +1,8 @@
-"""A cursor store that is the Liftbridge stream itself: a batch's events and its cursor are written together, or not at all.
+"""A cursor store that is the Liftbridge stream: events and their cursor are written together.
 
-The stream needs optimistic concurrency control. Every message is published with the offset that it must get, so a second relay on the same stream is found
-out by the broker. One Liftbridge partition holds everything that a relay writes: that makes one order, and one place to recover from.
+The stream needs optimistic concurrency control. Every message is published with the offset that it
+must get, so the broker refuses what a second relay writes. All that a relay writes is in one
+partition of the stream: that gives one order, and one place to recover from.
 """
 
 from __future__ import annotations
@@ -16,7 +17,17 @@ from typing import Any, cast
 
 from feedapi_client.errors import StoreError
 from feedapi_client.liftbridge.api import LiftbridgeApi
-from feedapi_client.liftbridge.attempts import (
+from feedapi_client.liftbridge.envelope import AckPolicy
+from feedapi_client.liftbridge.errors import (
+    AckTimeoutError,
+    BrokerUnavailableError,
+    IncorrectOffsetError,
+    MessageTooLargeError,
+    PublishError,
+    RelayFencedError,
+    StreamError,
+)
+from feedapi_client.liftbridge.headers import (
     ATTEMPT,
     COUNT,
     CURSOR,
@@ -24,40 +35,42 @@ from feedapi_client.liftbridge.attempts import (
     INDEX,
     PARTITION,
     SNAPSHOT,
-    Attempt,
-    AttemptAssembler,
-    Format,
-    save_header,
-    snapshot_of,
-)
-from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.errors import (
-    AckTimeoutError,
-    BrokerUnavailableError,
-    IncorrectOffsetError,
-    LiftbridgeError,
-    MessageTooLargeError,
-    PublishError,
-    RelayFencedError,
-    StreamError,
 )
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher
-from feedapi_client.liftbridge.streams import Stream
+from feedapi_client.liftbridge.stream import Stream
+from feedapi_client.liftbridge.stream_format import (
+    Attempt,
+    AttemptAssembler,
+    MessageFormat,
+    positions_header,
+    snapshot_offset,
+)
 from feedapi_client.model import FeedKey, Position, Status
+from feedapi_client.retry import Backoff, retry
 from feedapi_client.stores.base import check_predecessor
 
 logger = logging.getLogger(__name__)
 
-_POSITIONS_A_MESSAGE = 1000
-_IMPOSSIBLE = 2**62
-_READ_SECONDS = 10.0
+_POSITIONS_PER_MESSAGE = 1000
+_IMPOSSIBLE_OFFSET = 2**62
+_READ_TIMEOUT = 10.0
 _WINDOW_GROWTH = 16
+_RETRY_BASE_DELAY = 0.02
+_RETRY_MAX_DELAY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingBatch:
-    """The events to write together with their batch's cursor: what `StreamCursorStore.save` takes as its transaction."""
+    """The events to write together with their batch's cursor: the transaction of `save`.
+
+    Attributes:
+        partition: the partition of the feed.
+        cursor: the feed's cursor after the batch.
+        values: the payloads.
+        keys: the keys of the messages, with format ``"events"``.
+        headers: additional headers of the messages, with format ``"events"``.
+    """
 
     partition: int
     cursor: str
@@ -67,23 +80,49 @@ class OutgoingBatch:
 
 
 @dataclass(slots=True)
-class _Tail:
-    """What is known of the stream: its next offset, the positions, and from where on they can be read."""
+class _StreamState:
+    """What is known of the stream.
+
+    Attributes:
+        next_offset: the offset that the next message will get.
+        snapshot: the offset from which all positions can be read.
+        positions: the positions by partition.
+    """
 
     next_offset: int = 0
     snapshot: int = 0
     positions: dict[int, Position] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """A message to be written."""
+
+    value: bytes
+    key: bytes | None
+    headers: dict[str, bytes]
+
+
 class StreamCursorStore:
-    """Positions kept in a stream with optimistic concurrency control, beside the events that they account for.
+    """Keeps positions in a stream with optimistic concurrency control, beside their events.
 
-    `format` says what one message holds: ``"batch"`` a whole batch, which any reader sees exactly once, ``"events"`` one event, which `RelayReader` hands on
-    exactly once and any other reader sees again after a crash. After `snapshot_every` messages all positions are written anew, so that a start reads no
-    more than that. The stream's retention has to keep as much.
+    One store serves one feed key. `save` takes an `OutgoingBatch` as its transaction. A batch whose
+    acks are lost is looked up in the stream, and written again when it is not there.
 
-    One store serves one feed key. `save` takes an `OutgoingBatch` as its transaction. A batch whose acks are lost is looked up in the stream, and written
-    again, up to `attempts` times, when it is not there.
+    Arguments:
+        publisher: an open publisher.
+        api: an open connection to the broker's gRPC API.
+        stream: the stream.
+        partition: the stream's partition that holds everything.
+        format: what one message holds. ``"batch"``: a whole batch, which any reader sees exactly
+            once. ``"events"``: one event, which `RelayReader` returns exactly once, and which any
+            other reader may see again after a crash.
+        snapshot_every: number of messages after which all positions are written again, so that a
+            start reads no more than that. The stream's retention has to keep as many.
+        attempts: number of attempts to write a batch.
+
+    Raises:
+        ValueError: an argument is out of range.
     """
 
     def __init__(
@@ -97,135 +136,142 @@ class StreamCursorStore:
         snapshot_every: int = 10_000,
         attempts: int = 5,
     ) -> None:
-        if format not in (Format.BATCH, Format.EVENTS):
+        if format not in (MessageFormat.BATCH, MessageFormat.EVENTS):
             raise ValueError(f"format is 'batch' or 'events', not {format!r}")
         if snapshot_every < 1 or attempts < 1:
             raise ValueError("snapshot_every and attempts must be positive")
         self.stream = Stream(stream) if isinstance(stream, str) else stream
-        self.format = Format(format)
+        self.format = MessageFormat(format)
         self._publisher = publisher
         self._api = api
         self._partition = partition
         self._snapshot_every = snapshot_every
         self._attempts = attempts
-        self._run = secrets.token_hex(8)
-        self._tries = 0
-        self._feed: FeedKey | None = None
-        self._tail = _Tail()
+        self._writer_id = secrets.token_hex(8)
+        self._attempt_number = 0
+        self._loaded_feed: FeedKey | None = None
+        self._state = _StreamState()
         self._assembler = AttemptAssembler()
         self._lock = asyncio.Lock()
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """All positions in the stream. Raises `StreamError` when the stream can't keep them: no concurrency control, another feed's, expired."""
+        """Return all positions in the stream.
+
+        Raises:
+            StreamError: the stream can't keep them: it has no concurrency control, it belongs to
+                another feed, or its retention dropped some.
+            BrokerUnavailableError: no broker answered in time.
+        """
         async with self._lock:
-            self._feed = feed
+            self._loaded_feed = None
             self._assembler = AttemptAssembler()
-            newest = (
-                await self._api.partition_metadata(self.stream.name, self._partition)
-            ).newest_offset
+            newest = await self._newest_offset()
             snapshot = await self._find_snapshot(newest)
-            self._tail = _Tail(snapshot, snapshot)
-            await self._read_to(newest, mine=None)
+            self._state = _StreamState(snapshot, snapshot)
+            await self._read_positions(feed, newest)
             await self._require_concurrency_control()
-            return dict(self._tail.positions)
+            self._loaded_feed = feed
+            return dict(self._state.positions)
 
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
     ) -> None:
-        """Write the positions, and the events of the `OutgoingBatch` given as transaction, as one complete attempt.
+        """Write the positions, and the events of an `OutgoingBatch`, as one complete attempt.
 
-        Raises `RelayFencedError` when another relay wrote to the stream, `StoreError` when the attempt could not be completed, or was cancelled: then it
-        may be complete or not, and the store has to be loaded again.
+        Raises:
+            RelayFencedError: another relay wrote to the stream.
+            FencedError: a position is not the successor of the stored one.
+            StoreError: the attempt could not be completed. It may be complete or not, so the store
+                has to be loaded again. Also raised when the store was not loaded for `feed`.
+
+        Cancellation: as a `StoreError`.
         """
         if transaction is not None and not isinstance(transaction, OutgoingBatch):
             raise StoreError(
-                "the stream is the store: it takes part in no transaction but an OutgoingBatch",
+                "the stream is the store: it takes no transaction except an OutgoingBatch",
                 feed=feed.url,
             )
         async with self._lock:
-            if self._feed != feed:
-                raise StoreError(
-                    "one StreamCursorStore serves one feed, name and set of filters, and has to be loaded first",
-                    feed=feed.url,
-                )
+            self._check_loaded(feed)
             if not positions and transaction is None:
                 return
             for partition, position in positions.items():
-                stored = self._tail.positions.get(partition)
+                stored = self._state.positions.get(partition)
                 check_predecessor(feed, partition, position, stored.revision if stored else None)
-            # Until it is known what became of this write nothing else may be written: a failure asks for another load.
-            self._feed = None
+            # Nothing else may be written before the result of this write is known. After a failure
+            # the store stays closed until it is loaded again.
+            self._loaded_feed = None
             try:
-                if self._tail.next_offset - self._tail.snapshot >= max(
-                    self._snapshot_every, len(self._tail.positions)
-                ):
-                    await self._write_snapshot(feed)
+                await self._write_snapshot_if_due(feed)
                 await self._write(self._rows(feed, positions, transaction))
             except (PublishError, BrokerUnavailableError) as error:
                 raise StoreError(
                     f"the batch could not be written: {error}", feed=feed.url
                 ) from error
-            self._tail.positions.update(positions)
-            self._feed = feed
+            self._state.positions.update(positions)
+            self._loaded_feed = feed
 
-    async def _write_snapshot(self, feed: FeedKey) -> None:
-        start = self._tail.next_offset
-        await self._write(list(_positions_rows(feed, self._tail.positions)))
-        self._tail.snapshot = start
+    def _check_loaded(self, feed: FeedKey) -> None:
+        if self._loaded_feed != feed:
+            raise StoreError(
+                "one StreamCursorStore serves one feed, name and set of filters, "
+                "and has to be loaded first",
+                feed=feed.url,
+            )
+
+    async def _write_snapshot_if_due(self, feed: FeedKey) -> None:
+        state = self._state
+        start = state.next_offset
+        if start - state.snapshot >= max(self._snapshot_every, len(state.positions)):
+            await self._write(list(_positions_rows(feed, state.positions)))
+            state.snapshot = start
 
     def _rows(
         self, feed: FeedKey, positions: Mapping[int, Position], batch: OutgoingBatch | None
     ) -> list[_Row]:
         if batch is None or not batch.values:
             return list(_positions_rows(feed, positions))
-        saved = save_header(feed, positions)
-        shared = {PARTITION: str(batch.partition).encode(), CURSOR: batch.cursor.encode()}
-        if self.format is Format.BATCH:
-            return [_Row(b"\n".join(batch.values), None, shared | saved | {FORMAT: b"batch"})]
+        saved = positions_header(feed, positions)
+        shared = {
+            PARTITION: str(batch.partition).encode(),
+            CURSOR: batch.cursor.encode(),
+            FORMAT: self.format.encode(),
+        }
+        if self.format is MessageFormat.BATCH:
+            return [_Row(b"\n".join(batch.values), None, shared | saved)]
         keys = batch.keys or [None] * len(batch.values)
         extra = batch.headers or [{}] * len(batch.values)
         rows = [
-            _Row(value, key, {**own, **shared, FORMAT: b"events"})
+            _Row(value, key, {**own, **shared})
             for value, key, own in zip(batch.values, keys, extra, strict=True)
         ]
         rows[-1].headers.update(saved)
         return rows
 
     async def _write(self, rows: list[_Row]) -> None:
-        """Write the rows as one attempt that is complete in the stream when this returns."""
-        mine: set[str] = set()
-        failure: LiftbridgeError | None = None
-        for _ in range(self._attempts):
-            if failure is not None:
-                await self._read_to(
-                    (
-                        await self._api.partition_metadata(self.stream.name, self._partition)
-                    ).newest_offset,
-                    mine=mine,
-                )
-                if not mine:
-                    return
+        """Write the rows as one attempt, which is complete in the stream when this returns."""
+        tried: set[str] = set()
+
+        async def look_up_and_write() -> None:
+            if tried and await self._find_complete(tried):
+                return
             attempt = self._next_attempt()
-            mine.add(attempt)
-            try:
-                await self._publish(rows, attempt)
-            except (IncorrectOffsetError, AckTimeoutError) as error:
-                logger.info("an attempt at a batch has to be looked up in the stream: %s", error)
-                failure = error
-                continue
-            self._tail.next_offset += len(rows)
-            return
-        assert failure is not None
-        raise failure
+            tried.add(attempt)
+            await self._publish(rows, attempt)
+            self._state.next_offset += len(rows)
+
+        backoff = self._backoff(IncorrectOffsetError, AckTimeoutError)
+        await retry(look_up_and_write, backoff, sleep=asyncio.sleep, on_retry=self._on_retry)
 
     async def _publish(self, rows: list[_Row], attempt: str) -> None:
         shared = {
             ATTEMPT: attempt.encode(),
             COUNT: str(len(rows)).encode(),
-            SNAPSHOT: str(self._tail.snapshot).encode(),
+            SNAPSHOT: str(self._state.snapshot).encode(),
         }
-        offset = self._tail.next_offset
-        # The first message alone: when another relay was here, nothing but that one publish is refused, and none behind it gets through.
+        offset = self._state.next_offset
+        # The first message is published alone. When another relay wrote to the stream, it is the
+        # only one that is sent: it is refused, and no message after it can get through.
         for part, at in ((rows[:1], offset), (rows[1:], offset + 1)):
             try:
                 await self._publisher.publish_many(
@@ -242,24 +288,47 @@ class StreamCursorStore:
                     expected_offset=at,
                 )
             except MessageTooLargeError as error:
-                raise self._too_large(error) from error
+                raise self._with_advice(error) from error
 
-    def _too_large(self, error: MessageTooLargeError) -> MessageTooLargeError:
-        if self.format is Format.EVENTS:
+    def _with_advice(self, error: MessageTooLargeError) -> MessageTooLargeError:
+        if self.format is MessageFormat.EVENTS:
             return error
-        advice = "a batch has to fit into one message: lower Limits.max_batch_bytes of the consumer, or use format='events'"
         return MessageTooLargeError(
-            f"{error.message.partition(': ')[2]}; {advice}",
+            f"{error.message.partition(': ')[2]}; a batch has to fit into one message: lower "
+            "Limits.max_batch_bytes of the consumer, or use format='events'",
             stream=error.stream,
             correlation_id=error.correlation_id,
         )
 
     def _next_attempt(self) -> str:
-        self._tries += 1
-        return f"{self._run}.{self._tries}"
+        self._attempt_number += 1
+        return f"{self._writer_id}.{self._attempt_number}"
+
+    def _on_retry(self, error: Exception, attempt: int, pause: float) -> None:
+        logger.info(
+            "looking up in the stream whether a batch was written: %s",
+            error,
+            extra={"stream": self.stream.name, "attempt": attempt, "pause": pause},
+        )
+
+    def _backoff(self, *retried: type[PublishError]) -> Backoff:
+        return Backoff(
+            base_delay=_RETRY_BASE_DELAY,
+            max_delay=_RETRY_MAX_DELAY,
+            attempts=self._attempts,
+            retry_if=lambda error: isinstance(error, retried),
+        )
+
+    async def _newest_offset(self) -> int:
+        found = await self._api.partition_metadata(self.stream.name, self._partition)
+        return found.newest_offset
 
     async def _find_snapshot(self, newest: int) -> int:
-        """The offset to read from to know all positions: what the last message of a relay says. Looks at more and more of the tail until there is one."""
+        """Return the offset from which all positions can be read.
+
+        The last message of a relay says it. The search reads a growing part of the stream's end
+        until it finds such a message.
+        """
         size, start = 1, newest
         while newest >= 0:
             found: int | None = None
@@ -267,8 +336,8 @@ class StreamCursorStore:
             async with aclosing(self._messages(max(start, 0), newest)) as messages:
                 async for message in messages:
                     first = message.offset if first is None else first
-                    said = snapshot_of(message)
-                    found = found if said is None else said
+                    snapshot = snapshot_offset(message)
+                    found = found if snapshot is None else snapshot
             if found is not None:
                 return found
             if start <= 0 or (first is not None and first > start):
@@ -277,21 +346,48 @@ class StreamCursorStore:
             start = newest - size
         return newest + 1
 
-    async def _read_to(self, newest: int, *, mine: set[str] | None) -> None:
-        """Take in the stream up to the offset `newest`. `mine` are the attempts of the write under way: a complete one empties it."""
-        start = self._tail.next_offset
+    async def _read_positions(self, feed: FeedKey, newest: int) -> None:
+        """Apply the positions in the stream up to the offset `newest`."""
+        start = self._state.next_offset
         async with aclosing(self._messages(start, newest)) as messages:
             async for message in messages:
-                if message.offset > self._tail.next_offset and mine is None:
+                if message.offset > self._state.next_offset:
                     raise StreamError(
-                        f"the positions from offset {start} on are needed and retention has dropped some: keep more, or start over with a new stream",
+                        f"the positions from offset {start} on are needed and retention has "
+                        "dropped some: keep more, or start again with a new stream",
                         stream=self.stream.name,
                     )
-                self._tail.next_offset = message.offset + 1
-                attempt = self._assembler.feed(message)
+                attempt = self._next_message(message)
                 if attempt is not None:
-                    self._take(attempt, mine)
-        self._tail.next_offset = max(self._tail.next_offset, newest + 1)
+                    self._apply_positions(feed, attempt)
+        self._state.next_offset = max(self._state.next_offset, newest + 1)
+
+    async def _find_complete(self, tried: set[str]) -> bool:
+        """Read on to the end of the stream; True when one of the attempts is complete there.
+
+        Raises:
+            RelayFencedError: another relay completed an attempt.
+        """
+        newest, found = await self._newest_offset(), False
+        async with aclosing(self._messages(self._state.next_offset, newest)) as messages:
+            async for message in messages:
+                attempt = self._next_message(message)
+                if attempt is None:
+                    continue
+                if attempt.id in tried:
+                    found = True
+                elif not attempt.id.startswith(self._writer_id):
+                    raise RelayFencedError(
+                        f"another relay wrote at offset {attempt.messages[0].offset}: "
+                        "run one relay for a stream",
+                        stream=self.stream.name,
+                    )
+        self._state.next_offset = max(self._state.next_offset, newest + 1)
+        return found
+
+    def _next_message(self, message: Message) -> Attempt | None:
+        self._state.next_offset = message.offset + 1
+        return self._assembler.feed(message)
 
     def _messages(self, start: int, newest: int) -> AsyncGenerator[Message, None]:
         return self._api.subscribe(
@@ -299,76 +395,53 @@ class StreamCursorStore:
             start,
             partition=self._partition,
             until=newest,
-            idle_timeout=_READ_SECONDS,
+            idle_timeout=_READ_TIMEOUT,
         )
 
-    def _take(self, attempt: Attempt, mine: set[str] | None) -> None:
-        if mine is None:
-            self._fold(attempt)
-        elif attempt.id in mine:
-            mine.clear()
-        elif not attempt.id.startswith(self._run):
-            raise RelayFencedError(
-                f"another relay wrote at offset {attempt.messages[0].offset}: run one relay for a stream",
-                stream=self.stream.name,
-            )
-
-    def _fold(self, attempt: Attempt) -> None:
-        for saved in attempt.saved(self.stream.name):
-            if self._feed is None or saved.feed != self._feed.id:
+    def _apply_positions(self, feed: FeedKey, attempt: Attempt) -> None:
+        positions = self._state.positions
+        for saved in attempt.saved_positions(self.stream.name):
+            if saved.feed != feed.id:
                 raise StreamError(
-                    "a relay of another feed, name or set of filters writes to it: give each a stream of its own",
+                    "a relay of another feed, name or set of filters writes to it: "
+                    "give each a stream of its own",
                     stream=self.stream.name,
                 )
-            for partition, (cursor, status, revision) in saved.positions.items():
-                known = self._tail.positions.get(int(partition))
+            for text, (cursor, status, revision) in saved.positions.items():
+                partition = int(text)
+                known = positions.get(partition)
                 if known is None or known.revision <= revision:
-                    self._tail.positions[int(partition)] = Position(
-                        cursor, cast("Status", status), revision
-                    )
+                    positions[partition] = Position(cursor, cast("Status", status), revision)
 
     async def _require_concurrency_control(self) -> None:
-        """Without it nothing would be fenced, silently. A stream with it refuses an offset that can't be."""
-        failure: AckTimeoutError | None = None
-        for _ in range(self._attempts):
-            try:
-                await self._publisher.publish(
-                    self.stream,
-                    b"",
-                    partition=self._partition,
-                    expected_offset=_IMPOSSIBLE,
-                    headers={FORMAT: b"probe"},
-                )
-            except IncorrectOffsetError:
-                return
-            except AckTimeoutError as error:
-                failure = error
-            else:
-                raise StreamError(
-                    "it has no optimistic concurrency control, without which nothing is exactly once",
-                    stream=self.stream.name,
-                )
-        assert failure is not None
-        raise failure
+        """Raise `StreamError` when the stream does not check offsets.
 
+        Without the check a second relay would not be noticed. The probe is a message with an
+        offset that is impossible, which a stream with the check refuses.
+        """
+        try:
+            await retry(self._publish_probe, self._backoff(AckTimeoutError), sleep=asyncio.sleep)
+        except IncorrectOffsetError:
+            return
+        raise StreamError(
+            "it has no optimistic concurrency control, without which nothing is exactly once",
+            stream=self.stream.name,
+        )
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """One message to be."""
-
-    value: bytes
-    key: bytes | None
-    headers: dict[str, bytes]
+    async def _publish_probe(self) -> None:
+        await self._publisher.publish(
+            self.stream,
+            b"",
+            partition=self._partition,
+            expected_offset=_IMPOSSIBLE_OFFSET,
+            headers={FORMAT: b"probe"},
+        )
 
 
 def _positions_rows(feed: FeedKey, positions: Mapping[int, Position]) -> Iterator[_Row]:
+    """Return messages that save positions and hold no event."""
     items = list(positions.items())
-    for start in range(0, max(len(items), 1), _POSITIONS_A_MESSAGE):
-        yield _Row(
-            b"",
-            None,
-            {
-                FORMAT: b"positions",
-                **save_header(feed, dict(items[start : start + _POSITIONS_A_MESSAGE])),
-            },
-        )
+    for start in range(0, max(len(items), 1), _POSITIONS_PER_MESSAGE):
+        part = dict(items[start : start + _POSITIONS_PER_MESSAGE])
+        headers = {FORMAT: MessageFormat.POSITIONS.encode(), **positions_header(feed, part)}
+        yield _Row(b"", None, headers)

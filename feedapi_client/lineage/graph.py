@@ -9,25 +9,36 @@ from graphlib import CycleError, TopologicalSorter
 from feedapi_client.errors import LineageError
 from feedapi_client.model import FeedInfo, Partition
 
+_EDGES_SHOWN = 8
+
 
 class Graph:
-    """The partitions of one discovery with their edges in both directions. Immutable once built.
+    """The partitions of one discovery, with their edges in both directions. Not to be changed.
 
-    `children` maps a parent to the partitions that start after it, `heirs` an ancestor to the partitions that take over its cursor. Parents and
-    ancestors need not be listed themselves.
+    Parents and ancestors need not be listed themselves.
+
+    Attributes:
+        partitions: the listed partitions by id.
+        children: a parent's id to the ids of the partitions that start after it.
+        successors: an ancestor's id to the ids of the partitions that may take its cursor.
     """
 
     def __init__(self, partitions: Mapping[int, Partition], *, feed: str | None = None) -> None:
-        """Raises `LineageError`, naming the partition, for a self-parent, both split methods at once, or a cycle."""
+        """Validate the partitions and index their edges.
+
+        Raises:
+            LineageError: a partition names itself, uses both split methods, or is in a cycle. The
+                error names the partition.
+        """
         self.partitions = dict(partitions)
         self.children: dict[int, list[int]] = defaultdict(list)
-        self.heirs: dict[int, list[int]] = defaultdict(list)
+        self.successors: dict[int, list[int]] = defaultdict(list)
         for partition in self.partitions.values():
             _check_edges(partition, feed)
             if partition.starts_after is not None:
                 self.children[partition.starts_after].append(partition.id)
             for ancestor in partition.cursor_from:
-                self.heirs[ancestor].append(partition.id)
+                self.successors[ancestor].append(partition.id)
         self._check_cycles(feed)
 
     def __contains__(self, partition: int) -> bool:
@@ -42,10 +53,11 @@ class Graph:
     def __repr__(self) -> str:
         edges = [f"{p.starts_after}→{p.id}" for p in self if p.starts_after is not None]
         edges += [f"{'|'.join(map(str, p.cursor_from))}⇒{p.id}" for p in self if p.cursor_from]
-        return f"<Graph of {len(self)} partitions{': ' if edges else ''}{', '.join(edges[:8])}{', …' if len(edges) > 8 else ''}>"
+        shown = edges[:_EDGES_SHOWN] + (["…"] if len(edges) > _EDGES_SHOWN else [])
+        return f"<Graph of {len(self)} partitions{': ' if edges else ''}{', '.join(shown)}>"
 
     def depth(self, partition: int) -> int:
-        """How many listed parents come before it: 0 for a root."""
+        """Return how many listed parents come before the partition: 0 for a root."""
         depth = 0
         parent = self._parent(partition)
         while parent is not None:
@@ -64,33 +76,31 @@ class Graph:
         try:
             TopologicalSorter(before).prepare()
         except CycleError as error:
-            circle = error.args[1]
+            cycle = error.args[1]
             raise LineageError(
-                f"the lineage runs in a circle: {' → '.join(map(str, circle))}",
+                f"the lineage has a cycle: {' → '.join(map(str, cycle))}",
                 feed=feed,
-                partition=circle[0],
+                partition=cycle[0],
             ) from None
 
 
 def _check_edges(partition: Partition, feed: str | None) -> None:
+    problem = None
     if partition.starts_after is not None and partition.cursor_from:
-        raise LineageError(
-            "both startsAfterPartition and cursorFromPartitions are given: a split uses one method or the other",
-            feed=feed,
-            partition=partition.id,
+        problem = (
+            "both startsAfterPartition and cursorFromPartitions are given: a split uses one method "
+            "or the other"
         )
-    if partition.starts_after == partition.id:
-        raise LineageError(
-            "startsAfterPartition names the partition itself", feed=feed, partition=partition.id
-        )
-    if partition.id in partition.cursor_from:
-        raise LineageError(
-            "cursorFromPartitions names the partition itself", feed=feed, partition=partition.id
-        )
+    elif partition.starts_after == partition.id:
+        problem = "startsAfterPartition names the partition itself"
+    elif partition.id in partition.cursor_from:
+        problem = "cursorFromPartitions names the partition itself"
+    if problem is not None:
+        raise LineageError(problem, feed=feed, partition=partition.id)
 
 
 def validate(info: FeedInfo, *, feed: str | None = None) -> Graph:
-    """The graph of a discovery; raises `LineageError` when there is none."""
+    """Return the graph of a discovery. Raises `LineageError` when its partitions make none."""
     return Graph(info.partitions, feed=feed)
 
 
@@ -99,7 +109,7 @@ def descendants(
 ) -> set[int]:
     """Return which of the partitions `among` descend from `roots`, by either split method.
 
-    A step over a partition that is neither in `roots` nor in `among` does not count.
+    A way that leads over a partition outside of `roots` and `among` does not count.
     """
     found: set[int] = set()
     waiting = [partitions[id] for id in among if id in partitions]

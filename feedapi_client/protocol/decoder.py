@@ -1,15 +1,12 @@
-"""Bytes to records to batches: the incremental decoder of one response.
+"""The bytes of one response in, events and cursors out (R3), in any chunking.
 
-One chunk's complete lines go through msgspec in a single call. What that call does not promise (one record a line, payloads of the right kind, cursors that
-are one) is checked for the chunk as a whole, at a few nanoseconds a line; only a chunk that fails a check is looked at line by line, which also decides what
-stays and which error it is.
+Complete lines are decoded many at a time (`fast_lines.py`) where all of them are what they should
+be, and otherwise one by one, which also decides which error it is and what is kept before it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
-from io import BytesIO
 from typing import Any, NamedTuple, NoReturn, cast
 
 import msgspec
@@ -18,23 +15,19 @@ import orjson
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
 from feedapi_client.model import Event, EventOrigin
 from feedapi_client.protocol.dialects import Dialect, V1Line
+from feedapi_client.protocol.fast_lines import Block, BlockDecoder, line_decoder
 from feedapi_client.protocol.text import excerpt
 
-_NOTHING = msgspec.Raw()
-# Between payloads: long, and made of a byte that JSON can't hold, so that counting it with the byte behind it skips through the payloads.
-_FENCE = b"\x1e" * 16
-_PIECE = 128  # payloads joined at a time
-_LONGEST_KEY = 32  # bytes searched for the end of a payload's first key
-_FEW = 16  # events in a block for which no head is learned
-_MANY = 8  # fewer lines than this a checkpoint: these are not looked at one by one
 _KINDS = {ord("["): "a list", ord("t"): "a boolean", ord("f"): "a boolean", ord("n"): "null"}
 
 
 class CheckpointedEvents(NamedTuple):
     """Events closed by a checkpoint.
 
-    `cursor` resumes after the last of them. `size` is the number of bytes that they and their
-    checkpoints took in the response.
+    Attributes:
+        events: oldest first; may be empty.
+        cursor: resumes after the last of them.
+        size: bytes of the response that they and their checkpoints took.
     """
 
     events: list[Event]
@@ -42,26 +35,28 @@ class CheckpointedEvents(NamedTuple):
     size: int
 
     def joined(self, later: CheckpointedEvents) -> CheckpointedEvents:
-        """Both as one, closed by the later checkpoint."""
+        """Return these events and the `later` ones as one, closed by the later checkpoint."""
         return CheckpointedEvents(self.events + later.events, later.cursor, self.size + later.size)
 
 
-@cache
-def _decoder(line: type[Event]) -> msgspec.json.Decoder[Event]:
-    return msgspec.json.Decoder(line)
-
-
 class PageDecoder:
-    """Decodes one response. Any chunking of the same bytes gives the same events, cursors and error.
+    """Decodes one response. Any chunking of the same bytes gives the same events and errors.
 
-    `decoder` is what the events' `json()` uses. `max_line_bytes` bounds a line, without its ``\\n``. `quote` makes an excerpt of a publisher's plain text
-    for a message.
+    Arguments:
+        dialect: of the feed.
+        feed, partition: for messages; the partition also for the events.
+        decoder: what the events' `json()` uses.
+        max_line_bytes: bytes of a line, without its ``\\n``.
+        quote: makes an excerpt of a publisher's plain text for a message.
     """
 
     __slots__ = (
-        "_dialect",
+        "_blocks",
+        "_closed_by",
         "_error",
         "_feed",
+        "_held_bytes",
+        "_held_events",
         "_lines",
         "_max_line_bytes",
         "_open",
@@ -70,9 +65,8 @@ class PageDecoder:
         "_partition",
         "_quote",
         "_ready",
-        "_run_cursor",
-        "_shape",
         "_tail",
+        "asked",
         "cursor",
         "ready_bytes",
         "saw_events",
@@ -89,12 +83,11 @@ class PageDecoder:
         max_line_bytes: int,
         quote: Callable[[bytes], str] = excerpt,
     ) -> None:
-        self._dialect = dialect
-        self._lines = _decoder(dialect.line)
+        self._lines = line_decoder(dialect.line)
+        self._origin = EventOrigin(partition, decoder)
+        self._blocks = BlockDecoder(dialect, self._origin)
         self._feed = feed
         self._partition = partition
-        self._shape = _Shape(dialect, partition)
-        self._origin = EventOrigin(partition, decoder)
         self._max_line_bytes = max_line_bytes
         self._quote = quote
         self._error: FeedError | None = None
@@ -102,47 +95,65 @@ class PageDecoder:
         self._open: list[Event] = []
         self._open_bytes = 0
         self._ready: list[Event] = []
-        self._run_cursor: str | None = None
+        self._closed_by: str | None = None  # the cursor that closes `_ready`
+        self._held_events = 0  # of `_open`: how many are before the last checkpoint
+        self._held_bytes = 0
+        self.asked: str | None = None
+        """The cursor that the response was asked for with. A checkpoint that repeats it closes
+        nothing, because the events before it would come again (R13)."""
         self.cursor: str | None = None
-        """The last checkpoint of the response so far."""
+        """The last checkpoint of the response so far, whether it closed something or not."""
         self.saw_events = False
-        """Whether the response held an event so far, behind the last checkpoint or before it."""
+        """Whether the response held an event so far, before or after the last checkpoint."""
         self.ready_bytes = 0
-        """What `take` would hand over, in bytes of the response."""
+        """Bytes of the response that `take` would return."""
         self.unknown_commands = 0
         """Lines that were neither an event nor a checkpoint."""
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes held behind the last checkpoint, the incomplete line included."""
+        """Bytes that no checkpoint closed yet, the incomplete line included."""
         return self._open_bytes + len(self._tail)
+
+    @property
+    def held(self) -> CheckpointedEvents | None:
+        """Events before a checkpoint that repeats `asked`, with no other behind them; or None."""
+        if not self._held_events or self.asked is None:
+            return None
+        return CheckpointedEvents(self._open[: self._held_events], self.asked, self._held_bytes)
 
     def feed(self, data: bytes) -> None:
         """Decode the next bytes of the response.
 
-        Raises `TornResponseError` at a line that is no protocol message, `LineTooLongError`, and `ProtocolError` for a payload or a partition that the
-        protocol forbids. What was checkpointed before that line stays, for `take`; feeding more raises the same error again.
+        What a checkpoint closed before the line of an error is kept for `take`. To feed more raises
+        the same error again.
+
+        Raises:
+            TornResponseError: a line is not a message of the protocol.
+            LineTooLongError: a line is longer than `max_line_bytes`.
+            ProtocolError: a payload or a partition that the protocol forbids.
         """
         self._check()
         cut = data.rfind(b"\n") + 1
         if cut:
-            block = (
-                b"".join((self._tail, memoryview(data)[:cut]))
-                if self._tail or cut < len(data)
-                else data
-            )
+            whole = cut == len(data) and not self._tail
+            block = data if whole else b"".join((self._tail, memoryview(data)[:cut]))
             self._tail.clear()
-            if not self._decode_block(block):
-                self._decode_lines(block)
+            decoded = self._blocks.decode(block, max_line_bytes=self._max_line_bytes)
+            if decoded is None:
+                for line in block[:-1].split(b"\n"):
+                    self._decode_line(line, len(line) + 1)
+            else:
+                self._add(decoded, len(block))
         if cut < len(data):
             self._tail += data[cut:] if cut else data
             if len(self._tail) > self._max_line_bytes:
                 self._fail(self._too_long())
 
     def finish(self) -> None:
-        """The response is complete: a last line without ``\\n`` counts when it parses.
+        """Note that the response is complete. A last line without ``\\n`` counts when it parses.
 
-        Raises as `feed` does; `TornResponseError` when the last line does not parse.
+        Raises as `feed` does; TornResponseError when the last line does not parse.
         """
         self._check()
         line = bytes(self._tail)
@@ -150,65 +161,45 @@ class PageDecoder:
         self._decode_line(line, len(line), complete=False)
 
     def take(self) -> CheckpointedEvents | None:
-        """All events up to the last checkpoint received since the last call; None without a new checkpoint. A run may hold no event."""
-        if self._run_cursor is None:
+        """Return all events up to the last checkpoint; None without one since the last call."""
+        if self._closed_by is None:
             return None
-        run = CheckpointedEvents(self._ready, self._run_cursor, self.ready_bytes)
+        taken = CheckpointedEvents(self._ready, self._closed_by, self.ready_bytes)
         self._ready = []
-        self._run_cursor = None
+        self._closed_by = None
         self.ready_bytes = 0
-        return run
+        return taken
 
-    def _decode_block(self, block: bytes) -> bool:
-        """Decode complete lines at once; False, with nothing changed, when one of them may need a closer look."""
-        try:
-            records = self._lines.decode_lines(block)
-        except (ValueError, RecursionError):
-            return False
-        lines = BytesIO(
-            block
-        ).readlines()  # on b"\n" only; msgspec takes newlines as mere white space
-        if len(records) != len(lines) or (
-            len(block) > self._max_line_bytes and max(map(len, lines)) > self._max_line_bytes
-        ):
-            return False
-        origin = self._origin
-        marks = []
-        for index, record in enumerate(records):
-            record._origin = origin
-            if record._cursor is not None:
-                marks.append(index)
-        if not self._shape.fits(block, lines, records, marks):
-            return False
-        self._add(records, marks, lines, len(block))
-        return True
-
-    def _add(self, records: list[Event], marks: list[int], lines: list[bytes], size: int) -> None:
-        self.saw_events = self.saw_events or len(records) > len(marks)
+    def _add(self, block: Block, size: int) -> None:
+        lines, records, checkpoints = block
+        self.saw_events = self.saw_events or len(records) > len(checkpoints)
+        closing = next((i for i in reversed(checkpoints) if records[i]._cursor != self.asked), -1)
         start = 0
-        for index in marks:
+        for index in checkpoints:
             self._open += records[start:index]
             start = index + 1
-        if marks:
-            behind = sum(map(len, lines[start:]))
-            self._checkpoint(records[start - 1]._cursor or "", size - behind)
-            size = behind
+            # Of all that close something only the last counts, and so it is with those behind it.
+            if index in (closing, checkpoints[-1]):
+                after = sum(map(len, lines[start:]))
+                self._checkpoint(records[index]._cursor or "", size - after)
+                size = after
         self._open += records[start:]
         self._open_bytes += size
 
     def _checkpoint(self, cursor: str, size: int) -> None:
+        self._open_bytes += size
+        self.cursor = cursor
+        if cursor == self.asked:
+            self._held_events, self._held_bytes = len(self._open), self._open_bytes
+            return
         if self._ready:
             self._ready += self._open
         else:
             self._ready = self._open
-        self._open = []
-        self.ready_bytes += self._open_bytes + size
-        self._open_bytes = 0
-        self.cursor = self._run_cursor = cursor
-
-    def _decode_lines(self, block: bytes) -> None:
-        for line in block[:-1].split(b"\n"):
-            self._decode_line(line, len(line) + 1)
+        self.ready_bytes += self._open_bytes
+        self._open, self._open_bytes = [], 0
+        self._held_events = self._held_bytes = 0
+        self._closed_by = cursor
 
     def _decode_line(self, line: bytes, size: int, *, complete: bool = True) -> None:
         if len(line) > self._max_line_bytes:
@@ -220,7 +211,7 @@ class PageDecoder:
             record = self._lines.decode(line)
         except (ValueError, RecursionError) as error:
             self._fail(self._torn(line, error, complete))
-        if not self._shape.partitions_fit([record]):
+        if not self._blocks.names_partition([record]):
             named = cast("V1Line", record)._line_partition
             self._fail(
                 self._error_of(ProtocolError, f"the response holds a line of partition {named}")
@@ -267,7 +258,8 @@ class PageDecoder:
         limit = self._max_line_bytes
         return self._error_of(
             LineTooLongError,
-            f"a line is longer than {limit} bytes: raise Limits.max_line_bytes if such events are to be expected",
+            f"a line is longer than {limit} bytes: raise Limits.max_line_bytes if such events are "
+            "to be expected",
         )
 
     def _torn(self, line: bytes, error: Exception, complete: bool) -> FeedError:
@@ -279,99 +271,13 @@ class PageDecoder:
         torn = self._error_of(
             TornResponseError, f"the response {what} ({len(line)} bytes){self._shown(line)}"
         )
-        # msgspec names fields and positions, never values; what it could not decode at all may be quoted, and is left out.
+        # msgspec's errors name fields and positions, never values. Other errors may quote what they
+        # could not decode, and are left out (R19).
         torn.__cause__ = error if isinstance(error, msgspec.MsgspecError) else None
         return torn
 
     def _shown(self, line: bytes) -> str:
-        """What to show of a line: plain text up to where JSON, and with it a payload, may begin."""
+        """Return what to show of a line: plain text, up to where a JSON payload may begin."""
         text = line.lstrip(b"\xef\xbb\xbf \t\r")
         text = b"" if text[:1] in (b"[", b'"') else text.partition(b"{")[0]
         return f": '{self._quote(text)}'" if text else ""
-
-
-class _Shape:
-    """Checks a block of lines: each holds one record, an event whose payload is an object or a string, or a checkpoint. Errs on the side of doubt.
-
-    A publisher writes its lines alike: when as many lines begin with the same head, up to a payload's first byte, as there are events, those lines are
-    what they seem, and the few checkpoints are looked at one by one. (Between ``}`` and ``{`` a newline can only stand outside of a record.) The head that
-    is tried first goes on to the end of the payload's first key, because a longer needle is found faster.
-    """
-
-    __slots__ = ("_dialect", "_needles", "_partition")
-
-    def __init__(self, dialect: Dialect, partition: int) -> None:
-        self._dialect = dialect
-        self._partition = partition
-        self._needles: list[bytes] = []
-
-    def fits(
-        self, block: bytes, lines: list[bytes], records: list[Event], marks: list[int]
-    ) -> bool:
-        alike = self._begin_alike(block, len(records) - len(marks))
-        # Lines that begin alike name the partition there.
-        if not self.partitions_fit([records[at] for at in marks] if alike else records):
-            return False
-        if alike and len(marks) * _MANY < len(lines):
-            return all(self._is_mark(lines[at], records[at]) for at in marks)
-        if block.count(b"}\n{") != len(lines) - 1 or block[:1] != b"{" or block[-2:] != b"}\n":
-            return False
-        if not all(records[at]._cursor and records[at]._payload == _NOTHING for at in marks):
-            return False
-        return alike or _payloads_fit(
-            [record._payload for record in records if record._cursor is None]
-        )
-
-    def partitions_fit(self, records: list[Event]) -> bool:
-        """Whether no line names another partition than the one asked for (only v1's name any)."""
-        if not self._dialect.names_partition:
-            return True
-        named = {line._line_partition for line in cast("list[V1Line]", records)}
-        return named <= {None, self._partition, str(self._partition)}
-
-    def _begin_alike(self, block: bytes, events: int) -> bool:
-        needles = self._needles or (self._learn(block) if events > _FEW else [])
-        for index, needle in enumerate(needles):
-            if block.count(needle) + block.startswith(needle[2:]) == events:
-                self._needles = needles[index:]
-                return True
-        self._needles = []
-        return False
-
-    def _is_mark(self, line: bytes, record: Event) -> bool:
-        if line == b'{"cursor":%b}\n' % orjson.dumps(record._cursor):
-            return bool(record._cursor)
-        try:
-            alone = _decoder(self._dialect.line).decode(line)
-        except (ValueError, RecursionError):
-            return False
-        return (
-            bool(alone._cursor) and alone._cursor == record._cursor and alone._payload == _NOTHING
-        )
-
-    def _learn(self, block: bytes) -> list[bytes]:
-        heads = self._dialect.heads(self._partition)
-        for start in (0, block.find(b"\n") + 1):
-            for head in heads:
-                if block.startswith(head, start):
-                    begin = start + len(head)
-                    end = block.find(b'":', begin, begin + _LONGEST_KEY) + 1
-                    return [b"}\n" + block[start : max(begin, end)], b"}\n" + head]
-        return []
-
-
-def _payloads_fit(payloads: list[msgspec.Raw]) -> bool:
-    """Whether every payload is an object, or every one a string: their first bytes are counted, some payloads at a time.
-
-    (Joined all at once they take so much memory that the allocator gives it back to the system each time, which costs more than the count.)
-    """
-    if not payloads:
-        return True
-    first = bytes(payloads[0])[:1]
-    if first not in (b"{", b'"'):
-        return False
-    needle = _FENCE + first
-    return len(payloads) == sum(
-        _FENCE.join([b"", *payloads[at : at + _PIECE]]).count(needle)
-        for at in range(0, len(payloads), _PIECE)
-    )

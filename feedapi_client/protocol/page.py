@@ -1,7 +1,7 @@
-"""`PageReader`: the rules of one response (R3, R6, R13), without I/O.
+"""The rules of one response: what may be delivered, and what the response came to (R3, R6, R13).
 
-Whoever drives it, the async runtime, the clients or Spark, feeds it the bytes of one response and
-gets batches back, and at the end what the response came to.
+No I/O. The async runtime, the clients and Spark feed a `PageReader` with the bytes of one response
+and get batches back, and at the end the outcome.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ class Outcome(Enum):
     """What a complete response came to."""
 
     PROGRESS = "the cursor moved"
-    END = "no event, and the cursor asked with"
-    NO_PROGRESS = "events, or nothing at all, and no new cursor"
+    END = "no event and no other cursor than the one asked with"
+    NO_PROGRESS = "no other cursor than the one asked with, although that is not the end"
 
 
 class Finished(NamedTuple):
-    """The end of a complete response: the batches that its last bytes closed, and the outcome."""
+    """The end of a complete response: the batches that its last line closed, and the outcome."""
 
     batches: list[CheckpointedEvents]
     outcome: Outcome
 
 
 class Progress:
-    """What the responses of one partition came to, one after the other. Outlives them.
+    """Counts what the responses of one partition came to. Shared by all its readers, in turn.
 
-    `limit` is the number of responses in a row without progress that are too many (R13).
+    Arguments:
+        limit: the number of responses in a row without progress that is an error (R13).
     """
 
     __slots__ = ("empty", "limit", "stuck")
@@ -41,40 +42,47 @@ class Progress:
         self.stuck = 0
         """Responses in a row without progress."""
         self.empty = 0
-        """Responses in a row that moved the cursor and held no event."""
+        """Responses in a row that moved the cursor and held no event. An end is not counted."""
 
     def moved(self, *, events: bool) -> None:
-        """The cursor moved; `events` says whether the response also held events."""
+        """Count a response that moved the cursor; `events` says whether it also held events."""
         self.stuck = 0
         self.empty = 0 if events else self.empty + 1
 
     def at_end(self) -> None:
-        """The response said that the cursor asked with is the present end."""
+        """Count a response that said that the cursor asked with is the present end."""
         self.stuck = 0
 
-    def none(self) -> bool:
-        """Nothing moved. Return whether that is too often now."""
+    def not_moved(self) -> bool:
+        """Count a response without progress. Return whether there were too many in a row."""
         self.stuck += 1
         return self.stuck >= self.limit
 
 
 class PageReader:
-    """Reads one response of one partition. Any chunking of its bytes gives the same events.
+    """Reads one response of one partition.
+
+    Any chunking of the same bytes gives the same events, the same last cursor and the same outcome.
+    Only the division into batches depends on it: what one chunk closes is one batch. And the bound
+    on bytes without a checkpoint applies to what is left after a chunk.
+
+    A checkpoint that repeats the cursor asked with closes nothing. The events before it would come
+    again with the next request, so they are held until another checkpoint follows.
 
     Arguments:
-        decoder: of this response.
+        decoder: a new one, for this response.
         feed, partition: for messages.
-        asked: the cursor asked with.
+        asked: the cursor of the request.
         closed: whether the discovery before the request listed the partition as closed.
-        progress: of the partition; without it the responses before this one don't matter.
-        max_unclosed_bytes: the bytes that may come without a checkpoint.
+        progress: the counts of the partition. Without them each response stands alone, and there is
+            never a `NoProgressError`.
+        max_unclosed_bytes: the bytes that may come without a checkpoint that closes them.
     """
 
     __slots__ = (
         "_decoder",
         "_error",
         "_feed",
-        "_held",
         "_max_unclosed",
         "_partition",
         "_progress",
@@ -99,21 +107,21 @@ class PageReader:
         self._partition = partition
         self._progress = progress
         self._max_unclosed = max_unclosed_bytes
-        self._held: CheckpointedEvents | None = None
         self._error: FeedError | None = None
+        decoder.asked = asked
         self.asked = asked
         self.closed = closed
         self.cursor = asked
-        """The cursor behind all batches given so far."""
+        """The cursor of the last batch given so far; at first the one asked with."""
 
     @property
     def unclosed_bytes(self) -> int:
-        """Bytes held back because no checkpoint allows to deliver them yet."""
-        return self._decoder.tail_bytes + (self._held.size if self._held else 0)
+        """Bytes kept because no checkpoint closed them yet."""
+        return self._decoder.tail_bytes
 
     @property
     def last_checkpoint(self) -> str | None:
-        """The last cursor of the response so far, moved or not; None when there was none."""
+        """The last cursor of the response so far, also when it is the one asked with; or None."""
         return self._decoder.cursor
 
     @property
@@ -123,13 +131,14 @@ class PageReader:
 
     @property
     def held(self) -> CheckpointedEvents | None:
-        """Events closed only by the cursor asked with: not delivered, they would come again."""
-        return self._held
+        """The events that only a checkpoint with the cursor asked with closes; None without any."""
+        return self._decoder.held
 
     def feed(self, chunk: bytes) -> list[CheckpointedEvents]:
-        """Read the next bytes and return what a checkpoint closed: at most one batch, coalesced.
+        """Read the next bytes. Return what a checkpoint closed, as at most one batch.
 
-        A fault in the bytes never takes batches before it along: `check` and `finish` raise it.
+        Never raises for what the bytes hold, because the batches before a fault count: `check` and
+        `finish` raise it afterwards. Bytes behind a fault are ignored.
         """
         if self._error is None:
             try:
@@ -142,25 +151,27 @@ class PageReader:
         return batches
 
     def check(self) -> None:
-        """Raise the fault that `feed` found behind the batches it returned.
+        """Raise the fault that `feed` found behind the batches it returned, if there was one.
 
         Raises:
-            TornResponseError: a line is not a protocol message.
+            TornResponseError: a line is not a message of the protocol.
             LineTooLongError: a line is longer than `Limits.max_line_bytes`.
             ProtocolError: a payload or a partition that the protocol forbids.
-            BufferLimitError: too many bytes without a checkpoint.
+            BufferLimitError: more bytes without a checkpoint than `max_unclosed_bytes`.
         """
         if self._error is not None:
             raise self._error
 
     def finish(self) -> Finished:
-        """The response is complete: a last line without ``\\n`` counts when it parses.
+        """Note that the response is complete. A last line without ``\\n`` counts when it parses.
 
-        Raises as `check` does; the batches before the fault are in `rest` then.
+        Call it once. Every batch that was closed before is returned by `feed` already.
 
         Raises:
-            NoProgressError: too many responses in a row brought events and no new cursor, or of a
-                closed partition neither an event nor a cursor (R13).
+            TornResponseError: the last line does not parse.
+            NoProgressError: too many responses in a row made no progress (R13): they brought events
+                and no new cursor, or for a closed partition neither an event nor a cursor.
+            FeedError: what `check` raises.
         """
         self.check()
         try:
@@ -171,11 +182,11 @@ class PageReader:
         return Finished(self._take(), self._classify())
 
     def rest(self) -> list[CheckpointedEvents]:
-        """Return what a checkpoint closed and nobody took: for a response that broke off."""
+        """Return what a checkpoint closed and no call returned yet, after an error."""
         return self._take()
 
     def too_much_unclosed(self) -> BufferLimitError:
-        """Build the error for bytes that no checkpoint allows to deliver and no buffer can hold."""
+        """Return the error for bytes that no checkpoint closes and no buffer can hold."""
         return BufferLimitError(
             f"{self.unclosed_bytes} bytes came without a checkpoint to deliver them by, and "
             f"Limits.max_buffered_bytes is {self._max_unclosed}. Raise it, or ask the publisher "
@@ -186,16 +197,11 @@ class PageReader:
 
     def _take(self) -> list[CheckpointedEvents]:
         batch = self._decoder.take()
-        if batch is None:
-            return []
-        if self._held is not None:
-            batch, self._held = self._held.joined(batch), None
-        if batch.events and batch.cursor == self.asked:
-            self._held = batch  # the cursor does not move: deliver once a later one does (R13)
-            return []
-        if not batch.events and batch.cursor == self.cursor:
+        if batch is None or (not batch.events and batch.cursor == self.cursor):
             return []
         self.cursor = batch.cursor
+        if self._progress is not None:
+            self._progress.stuck = 0  # already here: the response may still break off
         return [batch]
 
     def _classify(self) -> Outcome:
@@ -204,12 +210,13 @@ class PageReader:
             if progress is not None:
                 progress.moved(events=decoder.saw_events)
             return Outcome.PROGRESS
-        silent_end = decoder.cursor is None and self.closed
-        if self._held is None and not decoder.saw_events and not silent_end:
+        # A closed partition has to repeat the cursor: an empty body may be a fault on the way (R6).
+        silent = decoder.cursor is None and self.closed
+        if not decoder.saw_events and not silent:
             if progress is not None:
                 progress.at_end()
             return Outcome.END
-        if progress is not None and progress.none():
+        if progress is not None and progress.not_moved():
             raise self._no_progress(progress.stuck)
         return Outcome.NO_PROGRESS
 

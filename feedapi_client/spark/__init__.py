@@ -1,14 +1,18 @@
-"""A feed as a Spark DataFrame, in batch and as an exactly-once stream (extra ``spark``: PySpark 4.2 or later).
+"""A feed as a Spark DataFrame, in batch and as an exactly-once stream (extra ``spark``).
 
-::
+Needs PySpark 4.2 or later::
 
     from feedapi_client.spark import FeedDataSource
 
-    spark.dataSource.register(FeedDataSource)  # not needed where the wheel is installed: PySpark finds the format by itself
+    spark.dataSource.register(FeedDataSource)
     spark.read.format("feedapi").option("url", "https://service/myfeed").load()
-    spark.readStream.format("feedapi").option("url", ...).option("stagingLocation", "s3://bucket/staging").load()
 
-`feedapi_client.spark.options.OPTION_NAMES` lists the options, `feedapi_client.spark.schema.spark_schema` the columns.
+    stream = spark.readStream.format("feedapi").option("url", "https://service/myfeed")
+    stream.option("stagingLocation", "s3://bucket/staging").load()
+
+The registration is not needed where the wheel is installed: PySpark finds the format by itself.
+`feedapi_client.spark.options.OPTION_NAMES` lists the options,
+`feedapi_client.spark.schema.spark_schema` the columns.
 """
 
 try:
@@ -24,6 +28,6 @@ except ImportError as error:
 
 from feedapi_client.spark.options import OptionError, SourceOptions
 from feedapi_client.spark.source import FeedDataSource
-from feedapi_client.spark.staging import StagingError
+from feedapi_client.spark.staging.errors import StagingError
 
 __all__ = ["FeedDataSource", "OptionError", "SourceOptions", "StagingError"]

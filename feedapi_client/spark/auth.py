@@ -1,4 +1,8 @@
-"""Where secrets come from: the environment of the process that makes the request, or a function of the user's. Never from an option's value."""
+"""Credentials of requests.
+
+They come from the environment of the process that sends the request, or from a function of the
+user. They are never in the value of an option, which would show in query plans.
+"""
 
 from __future__ import annotations
 
@@ -11,17 +15,15 @@ from feedapi_client.spark.options import OptionError, SourceOptions
 
 
 def authorize(http: Any, options: SourceOptions) -> None:
-    """Give an `httpx.Client` the headers and credentials that the options name, as they are in this process.
+    """Set the headers and credentials that the options name on an `httpx.Client`.
 
-    Raises `OptionError` when an environment variable is not set or the function is not there, naming it and never a value.
+    Raises:
+        OptionError: an environment variable is not set in this process, the function can't be
+            imported, or what it returns can't be sent. The message never holds a value.
     """
-    headers = {
-        **options.headers,
-        **{
-            header: _environment(variable, f"headerEnv.{header}")
-            for header, variable in options.header_env.items()
-        },
-    }
+    headers = dict(options.headers)
+    for header, variable in options.header_env.items():
+        headers[header] = _environment(variable, f"headerEnv.{header}")
     auth: Any = None
     if options.auth_env is not None:
         headers["Authorization"] = _with_scheme(_environment(options.auth_env, "authEnv"))
@@ -37,10 +39,11 @@ def authorize(http: Any, options: SourceOptions) -> None:
         http.headers.update(headers)
         http.auth = auth
     except (TypeError, ValueError):
-        # Its text, and the error itself, would quote the value.
+        # The text of the error, and the chained error itself, would quote the value.
         raise OptionError(
-            "feedapi source: what authEnv, authCallable or headerEnv.NAME leads to can't be sent: it has to be printable ASCII text, "
-            "and a function returns a str, a mapping of headers or an httpx.Auth"
+            "feedapi source: the credentials of authEnv, authCallable or headerEnv.NAME can't be "
+            "sent: they must be printable ASCII text, and a function must return a str, a mapping "
+            "of headers or an httpx.Auth"
         ) from None
 
 
@@ -48,8 +51,9 @@ def _environment(variable: str, option: str) -> str:
     value = os.environ.get(variable)
     if not value:
         raise OptionError(
-            f"feedapi source: option {option} names the environment variable {variable}, which is not set in this process. "
-            f"Set it for the driver and for the executors (spark.executorEnv.{variable})"
+            f"feedapi source: option {option} names the environment variable {variable}, which is "
+            "not set in this process. Set it for the driver and for the executors "
+            f"(spark.executorEnv.{variable})"
         )
     return value
 
@@ -66,6 +70,7 @@ def _call(path: str) -> Any:
             function = getattr(function, part)
     except (ImportError, AttributeError) as error:
         raise OptionError(
-            f"feedapi source: option authCallable: {path} can't be imported ({type(error).__name__}). It has to be on every executor"
+            f"feedapi source: option authCallable: {path} can't be imported "
+            f"({type(error).__name__}). It must be importable on the driver and on every executor"
         ) from error
     return function()  # type: ignore[operator]

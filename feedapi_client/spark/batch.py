@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import orjson
 import pyarrow as pa
@@ -14,10 +14,11 @@ from feedapi_client.lineage.planner import Fail, Planner
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.spark.fetch import Feed, PartitionReader, Target, read_end
+from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.fetch import PartitionReader, Target, read_end
 from feedapi_client.spark.options import SourceOptions
-from feedapi_client.spark.schema import Rows
-from feedapi_client.spark.tracker import check_partitions
+from feedapi_client.spark.plan.selection import check_partitions, only
+from feedapi_client.spark.schema import RowBuilder
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +31,7 @@ class Chain:
 
 
 class ChainPartition(InputPartition):
-    """One task."""
+    """One task of a batch read."""
 
     def __init__(self, chain: Chain) -> None:
         self.chain = chain
@@ -40,62 +41,78 @@ class ChainPartition(InputPartition):
 
 
 class FeedReader(DataSourceReader):
-    """The source of one batch read.
+    """Reader of one batch read.
 
-    The end of an open partition is where it is caught up, so that two actions on one DataFrame may see different ends: cache it, or write it out first.
+    An open partition ends where it is caught up. Two actions on one DataFrame may therefore see
+    different ends: cache the DataFrame, or write it out first.
     """
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """One for each lineage chain. Raises `FeedError`, `OptionError`."""
-        feed = Feed(self.options)
-        info = feed.info
-        return [
-            ChainPartition(Chain(targets, _slim(info, targets), feed.fetch_options))
-            for targets in chains(self.options, feed, info)
-        ]
+        """Return one task for each lineage chain.
+
+        Raises:
+            FeedError: the feed can't be read.
+            OptionError: credentials are missing, or an option does not fit the feed.
+        """
+        with FeedConnection(self.options) as connection:
+            info = connection.info
+            return [
+                ChainPartition(Chain(targets, _task_info(info, targets), connection.fetch_options))
+                for targets in chains(self.options, connection, info)
+            ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a chain. A feed without partitions has one task without rows. Raises `FeedError`."""
+        """Yield the rows of a chain. Raises `FeedError`, `OptionError`."""
         if not isinstance(partition, ChainPartition):
-            return
-        feed = Feed(self.options, partition.chain.fetch, partition.chain.info)
-        for target in partition.chain.targets:
-            yield from _read(self.options, feed, target)
+            return  # a feed without partitions: Spark runs one task that has nothing to read
+        chain = partition.chain
+        with FeedConnection(self.options, chain.fetch, chain.info) as connection:
+            for target in chain.targets:
+                yield from _read(self.options, connection, target)
 
 
-def chains(options: SourceOptions, feed: Feed, info: FeedInfo) -> list[list[Target]]:
-    """Where to read from, cut into lineage chains: a partition goes on the chain of its parent as long as that has no other child.
+def chains(
+    options: SourceOptions, connection: FeedConnection, info: FeedInfo
+) -> list[list[Target]]:
+    """Return what to read, cut into lineage chains.
 
-    Chains may run at the same time; `depth` says what came first. Raises `FeedError`, `OptionError`.
+    A partition is in the chain of its parent if that has no other child. Chains may be read at the
+    same time: column `depth` says what came first.
+
+    Raises:
+        FeedError: the partitions make no valid lineage, or an end can't be read.
+        OptionError: option ``partitions`` names one that the feed does not list.
     """
     if options.partitions is not None:
         check_partitions(options, info)
-        info = replace(
-            info,
-            partitions={p.id: p for p in info.partitions.values() if p.id in options.partitions},
-        )
-    # Unordered: a batch reads the children whether or not their parents were read before.
-    planner = Planner(feed=feed.url, start=options.start, ordered=False)
+    # Unordered: a batch reads children whether or not their parents were read before.
+    planner = Planner(
+        feed=connection.url, start=options.start, ordered=False, partitions=options.partitions
+    )
     planner.load({})
-    ends = {partition: read_end(feed, partition) for partition in planner.unresolved(info)}
+    ends = {partition: read_end(connection, partition) for partition in planner.unresolved(info)}
     for action in planner.discover(info, ends=ends):
         if isinstance(action, Fail):
             raise action.error
+    return _chains_of(planner)
+
+
+def _chains_of(planner: Planner) -> list[list[Target]]:
     found: list[list[Target]] = []
     chain_of: dict[int, list[Target]] = {}
     cursors = planner.runnable()
-    for partition in sorted(cursors, key=lambda p: (planner.graph.depth(p), p)):
-        listed = info.partitions[partition]
+    depths = {partition: planner.graph.depth(partition) for partition in cursors}
+    for partition in sorted(cursors, key=lambda p: (depths[p], p)):
+        listed = planner.graph.partitions[partition]
         target = Target(
             partition,
             cursors[partition],
             listed.closed,
             listed.last_cursor,
-            0,
-            planner.graph.depth(partition),
+            depth=depths[partition],
         )
         parent = listed.starts_after
         only_child = parent is not None and len(planner.graph.children[parent]) == 1
@@ -108,52 +125,56 @@ def chains(options: SourceOptions, feed: Feed, info: FeedInfo) -> list[list[Targ
     return found
 
 
-def _slim(info: FeedInfo, targets: list[Target]) -> FeedInfo:
+def _task_info(info: FeedInfo, targets: list[Target]) -> FeedInfo:
+    """The discovery as far as the task needs it. Dialect v1 sends the number of all partitions."""
     if info.dialect == "v1":
         return info
-    return replace(
-        info, partitions={target.partition: info.partitions[target.partition] for target in targets}
-    )
+    return only(info, [target.partition for target in targets])
 
 
-def _read(options: SourceOptions, feed: Feed, target: Target) -> Iterator[pa.RecordBatch]:
-    """The partition to its end, in Arrow batches of about `Limits.max_batch_bytes`."""
-    reader, sequence = PartitionReader(feed, target), 0
+def _read(
+    options: SourceOptions, connection: FeedConnection, target: Target
+) -> Iterator[pa.RecordBatch]:
+    """Yield the partition to its end, in Arrow batches of about `Limits.max_batch_bytes`."""
+    reader = PartitionReader(connection, target)
+    sequence = size = 0
     pending: list[CheckpointedEvents] = []
-    for run in reader.runs():
-        if run.events:
-            pending.append(run)
-        if sum(one.size for one in pending) >= options.limits.max_batch_bytes:
-            yield _rows(options, feed, target, sequence, pending)
+    for batch in reader.batches():
+        if batch.events:
+            pending.append(batch)
+            size += batch.size
+        if size >= options.limits.max_batch_bytes:
+            yield rows(options, connection.info, target, sequence, pending)
             sequence += sum(len(one.events) for one in pending)
-            pending = []
+            pending, size = [], 0
     if pending:
-        yield _rows(options, feed, target, sequence, pending)
-    if reader.outcome.refused is not None:
+        yield rows(options, connection.info, target, sequence, pending)
+    result = reader.result
+    if result.refused is not None:
         raise CursorRejectedError(
-            f"the publisher refused a fetch from {reader.outcome.cursor!r} (status {reader.outcome.refused or 'not listed any more'}): "
-            "the partitions changed while they were read. Read again",
-            feed=feed.url,
+            f"the publisher refused a fetch from {result.cursor!r} (status "
+            f"{result.refused or 'not listed any more'}): the partitions changed while they were "
+            "read. Read again",
+            feed=connection.url,
             partition=target.partition,
         )
 
 
-def _rows(
+def rows(
     options: SourceOptions,
-    feed: Feed,
+    info: FeedInfo,
     target: Target,
     sequence: int,
-    runs: list[CheckpointedEvents],
+    batches: list[CheckpointedEvents],
 ) -> pa.RecordBatch:
-    events = [event for run in runs for event in run.events]
-    rows = Rows(
+    """Return the events of the batches as rows. `sequence` is the number of the first event."""
+    events = [event for batch in batches for event in batch.events]
+    builder = RowBuilder(
         target.partition,
         target.depth,
         sequence,
         options.payload,
-        [(len(run.events), run.cursor) for run in runs],
+        [(len(batch.events), batch.cursor) for batch in batches],
     )
-    headers = (
-        [orjson.dumps(event.headers) for event in events] if feed.info.dialect == "v1" else None
-    )
-    return rows.batch(b"\n".join([event._payload for event in events]), headers)
+    headers = [orjson.dumps(event.headers) for event in events] if info.dialect == "v1" else None
+    return builder.build(b"\n".join([event._payload for event in events]), headers)

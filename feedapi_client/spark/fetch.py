@@ -1,41 +1,34 @@
-"""Reading one partition to a limit or to its end, with the rules on retries and progress (R3, R10, R13, R14). Imports no Spark."""
+"""Reads one partition to a limit or to its end (R3, R10, R13, R14). Imports no Spark.
+
+`feedapi_client.protocol.page.PageReader` has the rules of one response. Here are the limit on the
+events, and what happens between two responses: retries, refusals, the end.
+"""
 
 from __future__ import annotations
 
-import logging
-import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from feedapi_client.client import SyncFeedClient
-from feedapi_client.errors import (
-    BufferLimitError,
-    FeedError,
-    NoProgressError,
-    ProtocolError,
-    RequestRefusedError,
-)
-from feedapi_client.http.transport import SyncTransport, backoff
+from feedapi_client.errors import BufferLimitError, FeedError, ProtocolError, RequestRefusedError
 from feedapi_client.model import LAST, FeedInfo
-from feedapi_client.options import FetchOptions
-from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
-from feedapi_client.protocol.dialects import check_options
-from feedapi_client.spark.auth import authorize
-from feedapi_client.spark.options import OptionError, SourceOptions
-
-_log = logging.getLogger(__name__)
+from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.protocol.page import Outcome, PageReader, Progress
+from feedapi_client.retry import Backoff
+from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.options import with_option_names
 
 _CONFLICT = 409
-_SHARED_CLIENTS = 8
+_NOT_LISTED = 0
 _SHORTEST_LINE = len(b'{"data":""}\n')
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A partition to read, and from where. `sequence` and `depth` go into the columns of the same name."""
+    """A partition to read, and the cursor to start from.
+
+    `sequence` and `depth` are for the columns of the same names.
+    """
 
     partition: int
     cursor: str
@@ -46,357 +39,222 @@ class Target:
 
 
 @dataclass(slots=True)
-class Outcome:
-    """How far a read came. `ended`: a complete response without events ended on the cursor asked with (`asked_closed`: after a discovery that said
-    closed), or the closed partition's last cursor was reached. `more`: events are known to follow. `refused` is the status of a refusal that asks for
-    a discovery (0: the partition is not listed any more); `failed` an error that may pass, as text."""
+class FetchResult:
+    """How far a read of one partition came."""
 
     partition: int
     start: str
+    """The cursor that the read started from."""
     cursor: str
+    """The cursor behind the last event that was read."""
     events: int = 0
     ended: bool = False
+    """The end was reached: a complete response without events whose cursor is the one asked with,
+    or the last cursor of a closed partition."""
     asked_closed: bool = False
+    """The discovery before the last request listed the partition as closed."""
     more: bool = False
+    """Events are known to follow."""
     refused: int | None = None
+    """Status of a refusal that calls for a discovery; 0: the partition is no longer listed."""
     failed: str | None = None
+    """A temporary error, as text."""
 
 
-class _Enough(Exception):  # noqa: N818 - no error
-    """The limit is reached; the rest of the response is not wanted."""
-
-
-class Feed:
-    """The connection of one process to one feed; may be used by several threads at once."""
-
-    def __init__(
-        self,
-        options: SourceOptions,
-        fetch: FetchOptions | None = None,
-        info: FeedInfo | None = None,
-    ) -> None:
-        """`fetch` and `info` are what the driver resolved; without them `discover` resolves them. Raises `OptionError`."""
-        self.options = options
-        self._lock = threading.Lock()
-        self._info = info
-        self._http = shared_http(options)
-        self._resolved = fetch is not None
-        self.client = self._client(fetch or replace(options.fetch, filters={}))
-
-    @property
-    def url(self) -> str:
-        """The feed's URL for messages."""
-        return self.client.feed
-
-    @property
-    def info(self) -> FeedInfo:
-        """The last discovery."""
-        return self._info or self.discover()
-
-    @property
-    def fetch_options(self) -> FetchOptions:
-        """What a fetch asks for, filters included: their names are known after a discovery."""
-        if not self._resolved:
-            self.discover()
-        return self.client.options
-
-    def discover(self, seen: FeedInfo | None = None) -> FeedInfo:
-        """Discover, unless another thread did so since the caller had `seen`. Raises `FeedError`, `OptionError`."""
-        with self._lock:
-            if seen is not None and self._info is not seen and self._info is not None:
-                return self._info
-            info = self.client.discover()
-            if not self._resolved:
-                fetch = replace(self.options.fetch, filters=_resolve(self.options.filters, info))
-                check_options(info, fetch, feed=self.url)
-                self.client, self._resolved = self._client(fetch), True
-            self._info = info
-            return info
-
-    def _client(self, fetch: FetchOptions) -> SyncFeedClient:
-        options = self.options
-        return SyncFeedClient(
-            options.url,
-            http=self._http,
-            fetch=fetch,
-            limits=options.limits,
-            retry=options.retry,
-            v1_partitions=options.v1_partitions,
-        )
-
-
-def _resolve(wanted: Mapping[str, str], info: FeedInfo) -> dict[str, str]:
-    """Filter names as the feed spells them: Spark hands over option names in lower case."""
-    offered: dict[str, list[str]] = {}
-    for name in info.filters:
-        offered.setdefault(name.lower(), []).append(name)
-    resolved = {}
-    for name, value in wanted.items():
-        matches = offered.get(name.lower(), [])
-        if len(matches) > 1:
-            raise OptionError(
-                f"feedapi source: option filter.{name} fits several filters of the feed: {', '.join(matches)}"
-            )
-        resolved[matches[0] if matches else name] = value
-    return resolved
-
-
-_http_clients: dict[Any, Any] = {}
-_http_lock = threading.Lock()
-
-
-def shared_http(options: SourceOptions) -> Any:
-    """The `httpx.Client` of this process for such options, with fresh credentials.
-
-    Python workers outlive a task: the next epoch finds its connections open, and need not load certificates again. Raises `OptionError`.
-    """
-    headers = tuple(tuple(sorted(pairs.items())) for pairs in (options.headers, options.header_env))
-    key = (options.url, options.limits, headers, options.auth_env, options.auth_callable)
-    with _http_lock:
-        if key not in _http_clients:
-            while len(_http_clients) >= _SHARED_CLIENTS:
-                del _http_clients[next(iter(_http_clients))]
-            _http_clients[key] = SyncTransport(options.url, limits=options.limits).client
-        client = _http_clients[key]
-    authorize(client, options)
-    return client
-
-
-def close_connections() -> None:
-    """Close what this process holds open. Readers made before can't be used any more."""
-    with _http_lock:
-        while _http_clients:
-            _http_clients.popitem()[1].close()
-
-
-# ---------------------------------------------------------------------- reading
+class _Stop(Exception):  # noqa: N818 - not an error
+    """Enough was read; the rest of the response is not needed."""
 
 
 class PartitionReader:
-    """Reads one partition; use once.
+    """Reads one partition. Use it once.
 
-    `limit` bounds the events: whole checkpoints only, and at least one. `full` says, after each run, that enough was taken for another reason.
-    `patience` is how long errors that may pass are retried without progress: what was read before is kept, and with nothing read the outcome says
-    `failed`; None raises after `RetryPolicy.give_up_after` instead. A `probe` wants to know what there is now, and never holds a response open.
+    Arguments:
+        connection: to the feed.
+        target: what to read.
+        limit: maximum number of events. Only whole batches are read, and at least one.
+        full: called after each batch; True stops the read.
+        grace_period: seconds without progress for which temporary errors are retried. What was
+            read before them is kept; when nothing was read, the result says `failed`. With None
+            the error is raised after `RetryPolicy.give_up_after`.
+        hold_open: whether a response may be held open where the options ask for streaming.
     """
 
     def __init__(
         self,
-        feed: Feed,
+        connection: FeedConnection,
         target: Target,
         *,
         limit: int | None = None,
         full: Callable[[], bool] = lambda: False,
-        patience: float | None = None,
-        probe: bool = False,
+        grace_period: float | None = None,
+        hold_open: bool = True,
     ) -> None:
-        self.feed = feed
+        self.connection = connection
         self.target = target
-        self.outcome = Outcome(target.partition, target.cursor, target.cursor)
+        self.result = FetchResult(target.partition, target.cursor, target.cursor)
         self._limit = limit
         self._full = full
-        self._patience = patience
-        self._stream = False if probe else feed.options.fetch.streaming
-        self._ready: deque[CheckpointedEvents] = deque()
-        self._held: CheckpointedEvents | None = None
-        self._stuck = 0
-        self._conflicts = 0
-        self._failing_since: float | None = None
-        self._failures = 0
+        self._grace_period = grace_period
+        self._stream = connection.options.fetch.streaming if hold_open else False
+        attempts = connection.options.limits.max_attempts_without_progress
+        policy = connection.options.retry
+        self._progress = Progress(attempts)
+        self._failures = Backoff.of(policy, give_up_after=grace_period)
+        self._conflicts = Backoff(
+            base_delay=policy.base_delay, max_delay=policy.max_delay, attempts=attempts + 1
+        )
 
-    def read(self, take: Callable[[CheckpointedEvents], object] = len) -> Outcome:
-        """Read to the limit or to the end; `take` gets each run, in order. Raises `FeedError` for what no retry mends."""
-        for run in self.runs():
-            take(run)
-        return self.outcome
+    def read(self, receive: Callable[[CheckpointedEvents], object] = len) -> FetchResult:
+        """Read to the limit or to the end. `receive` is called with each batch, in order.
 
-    def runs(self) -> Iterator[CheckpointedEvents]:
-        """The same, as an iterator: nothing is received while its caller is busy. `outcome` is complete at its end."""
+        Raises:
+            FeedError: no retry helps, or `RetryPolicy.give_up_after` is over.
+        """
+        for batch in self.batches():
+            receive(batch)
+        return self.result
+
+    def batches(self) -> Iterator[CheckpointedEvents]:
+        """Yield the same batches. Nothing is received while the caller is busy with one.
+
+        `result` is complete at the end. Raises what `read` raises.
+        """
         try:
             while not self._over():
                 yield from self._request()
-        except _Enough:
+        except _Stop:
             pass
-        yield from self._ready
 
     def _over(self) -> bool:
-        outcome = self.outcome
-        return outcome.ended or outcome.refused is not None or outcome.failed is not None
+        result = self.result
+        return result.ended or result.refused is not None or result.failed is not None
 
     def _request(self) -> Iterator[CheckpointedEvents]:
-        info = self.feed.info
+        info = self.connection.info
         if self.target.partition not in info.partitions:
-            self.outcome.refused = 0
+            self.result.refused = _NOT_LISTED
             return
-        before = self.outcome.cursor
+        asked = self.result.cursor
         try:
-            yield from self._respond(info)
+            yield from self._read_response(info, asked)
         except RequestRefusedError as error:
             self._refused(error, info)
+        except BufferLimitError as error:
+            raise self._in_option_names(error) from error
         except FeedError as error:
-            if self.outcome.cursor != before:
-                self._progressed()
+            if self.result.cursor != asked:
+                self._progress.moved(events=True)
+                self._failures.reset()
             self._retry(error)
         else:
-            self._conflicts = 0
-
-    def _respond(self, info: FeedInfo) -> Iterator[CheckpointedEvents]:
-        asked = self.outcome.cursor
-        with self.feed.client.open(
-            info, self.target.partition, asked, stream=self._stream
-        ) as response:
-            decoder = response.decoder
-            self._held = None
-            try:
-                for chunk in response.chunks():
-                    self._feed(decoder, chunk, asked)
-                    yield from self._drain()
-                decoder.finish()
-            finally:
-                self._collect(decoder, asked)
-        self._judge(decoder, asked, info)
-
-    def _drain(self) -> Iterator[CheckpointedEvents]:
-        while self._ready:
-            yield self._ready.popleft()
-            if self._full():
-                raise _Enough
+            self._conflicts.reset()
 
     # ------------------------------------------------------------------ one response
 
-    def _feed(self, decoder: PageDecoder, chunk: bytes, asked: str) -> None:
-        if self._limit is None or self._fits(decoder, chunk, self._limit - self.outcome.events):
-            decoder.feed(chunk)
-            self._collect(decoder, asked)
-        else:
-            # Near the limit: one line at a time, to see every checkpoint. The decoder hands over the latest only.
-            for line in _lines(chunk):
-                decoder.feed(line)
-                self._collect(decoder, asked)
-        self._check_bounds(decoder)
+    def _read_response(self, info: FeedInfo, asked: str) -> Iterator[CheckpointedEvents]:
+        client = self.connection.client
+        partition, progress = self.target.partition, self._progress
+        opened = client.open(info, partition, asked, stream=self._stream, progress=progress)
+        with opened as response:
+            reader = response.reader
+            for chunk in response.chunks():
+                for piece in self._pieces(reader, chunk):
+                    yield from self._deliver(reader.feed(piece))
+                reader.check()
+            finished = reader.finish()
+            yield from self._deliver(finished.batches)
+        if finished.outcome is Outcome.PROGRESS:
+            self._failures.reset()
+        elif finished.outcome is Outcome.END:
+            self.result.ended, self.result.asked_closed = True, reader.closed
 
-    def _fits(self, decoder: PageDecoder, chunk: bytes, room: int) -> bool:
-        """Whether the events that are held or in the chunk are surely not too many; counting lines costs something, so that a guess comes first."""
-        held = decoder.tail_bytes // _SHORTEST_LINE + 1
+    def _pieces(self, reader: PageReader, chunk: bytes) -> Iterator[bytes]:
+        """Yield the chunk whole, or by line near the limit.
+
+        A `PageReader` coalesces the batches of a chunk. Near the limit each one has to be seen.
+        """
+        if self._limit is None or self._fits(reader, chunk, self._limit - self.result.events):
+            yield chunk
+        else:
+            yield from _lines(chunk)
+
+    def _fits(self, reader: PageReader, chunk: bytes, room: int) -> bool:
+        """Whether the events held back and those of the chunk are surely at most `room`.
+
+        Counting lines takes time, so an estimate from the number of bytes comes first.
+        """
+        held = reader.unclosed_bytes // _SHORTEST_LINE + 1
         return held + len(chunk) // _SHORTEST_LINE <= room or held + chunk.count(b"\n") <= room
 
-    def _check_bounds(self, decoder: PageDecoder) -> None:
-        held = decoder.tail_bytes + (self._held.size if self._held else 0)
-        if held > self.feed.options.limits.max_buffered_bytes:
-            raise BufferLimitError(
-                f"{held} bytes came without a checkpoint to stage them by, and option maxBufferedBytes is {self.feed.options.limits.max_buffered_bytes}. "
-                "Raise it, or ask the publisher for checkpoints more often",
-                feed=self.feed.url,
-                partition=self.target.partition,
-            )
+    def _deliver(self, batches: list[CheckpointedEvents]) -> Iterator[CheckpointedEvents]:
+        result, limit = self.result, self._limit
+        for batch in batches:
+            count = len(batch.events)
+            if limit is not None and result.events and result.events + count > limit:
+                result.more = True
+                raise _Stop
+            result.events += count
+            result.cursor = batch.cursor
+            if self._at_last_cursor():
+                result.ended, result.asked_closed = True, True
+            yield batch
+            if result.ended or (limit is not None and result.events >= limit) or self._full():
+                raise _Stop
 
-    def _collect(self, decoder: PageDecoder, asked: str) -> None:
-        run = decoder.take()
-        if run is None:
-            return
-        if self._held is not None:
-            run, self._held = (
-                CheckpointedEvents(
-                    self._held.events + run.events, run.cursor, self._held.size + run.size
-                ),
-                None,
-            )
-        if run.events and run.cursor == asked:
-            self._held = run  # the checkpoint does not move: deliver once a later one does (R13)
-        elif run.events or run.cursor != self.outcome.cursor:
-            self._accept(run)
+    def _at_last_cursor(self) -> bool:
+        listed = self.connection.info.partitions.get(self.target.partition)
+        return listed is not None and listed.closed and listed.last_cursor == self.result.cursor
 
-    def _accept(self, run: CheckpointedEvents) -> None:
-        outcome = self.outcome
-        if (
-            self._limit is not None
-            and outcome.events
-            and outcome.events + len(run.events) > self._limit
-        ):
-            outcome.more = True
-            raise _Enough
-        self._ready.append(run)
-        outcome.events += len(run.events)
-        outcome.cursor = run.cursor
-        if self._reached_end():
-            outcome.ended, outcome.asked_closed = True, True
-            raise _Enough
-        if self._limit is not None and outcome.events >= self._limit:
-            raise _Enough
+    def _in_option_names(self, error: BufferLimitError) -> BufferLimitError:
+        return BufferLimitError(
+            with_option_names(error.message), feed=error.feed, partition=error.partition
+        )
 
-    def _reached_end(self) -> bool:
-        listed = self.feed.info.partitions.get(self.target.partition)
-        return listed is not None and listed.closed and listed.last_cursor == self.outcome.cursor
-
-    def _judge(self, decoder: PageDecoder, asked: str, info: FeedInfo) -> None:
-        closed = info.partitions[self.target.partition].closed
-        if self.outcome.cursor != asked:
-            self._progressed()
-        elif self._held is not None or decoder.saw_events or (decoder.cursor is None and closed):
-            self._no_progress(decoder.saw_events)
-        else:
-            self.outcome.ended, self.outcome.asked_closed = True, closed
-
-    # ------------------------------------------------------------------ when it does not go on
-
-    def _progressed(self) -> None:
-        self._stuck = self._failures = 0
-        self._failing_since = None
-
-    def _no_progress(self, saw_events: bool) -> None:
-        self._stuck += 1
-        if self._stuck >= self.feed.options.limits.max_attempts_without_progress:
-            what = (
-                "brought events and no new cursor"
-                if saw_events
-                else "of a closed partition brought neither an event nor a cursor"
-            )
-            raise NoProgressError(
-                f"{self._stuck} responses in a row {what}",
-                feed=self.feed.url,
-                partition=self.target.partition,
-            )
+    # ------------------------------------------------------------------ between two responses
 
     def _refused(self, error: RequestRefusedError, info: FeedInfo) -> None:
-        """A new token is fetched here; all else is for the driver, which discovers again (R10)."""
+        """Get a new token after a conflict; leave other refusals to the driver, which discovers."""
         if error.status != _CONFLICT:
-            self.outcome.refused = error.status
+            self.result.refused = error.status
             return
-        self._conflicts += 1
-        if self._conflicts > self.feed.options.limits.max_attempts_without_progress:
+        try:
+            pause = self._conflicts.pause(error)
+        except RequestRefusedError:
             raise ProtocolError(
                 "the fetch is answered 409 again and again, with a fresh token each time",
-                feed=self.feed.url,
+                feed=self.connection.url,
                 partition=self.target.partition,
             ) from error
-        if self._conflicts > 1:
-            time.sleep(backoff(self.feed.options.retry, self._conflicts, error))
+        if self._conflicts.failures > 1:  # the first time, a new token is all that is needed
+            time.sleep(pause)
         try:
-            self.feed.discover(seen=info)
+            self.connection.discover(seen=info)
         except FeedError as failed:
             self._retry(failed)
 
     def _retry(self, error: FeedError) -> None:
-        policy = self.feed.options.retry
-        if policy.decide(error) != "retry":
-            raise error
-        now = time.monotonic()
-        self._failing_since = now if self._failing_since is None else self._failing_since
-        self._failures += 1
-        pause = backoff(policy, self._failures, error)
-        give_up = policy.give_up_after if self._patience is None else self._patience
-        if give_up is None or now + pause - self._failing_since < give_up:
+        """Sleep until the next attempt, or give up."""
+        if self._grace_period is None or self.connection.options.retry.decide(error) != "retry":
+            time.sleep(self._failures.pause(error))
+            return
+        try:
+            pause = self._failures.pause(error)
+        except FeedError:
+            self._give_up(error)
+            return
+        if self._failures.elapsed + pause < self._grace_period:
             time.sleep(pause)
-        elif self._patience is None:
-            raise error
-        elif self.outcome.cursor == self.outcome.start:
-            self.outcome.failed = f"{type(error).__name__}: {error.message}"
-        else:
-            raise _Enough
+        else:  # other partitions of the task would have to wait for it (R14)
+            self._give_up(error)
+
+    def _give_up(self, error: FeedError) -> None:
+        if self.result.cursor != self.result.start:
+            raise _Stop
+        self.result.failed = f"{type(error).__name__}: {error.message}"
 
 
 def _lines(chunk: bytes) -> Iterator[bytes]:
-    """The chunk's lines with their newlines; only ``\\n`` ends a line."""
+    """Yield the lines of the chunk with their newlines. Only ``\\n`` ends a line."""
     start = 0
     while start < len(chunk):
         end = chunk.find(b"\n", start) + 1 or len(chunk)
@@ -404,8 +262,12 @@ def _lines(chunk: bytes) -> Iterator[bytes]:
         start = end
 
 
-def read_end(feed: Feed, partition: int) -> str:
-    """The cursor behind the newest event of an open partition, by a fetch of ``_last``. Raises `FeedError`."""
-    return (
-        PartitionReader(feed, Target(partition, LAST), full=lambda: True, probe=True).read().cursor
-    )
+def read_end(connection: FeedConnection, partition: int) -> str:
+    """Return the cursor behind the newest event of an open partition, by a fetch of ``_last``.
+
+    Raises:
+        FeedError: as `PartitionReader.read`.
+    """
+    target = Target(partition, LAST)
+    reader = PartitionReader(connection, target, full=lambda: True, hold_open=False)
+    return reader.read().cursor

@@ -1,11 +1,15 @@
-"""A ready pipeline: a feed into a table, exactly once. ``python -m feedapi_client.spark.ingest``, ``spark-submit`` of this file, or ``feedapi ingest``.
+"""Ingests a feed into a table, exactly once.
 
-::
+Run it as ``feedapi ingest``, as ``python -m feedapi_client.spark.ingest``, or with ``spark-submit``
+of this file::
 
-    python -m feedapi_client.spark.ingest https://service/myfeed /data/orders --schema "id STRING, amount DOUBLE" --trigger available-now
+    feedapi ingest https://service/myfeed /data/orders \\
+        --schema "id STRING, amount DOUBLE" --trigger available-now
 
-Each micro-batch is written as a whole under its number, in place of what an earlier attempt of the same batch left: that makes it exactly once, with
-any reader of the result. Files go to ``OUTPUT/batch=<n>``; a table of another format (Iceberg, Delta) gets a column ``batch`` whose rows are replaced.
+Each micro-batch is written as a whole under its number and replaces what an earlier attempt of the
+same batch left. This makes it exactly once, whatever reads the result. Files are written to
+``OUTPUT/batch=<n>``. A table of another format (Iceberg, Delta) gets a column ``batch``, and the
+rows of that batch are replaced.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pyspark.errors import PySparkException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.observation import Observation
@@ -38,17 +42,30 @@ FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro")
 CORRUPT = "_corrupt"
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
-_PLACE = "_feedapi"
+_OWN_FOLDER = "_feedapi"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ingest:
     """What to ingest, and how.
 
-    `output` is a folder for file formats, else the name of a table. `schema` (DDL) makes columns of the payload; what does not fit it is kept in column
-    ``_corrupt``. `transform` gets each micro-batch and its number, and returns what is to be written, or None when it wrote by itself (it may be called
-    again with the same batch). `checkpoint` and `staging` default to a folder inside `output` for file formats. `options` are those of the source,
-    `writer_options` those of the format. `trigger` is ``available-now`` or an interval such as ``10s``.
+    Arguments:
+        url: of the feed.
+        output: folder for file formats, else the name of a table.
+        format: one of `FILE_FORMATS`, or any installed table format.
+        schema: columns of the payload, as DDL. A payload that does not fit is kept in column
+            ``_corrupt``. Without a schema the payload stays JSON.
+        partition_by: columns of the table's folders or partitions.
+        trigger: ``available-now``, or an interval such as ``10s``.
+        transform: called with each micro-batch and its number. Returns what to write, or None when
+            it wrote by itself. It may be called again with the same batch.
+        checkpoint, staging: locations of the query's own files. For file formats they default to
+            a folder inside `output`.
+        options: of the source.
+        writer_options: of the format.
+
+    Raises:
+        ValueError: `trigger` is wrong, or a table format is given without checkpoint and staging.
     """
 
     url: str
@@ -66,14 +83,15 @@ class Ingest:
     def __post_init__(self) -> None:
         if self.format not in FILE_FORMATS and (self.checkpoint is None or self.staging is None):
             raise ValueError(
-                f"format {self.format} writes to a table: say with --checkpoint and --staging where the query keeps its own files"
+                f"format {self.format} writes to a table: say with --checkpoint and --staging "
+                "where the query keeps its own files"
             )
         trigger_options(self.trigger)
 
 
 @dataclass
 class Summary:
-    """What one run wrote. `unparsed` events did not fit the schema."""
+    """What one run wrote. `unparsed` is the number of events that did not fit the schema."""
 
     output: str
     batches: int = 0
@@ -88,11 +106,14 @@ class Summary:
             if self.unparsed
             else ""
         )
-        return f"{self.rows:,} rows{unparsed} in {self.batches} batches to {self.output} in {self.seconds:.1f} s{rate}"
+        return (
+            f"{self.rows:,} rows{unparsed} in {self.batches} batches to {self.output} "
+            f"in {self.seconds:.1f} s{rate}"
+        )
 
 
 def trigger_options(text: str) -> dict[str, Any]:
-    """The keyword of ``DataStreamWriter.trigger``. Raises ValueError."""
+    """Return the keyword argument of ``DataStreamWriter.trigger``. Raises ValueError."""
     if text in ("available-now", "availableNow"):
         return {"availableNow": True}
     interval = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text.strip())
@@ -104,9 +125,17 @@ def trigger_options(text: str) -> dict[str, Any]:
 
 
 def start(spark: SparkSession, job: Ingest) -> tuple[StreamingQuery, Summary]:
-    """Start the query. The summary grows with every batch. Raises ValueError for an output that another query wrote, and what Spark raises."""
-    checkpoint = job.checkpoint or f"{job.output.rstrip('/')}/{_PLACE}/checkpoint"
-    staging = job.staging or f"{_as_url(job.output).rstrip('/')}/{_PLACE}/staging"
+    """Start the query.
+
+    Returns:
+        the query, and a summary that is updated with every batch.
+
+    Raises:
+        ValueError: another query wrote the output.
+        PySparkException: Spark could not start the query.
+    """
+    checkpoint = job.checkpoint or f"{job.output.rstrip('/')}/{_OWN_FOLDER}/checkpoint"
+    staging = job.staging or f"{_as_url(job.output).rstrip('/')}/{_OWN_FOLDER}/staging"
     _check_fresh(spark, job, checkpoint)
     spark.dataSource.register(FeedDataSource)
     summary = Summary(job.output)
@@ -122,7 +151,10 @@ def start(spark: SparkSession, job: Ingest) -> tuple[StreamingQuery, Summary]:
 
 
 def run(spark: SparkSession, job: Ingest) -> Summary:
-    """Ingest until the trigger is done, or the query is stopped. Raises what Spark raises when it fails."""
+    """Ingest until the trigger is done, or the query is stopped.
+
+    Raises as `start`, and PySparkException when the query fails.
+    """
     began = time.monotonic()
     query, summary = start(spark, job)
     try:
@@ -141,7 +173,8 @@ def _writer(job: Ingest, summary: Summary) -> Callable[[DataFrame, int], None]:
         if job.transform is not None and rows is not None:
             rows = job.transform(rows, number)
         if rows is not None:
-            # Observed last: the write below is sure to run the observation, which would never come to an end otherwise.
+            # Observed last, because the write below is sure to run it: `Observation.get` waits
+            # for ever for an observation that no action runs.
             counts = Observation()
             unparsed = F.count(F.col(CORRUPT)) if CORRUPT in rows.columns else F.count(F.lit(None))
             observed = rows.observe(
@@ -188,23 +221,29 @@ def _write_table(job: Ingest, rows: DataFrame, number: int) -> None:
 
 
 def _check_fresh(spark: SparkSession, job: Ingest, checkpoint: str) -> None:
-    """A new query would number its batches from 0 again, and replace those of the old one by other events."""
-    if (
-        job.format in FILE_FORMATS
-        and _matches(spark, f"{job.output.rstrip('/')}/batch=*")
-        and not _matches(spark, f"{checkpoint}/offsets/*")
-    ):
+    """Raise ValueError when the output holds batches of another query.
+
+    A new query would count its batches from 0 again and replace the old ones by other events.
+    """
+    if job.format not in FILE_FORMATS or _exists(spark, f"{checkpoint}/offsets/*"):
+        return
+    if _exists(spark, f"{job.output.rstrip('/')}/batch=*"):
         raise ValueError(
-            f"{job.output} holds batches, but {checkpoint} is not the checkpoint that they were written with: give that one, or another output"
+            f"{job.output} holds batches, but {checkpoint} is not the checkpoint that they were "
+            "written with: give that one, or another output"
         )
 
 
-def _matches(spark: SparkSession, pattern: str) -> bool:
-    jvm: Any = spark._jvm
-    path = jvm.org.apache.hadoop.fs.Path(pattern)
-    return bool(
-        path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).globStatus(path)
-    )
+def _exists(spark: SparkSession, pattern: str) -> bool:
+    """Whether a file or folder of any of Spark's file systems matches the pattern."""
+    files = spark.read.format("binaryFile").option("recursiveFileLookup", "true")
+    try:
+        files.load(pattern)
+    except AnalysisException as error:
+        if error.getCondition() == "PATH_NOT_FOUND":
+            return False
+        raise
+    return True
 
 
 def _as_url(path: str) -> str:
@@ -215,7 +254,7 @@ def _as_url(path: str) -> str:
 
 
 def parser() -> argparse.ArgumentParser:
-    """The arguments of the command."""
+    """Return the parser of the command's arguments."""
     arguments = argparse.ArgumentParser(
         prog="feedapi ingest", description="Ingest a feed into a table with Spark, exactly once."
     )
@@ -228,7 +267,8 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--schema",
-        help="columns of the payload as DDL, such as 'id STRING, amount DOUBLE'; without it the payload stays JSON",
+        help="columns of the payload as DDL, such as 'id STRING, amount DOUBLE' "
+        "(default: the payload stays JSON)",
     )
     arguments.add_argument(
         "--partition-by",
@@ -279,7 +319,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command: 0 when it ended well, 1 when the pipeline failed, 2 for wrong arguments; one line on stderr says why."""
+    """Run the command and return its exit code.
+
+    0: success. 1: the pipeline failed. 2: wrong arguments. One line on stderr says why.
+    """
     given = parser().parse_args(argv)
     try:
         job = Ingest(
@@ -297,13 +340,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         conf = _pairs("--conf", given.conf)
     except ValueError as error:
-        return _complain(error, 2)
+        return _fail(error, 2)
     spark: SparkSession | None = None
     try:
         spark = _session(conf)
         summary = _run_until_signal(spark, job)
     except (ValueError, FeedError, PySparkException) as error:
-        return _complain(error, 2 if isinstance(error, ValueError) else 1)
+        return _fail(error, 2 if isinstance(error, ValueError) else 1)
     finally:
         if spark is not None:
             spark.stop()
@@ -312,7 +355,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _session(conf: Mapping[str, str]) -> SparkSession:
-    if "SPARK_ENV_LOADED" not in os.environ:  # not under spark-submit: workers run what runs this
+    if "SPARK_ENV_LOADED" not in os.environ:  # spark-submit chooses by itself
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder: Any = SparkSession.builder.appName("feedapi ingest")
     for name, value in conf.items():
@@ -322,7 +365,7 @@ def _session(conf: Mapping[str, str]) -> SparkSession:
 
 
 def _run_until_signal(spark: SparkSession, job: Ingest) -> Summary:
-    """As `run`; SIGINT and SIGTERM end the query after the batch under way has been given up, which the next run does again."""
+    """As `run`. SIGINT and SIGTERM stop the query; the next run repeats an unfinished batch."""
     began = time.monotonic()
     stopping: list[int] = []
     handlers = {
@@ -360,13 +403,16 @@ def _function(path: str) -> Transform:
     return function  # type: ignore[no-any-return]
 
 
-def _complain(error: Exception, code: int) -> int:
+def _fail(error: Exception, code: int) -> int:
     sys.stderr.write(f"feedapi ingest: {plain_message(error)}\n")
     return code
 
 
 def plain_message(error: Exception) -> str:
-    """The one line that matters: of an error of ours that Spark wrapped in tracebacks of several languages, that error's own text."""
+    """Return the message of an error in one line.
+
+    Spark wraps an error of this library in tracebacks of several languages: return its own text.
+    """
     text = str(error)
     ours = re.findall(
         r"^(?:\w+\.)*feedapi_client\.[\w.]+(?:Error|Exception): (.+)$", text, re.MULTILINE

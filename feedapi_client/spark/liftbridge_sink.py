@@ -1,16 +1,21 @@
-"""A Spark sink for Liftbridge: ``df.writeStream.format("liftbridge")`` (extras ``spark`` and ``liftbridge``).
+"""A Spark sink for Liftbridge: ``df.writeStream.format("liftbridge")``.
 
-::
+Needs the extras ``spark`` and ``liftbridge``. ::
 
     from feedapi_client.spark.liftbridge_sink import LiftbridgeDataSource
 
     spark.dataSource.register(LiftbridgeDataSource)
-    rows.selectExpr("data AS value", "data:entity::string AS key").writeStream.format("liftbridge").option("stream", "orders").start()
+    messages = rows.selectExpr("data AS value", "data:entity::string AS key")
+    messages.writeStream.format("liftbridge").option("stream", "orders").start()
 
-Columns: ``value`` (string or binary), and if wanted ``key`` (string or binary), ``headers`` (map of strings to strings or binaries), ``partition`` (the
-stream's, a whole number; else the key chooses). Each row is one message, acked before its task ends: at least once. A row that is written again, after a
-failed task or a crash, has the same headers ``feedapi-query``, ``feedapi-batch`` and ``feedapi-row`` (see `feedapi_client.liftbridge.row_id`), as long as
-the query computes the same rows in the same order again.
+Columns: ``value`` (string or binary) is required. Optional are ``key`` (string or binary),
+``headers`` (map of strings to strings or binaries) and ``partition`` (a whole number: the partition
+of the stream; by default the key chooses it).
+
+Each row is one message, acked before its task ends: at least once. A row that is written again,
+after a failed task or a crash, has the same headers ``feedapi-query``, ``feedapi-batch`` and
+``feedapi-row`` (see `feedapi_client.liftbridge.row_id`). That holds as long as the query computes
+the same rows in the same order again.
 """
 
 from __future__ import annotations
@@ -36,27 +41,47 @@ from pyspark.sql.types import (
 )
 
 from feedapi_client.liftbridge import AckPolicy, LiftbridgePublisher, Stream
-from feedapi_client.liftbridge.reader import BATCH, QUERY, ROW
-from feedapi_client.liftbridge.retrying import publish_until_acked
+from feedapi_client.liftbridge.headers import BATCH, QUERY, ROW
+from feedapi_client.liftbridge.publisher import publish_until_acked
 from feedapi_client.spark.options import OptionError
 
+_NATS = "nats://127.0.0.1:4222"
 _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 _TASK_SHIFT = 40
-_ACKED = {"leader": AckPolicy.LEADER, "all": AckPolicy.ALL}
+_ACK_POLICIES = {"leader": AckPolicy.LEADER, "all": AckPolicy.ALL}
 _TEXT = (StringType, BinaryType)
-_WHOLE = (ByteType, ShortType, IntegerType, LongType)
+_WHOLE_NUMBER = (ByteType, ShortType, IntegerType, LongType)
+_KNOWN_OPTIONS = {
+    "stream",
+    "subject",
+    "partitions",
+    "nats",
+    "natsenv",
+    "ackpolicy",
+    "acktimeout",
+    "maxinflight",
+    "attempts",
+}
+_OPTIONS_OF_SPARK = {"checkpointlocation", "path", "queryname"}
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """The options of ``format("liftbridge")``: `stream` is required.
+    """The options of ``format("liftbridge")``. Only `stream` is required.
 
-    `nats` are URLs with commas between them, or `nats_env` names an environment variable of the executors that holds them.
+    Attributes:
+        stream: options ``stream``, ``subject`` and ``partitions``.
+        nats: URLs of NATS servers, separated by commas.
+        nats_env: an environment variable of the executors that holds them instead.
+        ack_policy: ``leader`` or ``all``.
+        ack_timeout: seconds that each message waits for its ack.
+        max_in_flight: maximum number of messages of a task that wait for their ack.
+        attempts: number of attempts to publish without progress after which the task fails.
     """
 
     stream: Stream
-    nats: str = field(default="nats://127.0.0.1:4222", repr=False)  # may hold a password
+    nats: str = field(default=_NATS, repr=False)  # may hold a password
     nats_env: str | None = None
     ack_policy: AckPolicy = AckPolicy.ALL
     ack_timeout: float = 10.0
@@ -64,48 +89,57 @@ class SinkOptions:
     attempts: int = 10
 
     def servers(self) -> list[str]:
-        """Where NATS is."""
-        given = os.environ.get(self.nats_env, "") if self.nats_env else self.nats
-        if not given:
+        """Return the URLs of NATS. Raises `OptionError` when `nats_env` is not set."""
+        urls = os.environ.get(self.nats_env, "") if self.nats_env else self.nats
+        if not urls:
             raise OptionError(
-                f"liftbridge sink: the environment variable {self.nats_env} is not set on the executors"
+                f"liftbridge sink: the environment variable {self.nats_env} "
+                "is not set on the executors"
             )
-        return [server.strip() for server in given.split(",")]
+        return [url.strip() for url in urls.split(",")]
 
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """What one task has written."""
+    """The commit message of a task: the number of rows that it published."""
 
     rows: int
 
 
 class LiftbridgeDataSource(DataSource):
-    """``format("liftbridge")``. Raises `OptionError` for options and columns that are unknown, missing or wrong, before any job starts."""
+    """``format("liftbridge")``.
+
+    Raises:
+        OptionError: an option or a column is unknown, missing or wrong. Raised before a job starts.
+    """
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "liftbridge"
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> LiftbridgeWriter:  # noqa: N802
-        """The sink."""
+        """Return the writer of a streaming query."""
         if overwrite:
             raise OptionError(
-                "liftbridge sink: a stream only grows: use outputMode append or update"
+                "liftbridge sink: messages can't be replaced: use outputMode append or update"
             )
         _check_columns(schema)
         return LiftbridgeWriter(parse_options(self.options))
 
 
 class LiftbridgeWriter(DataSourceStreamArrowWriter):
-    """Publishes rows from executors. Picklable."""
+    """Publishes rows on executors. Picklable."""
 
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Publish the rows of one task and wait for all acks. Raises `LiftbridgeError`; Spark tries the task again."""
+        """Publish the rows of one task and wait for all acks.
+
+        Raises:
+            LiftbridgeError: a row could not be published. Spark retries the task.
+        """
         return Written(asyncio.run(self._publish(iterator)))
 
     async def _publish(self, batches: Iterator[pa.RecordBatch]) -> int:
@@ -115,7 +149,7 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
             QUERY: (task.getLocalProperty(_QUERY_ID) or "").encode(),
             BATCH: (task.getLocalProperty(_BATCH_ID) or "").encode(),
         }
-        row = task.partitionId() << _TASK_SHIFT
+        first_row = task.partitionId() << _TASK_SHIFT
         count, options = 0, self._options
         async with LiftbridgePublisher(
             options.servers(),
@@ -124,42 +158,59 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
             max_in_flight=options.max_in_flight,
         ) as publisher:
             for batch in batches:
-                for part, rows in _by_partition(batch):
-                    headers = [
-                        {**own, ROW: str(row + count + i).encode()}
-                        for own, i in zip(_headers(rows), part.rows, strict=True)
-                    ]
-                    await publish_until_acked(
-                        publisher,
-                        options.stream,
-                        _values(rows),
-                        _keys(rows),
-                        headers,
-                        shared=shared,
-                        partition=part.partition,
-                        attempts=options.attempts,
-                    )
+                for part in _by_partition(batch):
+                    await self._publish_part(publisher, part, shared, first_row + count)
                 count += batch.num_rows
         return count
+
+    async def _publish_part(
+        self,
+        publisher: LiftbridgePublisher,
+        part: _Part,
+        shared: Mapping[str, bytes],
+        first_row: int,
+    ) -> None:
+        rows = part.rows
+        headers = [
+            {**own, ROW: str(first_row + position).encode()}
+            for own, position in zip(_headers(rows), part.positions, strict=True)
+        ]
+        await publish_until_acked(
+            publisher,
+            self._options.stream,
+            _values(rows),
+            _keys(rows),
+            headers,
+            headers=shared,
+            partition=part.partition,
+            attempts=self._options.attempts,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Rows of a batch that go to one partition of the stream; None: where their keys say."""
+    """Rows of a batch that go to one partition of the stream.
+
+    Attributes:
+        partition: the partition; None where the keys choose it.
+        positions: the positions of the rows in their batch.
+        rows: the rows.
+    """
 
     partition: int | None
-    rows: Sequence[int]
+    positions: Sequence[int]
+    rows: pa.RecordBatch
 
 
-def _by_partition(batch: pa.RecordBatch) -> Iterator[tuple[_Part, pa.RecordBatch]]:
+def _by_partition(batch: pa.RecordBatch) -> Iterator[_Part]:
     if "partition" not in batch.schema.names:
-        yield _Part(None, range(batch.num_rows)), batch
+        yield _Part(None, range(batch.num_rows), batch)
         return
-    places: dict[int | None, list[int]] = {}
+    positions: dict[int | None, list[int]] = {}
     for i, partition in enumerate(batch.column("partition").to_pylist()):
-        places.setdefault(partition, []).append(i)
-    for partition, rows in places.items():
-        yield _Part(partition, rows), batch.take(pa.array(rows))
+        positions.setdefault(partition, []).append(i)
+    for partition, found in positions.items():
+        yield _Part(partition, found, batch.take(pa.array(found)))
 
 
 def _values(batch: pa.RecordBatch) -> list[bytes]:
@@ -189,7 +240,7 @@ def _encoded(value: str | bytes | None) -> bytes:
 
 
 def _check_columns(schema: StructType) -> None:
-    allowed = {"value": _TEXT, "key": _TEXT, "partition": _WHOLE, "headers": (MapType,)}
+    allowed = {"value": _TEXT, "key": _TEXT, "partition": _WHOLE_NUMBER, "headers": (MapType,)}
     wrong = [
         f"{field.name} {field.dataType.simpleString()}"
         for field in schema
@@ -197,8 +248,9 @@ def _check_columns(schema: StructType) -> None:
     ]
     if wrong or "value" not in schema.names:
         raise OptionError(
-            "liftbridge sink: the columns are value (string or binary), and if wanted key (string or binary), partition (whole number) and headers "
-            f"(map of strings to strings or binaries): select them; these are not: {', '.join(wrong) or 'no value'}"
+            "liftbridge sink: the columns are value (string or binary), and optionally key "
+            "(string or binary), partition (whole number) and headers (map of strings to strings "
+            f"or binaries). Select them. Wrong or missing: {', '.join(wrong) or 'value'}"
         )
 
 
@@ -209,23 +261,17 @@ def _fits(found: DataType, kinds: tuple[type[DataType], ...]) -> bool:
 
 
 def parse_options(given: Mapping[str, str]) -> SinkOptions:
-    """The options, checked. Raises `OptionError`, which never quotes a value of `nats`."""
-    known = {
-        "stream",
-        "subject",
-        "partitions",
-        "nats",
-        "natsenv",
-        "ackpolicy",
-        "acktimeout",
-        "maxinflight",
-        "attempts",
-    }
+    """Return the options after checking them.
+
+    Raises:
+        OptionError: an option is unknown, missing or wrong. It never quotes a value of ``nats``.
+    """
     options = {name.lower(): value for name, value in given.items()}
-    unknown = sorted(options.keys() - known - {"checkpointlocation", "path", "queryname"})
+    unknown = sorted(options.keys() - _KNOWN_OPTIONS - _OPTIONS_OF_SPARK)
     if unknown:
         raise OptionError(
-            f"liftbridge sink: unknown option {', '.join(unknown)}; there are {', '.join(sorted(known))}"
+            f"liftbridge sink: unknown option {', '.join(unknown)}; "
+            f"the options are {', '.join(sorted(_KNOWN_OPTIONS))}"
         )
     if not options.get("stream"):
         raise OptionError("liftbridge sink: option stream is required")
@@ -234,14 +280,15 @@ def parse_options(given: Mapping[str, str]) -> SinkOptions:
             stream=Stream(
                 options["stream"], options.get("subject", ""), int(options.get("partitions", "1"))
             ),
-            nats=options.get("nats", "nats://127.0.0.1:4222"),
+            nats=options.get("nats", _NATS),
             nats_env=options.get("natsenv"),
-            ack_policy=_ACKED[options.get("ackpolicy", "all").lower()],
+            ack_policy=_ACK_POLICIES[options.get("ackpolicy", "all").lower()],
             ack_timeout=float(options.get("acktimeout", "10")),
             max_in_flight=int(options.get("maxinflight", "8192")),
             attempts=int(options.get("attempts", "10")),
         )
     except (ValueError, KeyError) as error:
         raise OptionError(
-            "liftbridge sink: partitions, maxInFlight and attempts are whole numbers, ackTimeout a number of seconds, ackPolicy leader or all"
+            "liftbridge sink: partitions, maxInFlight and attempts are whole numbers, "
+            "ackTimeout a number of seconds, ackPolicy leader or all"
         ) from error

@@ -16,17 +16,21 @@ from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 MAX_PARTITION = 32767
 
 _SECRET = re.compile("auth|cookie|key|token|secret|passw|credential|signature", re.IGNORECASE)
+_OPTION_OBJECT = r"\b(?:FetchOptions|Limits|RetryPolicy)\b"
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _SPARK_LIMITS = {"max_poll_interval": 2.0, "max_batch_bytes": 4 * 1024 * 1024}
 
 
 class OptionError(ValueError):
-    """An option is unknown, missing or wrong. One line that names every option at fault."""
+    """An option is unknown, missing or wrong. Its one line names every such option."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """What a read or a stream was asked for. Picklable: it travels to the executors, secrets do not (see `feedapi_client.spark.auth`)."""
+    """Validated options of a read or a stream.
+
+    Picklable, because executors get it. It holds no secrets (see `feedapi_client.spark.auth`).
+    """
 
     url: str
     v1_partitions: int | None = None
@@ -48,11 +52,11 @@ class SourceOptions:
     auth_callable: str | None = None
 
     def __repr__(self) -> str:
-        # Options end up in plans and logs; a URL's query and header values may be secrets.
+        # Options end up in plans and logs. The URL's query and header values may be secrets.
         return f"<SourceOptions of {urlsplit(self.url).hostname}>"
 
 
-# ---------------------------------------------------------------------- one value
+# ---------------------------------------------------------------------- the value of one option
 
 
 def _text(value: str) -> str:
@@ -111,7 +115,8 @@ def _url(value: str) -> str:
         raise ValueError("must be an http or https URL")
     if credentials:
         raise ValueError(
-            "must not hold credentials, which would stand in query plans: use authEnv or authCallable"
+            "must not hold credentials, which would show in query plans: use authEnv or "
+            "authCallable"
         )
     return value.strip()
 
@@ -177,7 +182,7 @@ def _import_path(value: str) -> str:
     return value.strip()
 
 
-# ---------------------------------------------------------------------- all of them
+# ---------------------------------------------------------------------- all options
 
 
 def _camel(name: str) -> str:
@@ -212,7 +217,6 @@ _RETRY: dict[str, Callable[[str], Any]] = {
     f.name: _seconds_or_none for f in fields(RetryPolicy) if f.name != "decide"
 }
 _FAMILIES = ("filter.", "header.", "headerEnv.")
-_ALIASES = {"path": "url", "startingcursors": "start"}
 
 OPTION_NAMES = sorted(
     [
@@ -221,7 +225,7 @@ OPTION_NAMES = sorted(
         *(f"{family}NAME" for family in _FAMILIES),
     ]
 )
-"""Every option, as it is spelled in documentation; Spark ignores the case of option names."""
+"""All options, in the spelling of the documentation. Spark ignores the case of option names."""
 
 _PARSERS = {
     _camel(name).lower(): (name, parse)
@@ -232,33 +236,32 @@ _PARSERS["startingcursors"] = ("start", _start)
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """The checked options of one read or stream; ``path`` (the argument of ``load``) stands for ``url``.
+    """Return the validated options of one read or stream.
 
-    Raises `OptionError` with every problem in one line. No value is quoted: it may be a secret.
+    ``path`` (the argument of ``load``) means ``url``.
+
+    Raises:
+        OptionError: every problem, in one line. No value is quoted: it may be a secret.
     """
     problems: list[str] = []
     values: dict[str, Any] = {}
     families: dict[str, dict[str, str]] = {family.lower(): {} for family in _FAMILIES}
     for option, value in given.items():
-        name = (
-            _ALIASES.get(option.lower(), option.lower())
-            if option.lower() == "path"
-            else option.lower()
-        )
+        name = "url" if option.lower() == "path" else option.lower()
         family = next((f for f in families if name.startswith(f) and len(name) > len(f)), None)
         if family is not None:
             families[family][option[len(family) :]] = str(value)
         elif name not in _PARSERS:
             problems.append(_unknown(option))
         else:
-            _take(option, str(value), name, values, problems)
+            _parse(option, str(value), name, values, problems)
     _check(values, families, problems)
     if problems:
         raise OptionError(f"feedapi source: {'; '.join(problems)}")
     return _build(values, families)
 
 
-def _take(option: str, value: str, name: str, values: dict[str, Any], problems: list[str]) -> None:
+def _parse(option: str, value: str, name: str, values: dict[str, Any], problems: list[str]) -> None:
     target, parse = _PARSERS[name]
     try:
         parsed = parse(value)
@@ -278,8 +281,8 @@ def _check(
     ):
         problems.append("option url is missing: the address of the feed")
     problems += [
-        f"option header.{name} would put a secret into the query plan: name an environment variable with headerEnv.{name} or authEnv, "
-        "or give a function with authCallable"
+        f"option header.{name} would put a secret into the query plan: name an environment "
+        f"variable with headerEnv.{name} or authEnv, or give a function with authCallable"
         for name in families["header."]
         if _SECRET.search(name)
     ]
@@ -326,7 +329,11 @@ def _spelling(option: str) -> str:
 
 
 def _in_option_names(message: str) -> str:
-    message = re.sub(r"\b(?:FetchOptions|Limits|RetryPolicy)(?:\.|: )", "", message)
-    return "option " + re.sub(
-        r"\b[a-z]+(?:_[a-z0-9]+)+\b", lambda match: _camel(match.group()), message
-    )
+    """Return the message of an option object's ValueError with the names of Spark's options."""
+    message = re.sub(_OPTION_OBJECT + r"(?:\.|: )", "", message)
+    return "option " + re.sub(r"\b[a-z]+(?:_[a-z0-9]+)+\b", lambda m: _camel(m[0]), message)
+
+
+def with_option_names(message: str) -> str:
+    """Return an error's text that calls ``Limits.max_line_bytes`` ``option maxLineBytes``."""
+    return re.sub(_OPTION_OBJECT + r"\.(\w+)", lambda m: f"option {_camel(m[1])}", message)

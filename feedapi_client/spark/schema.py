@@ -1,4 +1,4 @@
-"""The columns of ``format("feedapi")``, and how staged bytes become Arrow batches of them."""
+"""The columns of ``format("feedapi")``, and how payloads become Arrow batches of them."""
 
 from __future__ import annotations
 
@@ -39,11 +39,17 @@ _VARIANT = pa.struct(
 
 
 def spark_schema(payload: Payload) -> StructType:
-    """The columns, in their order.
+    """Return the columns, in their order.
 
-    ``partition`` the event was read from; ``cursor`` of the checkpoint that closes its batch; ``sequence`` counts the events of the partition within the
-    read (a batch read, or the whole life of a streaming query); ``data`` the payload as sent; ``headers`` of dialect v1, null where there are none;
-    ``depth`` how many partitions come before this one in its lineage. ``orderBy("depth", "sequence")`` restores the order within an entity.
+    - ``partition``: that the event was read from.
+    - ``cursor``: of the checkpoint that closes the event's batch.
+    - ``sequence``: number of the event within its partition, counted from 0 over a batch read, or
+      over the whole life of a streaming query.
+    - ``data``: the payload as sent.
+    - ``headers``: of dialect v1; null where there are none.
+    - ``depth``: number of partitions that come before this one in its lineage.
+
+    ``orderBy("depth", "sequence")`` restores the order within an entity.
     """
     return StructType(
         [
@@ -58,7 +64,7 @@ def spark_schema(payload: Payload) -> StructType:
 
 
 def arrow_schema(payload: Payload) -> pa.Schema:
-    """The same columns for Arrow. PySpark compares types exactly."""
+    """Return the same columns for Arrow. PySpark compares types exactly."""
     return pa.schema(
         [
             pa.field("partition", pa.int32(), nullable=False),
@@ -72,24 +78,27 @@ def arrow_schema(payload: Payload) -> pa.Schema:
 
 
 @dataclass(slots=True)
-class Rows:
-    """Makes the Arrow batches of one partition's events; keeps count between calls.
+class RowBuilder:
+    """Builds the Arrow batches of one partition's events, one after the other.
 
-    `marks` are (number of events, cursor of the checkpoint behind them), in the order of the events.
+    Arguments:
+        sequence: number of the first event.
+        checkpoints: (number of events, cursor of the checkpoint that closes them), in order.
     """
 
     partition: int
     depth: int
     sequence: int
     payload: Payload
-    marks: Sequence[tuple[int, str]]
-    done: int = 0
+    checkpoints: Sequence[tuple[int, str]]
+    built: int = 0
+    """Events built so far."""
 
-    def batch(self, lines: bytes, headers: Sequence[bytes] | None = None) -> pa.RecordBatch:
-        """The batch of payloads, one a line; `headers` are JSON objects, one an event."""
+    def build(self, lines: bytes, headers: Sequence[bytes] | None = None) -> pa.RecordBatch:
+        """Return the next batch. `lines` has a payload a line, `headers` a JSON object an event."""
         data = split_lines(lines)
         count = len(data)
-        first = self.sequence + self.done
+        first = self.sequence + self.built
         columns = [
             constant(self.partition, count, pa.int32()),
             self._cursors(count),
@@ -98,30 +107,39 @@ class Rows:
             header_maps(headers) if headers else pa.nulls(count, _HEADERS),
             constant(self.depth, count, pa.int32()),
         ]
-        self.done += count
+        self.built += count
         return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.payload))
 
     def _cursors(self, count: int) -> pa.Array:
         ends = np.cumsum(
-            np.fromiter((number for number, _ in self.marks), dtype=np.int64, count=len(self.marks))
+            np.fromiter(
+                (number for number, _ in self.checkpoints),
+                dtype=np.int64,
+                count=len(self.checkpoints),
+            )
         )
-        first = int(np.searchsorted(ends, self.done, side="right"))
-        last = int(np.searchsorted(ends, self.done + count - 1, side="right"))
+        first = int(np.searchsorted(ends, self.built, side="right"))
+        last = int(np.searchsorted(ends, self.built + count - 1, side="right"))
         if first == last:
-            return constant(self.marks[first][1], count, pa.string())
-        which = np.searchsorted(ends, np.arange(self.done, self.done + count), side="right") - first
-        return pa.array([cursor for _, cursor in self.marks[first : last + 1]], pa.string()).take(
-            pa.array(which)
+            return constant(self.checkpoints[first][1], count, pa.string())
+        which = (
+            np.searchsorted(ends, np.arange(self.built, self.built + count), side="right") - first
         )
+        return pa.array(
+            [cursor for _, cursor in self.checkpoints[first : last + 1]], pa.string()
+        ).take(pa.array(which))
 
 
 def constant(value: Any, count: int, type: pa.DataType) -> pa.Array:
-    """An array of one value."""
+    """Return an array that repeats one value."""
     return pa.repeat(pa.scalar(value, type), count)
 
 
 def split_lines(lines: bytes) -> pa.Array:
-    """The lines as an array of strings, without a Python object for each of them. The last line may lack its newline."""
+    """Return the lines as an array of strings, without a Python object for each line.
+
+    The last line may lack its newline.
+    """
     if not lines.endswith(b"\n"):
         lines += b"\n"
     raw = np.frombuffer(lines, dtype=np.uint8)
@@ -134,7 +152,7 @@ def split_lines(lines: bytes) -> pa.Array:
 
 
 def variants(data: pa.Array) -> pa.Array:
-    """The JSON texts as VARIANT values."""
+    """Return the JSON texts as VARIANT values."""
     parsed = [VariantVal.parseJson(text) for text in data.to_pylist()]
     values = pa.array([one.value for one in parsed], pa.binary())
     return pa.StructArray.from_arrays(
@@ -143,7 +161,10 @@ def variants(data: pa.Array) -> pa.Array:
 
 
 def header_maps(headers: Iterable[bytes]) -> pa.Array:
-    """Maps of text, null for an event without headers; a header that is no text keeps its JSON form."""
+    """Return maps of strings, null for an event without headers.
+
+    A header value that is not a string is kept as JSON text.
+    """
     decoded = (orjson.loads(line) for line in headers)
     return pa.array(
         [

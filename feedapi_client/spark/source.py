@@ -6,45 +6,55 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from feedapi_client.spark.batch import FeedReader
-from feedapi_client.spark.environment import staging_location
 from feedapi_client.spark.options import OptionError, SourceOptions, parse_options
 from feedapi_client.spark.schema import spark_schema
+from feedapi_client.spark.staging.location import default_location
 from feedapi_client.spark.stream import FeedStreamReader
 
 
 class FeedDataSource(DataSource):
-    """``format("feedapi")``. Every method raises `OptionError` for options that are unknown, missing or wrong, before any job starts."""
+    """``format("feedapi")``.
+
+    Every method raises `OptionError` for options that are unknown, missing or wrong, before any
+    job starts.
+    """
 
     @classmethod
     def name(cls) -> str:
-        """The format's name."""
+        """Return the format's name."""
         return "feedapi"
 
     def _options(self) -> SourceOptions:
         return parse_options(self.options)
 
     def schema(self) -> StructType:
-        """The columns; `data` is a VARIANT with ``payload=variant``."""
+        """Return the columns. `data` is a VARIANT with ``payload=variant``."""
         return spark_schema(self._options().payload)
 
     def reader(self, schema: StructType) -> FeedReader:
-        """The batch reader."""
+        """Return the batch reader."""
         options = self._options()
         _check_schema(schema, options)
         return FeedReader(options)
 
     def streamReader(self, schema: StructType) -> FeedStreamReader:  # noqa: N802
-        """The streaming reader."""
+        """Return the streaming reader.
+
+        Without option ``stagingLocation``, epochs are staged in a folder of this machine.
+        """
         options = self._options()
         _check_schema(schema, options)
-        return FeedStreamReader(options, staging_location(options.staging_location))
+        return FeedStreamReader(options, options.staging_location or default_location())
 
 
 def _check_schema(given: StructType, options: SourceOptions) -> None:
     own = spark_schema(options.payload)
-    if [(field.name, field.dataType) for field in given] != [
-        (field.name, field.dataType) for field in own
-    ]:
+    if _columns(given) != _columns(own):
         raise OptionError(
-            f"feedapi source: the columns are {own.simpleString()}: leave out .schema(...), and select or cast afterwards"
+            f"feedapi source: the columns are {own.simpleString()}: leave out .schema(...), and "
+            "select or cast afterwards"
         )
+
+
+def _columns(schema: StructType) -> list[tuple[str, object]]:
+    return [(field.name, field.dataType) for field in schema]

@@ -1,254 +1,293 @@
-"""``spark.readStream.format("feedapi")``: exactly once by first fetch wins (see `feedapi_client.spark.stage`)."""
+"""``spark.readStream.format("feedapi")``: exactly once by first fetch wins.
+
+See `feedapi_client.spark.staging.first_fetch`.
+"""
 
 from __future__ import annotations
 
-import gc
 import logging
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
-from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from feedapi_client.spark.fetch import Feed, Outcome
+from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.fetch import FetchResult
 from feedapi_client.spark.options import SourceOptions
-from feedapi_client.spark.stage import Group, batches, empty_object, outcomes_of, winner
-from feedapi_client.spark.staging import (
-    MissingObjectError,
-    Staging,
-    StagingError,
-    compress,
-    decompress,
-    pack,
-    unpack,
+from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask
+from feedapi_client.spark.plan.planner import AvailableNow, EpochPlanner
+from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
+from feedapi_client.spark.staging.first_fetch import (
+    empty_object,
+    fetch_once,
+    results_in,
+    rows_of,
 )
-from feedapi_client.spark.tracker import Plan, Tracker, _AvailableNow
+from feedapi_client.spark.staging.format import compress, decompress, pack, unpack
+from feedapi_client.spark.staging.location import Staging
+from feedapi_client.spark.worker_gc import freeze_imported_objects
 
 _log = logging.getLogger(__name__)
 
 Offset = dict[str, Any]
 
-_BEFORE = -1
 _HEADER_READERS = 16
+
+
+class Epoch(NamedTuple):
+    """A micro-batch: the run id of the query, and its number from 0. -1: before the first."""
+
+    run: str
+    number: int
+
+    @classmethod
+    def of(cls, offset: Offset) -> Epoch:
+        """Return the epoch of an offset that Spark passes."""
+        return cls(offset["run"], int(offset["epoch"]))
+
+    def offset(self) -> Offset:
+        """Return the offset, as Spark keeps it in the checkpoint."""
+        return {"run": self.run, "epoch": self.number}
+
+    def next(self) -> Epoch:
+        """Return the epoch after this one. The first one gets a new run id."""
+        return Epoch(self.run or uuid.uuid4().hex, self.number + 1)
+
+
+_BEFORE_FIRST = Epoch("", -1)
 
 
 class StreamPartition(InputPartition):
     """One task of one epoch."""
 
-    def __init__(self, run: str, group: Group) -> None:
+    def __init__(self, run: str, task: FetchTask) -> None:
         self.run = run
-        self.group = group
+        self.task = task
 
     def __repr__(self) -> str:
-        return (
-            f"StreamPartition(run={self.run}, epoch={self.group.epoch}, group={self.group.number})"
-        )
+        return f"StreamPartition(run={self.run}, epoch={self.task.epoch}, task={self.task.number})"
 
 
 class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The source of one streaming query.
+    """Reader of one streaming query.
 
-    An offset is ``{"run", "epoch"}``: epoch n was planned before Spark heard of it, and its plan says what it reads. The methods but `read` run in one
-    process on the driver, one at a time; `read` runs on executors, in any number of attempts.
+    An offset is ``{"run", "epoch"}``. Its plan, which says what the epoch reads, is staged before
+    Spark sees the offset.
+
+    All methods but `read` run in one process on the driver, one at a time. `read` runs on
+    executors, in any number of attempts.
     """
 
     def __init__(self, options: SourceOptions, location: str) -> None:
         self.options = options
         self.location = location
-        self._feed: Feed | None = None
-        self._tracker: Tracker | None = None
-        self._at: tuple[str, int] | None = (
-            None  # the epoch whose plan the tracker made or took over
-        )
-        self._absorbed = False
+        self._connection: FeedConnection | None = None
+        self._planner: EpochPlanner | None = None
+        self._current = _BEFORE_FIRST  # the epoch whose plan the planner made or restored
+        self._added = False  # whether the planner has the results of that epoch
         self._planned_here = False
-        self._plans: dict[tuple[str, int], Plan] = {}
-        self._available_now: _AvailableNow | None = None
+        self._plans: dict[Epoch, EpochPlan] = {}
+        self._available_now: AvailableNow | None = None
 
     def __repr__(self) -> str:
-        return f"<FeedStreamReader at {self._at}>"
+        return f"<FeedStreamReader at {self._current}>"
 
     # ------------------------------------------------------------------ on the driver
 
     def initialOffset(self) -> Offset:  # noqa: N802
-        """Before the first epoch. Called twice by Spark, so that it can't name the run: `latestOffset` does."""
-        return {"run": "", "epoch": _BEFORE}
+        """Return the offset before the first epoch.
+
+        Spark calls this twice. The run id is therefore made by `latestOffset`.
+        """
+        return _BEFORE_FIRST.offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """``maxEventsPerPartition``; `latestOffset` takes it as the bound of each partition."""
+        """Return ``maxEventsPerPartition``. `latestOffset` applies it to each partition."""
         return ReadMaxRows(self.options.max_events_per_partition)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """From now on every partition is read until it was caught up once, and `latestOffset` then stays where it is."""
-        self._available_now = _AvailableNow(time.monotonic() + self.options.available_now_timeout)
-        if self._tracker is not None:
-            self._tracker.available_now = self._available_now
+        """Read every partition until it was caught up once.
+
+        `latestOffset` then returns the same offset again, which ends the query.
+        """
+        deadline = time.monotonic() + self.options.available_now_timeout
+        self._available_now = AvailableNow(deadline)
+        if self._planner is not None:
+            self._planner.available_now = self._available_now
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
-        """Plan the epoch after `start` and write its plan; `start` itself when there is nothing new. Raises `FeedError`."""
-        run, epoch = start["run"], int(start["epoch"])
-        if self._at is not None and self._at[1] == epoch + 1 and run in ("", self._at[0]):
-            return _offset(*self._at)  # planned already, and Spark has not run it yet
-        tracker = self._tracker_at(run, epoch)
-        run = run or uuid.uuid4().hex
-        staging = self._staging(run)
-        if (
-            (run, epoch) != self._at
-            and epoch != _BEFORE
-            and staging.exists(staging.plan_key(epoch + 1))
+        """Plan the epoch after `start`, stage the plan and return the epoch's offset.
+
+        Returns:
+            `start` itself when there is nothing new.
+
+        Raises:
+            FeedError: the query can't continue.
+        """
+        last = Epoch.of(start)
+        if self._is_planned_after(last):
+            return self._current.offset()
+        planner = self._planner_after(last)
+        epoch = last.next()
+        staging = self._staging(epoch.run)
+        if last not in (self._current, _BEFORE_FIRST) and staging.exists(
+            staging.plan_key(epoch.number)
         ):
-            return self._adopt(
-                run, epoch + 1
-            )  # an earlier driver planned it and died before Spark noted it
-        plan = tracker.next_plan(limit.max_rows if isinstance(limit, ReadMaxRows) else None)
+            return self._adopt(epoch)  # an earlier driver planned it and died before Spark knew
+        plan = planner.next_plan(limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         if plan is None:
-            self._at = (run, epoch) if epoch != _BEFORE else None
+            self._current = last
             return start
-        if not staging.create(staging.plan_key(epoch + 1), _encode(plan)):
-            return self._adopt(run, epoch + 1)
-        self._remember(run, epoch + 1, plan)
-        return _offset(run, epoch + 1)
+        if not staging.create(staging.plan_key(epoch.number), _encode(plan)):
+            return self._adopt(epoch)
+        self._plans[epoch] = plan
+        self._current, self._added, self._planned_here = epoch, False, True
+        return epoch.offset()
 
     def reportLatestOffset(self) -> Offset | None:  # noqa: N802
-        """How many partitions are in which state, for `StreamingQueryProgress`. A feed does not tell how many events it holds."""
-        if self._tracker is None:
+        """Return the number of partitions in each state, for `StreamingQueryProgress`.
+
+        A feed does not tell how many events it holds.
+        """
+        if self._planner is None:
             return None
-        run, epoch = self._at or ("", _BEFORE)
-        return {**_offset(run, epoch), **self._tracker.summary()}
+        return {**self._current.offset(), **self._planner.summary()}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """One for each group of the epochs after `start`, up to `end`. Raises `StagingError` when a plan is gone."""
-        run = end["run"]
+        """Return the tasks of the epochs after `start`, up to `end`.
+
+        Raises:
+            StagingError: a plan no longer exists.
+        """
+        last = Epoch.of(end)
         found: list[InputPartition] = []
-        for epoch in range(int(start["epoch"]) + 1, int(end["epoch"]) + 1):
-            plan = self._plan(run, epoch)
-            fetch = self._open().fetch_options if plan.groups else self.options.fetch
-            numbers = range(len(plan.groups))
-            found += [
-                StreamPartition(
-                    run, Group(epoch, n, plan.targets(n), plan.slim_info(n), fetch, plan.limit)
-                )
-                for n in numbers
-            ]
+        for number in range(Epoch.of(start).number + 1, last.number + 1):
+            plan = self._plan(Epoch(last.run, number))
+            for group in range(len(plan.groups)):
+                task = plan.task(number, group, self._connect().fetch_options)
+                found.append(StreamPartition(last.run, task))
         return found
 
     def commit(self, end: Offset) -> None:
-        """Spark is done with the epochs up to `end`: delete the earlier ones. The last one still says where to go on from."""
-        if int(end["epoch"]) <= 0:
+        """Delete the epochs before `end`, whose plan still says where to continue."""
+        epoch = Epoch.of(end)
+        if epoch.number <= 0:
             return
         try:
-            self._staging(end["run"]).discard_before(int(end["epoch"]))
+            self._staging(epoch.run).delete_before(epoch.number)
         except StagingError as error:
             _log.warning("old epochs were not deleted, the next commit tries again: %s", error)
         self._plans = {
-            key: plan for key, plan in self._plans.items() if key[1] >= int(end["epoch"])
+            planned: plan for planned, plan in self._plans.items() if planned.number >= epoch.number
         }
+
+    def stop(self) -> None:
+        """Give the connection back."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     # ------------------------------------------------------------------ on executors
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """The rows of a group: whoever asks gets what the first one fetched. Raises `FeedError`."""
+        """Yield the rows of a task. Every attempt gets what the first one fetched.
+
+        Raises:
+            FeedError: the feed can't be read.
+            StagingError: the staging location failed, or is not the driver's.
+        """
         if not isinstance(partition, StreamPartition):
             return
-        _spare_the_collector()
-        staging, group = self._staging(partition.run), partition.group
-        staged = winner(self.options, staging, group)
-        yield from batches(
-            staged,
-            staging.data_key(group.epoch, group.number),
-            self.options.payload,
-            self.options.limits.max_batch_bytes,
+        freeze_imported_objects()
+        staging, task = self._staging(partition.run), partition.task
+        staged = fetch_once(self.options, staging, task)
+        key = staging.data_key(task.epoch, task.number)
+        yield from rows_of(staged, key, self.options.payload, self.options.limits.max_batch_bytes)
+
+    # ------------------------------------------------------------------ the planner and its epoch
+
+    def _is_planned_after(self, last: Epoch) -> bool:
+        """Whether the epoch after `last` is planned, and Spark has not run it yet."""
+        current = self._current
+        return (
+            current.number >= 0
+            and current.number == last.number + 1
+            and (last.run in ("", current.run))
         )
 
-    # ------------------------------------------------------------------ the tracker and its epoch
+    def _planner_after(self, epoch: Epoch) -> EpochPlanner:
+        """Return the planner with the results of the epoch added."""
+        planner = self._planner
+        if planner is None or self._current != epoch:
+            planner = self._restore(epoch)
+        planner.available_now = self._available_now
+        if not self._added:
+            planner.add_results(self._results(epoch), fresh=self._planned_here)
+            self._added = True
+        return planner
 
-    def _tracker_at(self, run: str, epoch: int) -> Tracker:
-        """The tracker with the results of the epoch taken in."""
-        if self._tracker is None or (self._at or ("", _BEFORE)) != (run, epoch):
-            self._restore(run, epoch)
-        tracker = self._tracker
-        assert tracker is not None
-        tracker.available_now = self._available_now
-        if not self._absorbed:
-            tracker.absorb(self._results(run, epoch), fresh=self._planned_here)
-            self._absorbed = True
-        return tracker
+    def _restore(self, epoch: Epoch) -> EpochPlanner:
+        if epoch == _BEFORE_FIRST:
+            planner = EpochPlanner(self.options, self._connect())
+            self._current, self._added = _BEFORE_FIRST, True
+        else:
+            planner = EpochPlanner(self.options, self._connect(), self._plan(epoch))
+            self._added = self._planned_here = False
+        self._planner = planner
+        return planner
 
-    def _restore(self, run: str, epoch: int) -> None:
-        if epoch == _BEFORE:
-            self._tracker, self._absorbed, self._at = (
-                Tracker.born(self.options, self._open()),
-                True,
-                None,
-            )
-            return
-        self._tracker = Tracker.restored(self.options, self._open(), self._plan(run, epoch))
-        self._absorbed = self._planned_here = False
+    def _adopt(self, epoch: Epoch) -> Offset:
+        """Continue with a plan that another driver staged."""
+        self._planner = EpochPlanner(self.options, self._connect(), self._plan(epoch))
+        self._current, self._added, self._planned_here = epoch, False, False
+        return epoch.offset()
 
-    def _adopt(self, run: str, epoch: int) -> Offset:
-        self._tracker = Tracker.restored(self.options, self._open(), self._plan(run, epoch))
-        self._at, self._absorbed, self._planned_here = (run, epoch), False, False
-        return _offset(run, epoch)
+    def _results(self, epoch: Epoch) -> list[FetchResult]:
+        """Return the results in the epoch's staged objects.
 
-    def _remember(self, run: str, epoch: int, plan: Plan) -> None:
-        self._plans[run, epoch] = plan
-        self._at, self._absorbed, self._planned_here = (run, epoch), False, True
-
-    def _results(self, run: str, epoch: int) -> list[Outcome]:
-        """What the epoch's staged objects say. A group without one was not read by the sink: it is sealed, so that it never is."""
-        staging = self._staging(run)
-        keys = [
-            staging.data_key(epoch, number) for number in range(len(self._plan(run, epoch).groups))
-        ]
+        A task without an object was not read by the sink. An empty object is staged for it, so
+        that it never holds an event.
+        """
+        staging = self._staging(epoch.run)
+        tasks = range(len(self._plan(epoch).groups))
+        keys = [staging.data_key(epoch.number, number) for number in tasks]
         if len(keys) < 2:
-            headers = [_seal_or_read(staging, key) for key in keys]
+            headers = [_header(staging, key) for key in keys]
         else:
             with ThreadPoolExecutor(min(_HEADER_READERS, len(keys))) as pool:
-                headers = list(pool.map(lambda key: _seal_or_read(staging, key), keys))
-        return [outcome for header in headers for outcome in outcomes_of(header)]
+                headers = list(pool.map(lambda key: _header(staging, key), keys))
+        return [result for header in headers for result in results_in(header)]
 
-    def _plan(self, run: str, epoch: int) -> Plan:
-        if (run, epoch) not in self._plans:
-            staging = self._staging(run)
-            key = staging.plan_key(epoch)
+    def _plan(self, epoch: Epoch) -> EpochPlan:
+        if epoch not in self._plans:
+            staging = self._staging(epoch.run)
+            key = staging.plan_key(epoch.number)
             try:
-                self._plans[run, epoch] = _decode(staging.read(key), key)
+                self._plans[epoch] = _decode(staging.read(key), key)
             except MissingObjectError as error:
                 raise StagingError(
-                    f"the plan of epoch {epoch} is gone from the staging location: without it nobody knows what this micro-batch held. Was stagingLocation "
-                    "changed, or cleaned by hand? Give the query the location that it ran with"
+                    f"the plan of epoch {epoch.number} is gone from the staging location: without "
+                    "it nobody knows what this micro-batch held. Was stagingLocation changed, or "
+                    "cleaned by hand? Give the query the location that it ran with"
                 ) from error
-        return self._plans[run, epoch]
+        return self._plans[epoch]
 
-    def _open(self) -> Feed:
-        if self._feed is None:
-            self._feed = Feed(self.options)
-        return self._feed
+    def _connect(self) -> FeedConnection:
+        if self._connection is None:
+            self._connection = FeedConnection(self.options)
+        return self._connection
 
     def _staging(self, run: str) -> Staging:
         return Staging(self.location, run)
 
 
-@cache
-def _spare_the_collector() -> None:
-    """Once a process: PySpark's workers run a full garbage collection after each task. With all that is imported it takes longer than a small task does."""
-    if TaskContext.get() is not None:
-        gc.collect()
-        gc.freeze()
-
-
-def _offset(run: str, epoch: int) -> Offset:
-    return {"run": run, "epoch": epoch}
-
-
-def _seal_or_read(staging: Staging, key: str) -> Any:
+def _header(staging: Staging, key: str) -> Any:
     try:
         return staging.read_header(key)
     except MissingObjectError:
@@ -256,9 +295,9 @@ def _seal_or_read(staging: Staging, key: str) -> Any:
         return staging.read_header(key)
 
 
-def _encode(plan: Plan) -> bytes:
+def _encode(plan: EpochPlan) -> bytes:
     return pack({"kind": "plan"}, [[compress(msgspec.json.encode(plan))]])
 
 
-def _decode(content: bytes, key: str) -> Plan:
-    return msgspec.json.decode(decompress(unpack(content, key)[1][0], key), type=Plan)
+def _decode(content: bytes, key: str) -> EpochPlan:
+    return msgspec.json.decode(decompress(unpack(content, key)[1][0], key), type=EpochPlan)

@@ -1,4 +1,7 @@
-"""What tests of consumers and cursor stores need; ships with the library. See `Publisher`, `faults` and `CursorStoreContract`.
+"""Test tools for consumers and cursor stores, shipped with the library.
+
+`Publisher` is a FeedAPI publisher in memory, `faults` is what can go wrong at it, and
+`CursorStoreContract` is the test suite of cursor stores.
 
 ::
 
@@ -17,19 +20,20 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feedapi_client.testing import faults
-    from feedapi_client.testing.exchange import Request, Response
-    from feedapi_client.testing.faults import Fault, FaultRule
+    from feedapi_client.testing.contracts import AdministrableStoreContract, CursorStoreContract
     from feedapi_client.testing.liftbridge import BrokerFault as BrokerFault
     from feedapi_client.testing.liftbridge import LiftbridgeBroker as LiftbridgeBroker
     from feedapi_client.testing.liftbridge import NatsServer as NatsServer
-    from feedapi_client.testing.publisher import Publisher
-    from feedapi_client.testing.server import Serving
-    from feedapi_client.testing.store_contract import (
-        AdministrableStoreContract,
-        CursorStoreContract,
+    from feedapi_client.testing.publisher import (
+        Fault,
+        FaultRule,
+        Publisher,
+        Quirks,
+        Request,
+        Response,
+        faults,
     )
-    from feedapi_client.testing.wire import Quirks
+    from feedapi_client.testing.publisher.server import Serving
 
 __all__ = [
     "AdministrableStoreContract",
@@ -44,27 +48,28 @@ __all__ = [
     "faults",
 ]
 
-# BrokerFault, LiftbridgeBroker and NatsServer are public as well; not in __all__, since a star import must not ask for the extra.
-_HOMES = {
-    "AdministrableStoreContract": "store_contract",
+# BrokerFault, LiftbridgeBroker and NatsServer are public too. They are not in __all__, because a
+# star import must not ask for the extra ``liftbridge``.
+_MODULES = {
+    "AdministrableStoreContract": "contracts",
     "BrokerFault": "liftbridge",
-    "CursorStoreContract": "store_contract",
-    "Fault": "faults",
-    "FaultRule": "faults",
+    "CursorStoreContract": "contracts",
+    "Fault": "publisher",
+    "FaultRule": "publisher",
     "LiftbridgeBroker": "liftbridge",
     "NatsServer": "liftbridge",
     "Publisher": "publisher",
-    "Quirks": "wire",
-    "Request": "exchange",
-    "Response": "exchange",
-    "Serving": "server",
+    "Quirks": "publisher",
+    "Request": "publisher",
+    "Response": "publisher",
+    "Serving": "publisher.server",
+    "faults": "publisher",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # Lazily: the pytest plugin lives in this package and must cost nothing, the contract needs pytest, the server needs uvicorn.
-    if name == "faults":
-        return import_module("feedapi_client.testing.faults")
-    if name not in _HOMES:
+    # Names are loaded at their first use. The pytest plugin is in this package and must cost
+    # nothing, the contracts need pytest, and the server needs uvicorn.
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

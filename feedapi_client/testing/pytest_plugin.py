@@ -1,4 +1,6 @@
-"""Fixtures for tests of consumers, registered by the package: `feedapi_publisher` and `feedapi_publisher_factory`.
+"""pytest fixtures for tests of consumers: `feedapi_publisher` and `feedapi_publisher_factory`.
+
+Installing the package registers them.
 
 ::
 
@@ -18,12 +20,16 @@ import pytest
 if TYPE_CHECKING:
     from feedapi_client.testing.publisher import Publisher
 
-# Nothing else is imported up here: every pytest run of every project beside this package pays for it.
+# Nothing else is imported at module level: every pytest run of every project that has this package
+# installed would pay for it.
 
 
 @pytest.fixture
 def feedapi_publisher_factory() -> Iterator[Callable[..., Publisher]]:
-    """Makes publishers, each served on a loopback port until the test ends; takes what `Publisher` takes. The URL is the publisher's `url`."""
+    """Make publishers, each served on a loopback port until the test ends.
+
+    The factory takes the arguments of `Publisher`. The URL is the publisher's `url`.
+    """
     from feedapi_client.testing.publisher import Publisher
 
     with ExitStack() as serving:
@@ -38,5 +44,8 @@ def feedapi_publisher_factory() -> Iterator[Callable[..., Publisher]]:
 
 @pytest.fixture
 def feedapi_publisher(feedapi_publisher_factory: Callable[..., Publisher]) -> Publisher:
-    """A publisher with one partition, dialect v2-token, served on a loopback port: `feedapi_publisher.url`."""
+    """Serve a publisher with one partition on a loopback port: `feedapi_publisher.url`.
+
+    Its dialect is v2-token.
+    """
     return feedapi_publisher_factory()

@@ -1,7 +1,9 @@
-"""Publisher and relay beside bare nats-py loops, and the envelope codec, in one run: ``python -m tests.benchmarks.bench_liftbridge``.
+"""Publisher and relay beside bare nats-py loops: ``python -m tests.benchmarks.bench_liftbridge``.
 
-Two bare loops with the same payloads: one publishes them and does nothing else, one also has them acked and counts the acks, as a publisher that loses
-nothing has to. Client, NATS server and broker share the machine's cores; the CPU column is the client process alone.
+All loops send the same payloads in one run. One bare loop only publishes. The other one waits for
+an ack of each message, as a publisher that loses nothing has to; it is the base of the ratios.
+Publisher and relay are measured with the fast path and with documented calls of nats-py only.
+Client, NATS server and broker share the cores of the machine; the CPU time is the client's alone.
 """
 
 from __future__ import annotations
@@ -11,7 +13,9 @@ import asyncio
 import statistics
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
+from unittest.mock import patch
 
 import nats
 from nats.aio.msg import Msg
@@ -28,30 +32,48 @@ from feedapi_client.liftbridge import (
     StreamCursorStore,
     encode,
 )
+from feedapi_client.liftbridge import publisher as publisher_module
 from feedapi_client.liftbridge.envelope import decode_message
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
 from tests.benchmarks.fast_broker import fast_broker
 from tests.benchmarks.static_feed import payload, static_feed
 
 STREAM = "bench"
-QUIET = "bench.quiet"
+SUBJECT_WITHOUT_ACKS = "bench.quiet"
 HEADERS = {"feedapi-partition": b"0", "feedapi-cursor": b"00000000000000000100"}
 
-Loop = Callable[[], Awaitable[int]]
+
+@dataclass(frozen=True)
+class Measurement:
+    """Events of one round, and the seconds and CPU seconds of the client that they took."""
+
+    events: int
+    wall: float
+    cpu: float
 
 
-async def bare(url: str, payloads: list[bytes]) -> int:
-    """nats-py and nothing else: fire and forget, and one flush at the end."""
+class Stopwatch:
+    def __init__(self) -> None:
+        self._start = time.perf_counter(), time.process_time()
+
+    def stop(self, events: int) -> Measurement:
+        wall, cpu = self._start
+        return Measurement(events, time.perf_counter() - wall, time.process_time() - cpu)
+
+
+async def bare(url: str, payloads: list[bytes]) -> Measurement:
+    """Publish with nats-py, without acks, and flush at the end."""
+    watch = Stopwatch()
     client = await nats.connect(url)
     for value in payloads:
-        await client.publish(QUIET, value)
+        await client.publish(SUBJECT_WITHOUT_ACKS, value)
     await client.flush()
     await client.close()
-    return len(payloads)
+    return watch.stop(len(payloads))
 
 
-async def bare_acked(url: str, payloads: list[bytes], window: int) -> int:
-    """nats-py, envelopes made beforehand, acks counted, at most `window` in flight."""
+async def bare_acked(url: str, payloads: list[bytes], window: int) -> Measurement:
+    """Publish with nats-py, envelopes encoded before, acks counted, at most `window` in flight."""
     client = await nats.connect(url)
     inbox = client.new_inbox()
     envelopes = [
@@ -71,7 +93,7 @@ async def bare_acked(url: str, payloads: list[bytes], window: int) -> int:
 
     await client.subscribe(inbox, cb=count)
     await client.flush()
-    start = time.perf_counter(), time.process_time()
+    watch = Stopwatch()
     for i, envelope in enumerate(envelopes):
         while i - acked >= window:
             progress.clear()
@@ -80,27 +102,31 @@ async def bare_acked(url: str, payloads: list[bytes], window: int) -> int:
     while acked < len(payloads):
         progress.clear()
         await progress.wait()
-    bare_acked.spent = time.perf_counter() - start[0], time.process_time() - start[1]  # type: ignore[attr-defined]
+    measured = watch.stop(len(payloads))
     await client.close()
-    return len(payloads)
+    return measured
 
 
-async def publisher_acked(url: str, payloads: list[bytes], window: int) -> int:
+async def publisher_acked(url: str, payloads: list[bytes], window: int) -> Measurement:
+    watch = Stopwatch()
     async with LiftbridgePublisher(url, max_in_flight=window, ack_timeout=60) as publisher:
         await publisher.publish_many(STREAM, payloads, headers=HEADERS)
-    return len(payloads)
+    return watch.stop(len(payloads))
 
 
-async def relay_acked(url: str, feed: str, window: int) -> int:
+async def relay_at_least_once(url: str, feed: str, window: int) -> Measurement:
+    watch = Stopwatch()
     async with (
         LiftbridgePublisher(url, max_in_flight=window, ack_timeout=60) as publisher,
         FeedConsumer(feed, follow=False) as consumer,
     ):
-        return (await Relay(consumer, publisher, STREAM).run()).events
+        progress = await Relay(consumer, publisher, STREAM).run()
+    return watch.stop(progress.events)
 
 
-async def relay_once(url: str, feed: str, format: str) -> int:
-    """Exactly once, against the stand-in: its own speed is the limit for single events."""
+async def relay_exactly_once(url: str, feed: str, format: str) -> Measurement:
+    """Relay exactly once. The simulated broker is the limit of single events."""
+    watch = Stopwatch()
     async with LiftbridgeBroker(url, grpc=True) as broker:
         await broker.create_stream("once", concurrency_control=True)
         async with (
@@ -109,23 +135,26 @@ async def relay_once(url: str, feed: str, format: str) -> int:
         ):
             store = StreamCursorStore(publisher, api, Stream("once"), format=format)
             async with FeedConsumer(feed, follow=False, store=store) as consumer:
-                return (await Relay(consumer, publisher).run()).events
+                progress = await Relay(consumer, publisher).run()
+    return watch.stop(progress.events)
 
 
-class Measured:
-    """Rates and CPU time for an event, a round at a time."""
+async def documented_calls(loop: Callable[[], Awaitable[Measurement]]) -> Measurement:
+    """Run a loop without the fast path."""
+    with patch.object(publisher_module, "install_fast_path", lambda *_: None):
+        return await loop()
+
+
+class Results:
+    """The measurements of all rounds."""
 
     def __init__(self) -> None:
-        self.rates: dict[str, list[float]] = {}
-        self.cpu: dict[str, list[float]] = {}
+        self._rates: dict[str, list[float]] = {}
+        self._cpu: dict[str, list[float]] = {}
 
-    async def round(self, name: str, loop: Loop) -> None:
-        bare_acked.spent = None  # type: ignore[attr-defined]
-        wall, cpu = time.perf_counter(), time.process_time()
-        events = await loop()
-        spent = bare_acked.spent or (time.perf_counter() - wall, time.process_time() - cpu)  # type: ignore[attr-defined]
-        self.rates.setdefault(name, []).append(events / spent[0])
-        self.cpu.setdefault(name, []).append(spent[1] / events * 1e6)
+    def add(self, name: str, measured: Measurement) -> None:
+        self._rates.setdefault(name, []).append(measured.events / measured.wall)
+        self._cpu.setdefault(name, []).append(measured.cpu / measured.events * 1e6)
 
     def table(self, bases: list[str]) -> Table:
         table = Table(
@@ -135,38 +164,37 @@ class Measured:
             *(f"of {base}" for base in bases),
             title="acked publishing over NATS, medians",
         )
-        for name, rates in self.rates.items():
+        for name, rates in self._rates.items():
             rate = statistics.median(rates)
-            ratios = [f"{rate / statistics.median(self.rates[base]):.2f}" for base in bases]
-            table.add_row(name, f"{rate:,.0f}", f"{statistics.median(self.cpu[name]):.2f}", *ratios)
+            ratios = [f"{rate / statistics.median(self._rates[base]):.2f}" for base in bases]
+            cpu = statistics.median(self._cpu[name])
+            table.add_row(name, f"{rate:,.0f}", f"{cpu:.2f}", *ratios)
         return table
 
 
-async def throughput(events: int, rounds: int, window: int) -> Measured:
+async def throughput(events: int, rounds: int, window: int) -> Results:
     payloads = [payload(number) for number in range(events)]
-    measured = Measured()
+    results = Results()
     with (
         NatsServer() as server,
         fast_broker(server.url, STREAM),
         static_feed(events=events) as feed,
     ):
+        publish = partial(publisher_acked, server.url, payloads, window)
+        relay = partial(relay_at_least_once, server.url, feed, window)
         for _ in range(rounds):
-            await measured.round("bare publish", lambda: bare(server.url, payloads))
-            await measured.round(
-                "bare publish, acked", lambda: bare_acked(server.url, payloads, window)
-            )
-            await measured.round(
-                "LiftbridgePublisher", lambda: publisher_acked(server.url, payloads, window)
-            )
-            await measured.round(
-                "Relay, at least once", lambda: relay_acked(server.url, feed, window)
-            )
+            results.add("bare publish", await bare(server.url, payloads))
+            results.add("bare publish, acked", await bare_acked(server.url, payloads, window))
+            results.add("LiftbridgePublisher", await publish())
+            results.add("LiftbridgePublisher, documented calls", await documented_calls(publish))
+            results.add("Relay, at least once", await relay())
+            results.add("Relay, at least once, documented calls", await documented_calls(relay))
         for format in ("batch", "events"):
-            await measured.round(
+            results.add(
                 f"Relay, exactly once, {format} (broker in the same process)",
-                partial(relay_once, server.url, feed, format),
+                await relay_exactly_once(server.url, feed, format),
             )
-    return measured
+    return results
 
 
 def codec(count: int = 200_000) -> Table:
@@ -200,8 +228,8 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=150)
     console.print(codec())
-    measured = asyncio.run(throughput(options.events, options.rounds, options.window))
-    console.print(measured.table(["bare publish", "bare publish, acked"]))
+    results = asyncio.run(throughput(options.events, options.rounds, options.window))
+    console.print(results.table(["bare publish", "bare publish, acked"]))
 
 
 if __name__ == "__main__":

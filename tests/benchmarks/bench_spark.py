@@ -1,7 +1,12 @@
-"""The Spark source beside the plain consume loop, in one run: ``python -m tests.benchmarks.bench_spark``.
+"""The Spark source beside the plain consume loop, in one run.
 
-One task slot (``local[1]``), a sink that drops the rows (noop), pages from a static server. "Per core" is events for each second of processor time of all
-processes that take part: JVM, Python workers, the driver's planner. The plain loops are one process on one core.
+::
+
+    python -m tests.benchmarks.bench_spark
+
+One task slot (``local[1]``), a sink that drops the rows (noop), pages from a static server. "Per
+core" is events for each second of processor time of all processes that take part: JVM, Python
+workers, the driver's planner. The plain loops are one process on one core.
 """
 
 from __future__ import annotations
@@ -29,8 +34,8 @@ EPOCH = 100_000
 
 
 @dataclass
-class Run:
-    """What one query did; the first batches, in which the JVM compiles, are left out."""
+class Measured:
+    """What one query did, without its first batches, in which the JVM compiles."""
 
     events: int
     wall: float
@@ -40,6 +45,7 @@ class Run:
 
 
 def descendants(root: int) -> list[int]:
+    """The process and all processes below it."""
     parents: dict[int, int] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
@@ -50,8 +56,17 @@ def descendants(root: int) -> list[int]:
     return found
 
 
+def jvm() -> int:
+    """The JVM that PySpark started."""
+    for pid in descendants(os.getpid()):
+        with suppress(OSError):
+            if "org.apache.spark.deploy" in Path(f"/proc/{pid}/cmdline").read_text():
+                return pid
+    raise RuntimeError("no JVM below this process")
+
+
 def processor_seconds(pids: list[int]) -> float:
-    """Processor time of the processes, and of their children that ended."""
+    """Processor time of the processes, and of those of their children that have ended."""
     total = 0
     for pid in pids:
         with suppress(OSError):
@@ -61,7 +76,7 @@ def processor_seconds(pids: list[int]) -> float:
 
 
 def worker_mib(pids: list[int]) -> float:
-    """The largest Python worker."""
+    """Peak memory of the largest Python worker."""
     largest = 0.0
     for pid in pids:
         with suppress(OSError):
@@ -71,9 +86,9 @@ def worker_mib(pids: list[int]) -> float:
     return largest
 
 
-def stream(spark: Any, url: str, limit: int, skip: int) -> Run:
-    """One query to the end of the feed; the first `skip` batches are not counted."""
-    jvm = spark.sparkContext._gateway.proc.pid
+def stream(spark: Any, url: str, limit: int, skip: int) -> Measured:
+    """Run one query to the end of the feed, without counting the first `skip` batches."""
+    root = jvm()
     marks: list[tuple[float, float]] = []
     largest = 0.0
     with tempfile.TemporaryDirectory() as folder:
@@ -101,7 +116,7 @@ def stream(spark: Any, url: str, limit: int, skip: int) -> Run:
                     else 0
                 )
                 if now != seen:
-                    pids = descendants(jvm)
+                    pids = descendants(root)
                     marks.extend([(time.perf_counter(), processor_seconds(pids))] * (now - seen))
                     largest = max(largest, worker_mib(pids))
                     seen = now
@@ -115,7 +130,7 @@ def stream(spark: Any, url: str, limit: int, skip: int) -> Run:
         progress = [entry for entry in query.recentProgress if entry["numInputRows"]]
     first, last = marks[skip - 1], marks[-1]
     counted = progress[skip:]
-    return Run(
+    return Measured(
         sum(entry["numInputRows"] for entry in counted),
         last[0] - first[0],
         last[1] - first[1],
@@ -124,9 +139,9 @@ def stream(spark: Any, url: str, limit: int, skip: int) -> Run:
     )
 
 
-def own_micro_batch(spark: Any, batches: int = 60, skip: int = 20) -> Run:
-    """What Spark alone takes for a micro-batch: seconds, and of processor time."""
-    jvm = spark.sparkContext._gateway.proc.pid
+def own_micro_batch(spark: Any, batches: int = 60, skip: int = 20) -> Measured:
+    """Measure what Spark alone takes for a micro-batch: time, and processor time."""
+    root = jvm()
     source = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 100).load()
     with tempfile.TemporaryDirectory() as folder:
         query = (
@@ -142,13 +157,15 @@ def own_micro_batch(spark: Any, batches: int = 60, skip: int = 20) -> Run:
             marks.append(
                 (
                     time.perf_counter(),
-                    processor_seconds(descendants(jvm)),
+                    processor_seconds(descendants(root)),
                     query.lastProgress["batchId"],
                 )
             )
         query.stop()
     (began, used, first), (ended, used_then, last) = marks
-    return Run(100, (ended - began) / (last - first), (used_then - used) / (last - first), [], 0)
+    return Measured(
+        100, (ended - began) / (last - first), (used_then - used) / (last - first), [], 0
+    )
 
 
 def session() -> Any:
@@ -205,42 +222,47 @@ def main() -> None:
         table.add_row(f"plain loop: {name}", f"{rate:,.0f}", f"{per_core / rate:.2f}")
     console.print(table)
     console.print(
-        f"Spark, wall clock, one task slot: {run.events / run.wall:,.0f} events/s; {run.processor / run.wall:.2f} cores busy"
+        f"Spark, wall clock, one task slot: {run.events / run.wall:,.0f} events/s; "
+        f"{run.processor / run.wall:.2f} cores busy"
     )
     with static_feed(events=100 * 60, page_size=100) as url:
         small = stream(spark, url, 100, 20)
     console.print(
-        f"a micro-batch of 100 events: {statistics.median(small.batch_seconds):.3f} s, {small.processor / len(small.batch_seconds):.3f} s of processor time"
+        f"a micro-batch of 100 events: {statistics.median(small.batch_seconds):.3f} s, "
+        f"{small.processor / len(small.batch_seconds):.3f} s of processor time"
     )
     own = own_micro_batch(spark)
     console.print(
-        f"a micro-batch of 100 rows of Spark's own rate source, no Python: {own.wall:.3f} s, {own.processor:.3f} s of processor time"
+        f"a micro-batch of 100 rows of Spark's own rate source, no Python: {own.wall:.3f} s, "
+        f"{own.processor:.3f} s of processor time"
     )
     with static_feed(events=12_000_000, page_size=20_000) as url:
         large = stream(spark, url, 10 * EPOCH, 4)
     per_core = large.events / large.processor
     console.print(
-        f"epochs of {10 * EPOCH:,} events: {per_core:,.0f} events/s of a core, {per_core / plains['async for, each .json()']:.2f} of async for"
+        f"epochs of {10 * EPOCH:,} events: {per_core:,.0f} events/s of a core, "
+        f"{per_core / plains['async for, each .json()']:.2f} of async for"
     )
     for size in (100_000, 1_000_000, 3_000_000):
         with static_feed(events=size, page_size=10_000) as url:
             memory = peak(spark, url, size)
         console.print(
-            f"Python worker, an epoch of {size:,} events ({size * 150 / 1e6:,.0f} MB): {memory:,.0f} MiB at its peak"
+            f"Python worker, an epoch of {size:,} events ({size * 150 / 1e6:,.0f} MB): "
+            f"{memory:,.0f} MiB at its peak"
         )
     spark.stop()
 
 
 def peak(spark: Any, url: str, limit: int) -> float:
-    """Peak memory of a Python worker over one epoch."""
+    """Measure the peak memory of a Python worker over one epoch."""
     largest = 0.0
     done = threading.Event()
-    jvm = spark.sparkContext._gateway.proc.pid
+    root = jvm()
 
     def watch() -> None:
         nonlocal largest
         while not done.wait(0.1):
-            largest = max(largest, worker_mib(descendants(jvm)))
+            largest = max(largest, worker_mib(descendants(root)))
 
     watcher = threading.Thread(target=watch)
     with tempfile.TemporaryDirectory() as folder:

@@ -1,6 +1,7 @@
-"""An ack for everything, as fast as Python can answer, in a process of its own: so that the publisher is what is measured, not the stand-in for the broker.
+"""A broker that only acks, in a process of its own, to measure publishers and not the broker.
 
-It speaks just enough of the NATS protocol, stores nothing, and decodes each message as a broker has to.
+It implements the part of the NATS protocol that it needs, stores nothing, and decodes each message
+as a broker has to.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ def _serve(ready: Connection, nats_url: str, stream: str) -> None:
             b'CONNECT {"verbose":false,"pedantic":false,"echo":false}\r\nSUB %s 1\r\nPING\r\n'
             % stream.encode()
         )
-        answer = _Answers(stream)
+        respond = _Responder(stream)
         rest = b""
         while data := connection.recv(_CHUNK):
-            out, rest, pong = answer(rest + data)
+            out, rest, pong = respond(rest + data)
             if pong:
                 ready.send(None)
             if out:
                 connection.sendall(out)
 
 
-class _Answers:
-    """Bytes of NATS in, bytes of NATS out."""
+class _Responder:
+    """Turns received bytes of the NATS protocol into the bytes to send."""
 
     def __init__(self, stream: str) -> None:
         self._shared = Ack(

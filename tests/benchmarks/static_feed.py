@@ -1,4 +1,7 @@
-"""A feed of fixed pages, served from memory by a process of its own, so that the client is what is measured."""
+"""A feed of fixed pages, served from memory by a process of its own.
+
+That way a benchmark measures the client.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ PAYLOAD_PAD = 62
 
 
 def payload(number: int) -> bytes:
-    """An event of about 150 bytes with its line."""
+    """Return an event of about 150 bytes, its line included."""
     fields = (number, number % 1000, 1000 + number % 9000, b"x" * PAYLOAD_PAD)
     return (
         b'{"id":"%012d","type":"order.created","entity":"e-%06d","amount":%d,"note":"%s"}' % fields
@@ -26,21 +29,21 @@ def payload(number: int) -> bytes:
 def build_pages(
     events: int, page_size: int, *, dialect: str, partition: int = 0, checkpoint_every: int = 100
 ) -> dict[str, bytes]:
-    """Bodies by the cursor they are asked for with; the last one only repeats its cursor."""
+    """Return the bodies of pages by the cursor of the request. The last one repeats its cursor."""
     name = b'"event"' if dialect == "v2-draft" else b'"data"'
-    lead = b'{"partition":%d,' % partition if dialect == "v1" else b"{"
+    start = b'{"partition":%d,' % partition if dialect == "v1" else b"{"
     pages: dict[str, bytes] = {}
     asked = "_first"
-    for start in range(0, events, page_size):
+    for first in range(0, events, page_size):
         lines: list[bytes] = []
-        end = min(start + page_size, events)
-        for number in range(start, end):
-            lines.append(lead + name + b":" + payload(number) + b"}\n")
+        end = min(first + page_size, events)
+        for number in range(first, end):
+            lines.append(start + name + b":" + payload(number) + b"}\n")
             if (number + 1) % checkpoint_every == 0 or number + 1 == end:
-                lines.append(lead + b'"cursor":"%020d"}\n' % (number + 1))
+                lines.append(start + b'"cursor":"%020d"}\n' % (number + 1))
         pages[asked] = b"".join(lines)
         asked = f"{end:020d}"
-    pages[asked] = lead + b'"cursor":"%s"}\n' % asked.encode()
+    pages[asked] = start + b'"cursor":"%s"}\n' % asked.encode()
     return pages
 
 
@@ -50,7 +53,7 @@ def _serve(
     pages = build_pages(events, page_size, dialect=dialect)
     again = next(iter(pages.values()))
     last = list(pages)[-1]
-    if endless:  # cursors that never end: the last page leads to the first one, under another name
+    if endless:  # the last cursor is unknown, so it leads to the first page again
         pages.pop(last)
     discovery: dict[str, object] = {"partitions": [{"id": str(p)} for p in range(partitions)]}
     if dialect == "v2-token":
@@ -67,13 +70,13 @@ def _serve(
                 (values[0] for name, values in query.items() if name.startswith("cursor")), None
             )
             if cursor is not None:
-                self._answer(200, pages.get(cursor, again))
+                self._respond(200, pages.get(cursor, again))
             elif dialect == "v1":
-                self._answer(400, b"handshake error: partition count missing")
+                self._respond(400, b"handshake error: partition count missing")
             else:
-                self._answer(200, listing)
+                self._respond(200, listing)
 
-        def _answer(self, status: int, body: bytes) -> None:
+        def _respond(self, status: int, body: bytes) -> None:
             self.wfile.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n" % (status, len(body)))
             self.wfile.write(body)
 
@@ -99,7 +102,10 @@ def static_feed(
     page_size: int = 20_000,
     endless: bool = False,
 ) -> Iterator[str]:
-    """The URL of the feed; each partition has the same `events`, `endless`: over and over."""
+    """Serve a feed and give its URL.
+
+    Each partition has the same `events`. With `endless` they come again and again.
+    """
     context = multiprocessing.get_context("spawn")
     receive, send = context.Pipe(duplex=False)
     process = context.Process(

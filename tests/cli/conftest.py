@@ -1,4 +1,4 @@
-"""The command line in this process, and as a process of its own."""
+"""Run commands in the process of the tests, as processes of their own, and on a terminal."""
 
 from __future__ import annotations
 
@@ -18,12 +18,19 @@ from feedapi_client.cli.app import app
 from tests.servers import redis_server  # noqa: F401
 
 Feedapi = Callable[..., Any]
-WAIT = 60.0
+Spawn = Callable[..., subprocess.Popen[bytes]]
+OnTerminal = Callable[..., tuple[int, str]]
+
+TIMEOUT = 100.0
+"""Seconds after which a process that does not end is an error: a safety net, not an expectation."""
 
 
 @pytest.fixture
 def feedapi(monkeypatch: pytest.MonkeyPatch) -> Feedapi:
-    """Runs a command in this process; the result has exit_code, stdout, stderr."""
+    """Return a function that runs a command in this process.
+
+    The result has exit_code, stdout and stderr.
+    """
     monkeypatch.setenv("COLUMNS", "200")
     for variable in ("FEEDAPI_STORE", "FEEDAPI_DEBUG"):
         monkeypatch.delenv(variable, raising=False)
@@ -35,8 +42,11 @@ def feedapi(monkeypatch: pytest.MonkeyPatch) -> Feedapi:
 
 
 @pytest.fixture
-def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
-    """Starts a command as a process of its own, killed at the end of the test if it still runs."""
+def spawn() -> Iterator[Spawn]:
+    """Return a function that starts a command as a process.
+
+    A process that still runs at the end of the test is killed.
+    """
     running: list[subprocess.Popen[bytes]] = []
 
     def start(
@@ -51,10 +61,35 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     for process in running:
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGKILL)
-        process.wait(WAIT)
+        process.wait(TIMEOUT)
         for stream in (process.stdout, process.stderr):
             if stream is not None:
                 stream.close()
+
+
+@pytest.fixture
+def on_terminal(spawn: Spawn) -> OnTerminal:
+    """Return a function that runs a command with stdout or stderr on a terminal.
+
+    It returns the exit code and what the terminal got. The other stream is thrown away.
+    """
+
+    def run(stream: str, *args: object) -> tuple[int, str]:
+        import pty
+
+        ours, theirs = pty.openpty()
+        streams: dict[str, int] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        streams[stream] = theirs
+        process = spawn(*args, **streams, env={"TERM": "xterm", "COLUMNS": "120", "LINES": "50"})
+        os.close(theirs)
+        shown = b""
+        with suppress(OSError):  # raised when the process closed its end of the terminal
+            while chunk := os.read(ours, 65536):
+                shown += chunk
+        os.close(ours)
+        return process.wait(TIMEOUT), shown.decode()
+
+    return run
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What all commands share: help, versions, errors as one line."""
+"""What all commands share: help, version, and errors on one line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from feedapi_client import __version__
 from feedapi_client.cli import discover as discover_command
-from feedapi_client.cli.report import one_line
+from feedapi_client.cli.common.escape import one_line
 from tests.cli.conftest import Feedapi
 
 
@@ -72,7 +72,10 @@ def test_help_imports_nothing_that_only_a_command_needs() -> None:
         "rich.live",
         "feedapi_client.testing.publisher",
     )
-    code = f"import sys, feedapi_client.cli.app\nprint([name for name in {heavy!r} if name in sys.modules])"
+    code = (
+        "import sys, feedapi_client.cli.app\n"
+        f"print([name for name in {heavy!r} if name in sys.modules])"
+    )
     assert (
         subprocess.run(
             [sys.executable, "-c", code], check=True, capture_output=True, text=True
@@ -110,7 +113,7 @@ def test_help_imports_nothing_that_only_a_command_needs() -> None:
         (["cursors", "set", "0", "a b\x07", "--store", "x"], "printable ASCII"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_exit_code_2(
+def test_a_wrong_command_line_is_reported_on_one_line_with_exit_code_2(
     feedapi: Feedapi, args: list[str], words: str
 ) -> None:
     result = feedapi(*args)
@@ -125,10 +128,10 @@ def _break(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*args: Any) -> None:
         raise KeyError("a payload with a secret")
 
-    monkeypatch.setattr(discover_command, "run", broken)
+    monkeypatch.setattr(discover_command, "run_async", broken)
 
 
-def test_r19_a_fault_of_the_program_is_one_line_without_its_data(
+def test_r19_an_internal_error_is_reported_on_one_line_without_its_text(
     feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _break(monkeypatch)

@@ -79,13 +79,15 @@ def test_headers_of_a_v1_feed_are_printed(
     ]
 
 
-def test_checkpoints_stand_behind_what_they_cover(feedapi: Feedapi, publisher: Publisher) -> None:
+def test_checkpoints_are_printed_after_the_events_that_they_cover(
+    feedapi: Feedapi, publisher: Publisher
+) -> None:
     printed = _lines(feedapi("cat", publisher.url, "--checkpoints"))
     assert printed[-1] == {"partition": 0, "cursor": publisher.end_cursor(0)}
     assert sum("data" in line for line in printed) == 5
 
 
-def test_a_printed_checkpoint_is_a_place_to_begin(feedapi: Feedapi, publisher: Publisher) -> None:
+def test_a_printed_checkpoint_can_be_given_to_from(feedapi: Feedapi, publisher: Publisher) -> None:
     first = _lines(feedapi("cat", publisher.url, "--checkpoints"))[-1]["cursor"]
     publisher.append(0, {"entity": "a", "n": 5})
     assert _lines(feedapi("cat", publisher.url, "--partition", 0, "--from", first)) == [
@@ -93,13 +95,13 @@ def test_a_printed_checkpoint_is_a_place_to_begin(feedapi: Feedapi, publisher: P
     ]
 
 
-def test_from_last_prints_nothing_that_is_there_already(
+def test_from_last_skips_the_events_before_the_start(
     feedapi: Feedapi, publisher: Publisher
 ) -> None:
     assert _lines(feedapi("cat", publisher.url, "--from", "last")) == []
 
 
-def test_limit_ends_it(feedapi: Feedapi, publisher: Publisher) -> None:
+def test_it_ends_after_limit_events(feedapi: Feedapi, publisher: Publisher) -> None:
     assert [line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--limit", 4))] == [
         0,
         1,
@@ -108,7 +110,7 @@ def test_limit_ends_it(feedapi: Feedapi, publisher: Publisher) -> None:
     ]
 
 
-def test_a_store_makes_the_next_run_go_on(
+def test_with_a_store_the_next_run_goes_on_where_the_last_one_ended(
     feedapi: Feedapi, publisher: Publisher, store: Path
 ) -> None:
     assert len(_lines(feedapi("cat", publisher.url, "--store", store))) == 5
@@ -186,7 +188,7 @@ def split(feedapi_publisher_factory: Make) -> Publisher:
     return publisher
 
 
-def test_only_the_chosen_partitions_are_read_and_at_once(
+def test_chosen_partitions_are_read_without_waiting_for_their_parents(
     feedapi: Feedapi, split: Publisher
 ) -> None:
     assert _lines(feedapi("cat", split.url, "-p", 2)) == [{"partition": 2, "data": {"p": 2}}]
@@ -196,7 +198,7 @@ def test_only_the_chosen_partitions_are_read_and_at_once(
     }
 
 
-def test_r8_a_chosen_child_comes_after_its_chosen_parent(
+def test_r8_a_chosen_child_is_read_after_its_chosen_parent(
     feedapi: Feedapi, split: Publisher
 ) -> None:
     assert [line["partition"] for line in _lines(feedapi("cat", split.url, "-p", 2, "-p", 0))] == [
@@ -234,7 +236,7 @@ def test_a_chosen_partition_keeps_its_cursor_and_leaves_the_others_alone(
     )
 
 
-def test_r9_a_cursor_to_be_taken_over_is_not_skipped(
+def test_r9_a_stored_cursor_of_an_ancestor_is_not_skipped(
     feedapi: Feedapi, split: Publisher, store: Path
 ) -> None:
     _lines(feedapi("cat", split.url, "--store", store))
@@ -247,7 +249,7 @@ def test_r9_a_cursor_to_be_taken_over_is_not_skipped(
 # ---------------------------------------------------------------------- errors
 
 
-def test_a_store_that_is_no_database_is_one_line(
+def test_a_store_that_is_no_database_is_reported_on_one_line(
     feedapi: Feedapi, publisher: Publisher, store: Path
 ) -> None:
     store.write_text("not a database, but long enough to be looked at as one " * 20)
@@ -257,7 +259,7 @@ def test_a_store_that_is_no_database_is_one_line(
     assert result.stderr.count("\n") == 1
 
 
-def test_r17_a_fenced_consumer_is_one_line(
+def test_r17_a_fenced_consumer_is_reported_on_one_line(
     feedapi: Feedapi, publisher: Publisher, store: Path
 ) -> None:
     def advance(response: Any, request: Any, publisher: Publisher) -> Any:
@@ -274,7 +276,7 @@ def test_r17_a_fenced_consumer_is_one_line(
     assert result.stderr.count("\n") == 1
 
 
-def test_a_refused_fetch_is_one_line_behind_what_was_printed(
+def test_a_refused_fetch_is_reported_after_what_was_printed(
     feedapi: Feedapi, publisher: Publisher
 ) -> None:
     publisher.fail(403, after=1, times=None)

@@ -1,24 +1,23 @@
-"""``feedapi cat`` as a process: signals, pipes, terminals."""
+"""``feedapi cat`` as a process: signals, pipes, and terminals."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from feedapi_client.testing import Publisher, faults
-from tests.cli.conftest import WAIT
+from tests.cli.conftest import TIMEOUT, OnTerminal, Spawn
 
 pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and pipes of POSIX")
 
-Spawn = Callable[..., subprocess.Popen[bytes]]
 _BIG = 300
 
 
@@ -40,7 +39,7 @@ def _fill_big(publisher: Publisher) -> None:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_it_after_the_batch_in_hand(
+def test_a_signal_ends_it_after_the_batch_in_flight(
     spawn: Spawn, feedapi_publisher: Publisher, store: Path, number: signal.Signals, code: int
 ) -> None:
     _fill(feedapi_publisher)
@@ -48,7 +47,7 @@ def test_a_signal_ends_it_after_the_batch_in_hand(
     assert process.stdout is not None
     printed = [process.stdout.readline() for _ in range(10)]
     process.send_signal(number)
-    rest, errors = process.communicate(timeout=WAIT)
+    rest, errors = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, rest, errors) == (code, b"", b"")
     assert len(printed) == 10
     assert _cursor(store) == feedapi_publisher.end_cursor(0)
@@ -61,20 +60,21 @@ def test_a_signal_ends_it_while_the_feed_does_not_answer(
     hung = feedapi_publisher.fail(faults.Hang(), on="discovery", times=None)
     process = spawn(command, feedapi_publisher.url)
     while not hung.hits:
+        assert process.poll() is None
         with suppress(subprocess.TimeoutExpired):
             process.wait(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=WAIT)
+    _, errors = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, errors) == (130, b"")
 
 
-def test_a_second_signal_ends_it_although_nobody_reads(
+def test_a_second_signal_ends_it_while_stdout_is_blocked(
     spawn: Spawn, feedapi_publisher: Publisher, store: Path
 ) -> None:
     _fill_big(feedapi_publisher)
     process = spawn("cat", feedapi_publisher.url, "--store", store)
     assert process.stdout is not None
-    process.stdout.read(1)  # it is writing now, and the pipe is full
+    process.stdout.read(1)  # it is writing now, and blocked once the pipe is full
     while process.poll() is None:
         process.send_signal(signal.SIGINT)
         with suppress(subprocess.TimeoutExpired):
@@ -95,7 +95,7 @@ def test_r5_a_closed_pipe_is_a_clean_end_and_nothing_unwritten_is_committed(
     process.stdout.read(1)
     process.stdout.close()
     process.stdout = None
-    _, errors = process.communicate(timeout=WAIT)
+    _, errors = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, errors) == (0, b"")
     assert _cursor(store) == "_first"
 
@@ -109,7 +109,7 @@ def test_a_pipe_closed_while_the_feed_is_idle_ends_it(
     process.stdout.readline()
     process.stdout.close()
     process.stdout = None
-    _, errors = process.communicate(timeout=WAIT)
+    _, errors = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, errors) == (0, b"")
 
 
@@ -123,11 +123,13 @@ def test_all_of_a_batch_is_written_to_a_slow_reader(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_full_disk_is_one_line(spawn: Spawn, feedapi_publisher: Publisher, store: Path) -> None:
+def test_a_full_disk_is_reported_on_one_line(
+    spawn: Spawn, feedapi_publisher: Publisher, store: Path
+) -> None:
     _fill(feedapi_publisher)
     with Path("/dev/full").open("wb") as full:
         process = spawn("cat", feedapi_publisher.url, "--store", store, stdout=full)
-        _, errors = process.communicate(timeout=WAIT)
+        _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 1
     assert errors == b"feedapi: writing to stdout failed: No space left on device\n"
     assert _cursor(store) == "_first"
@@ -136,7 +138,7 @@ def test_a_full_disk_is_one_line(spawn: Spawn, feedapi_publisher: Publisher, sto
 def test_without_a_stdout_it_ends_at_once(spawn: Spawn, feedapi_publisher: Publisher) -> None:
     command = [sys.executable, "-m", "feedapi_client.cli", "cat", str(feedapi_publisher.url)]
     result = subprocess.run(
-        ["sh", "-c", '"$@" >&-', "sh", *command], check=False, capture_output=True, timeout=WAIT
+        ["sh", "-c", '"$@" >&-', "sh", *command], check=False, capture_output=True, timeout=TIMEOUT
     )
     assert (result.returncode, result.stderr) == (1, b"")
 
@@ -149,29 +151,15 @@ def test_follow_prints_what_comes_later(spawn: Spawn, feedapi_publisher: Publish
         assert process.stdout.readline() == b'{"n":%d}\n' % n
 
 
-def _run_on_terminal(spawn: Spawn, *args: object) -> str:
-    """What a command that writes its events to a file writes to stderr, which is a terminal."""
-    import pty
-
-    ours, theirs = pty.openpty()
-    process = spawn(
-        *args, stdout=subprocess.DEVNULL, stderr=theirs, env={"TERM": "xterm", "COLUMNS": "120"}
-    )
-    os.close(theirs)
-    shown = b""
-    with suppress(OSError):  # the terminal's other end is closed
-        while chunk := os.read(ours, 65536):
-            shown += chunk
-    os.close(ours)
-    assert process.wait(WAIT) == 0
-    return shown.decode()
-
-
-def test_progress_is_shown_on_a_terminal(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+def test_progress_is_shown_on_a_terminal(
+    on_terminal: OnTerminal, feedapi_publisher: Publisher
+) -> None:
     _fill(feedapi_publisher)
-    assert "10 events" in _run_on_terminal(spawn, "cat", feedapi_publisher.url)
+    code, shown = on_terminal("stderr", "cat", feedapi_publisher.url)
+    assert code == 0
+    assert re.search(r"10 events · [\d,]+/s · 1 \w+", shown)
 
 
-def test_quiet_shows_no_progress(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+def test_quiet_shows_no_progress(on_terminal: OnTerminal, feedapi_publisher: Publisher) -> None:
     _fill(feedapi_publisher)
-    assert _run_on_terminal(spawn, "cat", feedapi_publisher.url, "--quiet") == ""
+    assert on_terminal("stderr", "cat", feedapi_publisher.url, "--quiet") == (0, "")

@@ -64,7 +64,7 @@ def test_ls_shows_each_position(feedapi: Feedapi, publisher: Publisher, filled: 
     ]
 
 
-def test_ls_of_very_many_positions_is_lines(feedapi: Feedapi, store: Path) -> None:
+def test_ls_of_very_many_positions_prints_plain_columns(feedapi: Feedapi, store: Path) -> None:
     async def save() -> None:
         async with SQLiteCursorStore(store) as cursors:
             await cursors.save(
@@ -83,7 +83,7 @@ def test_ls_json_is_what_export_prints(feedapi: Feedapi, filled: Path) -> None:
     ] == _export(feedapi, filled)
 
 
-def test_ls_asks_the_feed_what_is_behind_a_cursor(
+def test_ls_with_url_shows_the_lag_of_each_partition(
     feedapi: Feedapi, publisher: Publisher, filled: Path
 ) -> None:
     publisher.append(1, {"n": 1})
@@ -96,7 +96,9 @@ def test_ls_asks_the_feed_what_is_behind_a_cursor(
     assert lags == {0: "caught up", 1: "behind", 5: "not begun", 6: "not begun, starts after 0"}
 
 
-def test_ls_says_what_it_can_not_know(feedapi: Feedapi, publisher: Publisher, filled: Path) -> None:
+def test_ls_with_url_shows_which_lags_are_unknown(
+    feedapi: Feedapi, publisher: Publisher, filled: Path
+) -> None:
     publisher.fail(403, partition=0, times=None)
     publisher.remove(1)
     refused = feedapi("cursors", "ls", "--store", filled, "--url", publisher.url)
@@ -120,14 +122,14 @@ def test_ls_of_another_feed_is_an_error(feedapi: Feedapi, filled: Path) -> None:
     assert "no positions of such a feed" in result.stderr
 
 
-def test_a_store_that_is_not_there_is_not_made(feedapi: Feedapi, store: Path) -> None:
+def test_a_store_that_does_not_exist_is_not_created(feedapi: Feedapi, store: Path) -> None:
     result = feedapi("cursors", "ls", "--store", store)
     assert result.exit_code == 1
     assert result.stderr == f"feedapi: {store}: there is no such file\n"
     assert not store.exists()
 
 
-def test_a_database_without_cursors_is_left_as_it_is(feedapi: Feedapi, store: Path) -> None:
+def test_a_database_without_cursors_is_not_changed(feedapi: Feedapi, store: Path) -> None:
     store.write_bytes(b"")
     result = feedapi("cursors", "ls", "--store", store)
     assert result.exit_code == 1
@@ -157,7 +159,7 @@ def test_set_makes_the_consumer_go_on_from_there(
     assert feedapi("cat", publisher.url, "--store", filled).stdout.count("\n") == 7
 
 
-def test_set_begins_a_store_when_the_feed_is_named_in_full(
+def test_set_creates_a_store_for_a_complete_url(
     feedapi: Feedapi, publisher: Publisher, store: Path
 ) -> None:
     result = feedapi(
@@ -229,7 +231,7 @@ def test_r17_set_fences_a_running_consumer(
 # ---------------------------------------------------------------------- reset
 
 
-def test_reset_asks_before_it_forgets(feedapi: Feedapi, filled: Path) -> None:
+def test_reset_asks_for_confirmation(feedapi: Feedapi, filled: Path) -> None:
     refused = feedapi("cursors", "reset", "--store", filled, input="n\n")
     assert refused.exit_code == 1
     assert "forget 2 of 2 positions?" in refused.stdout
@@ -238,7 +240,7 @@ def test_reset_asks_before_it_forgets(feedapi: Feedapi, filled: Path) -> None:
     assert _export(feedapi, filled) == []
 
 
-def test_reset_without_an_answer_forgets_nothing(feedapi: Feedapi, filled: Path) -> None:
+def test_reset_without_an_answer_deletes_nothing(feedapi: Feedapi, filled: Path) -> None:
     result = feedapi("cursors", "reset", "--store", filled)
     assert result.exit_code == 1
     assert "aborted" in result.stderr
@@ -274,12 +276,26 @@ def test_import_from_stdin_replaces(feedapi: Feedapi, filled: Path) -> None:
     assert _cursors(feedapi, filled)[0] != "_first"
 
 
-def test_import_asks_before_it_replaces(feedapi: Feedapi, filled: Path, tmp_path: Path) -> None:
+def test_import_asks_before_it_replaces_positions(
+    feedapi: Feedapi, filled: Path, tmp_path: Path
+) -> None:
     saved = tmp_path / "cursors.json"
     feedapi("cursors", "export", "--store", filled, "-o", saved)
     result = feedapi("cursors", "import", saved, "--store", filled, input="n\n")
     assert result.exit_code == 1
     assert "2 positions are there already" in result.stdout
+
+
+def _export_of(position: str) -> str:
+    """An export with one feed and one position."""
+    feed = f'{{"url":"u","name":"n","filters":{{}},"positions":[{position}]}}'
+    return f'{{"format":"feedapi-cursors/1","feeds":[{feed}]}}'
+
+
+def test_import_reads_an_export(feedapi: Feedapi, store: Path) -> None:
+    text = _export_of('{"partition":7,"cursor":"c","status":"open"}')
+    assert feedapi("cursors", "import", "-", "--store", store, input=text).exit_code == 0
+    assert _cursors(feedapi, store) == {7: "c"}
 
 
 @pytest.mark.parametrize(
@@ -289,18 +305,18 @@ def test_import_asks_before_it_replaces(feedapi: Feedapi, filled: Path, tmp_path
         "[]",
         "{}",
         '{"format":"feedapi-cursors/1","feeds":[{}]}',
-        '{"format":"feedapi-cursors/1","feeds":[{"url":"u","name":"n","filters":{},"positions":[{"partition":70000,"cursor":"c","status":"open"}]}]}',
-        '{"format":"feedapi-cursors/1","feeds":[{"url":"u","name":"n","filters":{},"positions":[{"partition":0,"cursor":"c","status":"lost"}]}]}',
+        _export_of('{"partition":70000,"cursor":"c","status":"open"}'),
+        _export_of('{"partition":0,"cursor":"c","status":"lost"}'),
     ],
 )
-def test_what_is_no_export_is_refused(feedapi: Feedapi, store: Path, text: str) -> None:
+def test_import_refuses_anything_but_an_export(feedapi: Feedapi, store: Path, text: str) -> None:
     result = feedapi("cursors", "import", "-", "--store", store, input=text)
     assert result.exit_code == 1
     assert "no export of cursors" in result.stderr
     assert not store.exists()
 
 
-def test_an_import_file_that_is_not_there_is_one_line(
+def test_an_import_file_that_does_not_exist_is_reported_on_one_line(
     feedapi: Feedapi, store: Path, tmp_path: Path
 ) -> None:
     result = feedapi("cursors", "import", tmp_path / "nothing.json", "--store", store)
@@ -316,7 +332,7 @@ def journalled(feedapi: Feedapi, publisher: Publisher, store: Path) -> tuple[Pat
     """A store with a journal, and a time between two runs of its consumer."""
     assert feedapi("cat", publisher.url, "--store", store, "--journal").exit_code == 0
     between = datetime.now(UTC)
-    while datetime.now(UTC) <= between:
+    while datetime.now(UTC) <= between:  # until the clock has moved on
         time.sleep(0)
     publisher.append(0, {"n": 7})
     assert feedapi("cat", publisher.url, "--store", store).stdout.count("\n") == 1
@@ -331,7 +347,7 @@ def test_rewind_takes_the_consumer_back(
     assert feedapi("cat", publisher.url, "--store", store, "--raw").stdout == '{"n":7}\n'
 
 
-def test_rewind_shows_what_it_would_do(
+def test_rewind_dry_run_shows_the_changes_and_makes_none(
     feedapi: Feedapi, publisher: Publisher, journalled: tuple[Path, str]
 ) -> None:
     store, between = journalled
@@ -342,7 +358,7 @@ def test_rewind_shows_what_it_would_do(
     assert _cursors(feedapi, store) == before
 
 
-def test_rewind_asks_first(feedapi: Feedapi, journalled: tuple[Path, str]) -> None:
+def test_rewind_asks_for_confirmation(feedapi: Feedapi, journalled: tuple[Path, str]) -> None:
     store, between = journalled
     before = _cursors(feedapi, store)
     assert (
@@ -351,23 +367,21 @@ def test_rewind_asks_first(feedapi: Feedapi, journalled: tuple[Path, str]) -> No
     assert _cursors(feedapi, store) == before
 
 
-def test_what_the_command_line_changes_is_in_the_journal(
-    feedapi: Feedapi, journalled: tuple[Path, str]
-) -> None:
+def test_changes_by_commands_are_journalled(feedapi: Feedapi, journalled: tuple[Path, str]) -> None:
     store, between = journalled
     feedapi("cursors", "set", 0, "_first", "--store", store)
     assert feedapi("cursors", "rewind", "--to", between, "--store", store, "--yes").exit_code == 0
     assert _cursors(feedapi, store)[0] != "_first"
 
 
-def test_rewind_without_a_journal_is_one_line(feedapi: Feedapi, filled: Path) -> None:
+def test_rewind_without_a_journal_is_reported_on_one_line(feedapi: Feedapi, filled: Path) -> None:
     result = feedapi("cursors", "rewind", "--to", "2 hours ago", "--store", filled, "--yes")
     assert result.exit_code == 1
     assert "keeps no journal" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
-def test_rewind_to_before_the_journal_is_one_line(
+def test_rewind_to_before_the_journal_is_reported_on_one_line(
     feedapi: Feedapi, journalled: tuple[Path, str]
 ) -> None:
     result = feedapi("cursors", "rewind", "--to", "2 hours ago", "--store", journalled[0], "--yes")
@@ -378,7 +392,7 @@ def test_rewind_to_before_the_journal_is_one_line(
 # ---------------------------------------------------------------------- other stores
 
 
-def test_a_database_by_its_url(feedapi: Feedapi, publisher: Publisher, store: Path) -> None:
+def test_a_database_given_by_url(feedapi: Feedapi, publisher: Publisher, store: Path) -> None:
     url = f"sqlite+aiosqlite:///{store}"
     assert feedapi("cat", publisher.url, "--store", url).exit_code == 0
     assert _cursors(feedapi, url) == _cursors(feedapi, store)
@@ -386,7 +400,7 @@ def test_a_database_by_its_url(feedapi: Feedapi, publisher: Publisher, store: Pa
     assert feedapi("cursors", "ls", "--store", url, "--table", "nothing").exit_code == 1
 
 
-def test_a_redis_by_its_url(feedapi: Feedapi, publisher: Publisher, redis_server: Redis) -> None:
+def test_a_redis_given_by_url(feedapi: Feedapi, publisher: Publisher, redis_server: Redis) -> None:
     assert feedapi("cat", publisher.url, "--store", redis_server.url).exit_code == 0
     assert _cursors(feedapi, redis_server.url)[0] == publisher.end_cursor(0)
     rewind = feedapi("cursors", "rewind", "--to", "now", "--store", redis_server.url, "--yes")
@@ -403,7 +417,7 @@ def test_a_redis_by_its_url(feedapi: Feedapi, publisher: Publisher, redis_server
         "redis://me:secret@127.0.0.1:1/0",
     ],
 )
-def test_r19_a_database_that_can_not_be_had_is_one_line_without_its_password(
+def test_r19_a_database_that_can_not_be_opened_is_reported_without_its_password(
     feedapi: Feedapi, url: str
 ) -> None:
     result = feedapi("cursors", "ls", "--store", url)

@@ -1,16 +1,13 @@
-"""``feedapi demo``, and that its proof can fail."""
+"""``feedapi demo``: it proves exactly-once delivery, and its proof can fail."""
 
 from __future__ import annotations
 
 import os
-import subprocess
-from collections.abc import Callable
-from contextlib import suppress
 
 import pytest
 
-from feedapi_client.cli.proof import Step, prove
-from tests.cli.conftest import WAIT, Feedapi
+from feedapi_client.cli.demo.proof import Step, prove
+from tests.cli.conftest import Feedapi, OnTerminal
 
 _QUICK = ("--events", 3000, "--seconds", 1.5)
 _PUBLISHED: list[Step] = [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)]
@@ -20,14 +17,14 @@ _PUBLISHED: list[Step] = [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)]
 def test_the_demo_proves_order_and_exactly_once(feedapi: Feedapi, dialect: str) -> None:
     result = feedapi("demo", *_QUICK, "--dialect", dialect)
     assert result.exit_code == 0, result.output
-    for happening in (
+    for part in (
         "partition 0 was split",
         "partition 1 was split",
         "token was rotated",
         "crash 4",
         "PROVED: 3,000 events of 200 entities",
     ):
-        assert happening in result.stdout
+        assert part in result.stdout
 
 
 @pytest.mark.parametrize(
@@ -42,24 +39,12 @@ def test_a_cursor_outside_the_transaction_fails_the_proof(
     assert fault in result.stdout
 
 
-@pytest.mark.skipif(os.name == "nt", reason="pseudo terminals are of POSIX")
-def test_the_demo_is_drawn_on_a_terminal(spawn: Callable[..., subprocess.Popen[bytes]]) -> None:
-    import pty
-
-    ours, theirs = pty.openpty()
-    process = spawn(
-        "demo", *_QUICK, stdout=theirs, env={"TERM": "xterm", "COLUMNS": "120", "LINES": "50"}
-    )
-    os.close(theirs)
-    shown = b""
-    with suppress(OSError):  # the terminal's other end is closed
-        while chunk := os.read(ours, 65536):
-            shown += chunk
-    os.close(ours)
-    assert process.wait(WAIT) == 0
-    text = shown.decode()
-    for part in ("after ▸", "cursor ▸", "events/s".replace("events", ""), "lag", "PROVED"):
-        assert part in text
+@pytest.mark.skipif(os.name == "nt", reason="needs the pseudo terminals of POSIX")
+def test_the_demo_is_drawn_on_a_terminal(on_terminal: OnTerminal) -> None:
+    code, shown = on_terminal("stdout", "demo", *_QUICK)
+    assert code == 0
+    for part in ("after ▸", "cursor ▸", "/s", "lag", "PROVED"):
+        assert part in shown
 
 
 def test_the_proof_holds_for_another_interleaving_of_entities() -> None:

@@ -20,7 +20,7 @@ def publisher(feedapi_publisher_factory: Make) -> Publisher:
     return publisher
 
 
-def test_a_feed_is_drawn_with_its_lineage(feedapi: Feedapi, publisher: Publisher) -> None:
+def test_the_lineage_is_drawn_as_a_tree(feedapi: Feedapi, publisher: Publisher) -> None:
     publisher.split(0, into=(2, 3), method="starts-after")
     publisher.split(1, into=(4,), method="cursor-from")
     result = feedapi("discover", publisher.url)
@@ -60,14 +60,14 @@ def test_a_v1_feed_needs_the_number_of_partitions(
     assert "dialect v1" in feedapi("discover", publisher.url, "--v1-partitions", 3).stdout
 
 
-def test_an_unreachable_feed_is_one_line(feedapi: Feedapi) -> None:
+def test_an_unreachable_feed_is_reported_on_one_line(feedapi: Feedapi) -> None:
     result = feedapi("discover", "http://127.0.0.1:1/feed", "--give-up-after", 0)
     assert result.exit_code == 1
     assert result.stderr.startswith("feedapi: feed http://127.0.0.1:1/feed: ")
     assert result.stderr.count("\n") == 1
 
 
-def test_an_html_page_is_one_line(feedapi: Feedapi, publisher: Publisher) -> None:
+def test_an_html_page_is_reported_on_one_line(feedapi: Feedapi, publisher: Publisher) -> None:
     publisher.fail(faults.Html(), on="discovery")
     result = feedapi("discover", publisher.url)
     assert result.exit_code == 1
@@ -75,7 +75,7 @@ def test_an_html_page_is_one_line(feedapi: Feedapi, publisher: Publisher) -> Non
     assert result.stderr.count("\n") == 1
 
 
-def test_an_url_that_is_none_is_one_line(feedapi: Feedapi) -> None:
+def test_an_impossible_url_is_reported_on_one_line(feedapi: Feedapi) -> None:
     result = feedapi("discover", "localhost:8080/feed")
     assert result.exit_code == 1
     assert (
@@ -111,7 +111,9 @@ def test_r19_a_wrong_authorization_header_is_not_shown(
     assert "hidden" not in wrong.output + unsendable.output
 
 
-def test_a_cursor_can_not_command_the_terminal(feedapi: Feedapi, publisher: Publisher) -> None:
+def test_r21_control_characters_of_a_cursor_do_not_reach_the_terminal(
+    feedapi: Feedapi, publisher: Publisher
+) -> None:
     body = {"partitions": [{"id": "0", "closed": True, "lastCursor": "[red]\x1b[2J"}]}
     publisher.fail(faults.Replace(body), on="discovery")
     result = feedapi("discover", publisher.url)

@@ -1,4 +1,4 @@
-"""``feedapi quarantine``, and the commands that live in adapters."""
+"""``feedapi quarantine``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import orjson
 import pytest
 
 from feedapi_client import Batch, FeedConsumer, SQLiteCursorStore
-from feedapi_client.cli import external
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import Feedapi
 
@@ -28,7 +27,7 @@ async def refuse(batch):
 
 @pytest.fixture
 def quarantined(feedapi_publisher: Publisher, store: Path) -> Path:
-    """A store beside which two of four events were put aside."""
+    """A store of cursors with a quarantine that holds two of four events."""
     feedapi_publisher.extend(0, [{"n": n, "secret": "payload"} for n in range(4)])
 
     async def handle(batch: Batch) -> None:
@@ -50,7 +49,7 @@ def quarantined(feedapi_publisher: Publisher, store: Path) -> Path:
 
 @pytest.fixture
 def handlers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of a module with handlers in the current directory."""
+    """The name of a module with handlers, in the current directory."""
     (tmp_path / "app_of_the_test.py").write_text(_HANDLERS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "app_of_the_test", raising=False)
@@ -64,7 +63,7 @@ def _ids(feedapi: Feedapi, store: Path, *args: object) -> list[str]:
     return [event["id"] for event in found]
 
 
-def test_ls_says_where_events_come_from_and_not_what_they_hold(
+def test_ls_shows_where_events_come_from_but_no_payloads(
     feedapi: Feedapi, feedapi_publisher: Publisher, quarantined: Path
 ) -> None:
     result = feedapi("quarantine", "ls", "--store", quarantined)
@@ -90,13 +89,15 @@ def test_show_prints_error_and_payload(feedapi: Feedapi, quarantined: Path) -> N
     )
 
 
-def test_show_of_an_unknown_event_is_one_line(feedapi: Feedapi, quarantined: Path) -> None:
+def test_show_of_an_unknown_event_is_reported_on_one_line(
+    feedapi: Feedapi, quarantined: Path
+) -> None:
     result = feedapi("quarantine", "show", "nothing", "--store", quarantined)
     assert result.exit_code == 1
     assert result.stderr.count("\n") == 1
 
 
-def test_replay_hands_events_to_the_handler(
+def test_replay_calls_the_handler_with_each_event(
     feedapi: Feedapi, quarantined: Path, handlers: str
 ) -> None:
     result = feedapi(
@@ -123,7 +124,7 @@ def test_events_that_fail_again_stay(feedapi: Feedapi, quarantined: Path, handle
 
 
 @pytest.mark.parametrize("handler", ["nothing_of_the_kind:handle", "os:nothing", "os:sep"])
-def test_a_handler_that_is_none_is_one_line(
+def test_a_handler_that_can_not_be_imported_is_reported_on_one_line(
     feedapi: Feedapi, quarantined: Path, handler: str
 ) -> None:
     result = feedapi("quarantine", "replay", "--all", "--store", quarantined, "--handler", handler)
@@ -131,7 +132,7 @@ def test_a_handler_that_is_none_is_one_line(
     assert result.stderr.count("\n") == 1
 
 
-def test_drop_asks_first(feedapi: Feedapi, quarantined: Path) -> None:
+def test_drop_asks_for_confirmation(feedapi: Feedapi, quarantined: Path) -> None:
     first, second = _ids(feedapi, quarantined)
     assert (
         feedapi("quarantine", "drop", "--all", "--store", quarantined, input="n\n").exit_code == 1
@@ -148,17 +149,17 @@ def test_drop_asks_first(feedapi: Feedapi, quarantined: Path) -> None:
     assert "the quarantine is empty" in feedapi("quarantine", "ls", "--store", quarantined).stdout
 
 
-def test_drop_needs_to_know_what(feedapi: Feedapi, quarantined: Path) -> None:
+def test_drop_needs_ids_or_all(feedapi: Feedapi, quarantined: Path) -> None:
     assert feedapi("quarantine", "drop", "--store", quarantined).exit_code == 2
     assert feedapi("quarantine", "drop", "x", "--all", "--store", quarantined).exit_code == 2
 
 
-def test_a_file_without_a_quarantine_is_left_as_it_is(feedapi: Feedapi, store: Path) -> None:
+def test_a_file_that_does_not_exist_is_not_created(feedapi: Feedapi, store: Path) -> None:
     assert feedapi("quarantine", "ls", "--store", store).exit_code == 1
     assert not store.exists()
 
 
-def test_a_quarantine_in_a_database_by_its_url(feedapi: Feedapi, quarantined: Path) -> None:
+def test_a_quarantine_in_a_database_given_by_url(feedapi: Feedapi, quarantined: Path) -> None:
     result = feedapi(
         "quarantine", "drop", "--all", "--yes", "--store", f"sqlite+aiosqlite:///{quarantined}"
     )
@@ -173,53 +174,10 @@ def test_a_quarantine_in_a_database_by_its_url(feedapi: Feedapi, quarantined: Pa
         "redis://me:secret@localhost/0",
     ],
 )
-def test_r19_a_quarantine_that_can_not_be_had_is_one_line(feedapi: Feedapi, url: str) -> None:
+def test_r19_a_quarantine_that_can_not_be_opened_is_reported_without_its_password(
+    feedapi: Feedapi, url: str
+) -> None:
     result = feedapi("quarantine", "ls", "--store", url)
     assert result.exit_code == 1
     assert "secret" not in result.output
     assert result.stderr.count("\n") == 1
-
-
-# ---------------------------------------------------------------------- adapters
-
-
-def test_an_adapter_parses_its_own_arguments(
-    feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "adapter_of_the_test.py").write_text(
-        "def main(arguments):\n    print(arguments)\n    return 3\n"
-    )
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(external, "import_module", lambda name: __import__("adapter_of_the_test"))
-    result = feedapi("ingest", "http://h/feed", "out", "--help", "--trigger", "10s")
-    assert (result.exit_code, result.stdout) == (
-        3,
-        "['http://h/feed', 'out', '--help', '--trigger', '10s']\n",
-    )
-
-
-@pytest.mark.parametrize("command", ["ingest", "relay"])
-def test_the_adapters_are_mounted(feedapi: Feedapi, command: str) -> None:
-    result = feedapi(command, "--help")
-    assert result.exit_code == 0
-    assert result.stdout.startswith(f"usage: feedapi {command} ")
-    assert feedapi(command).exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("command", "missing", "extra"),
-    [("ingest", "pyspark", "spark"), ("relay", "nats", "liftbridge")],
-)
-def test_a_missing_extra_says_what_to_install(
-    feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, command: str, missing: str, extra: str
-) -> None:
-    def import_module(name: str) -> None:
-        raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
-
-    monkeypatch.setattr(external, "import_module", import_module)
-    result = feedapi(command, "http://h/feed")
-    assert result.exit_code == 1
-    assert (
-        result.stderr
-        == f"feedapi: {missing} is not installed: pip install 'feedapi-client[{extra}]'\n"
-    )

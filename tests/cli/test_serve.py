@@ -5,16 +5,13 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
-from collections.abc import Callable
 
 import pytest
 
 from feedapi_client import SyncFeedClient
-from feedapi_client.cli.playground import Playground
+from feedapi_client.cli.serve.example_feed import ExampleFeed
 from feedapi_client.testing import Publisher
-from tests.cli.conftest import WAIT, Feedapi
-
-Spawn = Callable[..., subprocess.Popen[bytes]]
+from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
 
 
 def _url(process: subprocess.Popen[bytes]) -> str:
@@ -34,7 +31,7 @@ def test_it_serves_a_feed_and_prints_its_url(spawn: Spawn, dialect: str) -> None
     assert events[0].keys() == {"entity", "n", "type"}
 
 
-def test_events_keep_coming(spawn: Spawn) -> None:
+def test_new_events_are_published_while_it_runs(spawn: Spawn) -> None:
     process = spawn("serve", "--partitions", 1, "--history", 0, "--rate", 200)
     url = _url(process)
     reader = spawn("cat", url, "--follow", "--raw")
@@ -43,22 +40,22 @@ def test_events_keep_coming(spawn: Spawn) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_is_its_regular_end(spawn: Spawn, number: signal.Signals) -> None:
+def test_a_signal_ends_it_with_exit_code_0(spawn: Spawn, number: signal.Signals) -> None:
     process = spawn("serve")
     url = _url(process)
     process.send_signal(number)
-    _, hints = process.communicate(timeout=WAIT)
+    _, hints = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0
     assert f"feedapi discover {url}".encode() in hints
     assert b"Traceback" not in hints
 
 
-def test_a_port_that_is_taken_is_one_line(feedapi: Feedapi) -> None:
+def test_a_port_in_use_is_reported_on_one_line(feedapi: Feedapi) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         result = feedapi("serve", "--port", port)
     assert result.exit_code == 1
-    assert f"port {port} of 127.0.0.1 can't be had" in result.stderr
+    assert f"port {port} of 127.0.0.1 can't be used" in result.stderr
     assert result.stderr.count("\n") == 1
 
 
@@ -71,35 +68,21 @@ def test_a_bearer_token_comes_from_the_environment(
     assert feedapi("discover", url, "--auth-env", "FEED_AUTH").exit_code == 0
 
 
-def _playground(publisher: Publisher, **settings: float) -> Playground:
-    return Playground(
-        publisher,
-        **{
-            "rate": 0,
-            "entities": 10,
-            "split_every": 0,
-            "rotate_every": 0,
-            "max_events": 1000,
-            **settings,
-        },
-    )  # type: ignore[arg-type]
-
-
 def test_splits_use_both_methods_and_lose_no_event() -> None:
     publisher = Publisher(2)
-    playground = _playground(publisher)
+    feed = ExampleFeed(publisher, entities=10, max_events=1000)
     for _ in range(4):
-        playground.publish(20)
-        playground.split()
+        feed.publish(20)
+        feed.split()
     assert len(publisher.payloads()) == 80
     lineage = publisher.partitions.values()
     assert any(p.starts_after is not None for p in lineage)
     assert any(p.cursor_from for p in lineage)
 
 
-def test_splitting_ends_somewhere() -> None:
+def test_no_more_than_64_partitions_are_open() -> None:
     publisher = Publisher(1)
-    playground = _playground(publisher)
+    feed = ExampleFeed(publisher, entities=10, max_events=1000)
     for _ in range(100):
-        playground.split()
+        feed.split()
     assert len(publisher.open_partitions()) == 64

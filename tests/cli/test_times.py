@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from feedapi_client.cli.times import parse_time
+from feedapi_client.cli.common.times import parse_time
 
 NOW = datetime(2031, 5, 4, 12, 0, tzinfo=UTC)
 
@@ -26,7 +26,7 @@ NOW = datetime(2031, 5, 4, 12, 0, tzinfo=UTC)
         ("now", timedelta(0)),
     ],
 )
-def test_so_long_ago(text: str, ago: timedelta) -> None:
+def test_a_duration_ago(text: str, ago: timedelta) -> None:
     assert parse_time(text, NOW) == NOW - ago
 
 
@@ -59,6 +59,6 @@ def test_a_time_of_today_is_local() -> None:
         "999999999999 weeks ago",
     ],
 )
-def test_anything_else_is_refused(text: str) -> None:
+def test_any_other_text_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"time|long ago|unit|hour"):
         parse_time(text, NOW)

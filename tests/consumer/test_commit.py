@@ -21,7 +21,7 @@ from feedapi_client import (
     StoreError,
 )
 from feedapi_client.testing import Publisher, Quirks, Request, faults
-from feedapi_client.testing.exchange import Response
+from feedapi_client.testing.publisher import Response
 from tests.consumer.helpers import (
     SAFETY_LIMIT,
     BrokenStore,

@@ -1,4 +1,7 @@
-"""A NATS server for all tests, a broker and a publisher for each. nats-py runs on asyncio only, and so do these tests."""
+"""A NATS server for all tests, a broker and a publisher for each test.
+
+nats-py runs on asyncio only, and so do these tests.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
+from tests.liftbridge.helpers import SAFETY_NET
 
 
 @pytest.fixture
@@ -31,7 +35,7 @@ async def broker(nats_server: NatsServer, anyio_backend: str) -> AsyncIterator[L
 async def publisher(
     nats_server: NatsServer, broker: LiftbridgeBroker
 ) -> AsyncIterator[LiftbridgePublisher]:
-    async with LiftbridgePublisher(nats_server.url, ack_timeout=5) as publisher:
+    async with LiftbridgePublisher(nats_server.url, ack_timeout=SAFETY_NET) as publisher:
         yield publisher
 
 
@@ -46,5 +50,5 @@ async def api_broker(
 
 @pytest.fixture
 async def api(api_broker: LiftbridgeBroker) -> AsyncIterator[LiftbridgeApi]:
-    async with LiftbridgeApi(api_broker.address, timeout=2) as api:
+    async with LiftbridgeApi(api_broker.address, timeout=SAFETY_NET) as api:
         yield api

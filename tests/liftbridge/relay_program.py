@@ -1,4 +1,4 @@
-"""A relay in a process of its own, to be killed: `python -m tests.liftbridge.relay_program MODE FEED NATS API STORE`. Ends when the feed does."""
+"""A relay to be killed: ``python -m tests.liftbridge.relay_program MODE FEED NATS API STORE``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, Relay,
 
 async def main(mode: str, feed: str, nats: str, api_address: str, path: str) -> None:
     async with AsyncExitStack() as stack:
-        # Few in flight, so that a batch takes several round trips, and a kill can hit it anywhere.
+        # Few messages in flight: a batch takes several round trips, so a kill can hit any of them.
         publisher = await stack.enter_async_context(
             LiftbridgePublisher(nats, ack_timeout=5, max_in_flight=3)
         )

@@ -19,6 +19,7 @@ from feedapi_client.liftbridge import (
     StreamError,
 )
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, free_port
+from tests.liftbridge.helpers import SAFETY_NET
 
 pytestmark = pytest.mark.anyio
 
@@ -43,7 +44,7 @@ async def test_a_stream_is_created_once(api: LiftbridgeApi, api_broker: Liftbrid
     assert set(metadata.partitions) == {0, 1, 2}
 
 
-async def test_what_is_published_is_read_back_with_key_and_headers(
+async def test_a_message_is_read_back_with_key_and_headers(
     api: LiftbridgeApi, publisher: LiftbridgePublisher
 ) -> None:
     await api.create_stream("s")
@@ -64,7 +65,7 @@ async def test_what_is_published_is_read_back_with_key_and_headers(
     ("start", "expected"),
     [(0, b"0"), (3, b"3"), ("earliest", b"0"), ("latest", b"4"), ("new", b"new")],
 )
-async def test_a_subscription_starts_where_it_is_told_to(
+async def test_a_subscription_starts_at_the_given_position(
     api: LiftbridgeApi, publisher: LiftbridgePublisher, start: int | str, expected: bytes
 ) -> None:
     await api.create_stream("s")
@@ -83,7 +84,7 @@ async def test_a_subscription_starts_where_it_is_told_to(
     assert seen == [expected]
 
 
-async def test_a_subscription_ends_behind_the_offset_asked_for(
+async def test_a_subscription_ends_after_the_given_offset(
     api: LiftbridgeApi, publisher: LiftbridgePublisher
 ) -> None:
     await api.create_stream("s")
@@ -94,7 +95,7 @@ async def test_a_subscription_ends_behind_the_offset_asked_for(
     assert [message async for message in api.subscribe("s", 7, until=6)] == []
 
 
-async def test_a_subscription_follows_what_comes_later(
+async def test_a_subscription_continues_with_later_messages(
     api: LiftbridgeApi, publisher: LiftbridgePublisher
 ) -> None:
     await api.create_stream(Stream("s", partitions=2))
@@ -127,7 +128,9 @@ async def test_a_subscription_survives_a_restart_of_the_broker(
     assert seen == [b"0", b"1", b"2", b"3"]
 
 
-async def test_a_subscription_that_stays_silent_ends_when_asked_to(api: LiftbridgeApi) -> None:
+async def test_a_subscription_without_messages_ends_after_its_idle_timeout(
+    api: LiftbridgeApi,
+) -> None:
     await api.create_stream("s")
     with pytest.raises(BrokerUnavailableError, match="no message"):
         await read(api.subscribe("s", idle_timeout=0.1), 1)
@@ -186,26 +189,26 @@ async def test_a_missing_stream_or_partition_is_an_error_that_names_it(api: Lift
         await read(api.subscribe("s", partition=1), 1)
 
 
-async def test_a_refused_request_is_an_error_with_the_brokers_words(api: LiftbridgeApi) -> None:
+async def test_a_refused_request_is_an_error_with_the_brokers_details(api: LiftbridgeApi) -> None:
     unnamed = Stream("s")
     object.__setattr__(unnamed, "name", "")
     with pytest.raises(LiftbridgeError, match=r"INVALID_ARGUMENT.*a name and a subject"):
         await api.create_stream(unnamed)
 
 
-async def test_a_broker_that_is_not_there_is_an_error_after_the_timeout() -> None:
+async def test_a_missing_broker_is_an_error_after_the_timeout() -> None:
     async with LiftbridgeApi(f"127.0.0.1:{free_port()}", timeout=0.5) as api:
-        with anyio.fail_after(10):
-            with pytest.raises(BrokerUnavailableError):
-                await api.metadata("s")
-            with pytest.raises(BrokerUnavailableError):
-                await read(api.subscribe("s"), 1)
+        with pytest.raises(BrokerUnavailableError):
+            await api.metadata("s")
+        with pytest.raises(BrokerUnavailableError):
+            await read(api.subscribe("s"), 1)
 
 
-async def test_another_address_is_tried_when_the_first_does_not_answer(
+async def test_the_next_address_is_tried_when_the_first_does_not_answer(
     api_broker: LiftbridgeBroker,
 ) -> None:
-    async with LiftbridgeApi([f"127.0.0.1:{free_port()}", api_broker.address], timeout=5) as api:
+    addresses = [f"127.0.0.1:{free_port()}", api_broker.address]
+    async with LiftbridgeApi(addresses, timeout=SAFETY_NET) as api:
         assert await api.create_stream("s")
 
 

@@ -1,4 +1,4 @@
-"""``feedapi relay`` as a process."""
+"""``feedapi relay`` in a process of its own."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from feedapi_client.liftbridge import LiftbridgeApi, RelayReader
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
-from tests.liftbridge.helpers import eventually
+from tests.liftbridge.helpers import SAFETY_NET, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -49,7 +49,7 @@ def relay(nats_server: NatsServer, feedapi_publisher: Publisher) -> Start:
 
 
 async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
-    out, errors = await anyio.to_thread.run_sync(lambda: process.communicate(timeout=60))
+    out, errors = await anyio.to_thread.run_sync(lambda: process.communicate(timeout=SAFETY_NET))
     assert out == ""
     return process.returncode, errors
 
@@ -58,7 +58,7 @@ def numbers(broker: LiftbridgeBroker) -> list[int]:
     return [orjson.loads(message.value)["n"] for message in broker.messages("s")]
 
 
-async def test_it_relays_to_the_end_and_goes_on_from_its_store(
+async def test_it_relays_to_the_end_and_continues_from_its_store(
     relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
 ) -> None:
     await broker.create_stream("s")
@@ -113,7 +113,7 @@ async def test_exactly_once_creates_its_stream_and_needs_no_store(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_signal_ends_it_after_what_is_in_hand(
+async def test_a_signal_ends_it_after_the_batches_in_flight(
     relay: Start,
     feedapi_publisher: Publisher,
     broker: LiftbridgeBroker,

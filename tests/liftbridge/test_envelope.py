@@ -1,4 +1,4 @@
-"""The envelope: the vectors, every refusal, round trips, and arbitrary bytes."""
+"""The envelope: test vectors, every failing check, round trips, and arbitrary bytes."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_checksum_is_that_of_the_castagnoli_polynomial() -> None:
         (HEADER[:4] + b"\x00\x08\x00\x01", "type"),
     ],
 )
-def test_a_refusal_says_which_check_failed(data: bytes, check: str) -> None:
+def test_an_error_names_the_check_that_failed(data: bytes, check: str) -> None:
     with pytest.raises(EnvelopeError) as caught:
         decode(data, MsgType.PUBLISH)
     assert caught.value.check == check
@@ -139,16 +139,16 @@ def test_every_type_has_its_name_and_number() -> None:
 
 @pytest.mark.parametrize("kind", list(MsgType))
 @pytest.mark.parametrize("crc", [True, False])
-def test_every_type_makes_the_round_trip(kind: MsgType, crc: bool) -> None:
+def test_every_type_survives_a_round_trip(kind: MsgType, crc: bool) -> None:
     assert decode(Envelope(kind, b"payload", crc).encode(), kind) == Envelope(kind, b"payload", crc)
 
 
-def test_a_type_from_the_future_decodes_when_no_other_is_asked_for() -> None:
+def test_an_unknown_type_decodes_when_no_type_is_expected() -> None:
     assert decode(HEADER[:7] + b"\x63").type == 99
 
 
 @pytest.mark.parametrize("number", [None, -1, 256])
-def test_bytes_without_a_type_that_fits_are_not_encoded(number: int | None) -> None:
+def test_bytes_need_a_valid_type(number: int | None) -> None:
     with pytest.raises(ValueError, match="MsgType"):
         encode(b"", number)
 
@@ -171,12 +171,12 @@ def test_an_envelope_error_is_a_feed_error_and_survives_pickling() -> None:
 
 
 @given(messages, st.booleans())
-def test_a_message_makes_the_round_trip(message: Message, crc: bool) -> None:
+def test_a_message_survives_a_round_trip(message: Message, crc: bool) -> None:
     assert decode_message(encode(message, crc=crc)) == message
 
 
 @given(st.integers(0, 255), st.binary(max_size=200), st.booleans())
-def test_an_envelope_makes_the_round_trip(number: int, payload: bytes, crc: bool) -> None:
+def test_an_envelope_survives_a_round_trip(number: int, payload: bytes, crc: bool) -> None:
     envelope = Envelope(number, payload, crc)
     assert decode(envelope.encode(), number) == envelope
 
@@ -193,7 +193,9 @@ def test_arbitrary_bytes_are_a_value_or_an_envelope_error(data: bytes) -> None:
 
 
 @given(messages, st.data())
-def test_a_flipped_bit_in_a_checked_payload_is_found(message: Message, data: st.DataObject) -> None:
+def test_a_flipped_bit_in_a_payload_with_a_checksum_is_detected(
+    message: Message, data: st.DataObject
+) -> None:
     encoded = bytearray(encode(message))
     if len(encoded) == 12:
         return

@@ -1,4 +1,4 @@
-"""The example runs as it is, and goes on where it ended."""
+"""The example runs as it is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The relay killed with SIGKILL at random moments. The long run is a program: see `tests.liftbridge.kill_relay`."""
+"""The relay is killed with SIGKILL at random moments.
+
+`tests.liftbridge.kill_relay` is the program for long runs.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import pytest
 
 from tests.liftbridge.kill_relay import Outcome, kill_relay
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 
 KILLS = 8
 

@@ -18,11 +18,42 @@ ROOT = Path(__file__).parents[2]
 PROTO = "feedapi_client/liftbridge/messages.proto"
 
 PUBLIC = {
-    "ANY_OFFSET", "Ack", "AckError", "AckPolicy", "AckTimeoutError", "BrokerUnavailableError", "EncryptionError", "Envelope", "EnvelopeError",
-    "IncorrectOffsetError", "LiftbridgeApi", "LiftbridgeError", "LiftbridgePublisher", "Message", "MessageTooLargeError", "MsgType", "OutgoingBatch",
-    "PartitionMetadata", "PublishError", "PublishRefusedError", "PublisherStats", "Relay", "RelayFencedError", "RelayProgress", "RelayReader", "RelayedBatch",
-    "RowId", "Stream", "StreamCursorStore", "StreamError", "StreamMetadata", "decode", "encode", "key_partition", "row_id",
-}  # fmt: skip
+    "ANY_OFFSET",
+    "Ack",
+    "AckError",
+    "AckPolicy",
+    "AckTimeoutError",
+    "BrokerUnavailableError",
+    "EncryptionError",
+    "Envelope",
+    "EnvelopeError",
+    "IncorrectOffsetError",
+    "LiftbridgeApi",
+    "LiftbridgeError",
+    "LiftbridgePublisher",
+    "Message",
+    "MessageTooLargeError",
+    "MsgType",
+    "OutgoingBatch",
+    "PartitionMetadata",
+    "PublishError",
+    "PublishRefusedError",
+    "PublisherStats",
+    "Relay",
+    "RelayFencedError",
+    "RelayProgress",
+    "RelayReader",
+    "RelayedBatch",
+    "RowId",
+    "Stream",
+    "StreamCursorStore",
+    "StreamError",
+    "StreamMetadata",
+    "decode",
+    "encode",
+    "key_partition",
+    "row_id",
+}
 
 
 def test_the_public_names_are_these() -> None:
@@ -30,7 +61,7 @@ def test_the_public_names_are_these() -> None:
     assert all(hasattr(package, name) for name in PUBLIC)
 
 
-def test_every_error_is_of_the_one_tree_and_fencing_is_fencing() -> None:
+def test_every_error_is_a_liftbridge_error_and_relay_fencing_is_a_fenced_error() -> None:
     errors = [
         value
         for name in PUBLIC
@@ -80,12 +111,13 @@ def test_the_generated_code_is_that_of_the_proto_file(tmp_path: Path) -> None:
     assert compiled == generated
 
 
-def test_the_generated_code_asks_for_no_version_of_the_runtime() -> None:
-    # Generators since 5.27 write a check that refuses, or warns about, runtimes of another age.
+def test_the_generated_code_requires_no_version_of_the_runtime() -> None:
+    # Generators since 5.27 write a check that refuses other versions of the runtime, or warns.
     assert "runtime_version" not in (ROOT / PROTO).with_name("messages_pb2.py").read_text()
 
 
-def test_it_lives_beside_another_copy_of_the_brokers_api() -> None:
-    program = "import gufo.liftbridge.api_pb2, feedapi_client.liftbridge.messages_pb2 as ours; ours.Message(offset=-1)"
-    for order in (program, "import feedapi_client.liftbridge.messages_pb2; " + program):
+def test_it_can_be_imported_beside_another_copy_of_the_brokers_api() -> None:
+    ours = "import feedapi_client.liftbridge.messages_pb2 as ours; "
+    program = f"import gufo.liftbridge.api_pb2; {ours}ours.Message(offset=-1)"
+    for order in (program, ours + program):
         subprocess.run([sys.executable, "-W", "error", "-c", order], check=True, cwd=ROOT)

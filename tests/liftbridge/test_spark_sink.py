@@ -35,7 +35,7 @@ def run(
     spark.dataSource.register(LiftbridgeDataSource)
 
     async def run(*select: str, checkpoint: Path = tmp_path / "checkpoint", **options: str) -> None:
-        """All that the feed holds now, in one query that ends by itself."""
+        """Publish what the feed holds now, in one query."""
         rows = (
             spark.readStream.format("feedapi")
             .option("url", feedapi_publisher.url)
@@ -90,7 +90,7 @@ async def test_a_batch_that_is_written_again_has_the_same_identities(
     await broker.create_stream("s")
     feedapi_publisher.extend(0, [{"n": n} for n in range(200)])
     await run("data AS value")
-    # As if the driver had died between the sink and Spark's own commit of the last batch.
+    # As after a crash of the driver between the sink and Spark's own commit of the last batch.
     last = max(
         (tmp_path / "checkpoint" / "commits").iterdir(),
         key=lambda path: int(path.name) if path.name.isdecimal() else -1,
@@ -137,7 +137,7 @@ async def test_lost_acks_are_retried(
     await broker.create_stream("s")
     feedapi_publisher.extend(0, [{"n": n} for n in range(20)])
     broker.script(None, None, BrokerFault.LOSE)
-    await run("data AS value", ackTimeout="1")
+    await run("data AS value", ackTimeout="1", attempts="1000")
     assert {n for _, n in rows(broker)} == set(range(20))
 
 

@@ -20,7 +20,7 @@ def test_r12_edges_are_known_in_both_directions() -> None:
         Partition(5, cursor_from=(4, 3)),
     )
     assert built.children == {0: [1, 2]}
-    assert built.heirs == {4: [5], 3: [5]}
+    assert built.successors == {4: [5], 3: [5]}
     assert 0 in built
     assert 3 not in built
     assert len(built) == 4
@@ -35,7 +35,7 @@ def test_r12_depth_counts_listed_parents() -> None:
 
 
 @pytest.mark.parametrize(
-    ("partitions", "culprit"),
+    ("partitions", "named"),
     [
         ([Partition(7, starts_after=7)], 7),
         ([Partition(7, cursor_from=(7,))], 7),
@@ -55,16 +55,16 @@ def test_r12_depth_counts_listed_parents() -> None:
     ],
 )
 def test_r12_impossible_lineage_names_the_partition(
-    partitions: list[Partition], culprit: int | None
+    partitions: list[Partition], named: int | None
 ) -> None:
     with pytest.raises(LineageError) as caught:
         graph(*partitions)
     assert caught.value.feed == "http://feed"
-    if culprit is None:
+    if named is None:
         assert caught.value.partition in {p.id for p in partitions}
-        assert "circle" in str(caught.value)
+        assert "cycle" in str(caught.value)
     else:
-        assert caught.value.partition == culprit
+        assert caught.value.partition == named
 
 
 def test_r12_unlisted_parents_and_ancestors_are_no_error() -> None:

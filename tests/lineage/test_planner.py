@@ -93,7 +93,7 @@ def test_r05_a_batch_released_without_a_commit_drains_nothing() -> None:
     assert states(made) == {0: "reading", 1: "waiting"}
 
 
-def test_r06_drained_by_last_cursor_stops_rediscovers_and_saves_only_what_is_not_saved() -> None:
+def test_r06_a_committed_last_cursor_stops_and_rediscovers_and_saves_nothing_twice() -> None:
     made = planner()
     made.discover(info(Partition(0, closed=True, last_cursor="z")))
     assert commit(made, 0, "z") == [Stop(0), Rediscover()]
@@ -109,7 +109,7 @@ def test_r06_a_last_cursor_that_is_learned_later_drains_and_saves() -> None:
     assert states(made) == {0: "drained"}
 
 
-def test_r06_without_last_cursor_the_end_counts_when_closed_was_known_before_the_request() -> None:
+def test_r06_without_last_cursor_the_end_counts_if_closed_was_known_before_the_request() -> None:
     made = planner()
     made.discover(info(Partition(0, closed=True)))
     commit(made, 0, "z")
@@ -140,9 +140,7 @@ def test_r06_a_caught_up_partition_that_closes_is_asked_again_at_once() -> None:
     assert made.discover(info(Partition(0, closed=True))) == [Start(0, "z")]
 
 
-def test_r06_an_end_that_is_not_committed_drains_nothing_and_is_reported_once_when_children_wait() -> (
-    None
-):
+def test_r06_an_uncommitted_end_drains_nothing_and_is_reported_once_if_children_wait() -> None:
     made = planner()
     made.discover(info(Partition(0, closed=True), Partition(1, starts_after=0)))
     made.delivered(0)
@@ -165,13 +163,13 @@ def test_r06_a_drained_partition_that_opens_again_is_read_on() -> None:
 # ---------------------------------------------------------------------- R7
 
 
-def test_r07_birth_is_one_save_before_all_else() -> None:
+def test_r07_the_first_start_is_one_save_before_all_else() -> None:
     actions = planner().discover(info(0, 1, Partition(2, closed=True)))
     assert actions[0] == Save({p: Position(FIRST) for p in range(3)})
     assert len(of(Save, actions)) == 1
 
 
-def test_r07_start_last_asks_only_for_ends_that_nobody_knows() -> None:
+def test_r07_start_last_asks_only_for_ends_that_discovery_leaves_out() -> None:
     made = planner(start="last")
     listed = info(
         0,
@@ -218,7 +216,7 @@ def test_r07_a_mapping_gives_the_cursors() -> None:
     assert save.positions == {0: Position(FIRST), 1: Position("c")}  # type: ignore[union-attr]
 
 
-def test_r07_a_mapping_that_names_a_stranger_is_an_error() -> None:
+def test_r07_a_mapping_that_names_an_unlisted_partition_is_an_error() -> None:
     with pytest.raises(LineageError, match="partition 9"):
         planner(start={9: "c"}).discover(info(0, 1))
 
@@ -239,9 +237,9 @@ def test_r08_a_child_of_an_open_parent_waits_with_one_warning() -> None:
     assert states(made)[1] == "waiting"
 
 
-def test_r08_an_unlisted_parent_is_history_at_birth_and_lost_later() -> None:
-    born = planner()
-    assert Start(1, FIRST) in born.discover(info(Partition(1, starts_after=0)))
+def test_r08_an_unlisted_parent_is_history_at_the_first_start_and_lost_later() -> None:
+    fresh = planner()
+    assert Start(1, FIRST) in fresh.discover(info(Partition(1, starts_after=0)))
     later = planner({9: Position("a")})
     (fail,) = of(Fail, later.discover(info(9, Partition(1, starts_after=0))))
     assert isinstance(fail.error, LostPartitionError)
@@ -277,7 +275,7 @@ def test_r08_a_chain_is_read_parents_first() -> None:
 # ---------------------------------------------------------------------- R9
 
 
-def test_r09_all_heirs_and_the_ancestor_are_saved_at_once_and_then_started() -> None:
+def test_r09_all_successors_and_the_ancestor_are_saved_at_once_and_then_started() -> None:
     made = planner({0: Position("a", "open", 7)})
     made.discover(info(0))
     actions = made.discover(info(Partition(1, cursor_from=(0,)), Partition(2, cursor_from=(0,))))
@@ -290,7 +288,7 @@ def test_r09_all_heirs_and_the_ancestor_are_saved_at_once_and_then_started() -> 
     )
 
 
-def test_r09_a_transfer_waits_for_the_batch_in_hand() -> None:
+def test_r09_a_transfer_waits_for_the_batch_in_flight() -> None:
     made = planner({0: Position("a")})
     made.discover(info(0))
     made.delivered(0)
@@ -300,7 +298,7 @@ def test_r09_a_transfer_waits_for_the_batch_in_hand() -> None:
     assert of(Start, actions) == [Start(1, "b")]
 
 
-def test_r09_an_abandoned_batch_hands_the_older_cursor_over() -> None:
+def test_r09_an_abandoned_batch_transfers_the_older_cursor() -> None:
     made = planner({0: Position("a")})
     made.discover(info(0))
     made.delivered(0)
@@ -308,7 +306,7 @@ def test_r09_an_abandoned_batch_hands_the_older_cursor_over() -> None:
     assert of(Start, made.released(0)) == [Start(1, "a")]
 
 
-def test_r09_a_batch_in_hand_holds_up_no_other_family() -> None:
+def test_r09_a_batch_in_flight_delays_no_unrelated_transfer() -> None:
     made = planner({0: Position("a"), 1: Position("b")})
     made.discover(info(0, 1))
     made.delivered(0)
@@ -319,7 +317,7 @@ def test_r09_a_batch_in_hand_holds_up_no_other_family() -> None:
     assert of(Start, made.released(0)) == [Start(2, "a")]
 
 
-def test_r09_the_heirs_of_a_merge_wait_for_each_ancestor_in_hand() -> None:
+def test_r09_the_successors_of_a_merge_wait_for_each_ancestor_in_flight() -> None:
     made = planner({0: Position("a"), 1: Position("a")})
     made.discover(info(0, 1))
     made.delivered(1)
@@ -341,7 +339,7 @@ def test_r09_the_first_ancestor_that_is_not_superseded_counts() -> None:
     assert of(Start, actions) == [Start(2, "new"), Start(3, "new")]
 
 
-def test_r09_a_late_heir_takes_the_superseded_cursor() -> None:
+def test_r09_a_late_successor_takes_the_superseded_cursor() -> None:
     made = planner({0: Position("a", "superseded", 5), 1: Position("far")})
     actions = made.discover(info(Partition(1, cursor_from=(0,)), Partition(2, cursor_from=(0,))))
     assert set(of(Start, actions)) == {Start(1, "far"), Start(2, "a")}
@@ -356,7 +354,7 @@ def test_r09_ancestors_at_different_cursors_are_ambiguous_and_at_the_same_are_no
     assert of(Start, same.discover(info(Partition(2, cursor_from=(0, 1))))) == [Start(2, "a")]
 
 
-def test_r09_without_any_position_an_heir_starts_at_its_first_event_unless_one_was_lost() -> None:
+def test_r09_without_any_position_a_successor_starts_at_the_first_event_or_is_lost() -> None:
     assert set(
         of(Start, planner({9: Position("a")}).discover(info(9, Partition(2, cursor_from=(0,)))))
     ) == {Start(9, "a"), Start(2, FIRST)}
@@ -365,13 +363,13 @@ def test_r09_without_any_position_an_heir_starts_at_its_first_event_unless_one_w
     assert isinstance(fail.error, LostPartitionError)
 
 
-def test_r09_at_birth_a_listed_ancestor_leaves_its_history_to_its_heirs() -> None:
+def test_r09_at_the_first_start_a_listed_ancestor_is_superseded_by_its_successors() -> None:
     actions = planner().discover(info(0, Partition(1, cursor_from=(0,))))
     assert actions[0] == Save({0: Position(FIRST, "superseded"), 1: Position(FIRST)})
     assert of(Start, actions) == [Start(1, FIRST)]
 
 
-def test_r09_heirs_that_start_at_the_beginning_never_wait_for_each_other_in_a_circle() -> None:
+def test_r09_successors_that_start_at_the_beginning_never_wait_for_each_other_in_a_cycle() -> None:
     listed = info(
         Partition(1, closed=True, cursor_from=(0,)),
         Partition(2, closed=True, starts_after=1),
@@ -402,7 +400,7 @@ def test_r11_a_vanished_partition_stops_is_reported_and_comes_back() -> None:
     assert made.discover(info(0)) == [Start(0, "a")]
 
 
-def test_r11_a_vanished_partition_with_an_heir_is_nothing_to_report() -> None:
+def test_r11_a_vanished_partition_with_a_successor_is_not_reported() -> None:
     made = planner({0: Position("a")})
     made.discover(info(0))
     assert of(Report, made.discover(info(Partition(1, cursor_from=(0,))))) == []
@@ -417,7 +415,15 @@ def test_r12_a_bad_discovery_leaves_everything_as_it_was() -> None:
     assert (states(made), made.graph) == before
 
 
-def test_r12_a_bad_birth_can_be_repeated() -> None:
+def test_r07_a_first_start_with_an_impossible_mapping_can_be_repeated() -> None:
+    made = planner(start={9: "c"})
+    with pytest.raises(LineageError):
+        made.discover(info(0, 1))
+    assert made.entries == {}
+    assert set(of(Start, made.discover(info(0, 9)))) == {Start(0, FIRST), Start(9, "c")}
+
+
+def test_r12_a_bad_first_discovery_can_be_repeated() -> None:
     made = planner(start="last")
     with pytest.raises(LineageError):
         made.discover(info(Partition(0, starts_after=0)))
@@ -454,7 +460,18 @@ def test_r18_children_that_appear_later_are_parked_too() -> None:
     assert made.finished()
 
 
-def test_finished_waits_for_what_is_in_hand() -> None:
+def test_r18_a_successor_of_a_parked_ancestor_stops_when_it_was_being_read() -> None:
+    made = planner({9: Position("a")})
+    made.discover(info(9, Partition(1, cursor_from=(0,))))
+    made.discover(info(9, 0, Partition(1, cursor_from=(0,))))
+    made.entries[0].position = Position("b")
+    made.fail(0, ProtocolError("broken", partition=0))
+    actions = made.discover(info(9, 0, Partition(1, cursor_from=(0,))))
+    assert of(Stop, actions) == [Stop(1)]
+    assert states(made)[1] == "parked"
+
+
+def test_finished_waits_for_batches_in_flight() -> None:
     made = planner()
     made.discover(info(0))
     made.delivered(0)

@@ -1,4 +1,7 @@
-"""The planner against a simple model: random topologies, histories, crashes. Nothing lost, nothing twice, no child before its parent."""
+"""The planner against a simple model with random topologies, histories and crashes.
+
+No event is lost, none comes twice, and no child comes before its parent.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +25,18 @@ from feedapi_client.lineage.planner import (
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 
 ENTITIES = 6
-Happening = tuple[int, int]  # entity, number
+ModelEvent = tuple[int, int]  # entity, number
 
 
 @dataclass
 class Log:
-    """One partition of the model: a hole (None) is an event that went to another heir, so that cursors keep their meaning."""
+    """One partition of the model.
+
+    None stands for an event that went to another successor, so that cursors keep their meaning.
+    """
 
     owns: set[int]
-    happenings: list[Happening | None] = field(default_factory=list)
+    events: list[ModelEvent | None] = field(default_factory=list)
     closed: bool = False
     starts_after: int | None = None
     cursor_from: tuple[int, ...] = ()
@@ -45,7 +51,7 @@ class ModelFeed:
 
     def append(self, entity: int) -> None:
         owner = next(log for log in self.logs.values() if entity in log.owns and not log.closed)
-        owner.happenings.append((entity, self.written[entity]))
+        owner.events.append((entity, self.written[entity]))
         self.written[entity] += 1
 
     def split(self, parent: int, method: str, left: set[int]) -> None:
@@ -56,9 +62,7 @@ class ModelFeed:
                 child.starts_after = parent
             else:
                 child.cursor_from = (parent, *log.cursor_from)
-                child.happenings = [
-                    h if h is not None and h[0] in owns else None for h in log.happenings
-                ]
+                child.events = [h if h is not None and h[0] in owns else None for h in log.events]
             self.logs[self.next_id] = child
             self.next_id += 1
         if method == "starts-after":
@@ -73,8 +77,8 @@ class ModelFeed:
                 p: Partition(
                     p,
                     log.closed,
-                    str(len(log.happenings))
-                    if log.closed and self.tells_last_cursor and log.happenings
+                    str(len(log.events))
+                    if log.closed and self.tells_last_cursor and log.events
                     else None,
                     log.starts_after,
                     log.cursor_from,
@@ -83,14 +87,17 @@ class ModelFeed:
             },
         )
 
-    def read(self, partition: int, cursor: str, size: int) -> tuple[list[Happening], str]:
+    def read(self, partition: int, cursor: str, size: int) -> tuple[list[ModelEvent], str]:
         at = 0 if cursor == FIRST else int(cursor)
-        page = self.logs[partition].happenings[at : at + size]
+        page = self.logs[partition].events[at : at + size]
         return [h for h in page if h is not None], str(at + len(page)) if page else cursor
 
 
 class PlannerModel(RuleBasedStateMachine):
-    """A driver that reads, delivers, commits, abandons and crashes at random, on a publisher that splits at random."""
+    """A driver that reads, delivers, commits and crashes at random.
+
+    Its publisher splits partitions at random, by both methods.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -99,7 +106,7 @@ class PlannerModel(RuleBasedStateMachine):
         self.applied: list[list[int]] = [[] for _ in range(ENTITIES)]
         self.planner = Planner(feed="model")
         self.cursors: dict[int, str] = {}
-        self.hands: dict[int, tuple[list[Happening], str]] = {}
+        self.in_flight: dict[int, tuple[list[ModelEvent], str]] = {}
 
     @initialize(tells=st.booleans())
     def begin(self, tells: bool) -> None:
@@ -146,7 +153,7 @@ class PlannerModel(RuleBasedStateMachine):
         self.feed.split(parent, method, left)
 
     def readable(self) -> list[int]:
-        return [p for p in self.cursors if p in self.feed.logs and p not in self.hands]
+        return [p for p in self.cursors if p in self.feed.logs and p not in self.in_flight]
 
     @precondition(lambda self: self.readable())
     @rule(data=st.data(), size=st.integers(1, 4))
@@ -164,15 +171,15 @@ class PlannerModel(RuleBasedStateMachine):
         self.planner.progressed(partition)
         self.planner.delivered(partition)
         self.cursors[partition] = cursor
-        self.hands[partition] = (events, cursor)
+        self.in_flight[partition] = (events, cursor)
 
-    @precondition(lambda self: self.hands)
+    @precondition(lambda self: self.in_flight)
     @rule(data=st.data())
     def commit(self, data: st.DataObject) -> None:
-        self.commit_one(data.draw(st.sampled_from(sorted(self.hands))))
+        self.commit_one(data.draw(st.sampled_from(sorted(self.in_flight))))
 
     def commit_one(self, partition: int) -> None:
-        events, cursor = self.hands.pop(partition)
+        events, cursor = self.in_flight.pop(partition)
         position = self.planner.checkpoint(partition, cursor)
         stored = self.store.get(partition)
         assert (stored.revision if stored else 0) == position.revision - 1
@@ -185,7 +192,7 @@ class PlannerModel(RuleBasedStateMachine):
     def crash(self) -> None:
         self.planner = Planner(feed="model")
         self.planner.load(self.store)
-        self.cursors, self.hands = {}, {}
+        self.cursors, self.in_flight = {}, {}
         self.discover()
 
     @invariant()
@@ -200,13 +207,13 @@ class PlannerModel(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for _ in range(200):
-            for partition in list(self.hands):
+            for partition in list(self.in_flight):
                 self.commit_one(partition)
             self.discover()
             for partition in self.readable():
                 if partition in self.cursors:
                     self.read_one(partition, 5)
-            if not self.hands and self.planner.finished():
+            if not self.in_flight and self.planner.finished():
                 break
         assert [len(numbers) for numbers in self.applied] == self.feed.written
         self.each_entity_in_order_and_once()

@@ -1,9 +1,10 @@
-"""The decoder of one response."""
+"""The decoder of one response. Every test runs with the fast path and without."""
 
 from __future__ import annotations
 
 import pickle
-import time
+import sys
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -14,11 +15,21 @@ from hypothesis import strategies as st
 
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
 from feedapi_client.model import DialectName
+from feedapi_client.protocol import fast_lines
 from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS
+from feedapi_client.protocol.fast_lines import Block, BlockDecoder
 
 FEED = "https://service/feed"
-KEYS: dict[DialectName, str] = {"v1": "data", "v2-draft": "event", "v2-token": "data"}
+
+
+@pytest.fixture(scope="module", autouse=True, params=["many lines at once", "line by line"])
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """How complete lines are decoded; small blocks, as most here are, go line by line otherwise."""
+    with pytest.MonkeyPatch.context() as patch:
+        smallest = 0 if request.param == "many lines at once" else sys.maxsize
+        patch.setattr(fast_lines, "_SMALL", smallest)
+        yield request.param
 
 
 def decoder(
@@ -229,9 +240,9 @@ class TestErrors:
             good + b'{"cursor":"1"}\n{"event":"b"}\n{"event":' + payload + b'}\n{"cursor":"2"}\n',
         )
         assert type(error) is ProtocolError
-        assert (
-            str(error)
-            == f"feed {FEED}, partition 2: an event's payload is {kind}: the protocol allows a JSON object or a string"
+        assert str(error) == (
+            f"feed {FEED}, partition 2: an event's payload is {kind}: "
+            "the protocol allows a JSON object or a string"
         )
         assert (len(events), cursors) == (others, ["1"])
 
@@ -354,18 +365,31 @@ class TestLongLines:
         ]
 
     def test_an_endless_line_costs_linear_time(self) -> None:
-        def seconds(size: int) -> float:
-            page, chunk = decoder(max_line_bytes=1 << 28), b"x" * 512
-            start = time.perf_counter()
-            for _ in range(size // 512):
-                page.feed(chunk)
-            return time.perf_counter() - start
+        searched = 0
 
-        small, large = (
-            min(seconds(1 << 20) for _ in range(3)),
-            min(seconds(1 << 24) for _ in range(3)),
-        )
-        assert large < 16 * small * 4
+        class Chunk(bytes):
+            """Counts the bytes that are searched for the end of a line."""
+
+            def rfind(self, *args: Any) -> int:
+                nonlocal searched
+                searched += len(self)
+                return super().rfind(*args)
+
+        class Tail(bytearray):
+            """What is kept of the line: it may grow, but must not be searched or copied."""
+
+            def refuse(self, *_: Any) -> Any:
+                pytest.fail("the kept part of the line is looked at again")
+
+            find = rfind = index = rindex = count = refuse
+            __contains__ = __add__ = __getitem__ = copy = refuse
+
+        page, chunk = decoder(max_line_bytes=1 << 28), Chunk(b"x" * 512)
+        tail = page._tail = Tail()
+        for _ in range(1000):
+            page.feed(chunk)
+        assert page._tail is tail
+        assert searched == page.tail_bytes == 512_000
 
 
 class TestSpeed:
@@ -381,15 +405,28 @@ class TestSpeed:
         ],
     )
     def test_the_usual_page_is_decoded_at_once(
-        self, dialect: DialectName, line: bytes, payload: bytes, monkeypatch: pytest.MonkeyPatch
+        self,
+        dialect: DialectName,
+        line: bytes,
+        payload: bytes,
+        way: str,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        monkeypatch.setattr(PageDecoder, "_decode_lines", lambda *_: pytest.fail("line by line"))
+        blocks: list[Block | None] = []
+        decode = BlockDecoder.decode
+
+        def recorded(self: BlockDecoder, data: bytes, *, max_line_bytes: int) -> Block | None:
+            blocks.append(decode(self, data, max_line_bytes=max_line_bytes))
+            return blocks[-1]
+
+        monkeypatch.setattr(BlockDecoder, "decode", recorded)
         body = (
             b'{"cursor":"0"}\n'
             + b"".join(line % (payload % number) + b"\n" for number in range(100))
             + b'{"cursor":"1"}\n'
         )
         assert len(raws(decoder(dialect), body, body)) == 200
+        assert [block is not None for block in blocks] == [way == "many lines at once"] * 2
 
 
 payloads = st.one_of(

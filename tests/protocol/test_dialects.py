@@ -121,7 +121,8 @@ def test_event_types_are_refused_where_they_can_not_be_asked_for(
 ) -> None:
     with pytest.raises(
         ProtocolError,
-        match=r"^feed F: event_types and skip_event_types need a feed of dialect v2-token, this one speaks",
+        match=r"^feed F: event_types and skip_event_types need a feed of dialect v2-token, "
+        r"this one speaks",
     ):
         check_options(info(dialect, filters=("subject",)), options, feed="F")
 

@@ -1,18 +1,18 @@
-"""What the Spark tests share: one JVM, for all that do not kill theirs."""
+"""Spark sessions for the whole test run: one local, one with executors in JVMs of their own."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from feedapi_client.spark.fetch import close_connections
+from feedapi_client.spark.http_clients import http_clients
+from tests.spark.processes import ClusterDriver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -23,12 +23,12 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _no_connection_stays_open() -> Iterator[None]:
     yield
-    close_connections()
+    http_clients.close()
 
 
 @pytest.fixture(scope="session")
 def _jvm() -> None:
-    """A missing JVM is a failure, never a skip: a pipeline nobody ran is not tested."""
+    """Fail without a JVM. Never skip: a pipeline that was not run is not tested."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if (
@@ -44,21 +44,16 @@ needs_jvm = pytest.mark.usefixtures("_jvm")
 
 
 @pytest.fixture(scope="session")
-def spark(_jvm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """One session on this machine, with the source registered."""
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    os.environ.update(
-        PYSPARK_PYTHON=sys.executable,
-        SPARK_LOCAL_IP="127.0.0.1",
-        PYTHONPATH=path,
-        FEEDAPI_TEST_TOKEN="s3cr3t-t0ken",
-    )
-    from tests.spark.pipeline import session
+def spark(_jvm: None) -> SparkSession:
+    """The local session of this process, with the source registered."""
+    from tests.spark.sessions import local_session
 
-    spark = session("local[2]")
-    spark.sparkContext.setLogLevel("ERROR")
-    from feedapi_client.spark import FeedDataSource
+    return local_session()
 
-    spark.dataSource.register(FeedDataSource)
-    yield spark
-    spark.stop()
+
+@pytest.fixture(scope="session")
+def cluster(_jvm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterDriver]:
+    """A driver process whose executors are JVMs of their own."""
+    driver = ClusterDriver(tmp_path_factory.mktemp("cluster") / "log")
+    yield driver
+    driver.kill()

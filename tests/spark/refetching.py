@@ -1,4 +1,7 @@
-"""The plain way to make a stream of a feed, which the tests must be able to tell from ours: offsets are cursors, and a replay fetches again."""
+"""A simple stream of a feed, as a control: offsets are cursors, and a replay fetches again.
+
+The checks of the tests must find that it loses or doubles events.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,17 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from feedapi_client.model import FIRST
-from feedapi_client.protocol.decoder import Run
-from feedapi_client.spark.batch import _rows
-from feedapi_client.spark.fetch import Feed, PartitionReader, Target
+from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.spark.batch import rows
+from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.fetch import PartitionReader, Target
 from feedapi_client.spark.options import SourceOptions, parse_options
 from feedapi_client.spark.schema import spark_schema
 
 
 @dataclass
 class Part(InputPartition):
-    """From a cursor, as many events as the driver saw when it planned."""
+    """A cursor, and the number of events that the driver saw behind it when it planned."""
 
     partition: int
     cursor: str
@@ -34,7 +38,7 @@ class Part(InputPartition):
 
 
 class RefetchingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans by fetching, and fetches once more to read."""
+    """Fetches to plan, and fetches again to read."""
 
     def __init__(self, options: SourceOptions) -> None:
         self.options = options
@@ -50,13 +54,13 @@ class RefetchingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         end = {}
-        feed = Feed(self.options)
-        for partition in feed.info.partitions:
-            cursor, sequence = start.get(str(partition), [FIRST, 0])
-            outcome = PartitionReader(
-                feed, Target(partition, cursor), limit=self.options.max_events_per_partition
-            ).read()
-            end[str(partition)] = [outcome.cursor, sequence + outcome.events]
+        limit = self.options.max_events_per_partition
+        with FeedConnection(self.options) as connection:
+            for partition in connection.info.partitions:
+                cursor, sequence = start.get(str(partition), [FIRST, 0])
+                target = Target(partition, cursor)
+                result = PartitionReader(connection, target, limit=limit).read()
+                end[str(partition)] = [result.cursor, sequence + result.events]
         return end if any(end[p][1] != start.get(p, [FIRST, 0])[1] for p in end) else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -71,11 +75,11 @@ class RefetchingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not partition.events:
             return
         target = Target(partition.partition, partition.cursor, sequence=partition.sequence)
-        runs: list[Run] = []
-        feed = Feed(self.options)
-        PartitionReader(feed, target, limit=partition.events).read(runs.append)
-        if runs:
-            yield _rows(self.options, feed, target, partition.sequence, runs)
+        batches: list[CheckpointedEvents] = []
+        with FeedConnection(self.options) as connection:
+            PartitionReader(connection, target, limit=partition.events).read(batches.append)
+            if batches:
+                yield rows(self.options, connection.info, target, partition.sequence, batches)
 
 
 class RefetchingSource(DataSource):

@@ -1,4 +1,4 @@
-"""``format("feedapi")`` on a real Spark, in batch and as a stream; one JVM for all."""
+"""``format("feedapi")`` on a real Spark, in batch and as a stream."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 
 from feedapi_client.testing import Publisher
-from tests.spark.engine import problems
+from tests.spark.micro_batches import problems
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 Read = Callable[..., "DataFrame"]
 
@@ -48,7 +48,7 @@ def read(spark: SparkSession, publisher: Publisher) -> Read:
 # ---------------------------------------------------------------------- batch
 
 
-def test_a_batch_holds_every_event_of_every_partition(read: Read, publisher: Publisher) -> None:
+def test_batch_holds_every_event_of_every_partition(read: Read, publisher: Publisher) -> None:
     publish(publisher, 500)
     table = read()
     assert table.columns == ["partition", "cursor", "sequence", "data", "headers", "depth"]
@@ -63,7 +63,7 @@ def test_a_batch_holds_every_event_of_every_partition(read: Read, publisher: Pub
     assert problems((row.asDict() for row in table.collect()), publisher.payloads()) == []
 
 
-def test_ordering_by_depth_and_sequence_restores_the_order_within_an_entity(
+def test_order_by_depth_and_sequence_is_the_order_within_an_entity(
     read: Read, publisher: Publisher
 ) -> None:
     publish(publisher, 200)
@@ -79,14 +79,14 @@ def test_ordering_by_depth_and_sequence_restores_the_order_within_an_entity(
     assert all(numbers == sorted(numbers) for numbers in order.values())
 
 
-def test_one_task_for_each_chain_that_may_run_alone(read: Read, publisher: Publisher) -> None:
+def test_batch_has_one_task_for_each_lineage_chain(read: Read, publisher: Publisher) -> None:
     publish(publisher, 50)
     publisher.split(0, into=1, method="starts-after")
     publisher.split(1, into=2, method="starts-after")
     assert read().rdd.getNumPartitions() == 4  # 0 and its only child; 1; its two children
 
 
-def test_a_batch_from_cursors_given_by_hand(read: Read, publisher: Publisher) -> None:
+def test_batch_starts_from_given_cursors(read: Read, publisher: Publisher) -> None:
     publisher.vary = False
     publish(publisher, 100)
     cursors = {str(partition): publisher.end_cursor(partition) for partition in (0, 1)}
@@ -120,7 +120,7 @@ def test_payloads_as_variant(read: Read, publisher: Publisher) -> None:
     assert "plain text \u2028 and \u00e6" in [row.data.toPython() for row in table.collect()]
 
 
-def test_payloads_stay_byte_for_byte(read: Read, publisher: Publisher) -> None:
+def test_payloads_are_kept_byte_for_byte(read: Read, publisher: Publisher) -> None:
     raw = b'{ "a" : "\\u00e6\xe2\x80\xa8\xc2\x85", "b":1.50 }'
     publisher.append(0, raw)
     assert read().first().data == raw.decode()  # type: ignore[union-attr]
@@ -149,12 +149,12 @@ def test_event_types_are_selected(read: Read, publisher: Publisher) -> None:
     assert read(skipEventTypes="odd;even").count() == 0
 
 
-def test_chosen_partitions_only(read: Read, publisher: Publisher) -> None:
+def test_only_selected_partitions_are_read(read: Read, publisher: Publisher) -> None:
     publish(publisher, 50)
     assert {row.partition for row in read(partitions="1").collect()} == {1}
 
 
-def test_a_feed_without_partitions_is_an_empty_table(spark: SparkSession) -> None:
+def test_feed_without_partitions_is_an_empty_table(spark: SparkSession) -> None:
     with Publisher(partitions=0).serve() as url:
         assert spark.read.format("feedapi").load(url).count() == 0
 
@@ -175,7 +175,7 @@ def test_a_feed_without_partitions_is_an_empty_table(spark: SparkSession) -> Non
         ({"pageSizeHint": "3", "stream": "5"}, "pageSizeHint and stream exclude each other"),
     ],
 )
-def test_a_wrong_option_fails_before_any_job(
+def test_wrong_option_fails_before_any_job(
     read: Read, options: dict[str, str], message: str
 ) -> None:
     with pytest.raises(AnalysisException, match=message) as caught:
@@ -183,7 +183,7 @@ def test_a_wrong_option_fails_before_any_job(
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_a_schema_of_the_users_own_is_refused(spark: SparkSession, publisher: Publisher) -> None:
+def test_schema_of_the_user_is_refused(spark: SparkSession, publisher: Publisher) -> None:
     with pytest.raises(PySparkException, match=r"leave out \.schema"):
         spark.read.format("feedapi").schema("a int").load(publisher.url).count()
 
@@ -217,7 +217,7 @@ def test_r19_wrong_credentials_are_a_clear_error(read: Read, publisher: Publishe
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_an_environment_variable_that_is_not_set_is_named(read: Read) -> None:
+def test_missing_environment_variable_is_named(read: Read) -> None:
     with pytest.raises(
         PySparkException, match="the environment variable NO_SUCH_VARIABLE, which is not set"
     ):
@@ -254,21 +254,21 @@ def stream(
         query.stop()
 
 
-def wait(predicate: Callable[[], object], timeout: float = 60) -> None:
+def wait(predicate: Callable[[], object], timeout: float = 300) -> None:
     end = time.monotonic() + timeout
     while not predicate():
         assert time.monotonic() < end
         time.sleep(0.05)
 
 
-def test_available_now_and_again_reads_what_is_new(
+def test_second_available_now_run_reads_only_new_events(
     spark: SparkSession, stream: Callable[..., StreamingQuery], publisher: Publisher, tmp_path: Path
 ) -> None:
     publish(publisher, 300)
-    stream({"availableNow": True}, maxEventsPerPartition="100").awaitTermination(120)
+    stream({"availableNow": True}, maxEventsPerPartition="100").awaitTermination()
     publisher.split(0, into=2, method="cursor-from")
     publish(publisher, 100, first=300)
-    stream({"availableNow": True}).awaitTermination(120)
+    stream({"availableNow": True}).awaitTermination()
     rows = (row.asDict() for row in spark.read.parquet(str(tmp_path / "table")).collect())
     assert problems(rows, publisher.payloads()) == []
 
@@ -297,15 +297,15 @@ def test_idle_triggers_write_no_batch_and_progress_is_reported(
     assert latest["partitions"] == 2
 
 
-def test_a_stream_that_may_not_read_ends_with_a_clear_error(
+def test_stream_without_credentials_ends_with_a_clear_error(
     stream: Callable[..., StreamingQuery], publisher: Publisher
 ) -> None:
     publisher.bearer = "needed"
     with pytest.raises(StreamingQueryException, match=r"AuthenticationError.*status 401"):
-        stream({"availableNow": True}).awaitTermination(60)
+        stream({"availableNow": True}).awaitTermination()
 
 
-def test_a_sink_that_reads_its_batch_twice_or_not_at_all(
+def test_sink_may_read_its_batch_twice_or_not_at_all(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     publish(publisher, 300)
@@ -329,7 +329,7 @@ def test_a_sink_that_reads_its_batch_twice_or_not_at_all(
         .trigger(availableNow=True)
         .start()
     )
-    query.awaitTermination(120)
+    query.awaitTermination()
     assert (
         problems((row.asDict() for rows in seen.values() for row in rows), publisher.payloads())
         == []

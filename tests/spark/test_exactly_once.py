@@ -1,4 +1,7 @@
-"""First fetch wins, driven as Spark drives it, with crashes at every point (no JVM: `engine.Engine` stands in for Spark's loop)."""
+"""First fetch wins, driven as Spark drives it, with crashes at every point.
+
+No JVM: `MicroBatchEngine` replaces Spark's loop.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,16 @@ from typing import Any
 import pytest
 
 from feedapi_client.errors import CursorRejectedError, LineageError
-from feedapi_client.spark import stage, tracker
 from feedapi_client.spark.options import parse_options
-from feedapi_client.spark.staging import StagingError
+from feedapi_client.spark.plan import probe
+from feedapi_client.spark.staging import first_fetch
+from feedapi_client.spark.staging.errors import StagingError
 from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
 from feedapi_client.testing import Publisher
-from tests.spark.engine import Crash, Engine, problems
+from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
 from tests.spark.refetching import RefetchingReader
 
-Start = Callable[..., Engine]
+Start = Callable[..., MicroBatchEngine]
 
 
 @pytest.fixture
@@ -56,9 +60,11 @@ def options_for(publisher: Publisher, **given: Any) -> Any:
 
 @pytest.fixture
 def start(publisher: Publisher, staging: str) -> Start:
-    def start(crash_at: Callable[[str], None] = lambda point: None, **given: Any) -> Engine:
+    def start(
+        crash_at: Callable[[str], None] = lambda point: None, **given: Any
+    ) -> MicroBatchEngine:
         options = options_for(publisher, **given)
-        return Engine(lambda: FeedStreamReader(options, staging), crash_at)
+        return MicroBatchEngine(lambda: FeedStreamReader(options, staging), crash_at)
 
     return start
 
@@ -73,8 +79,8 @@ def crashing(seed: int, probability: float) -> Callable[[str], None]:
     return crash_at
 
 
-def finish(engine: Engine) -> None:
-    engine._crash_at = lambda point: None
+def finish(engine: MicroBatchEngine) -> None:
+    engine.crash_at = lambda point: None
     engine.available_now()
 
 
@@ -98,19 +104,19 @@ def test_no_event_is_lost_or_doubled_through_crashes_splits_and_token_changes(
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_the_check_can_fail_a_refetching_reader_loses_or_doubles_events(
+def test_control_refetching_reader_loses_or_doubles_events(
     publisher: Publisher,
 ) -> None:
     options = options_for(publisher, maxEventsPerPartition="30")
     found: list[str] = []
     for seed in range(6):
-        engine = Engine(lambda: RefetchingReader(options), crashing(seed, 0.25))
-        engine.rows = _NoMemory()
+        engine = MicroBatchEngine(lambda: RefetchingReader(options), crashing(seed, 0.25))
+        engine.rows = _ForgetfulSink()
         for step in range(12):
             publish(publisher, 40, first=480 * seed + 40 * step)
             for _ in range(6):
                 engine.trigger()
-        engine._crash_at = lambda point: None
+        engine.crash_at = lambda point: None
         engine.run()
         found += [
             problem
@@ -120,15 +126,15 @@ def test_the_check_can_fail_a_refetching_reader_loses_or_doubles_events(
     assert found
 
 
-class _NoMemory(dict[int, list[dict[str, Any]]]):
-    """A sink that takes the latest attempt, and can't tell that it differs."""
+class _ForgetfulSink(dict[int, list[dict[str, Any]]]):
+    """A sink that keeps the latest attempt and does not notice that it differs."""
 
     def __contains__(self, batch: object) -> bool:
         return False
 
 
 @pytest.mark.parametrize("point", ["planned", "logged", "staged", "sunk"])
-def test_a_crash_at_each_point_replays_the_same_rows(
+def test_crash_at_each_point_replays_the_same_rows(
     start: Start, publisher: Publisher, point: str
 ) -> None:
     publish(publisher, 100)
@@ -149,12 +155,14 @@ def test_every_dialect_streams(staging: str, dialect: Any) -> None:
     publish(publisher, 100)
     with publisher.serve():
         given = {"v1Partitions": "2"} if dialect == "v1" else {}
-        engine = Engine(lambda: FeedStreamReader(options_for(publisher, **given), staging))
+        engine = MicroBatchEngine(
+            lambda: FeedStreamReader(options_for(publisher, **given), staging)
+        )
         engine.run()
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_a_sink_that_reads_twice_sees_the_same_rows(start: Start, publisher: Publisher) -> None:
+def test_sink_that_reads_twice_gets_the_same_rows(start: Start, publisher: Publisher) -> None:
     publish(publisher, 200)
     engine = start(maxEventsPerPartition="50")
     engine.reread = 3
@@ -162,7 +170,7 @@ def test_a_sink_that_reads_twice_sees_the_same_rows(start: Start, publisher: Pub
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_what_a_sink_did_not_read_comes_with_the_next_batch(
+def test_events_that_the_sink_did_not_read_come_with_the_next_batch(
     start: Start, publisher: Publisher
 ) -> None:
     publish(publisher, 200)
@@ -172,7 +180,7 @@ def test_what_a_sink_did_not_read_comes_with_the_next_batch(
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_a_batch_that_was_not_read_stays_empty_forever(start: Start, publisher: Publisher) -> None:
+def test_batch_that_was_not_read_stays_empty(start: Start, publisher: Publisher) -> None:
     publish(publisher, 20)
     engine = start()
     engine.skip = lambda batch: batch == 0
@@ -184,11 +192,11 @@ def test_a_batch_that_was_not_read_stays_empty_forever(start: Start, publisher: 
     ] == []
 
 
-def _offset(engine: Engine, batch: int) -> Any:
+def _offset(engine: MicroBatchEngine, batch: int) -> Any:
     return json.loads(engine.offsets[batch])
 
 
-def test_two_tasks_of_one_group_deliver_the_rows_of_the_first(
+def test_concurrent_attempts_of_one_task_deliver_the_same_rows(
     start: Start, publisher: Publisher
 ) -> None:
     publish(publisher, 300)
@@ -223,9 +231,7 @@ def test_idle_triggers_write_no_batch(start: Start, publisher: Publisher) -> Non
     assert len(engine.offsets) == batches + 1
 
 
-def test_no_batch_is_empty_although_the_limit_falls_on_the_end(
-    start: Start, publisher: Publisher
-) -> None:
+def test_no_batch_is_empty_when_the_limit_is_at_the_end(start: Start, publisher: Publisher) -> None:
     publish(publisher, 140)
     engine = start(maxEventsPerPartition="10")
     engine.run()
@@ -247,7 +253,7 @@ def test_empty_pages_that_move_the_cursor_make_no_batch(start: Start, publisher:
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_a_partition_gives_at_most_its_limit(start: Start, publisher: Publisher) -> None:
+def test_limit_bounds_the_events_of_each_partition(start: Start, publisher: Publisher) -> None:
     publish(publisher, 500)
     engine = start(maxEventsPerPartition="35")
     engine.run()
@@ -256,7 +262,7 @@ def test_a_partition_gives_at_most_its_limit(start: Start, publisher: Publisher)
             assert sum(row["partition"] == partition for row in rows) <= 35
 
 
-def test_r13_a_run_longer_than_the_limit_is_still_read(start: Start, publisher: Publisher) -> None:
+def test_r13_batch_longer_than_the_limit_is_still_read(start: Start, publisher: Publisher) -> None:
     publish(publisher, 100)
     publisher.vary = False
     engine = start(maxEventsPerPartition="3")
@@ -264,7 +270,7 @@ def test_r13_a_run_longer_than_the_limit_is_still_read(start: Start, publisher: 
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_sequence_counts_on_over_batches_and_restarts(start: Start, publisher: Publisher) -> None:
+def test_sequence_continues_over_batches_and_restarts(start: Start, publisher: Publisher) -> None:
     publish(publisher, 200)
     engine = start(crashing(3, 0.3), maxEventsPerPartition="20")
     for _ in range(60):
@@ -295,7 +301,9 @@ def test_r4_children_come_in_a_later_batch_than_their_parent(
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_r4_unordered_reads_children_at_once(start: Start, publisher: Publisher) -> None:
+def test_r4_unordered_reads_children_and_parents_together(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 200)
     publisher.split(0, into=2, method="starts-after")
     publish(publisher, 200, first=200)
@@ -304,7 +312,7 @@ def test_r4_unordered_reads_children_at_once(start: Start, publisher: Publisher)
     assert {row["partition"] for row in engine.rows[0]} == {0, 1, 2, 3}
 
 
-def test_r7_last_reads_nothing_that_was_there_and_all_that_comes(
+def test_r7_last_reads_only_events_published_after_the_start(
     start: Start, publisher: Publisher
 ) -> None:
     publish(publisher, 100)
@@ -317,7 +325,7 @@ def test_r7_last_reads_nothing_that_was_there_and_all_that_comes(
     assert problems(engine.all_rows(), publisher.payloads()[100:]) == []
 
 
-def test_r7_last_holds_through_a_restart_before_the_first_event(
+def test_r7_last_is_kept_through_a_restart_before_the_first_event(
     start: Start, publisher: Publisher
 ) -> None:
     publish(publisher, 100)
@@ -328,7 +336,7 @@ def test_r7_last_holds_through_a_restart_before_the_first_event(
     assert problems(engine.all_rows(), publisher.payloads()[100:]) == []
 
 
-def test_r7_cursors_given_by_hand(start: Start, publisher: Publisher) -> None:
+def test_r7_start_from_given_cursors(start: Start, publisher: Publisher) -> None:
     publisher.vary = False
     publish(publisher, 30)
     cursor = publisher.end_cursor(0)
@@ -344,7 +352,7 @@ def test_r7_cursors_given_by_hand(start: Start, publisher: Publisher) -> None:
     )
 
 
-def test_r9_heirs_go_on_from_the_cursor_of_their_ancestor(
+def test_r9_successors_continue_from_the_cursor_of_their_ancestor(
     start: Start, publisher: Publisher
 ) -> None:
     publish(publisher, 200)
@@ -356,7 +364,7 @@ def test_r9_heirs_go_on_from_the_cursor_of_their_ancestor(
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_r10_a_new_token_in_the_middle_of_an_epoch(start: Start, publisher: Publisher) -> None:
+def test_r10_token_changes_between_plan_and_fetch(start: Start, publisher: Publisher) -> None:
     publish(publisher, 100)
     engine = start()
     first = engine.reader.initialOffset()
@@ -371,10 +379,10 @@ def test_r10_a_new_token_in_the_middle_of_an_epoch(start: Start, publisher: Publ
     assert problems(rows, publisher.payloads()) == []
 
 
-def test_r10_a_split_between_plan_and_fetch(start: Start, publisher: Publisher) -> None:
+def test_r10_partition_splits_between_plan_and_fetch(start: Start, publisher: Publisher) -> None:
     publish(publisher, 100)
     engine = start()
-    engine._crash_at = lambda point: (
+    engine.crash_at = lambda point: (
         publisher.split(0, into=2, method="cursor-from")
         if point == "logged" and 0 in publisher.partitions
         else None
@@ -383,7 +391,7 @@ def test_r10_a_split_between_plan_and_fetch(start: Start, publisher: Publisher) 
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_r10_a_cursor_that_is_refused_again_and_again_is_an_error(
+def test_r10_cursor_that_is_refused_repeatedly_is_an_error(
     start: Start, publisher: Publisher
 ) -> None:
     publish(publisher, 10)
@@ -392,13 +400,13 @@ def test_r10_a_cursor_that_is_refused_again_and_again_is_an_error(
         start().run()
 
 
-def test_r14_a_partition_that_fails_does_not_hold_up_the_others(
+def test_r14_failing_partition_does_not_delay_the_others(
     start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publish(publisher, 100)
     publisher.fail(503, partition=0, times=None)
-    monkeypatch.setattr(stage, "_PATIENCE", 0.05)
-    monkeypatch.setattr(tracker, "_PROBE_PATIENCE", 0.05)
+    monkeypatch.setattr(first_fetch, "GRACE_PERIOD", 0.05)
+    monkeypatch.setattr(probe, "GRACE_PERIOD", 0.05)
     engine = start(maxPartitionsPerTask="1", giveUpAfter="none")
     engine.trigger()
     assert {row["partition"] for row in engine.all_rows()} == {1}
@@ -429,9 +437,7 @@ def test_several_queries_share_a_staging_location(start: Start, publisher: Publi
         assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_a_plan_that_is_gone_is_a_loud_error(
-    start: Start, publisher: Publisher, tmp_path: Path
-) -> None:
+def test_missing_plan_is_an_error(start: Start, publisher: Publisher, tmp_path: Path) -> None:
     publish(publisher, 10)
     engine = start()
     engine.run()
@@ -442,7 +448,7 @@ def test_a_plan_that_is_gone_is_a_loud_error(
         engine.trigger()
 
 
-def test_an_executor_that_does_not_see_the_staging_location_says_so(
+def test_executor_that_does_not_see_the_staging_location_is_an_error(
     start: Start, publisher: Publisher, tmp_path: Path
 ) -> None:
     publish(publisher, 10)
@@ -451,12 +457,12 @@ def test_an_executor_that_does_not_see_the_staging_location_says_so(
     end = engine.reader.latestOffset(first, engine.reader.getDefaultReadLimit())
     (part, *_) = engine.reader.partitions(first, end)
     assert isinstance(part, StreamPartition)
-    elsewhere = FeedStreamReader(engine.reader.options, (tmp_path / "elsewhere").as_uri())  # type: ignore[attr-defined]
+    elsewhere = FeedStreamReader(options_for(publisher), (tmp_path / "elsewhere").as_uri())
     with pytest.raises(StagingError, match="not shared by driver and executors"):
         list(elsewhere.read(part))
 
 
-def test_a_checkpoint_of_another_selection_is_refused(start: Start, publisher: Publisher) -> None:
+def test_checkpoint_of_another_selection_is_refused(start: Start, publisher: Publisher) -> None:
     publish(publisher, 10)
     engine = start()
     engine.run()
@@ -477,7 +483,7 @@ def test_available_now_ends_while_the_publisher_goes_on(start: Start, publisher:
         if point == "sunk":
             publish(publisher, 1, first=next(published))
 
-    engine._crash_at = more
+    engine.crash_at = more
     engine.available_now()
     assert len(list(engine.all_rows())) >= 100
 
@@ -493,14 +499,16 @@ def test_available_now_reads_a_split_to_its_end(start: Start, publisher: Publish
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_available_now_keeps_to_its_time(start: Start, publisher: Publisher) -> None:
+def test_available_now_ends_at_its_timeout(start: Start, publisher: Publisher) -> None:
     publish(publisher, 100)
     engine = start(availableNowTimeout="0")
     engine.available_now()
     assert list(engine.all_rows()) == []
 
 
-def test_chosen_partitions_and_what_descends_from_them(start: Start, publisher: Publisher) -> None:
+def test_selected_partitions_and_their_descendants_are_read(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 100)
     engine = start(partitions="1")
     engine.run()
@@ -511,7 +519,7 @@ def test_chosen_partitions_and_what_descends_from_them(start: Start, publisher: 
     assert {row["partition"] for row in engine.all_rows()} == {1, 2, 3}
 
 
-def test_progress_says_how_many_partitions_are_in_which_state(
+def test_progress_reports_the_number_of_partitions_in_each_state(
     start: Start, publisher: Publisher
 ) -> None:
     publish(publisher, 100)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -16,12 +16,12 @@ from feedapi_client.spark.ingest import Ingest, Summary, main, plain_message, ru
 from feedapi_client.testing import Publisher
 from tests.spark import transforms
 from tests.spark.conftest import needs_jvm
-from tests.spark.engine import problems
+from tests.spark.micro_batches import problems
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
@@ -39,11 +39,11 @@ def publish(publisher: Publisher, count: int, *, first: int = 0) -> None:
 
 
 def job(publisher: Publisher, tmp_path: Path, **more: object) -> Ingest:
-    assert publisher.url is not None
-    return Ingest(url=publisher.url, output=str(tmp_path / "table"), **more)  # type: ignore[arg-type]
+    given: Any = {"url": publisher.url, "output": str(tmp_path / "table"), **more}
+    return Ingest(**given)
 
 
-def test_a_raw_table_grows_by_what_is_new(
+def test_next_run_adds_only_new_events(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     first = run(spark, job(publisher, tmp_path))
@@ -55,7 +55,7 @@ def test_a_raw_table_grows_by_what_is_new(
     assert problems((row.asDict() for row in table.collect()), publisher.payloads()) == []
 
 
-def test_a_typed_and_partitioned_table_keeps_what_does_not_fit(
+def test_typed_and_partitioned_table_keeps_events_that_do_not_fit(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     publisher.append(0, {"entity": "e0", "n": "not a number"})
@@ -70,9 +70,7 @@ def test_a_typed_and_partitioned_table_keeps_what_does_not_fit(
     assert (tmp_path / "table" / "batch=0" / "entity=e3").is_dir()
 
 
-def test_a_transformation_of_the_users_own(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
+def test_transform_of_the_user(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
     summary = run(
         spark,
         job(
@@ -89,7 +87,7 @@ def test_a_transformation_of_the_users_own(
     )
 
 
-def test_a_batch_that_is_written_again_replaces_the_first_attempt(
+def test_repeated_batch_replaces_the_first_attempt(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     def fails_once_it_has_written(batch, number):  # type: ignore[no-untyped-def]
@@ -102,7 +100,7 @@ def test_a_batch_that_is_written_again_replaces_the_first_attempt(
     assert spark.read.parquet(str(tmp_path / "table")).count() == 120
 
 
-def test_an_output_of_another_query_is_left_alone(
+def test_output_of_another_query_is_refused(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     run(spark, job(publisher, tmp_path))
@@ -110,9 +108,7 @@ def test_an_output_of_another_query_is_left_alone(
         run(spark, job(publisher, tmp_path, checkpoint=str(tmp_path / "another")))
 
 
-def test_what_failed_is_said_in_one_line(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
+def test_failure_is_one_line(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
     publisher.bearer = "needed"
     with pytest.raises(StreamingQueryException) as caught:
         run(spark, job(publisher, tmp_path))
@@ -123,7 +119,7 @@ def test_what_failed_is_said_in_one_line(
 
 @pytest.mark.slow
 @needs_jvm
-def test_the_command_ends_with_a_summary(publisher: Publisher, tmp_path: Path) -> None:
+def test_command_prints_a_summary(publisher: Publisher, tmp_path: Path) -> None:
     conf = [
         "spark.master=local[1]",
         "spark.ui.enabled=false",
@@ -139,7 +135,7 @@ def test_the_command_ends_with_a_summary(publisher: Publisher, tmp_path: Path) -
         "--json",
         *(f"--conf={one}" for one in conf),
     ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=200)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["rows"] == 120
 
@@ -178,8 +174,9 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(
     assert message in capsys.readouterr().err
 
 
-def test_the_summary_says_what_was_written() -> None:
+def test_summary_says_what_was_written() -> None:
     assert (
         str(Summary("/data", 3, 1500, 2, 2.0))
-        == "1,500 rows, 2 of them not fitting the schema (column _corrupt) in 3 batches to /data in 2.0 s, 750 rows/s"
+        == "1,500 rows, 2 of them not fitting the schema (column _corrupt) in 3 batches to /data "
+        "in 2.0 s, 750 rows/s"
     )

@@ -1,4 +1,4 @@
-"""The options: checked before anything starts, all problems in one line, no value quoted."""
+"""Options: checked before anything starts, all problems in one line, no value quoted."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ import pickle
 import pytest
 
 from feedapi_client.options import FetchOptions
-from feedapi_client.spark import environment
 from feedapi_client.spark.auth import authorize
-from feedapi_client.spark.environment import is_local, staging_location
 from feedapi_client.spark.options import OPTION_NAMES, OptionError, SourceOptions, parse_options
 
 URL = {"url": "https://service/feed"}
@@ -22,14 +20,14 @@ def problem(**options: str) -> str:
     return str(caught.value)
 
 
-def test_the_url_alone_is_enough() -> None:
+def test_url_is_the_only_required_option() -> None:
     options = parse_options(URL)
     assert options.start == "first"
     assert options.max_events_per_partition == 100_000
     assert options.fetch == FetchOptions()
 
 
-def test_names_are_found_in_any_case() -> None:
+def test_option_names_ignore_case() -> None:
     options = parse_options(
         {"URL": "https://service/feed", "MAXEVENTSPERPARTITION": "5", "pagesizehint": "7"}
     )
@@ -37,24 +35,24 @@ def test_names_are_found_in_any_case() -> None:
     assert options.fetch.page_size_hint == 7
 
 
-def test_the_path_of_load_is_the_url() -> None:
+def test_path_of_load_is_the_url() -> None:
     assert parse_options({"path": "https://service/feed"}).url == "https://service/feed"
     assert "differ" in problem(path="https://other/feed")
 
 
-def test_a_missing_url_is_said() -> None:
+def test_missing_url_is_an_error() -> None:
     with pytest.raises(OptionError, match="option url is missing"):
         parse_options({})
 
 
-def test_every_problem_is_in_the_one_line() -> None:
+def test_all_problems_are_in_one_line() -> None:
     text = problem(maxEventsPerPartition="0", partition="3", ordered="perhaps")
     assert "maxEventsPerPartition must be at least 1" in text
     assert "unknown option partition (did you mean partitions?)" in text
     assert "ordered must be true or false" in text
 
 
-def test_lists_and_ranges_of_partitions() -> None:
+def test_partitions_are_lists_and_ranges() -> None:
     assert parse_options({**URL, "partitions": "0, 3,8-10"}).partitions == {0, 3, 8, 9, 10}
     assert "numbers and ranges from 0 to 32767" in problem(partitions="0-40000")
 
@@ -63,18 +61,18 @@ def test_lists_and_ranges_of_partitions() -> None:
     ("given", "start"),
     [("first", "first"), ("LAST", "last"), ('{"0": "abc", "7": "x"}', {0: "abc", 7: "x"})],
 )
-def test_where_to_start(given: str, start: object) -> None:
+def test_start_positions(given: str, start: object) -> None:
     assert parse_options({**URL, "startingCursors": given}).start == start
 
 
 @pytest.mark.parametrize(
     "given", ["middle", "[1]", "{}", '{"a": "b"}', '{"0": 3}', '{"0": "\u00e6"}']
 )
-def test_where_not_to_start(given: str) -> None:
+def test_invalid_start_positions(given: str) -> None:
     assert "startingCursors must be first, last, or a JSON object" in problem(startingCursors=given)
 
 
-def test_all_of_fetch_options_limits_and_retry_policy_can_be_given() -> None:
+def test_fetch_options_limits_and_retry_policy_are_options() -> None:
     options = parse_options(
         {
             **URL,
@@ -99,7 +97,7 @@ def test_all_of_fetch_options_limits_and_retry_policy_can_be_given() -> None:
     assert (options.retry.give_up_after, options.retry.max_delay) == (None, 7)
 
 
-def test_what_the_option_objects_refuse_is_said_with_option_names() -> None:
+def test_errors_of_option_objects_use_option_names() -> None:
     assert "eventTypes and skipEventTypes exclude each other" in problem(
         eventTypes="a", skipEventTypes="b"
     )
@@ -108,7 +106,7 @@ def test_what_the_option_objects_refuse_is_said_with_option_names() -> None:
     )
 
 
-def test_an_endless_stream_is_refused() -> None:
+def test_endless_stream_is_refused() -> None:
     assert "number of milliseconds" in problem(stream="true")
     assert parse_options({**URL, "stream": "500"}).fetch.stream == 500
 
@@ -126,7 +124,7 @@ def test_r19_no_value_is_quoted() -> None:
     )
 
 
-def test_options_travel_to_executors() -> None:
+def test_options_are_picklable() -> None:
     options = parse_options(
         {**URL, "partitions": "1", "filter.subject": "x", "startingCursors": '{"1": "c"}'}
     )
@@ -162,14 +160,14 @@ def authorized(**options: str) -> Http:
     return http
 
 
-def test_a_bare_token_in_the_environment_is_a_bearer_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_token_without_scheme_is_a_bearer_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEED_TOKEN", "abc")
     assert authorized(authEnv="FEED_TOKEN").headers["Authorization"] == "Bearer abc"
     monkeypatch.setenv("FEED_TOKEN", "Basic abc")
     assert authorized(authEnv="FEED_TOKEN").headers["Authorization"] == "Basic abc"
 
 
-def test_headers_from_values_and_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_headers_come_from_values_and_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("API_KEY", "abc")
     assert authorized(**{"header.X-Tenant": "7", "headerEnv.X-Api-Key": "API_KEY"}).headers == {
         "X-Tenant": "7",
@@ -177,75 +175,10 @@ def test_headers_from_values_and_from_the_environment(monkeypatch: pytest.Monkey
     }
 
 
-def test_a_callable_that_is_not_there_is_named() -> None:
+def test_callable_that_cannot_be_imported_is_named() -> None:
     with pytest.raises(OptionError, match=r"no\.such\.module:token can't be imported"):
         authorized(authCallable="no.such.module:token")
 
 
-# ---------------------------------------------------------------------- where epochs are staged
-
-
-@pytest.mark.parametrize(
-    ("master", "local"),
-    [
-        ("local", True),
-        ("local[4]", True),
-        ("local-cluster[2,1,1024]", False),
-        ("spark://h:7077", False),
-        ("yarn", False),
-    ],
-)
-def test_which_masters_are_local(master: str, local: bool) -> None:
-    assert is_local(master) is local
-
-
-@pytest.mark.parametrize("master", ["local-cluster[2,1,1024]", "yarn", None])
-def test_a_staging_location_is_required_unless_the_master_is_local(
-    monkeypatch: pytest.MonkeyPatch, master: str | None
-) -> None:
-    monkeypatch.setattr(environment, "spark_master", lambda: master)
-    assert staging_location("s3://bucket/x") == "s3://bucket/x"
-    with pytest.raises(OptionError, match="option stagingLocation is missing"):
-        staging_location(None)
-
-
-def test_a_local_master_stages_in_a_folder_of_ones_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(environment, "spark_master", lambda: "local[2]")
-    assert staging_location(None).startswith("file://")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "master"),
-    [
-        (
-            [
-                "java",
-                "org.apache.spark.deploy.SparkSubmit",
-                "--conf",
-                "spark.master=local-cluster[2,1,1024]",
-                "pyspark-shell",
-            ],
-            "local-cluster[2,1,1024]",
-        ),
-        (["java", "org.apache.spark.deploy.SparkSubmit", "--master", "yarn", "app.py"], "yarn"),
-        (
-            [
-                "java",
-                "-Dspark.master=k8s://x",
-                "org.apache.spark.executor.CoarseGrainedExecutorBackend",
-            ],
-            "k8s://x",
-        ),
-        (["java", "org.apache.spark.deploy.SparkSubmit", "pyspark-shell"], "local[*]"),
-    ],
-)
-def test_the_master_is_read_off_the_command_line(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], master: str
-) -> None:
-    monkeypatch.delenv("SPARK_CONF_DIR", raising=False)
-    monkeypatch.setattr(environment, "_command_line", lambda pid: arguments)
-    assert environment.spark_master() == master
-
-
-def test_a_source_options_object_needs_only_a_url() -> None:
+def test_source_options_need_only_a_url() -> None:
     assert SourceOptions(url="https://service/feed").limits.max_poll_interval == 2.0

@@ -1,4 +1,4 @@
-"""What the wheel carries, and that nothing of it needs more than it says."""
+"""The wheel: what it contains, and which dependencies each part of it needs."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.spark.conftest import ROOT, needs_jvm
 
 
 def python(code: str, *paths: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The code in an interpreter of its own, with `paths` before everything else."""
+    """Run the code in a new interpreter, with `paths` first on its path."""
     given = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), **environment}
     return subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
         text=True,
         env=given,
-        timeout=200,
+        timeout=500,
         check=False,
         cwd=Path(ROOT).anchor,
     )
@@ -30,7 +30,7 @@ def python(code: str, *paths: Path | str, **environment: str) -> subprocess.Comp
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The unpacked wheel, as an installation leaves it."""
+    """The unpacked wheel, as after an installation."""
     folder = tmp_path_factory.mktemp("wheel")
     built = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)],
@@ -45,7 +45,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "site"
 
 
-def test_the_wheel_carries_the_module_that_pyspark_looks_for(wheel: Path) -> None:
+def test_wheel_contains_the_module_that_pyspark_looks_for(wheel: Path) -> None:
     assert (wheel / "pyspark_feedapi" / "__init__.py").exists()
     assert not (wheel / "feedapi_client" / "spark" / "pyspark_feedapi").exists()
 
@@ -64,7 +64,7 @@ BLOCKED = "import sys\nfor name in {names!r}: sys.modules[name] = None\n"
         ["pyspark", "pyarrow", "obstore", "zstandard", "numpy", "httpx"],
     ],
 )
-def test_the_module_never_raises_on_import(wheel: Path, missing: list[str]) -> None:
+def test_module_for_pyspark_never_raises_on_import(wheel: Path, missing: list[str]) -> None:
     done = python(
         BLOCKED.format(names=missing)
         + "import pyspark_feedapi; print(hasattr(pyspark_feedapi, 'DefaultSource'))",
@@ -74,25 +74,38 @@ def test_the_module_never_raises_on_import(wheel: Path, missing: list[str]) -> N
 
 
 @pytest.mark.parametrize("missing", ["pyspark", "pyarrow", "obstore", "zstandard"])
-def test_without_the_extra_the_import_says_what_to_install(missing: str) -> None:
+def test_import_without_the_extra_says_what_to_install(missing: str) -> None:
     done = python(BLOCKED.format(names=[missing]) + "import feedapi_client.spark", ROOT)
     assert "pip install 'feedapi-client[spark]'" in done.stderr.splitlines()[-1]
 
 
-def test_reading_tracking_and_staging_need_no_pyspark() -> None:
-    code = "import sys, types\npackage = types.ModuleType('feedapi_client.spark'); package.__path__ = [{path!r}]\nsys.modules['feedapi_client.spark'] = package\n"
-    code = code.format(path=str(ROOT / "feedapi_client" / "spark")) + BLOCKED.format(
-        names=["pyspark", "pyarrow"]
-    ).removeprefix("import sys\n")
-    modules = "options, auth, environment, staging, fetch, tracker"
-    done = python(code + f"from feedapi_client.spark import {modules}", ROOT)
+EMPTY_PACKAGE = """
+import sys, types
+package = types.ModuleType("feedapi_client.spark")
+package.__path__ = [{path!r}]
+sys.modules["feedapi_client.spark"] = package
+"""
+
+
+def test_fetching_planning_and_staging_need_no_pyspark() -> None:
+    code = EMPTY_PACKAGE.format(path=str(ROOT / "feedapi_client" / "spark"))
+    code += BLOCKED.format(names=["pyspark", "pyarrow"])
+    modules = "options, auth, http_clients, connection, fetch"
+    done = python(
+        f"{code}from feedapi_client.spark import {modules}\n"
+        "from feedapi_client.spark.plan import epoch, planner\n"
+        "from feedapi_client.spark.staging import format, location\n",
+        ROOT,
+    )
     assert done.returncode == 0, done.stderr
 
 
 FIND = """
 from pyspark.sql import SparkSession
-spark = (SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.driver.memory", "600m")
-         .config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC").getOrCreate())
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+builder = builder.config("spark.driver.memory", "600m")
+builder = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+spark = builder.getOrCreate()
 import feedapi_client
 print("from", feedapi_client.__file__)
 print("rows", spark.read.format("feedapi").load({url!r}).count())
@@ -102,9 +115,9 @@ spark.stop()
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @needs_jvm
-def test_an_installed_wheel_needs_no_registration(wheel: Path) -> None:
+def test_installed_wheel_needs_no_registration(wheel: Path) -> None:
     publisher = Publisher(partitions=2)
     for n in range(30):
         publisher.publish(f"e{n}", {"n": n})

@@ -1,4 +1,4 @@
-"""Staged objects: created once, whole or not at all, their headers read alone."""
+"""Staged objects: created once, whole or not at all, with headers that are read on their own."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedapi_client.spark.staging import (
-    MissingObjectError,
+from feedapi_client.spark.options import OptionError
+from feedapi_client.spark.staging import location
+from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
+from feedapi_client.spark.staging.format import (
     Section,
-    Staging,
-    StagingError,
     compress,
     decompress,
     decompress_lines,
-    open_store,
     pack,
     unpack,
 )
+from feedapi_client.spark.staging.location import Staging, default_location, open_store
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def test_the_first_writer_wins(staging: Staging) -> None:
     assert staging.read("run/x") == b"first"
 
 
-def test_of_many_writers_at_once_exactly_one_wins(staging: Staging) -> None:
+def test_exactly_one_of_many_concurrent_writers_wins(staging: Staging) -> None:
     for attempt in range(20):
         won: list[bytes] = []
         barrier = threading.Barrier(8)
@@ -59,7 +59,7 @@ def test_of_many_writers_at_once_exactly_one_wins(staging: Staging) -> None:
         assert won == [staging.read(f"run/{attempt}")]
 
 
-def test_a_missing_object_is_said_to_be_missing(staging: Staging) -> None:
+def test_missing_object_is_an_error_of_its_own(staging: Staging) -> None:
     assert not staging.exists("run/x")
     for read in (staging.read, staging.read_header):
         with pytest.raises(MissingObjectError, match="run/x is not there"):
@@ -67,21 +67,21 @@ def test_a_missing_object_is_said_to_be_missing(staging: Staging) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 10, 70_000, 300_000])
-def test_a_header_of_any_length_is_read_alone(staging: Staging, size: int) -> None:
+def test_header_of_any_length_is_read_on_its_own(staging: Staging, size: int) -> None:
     header = {"partitions": "x" * size}
     staging.create("run/x", pack(header, [[b"body" * 1000]]))
     assert staging.read_header("run/x") == header
 
 
 @pytest.mark.parametrize("cut", [0, 3, 11, 40, -1])
-def test_a_torn_object_is_a_loud_error(staging: Staging, cut: int) -> None:
+def test_torn_object_is_an_error(staging: Staging, cut: int) -> None:
     whole = pack({"n": 1}, [[compress(b"some lines\n" * 100)]])
     staging.create("run/x", whole[:cut])
     with pytest.raises(StagingError, match="run/x is torn"):
         unpack(staging.read("run/x"), "run/x")
 
 
-def test_a_damaged_section_is_a_loud_error() -> None:
+def test_damaged_section_is_an_error() -> None:
     section = bytearray(compress(b"some lines\n" * 1000))
     section[-2] ^= 0xFF
     with pytest.raises(StagingError, match="torn"):
@@ -94,7 +94,7 @@ def test_a_damaged_section_is_a_loud_error() -> None:
     ),
     st.integers(1, 300),
 )
-def test_lines_come_back_whole_in_pieces_of_any_size(lines: list[bytes], size: int) -> None:
+def test_pieces_of_any_size_hold_whole_lines(lines: list[bytes], size: int) -> None:
     section = Section()
     for line in lines:
         section.add(line)
@@ -103,13 +103,13 @@ def test_lines_come_back_whole_in_pieces_of_any_size(lines: list[bytes], size: i
     assert all(piece.endswith(b"\n") for piece in pieces)
 
 
-def test_only_earlier_epochs_of_the_own_run_are_deleted(staging: Staging, tmp_path: Path) -> None:
+def test_only_earlier_epochs_of_the_same_run_are_deleted(staging: Staging, tmp_path: Path) -> None:
     other = Staging(staging.location, "other")
     for one in (staging, other):
         for epoch in range(4):
             one.create(one.plan_key(epoch), b"plan")
             one.create(one.data_key(epoch, 0), b"data")
-    assert staging.discard_before(2) == 4
+    assert staging.delete_before(2) == 4
     assert [staging.exists(staging.plan_key(epoch)) for epoch in range(4)] == [
         False,
         False,
@@ -119,12 +119,34 @@ def test_only_earlier_epochs_of_the_own_run_are_deleted(staging: Staging, tmp_pa
     assert all(other.exists(other.data_key(epoch, 0)) for epoch in range(4))
 
 
-def test_a_staging_travels_to_executors(staging: Staging) -> None:
+def test_staging_is_picklable(staging: Staging) -> None:
     staging.create("run/x", b"here")
     assert pickle.loads(pickle.dumps(staging)).read("run/x") == b"here"
 
 
-def test_r19_a_location_that_cannot_be_opened_is_not_quoted() -> None:
+def test_r19_error_of_a_location_that_cannot_be_opened_hides_its_url() -> None:
     with pytest.raises(StagingError) as caught:
         open_store("nosuch://user:hunter2@bucket/x?sig=hunter2")
     assert "hunter2" not in str(caught.value)
+
+
+def test_default_location_is_a_private_folder_of_the_user(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(location.tempfile, "gettempdir", lambda: str(tmp_path))
+    assert default_location() == default_location()
+    (folder,) = tmp_path.iterdir()
+    assert default_location() == folder.as_uri()
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+def test_default_location_of_another_user_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(location.tempfile, "gettempdir", lambda: str(tmp_path))
+    default_location()
+    (folder,) = tmp_path.iterdir()
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OptionError, match="set option stagingLocation"):
+        default_location()

@@ -1,11 +1,11 @@
-"""MemoryCursorStore passes the contract."""
+"""`MemoryCursorStore`: the contract."""
 
 from __future__ import annotations
 
 import pytest
 
 from feedapi_client.stores.memory import MemoryCursorStore
-from feedapi_client.testing.store_contract import AdministrableStoreContract
+from feedapi_client.testing.contracts import AdministrableStoreContract
 
 
 class TestMemoryCursorStore(AdministrableStoreContract):

@@ -6,18 +6,18 @@ import httpx
 import pytest
 
 from feedapi_client.testing import Publisher
-from tests.testing.feed import Feed
+from tests.testing.served_feed import TIMEOUT, ServedFeed
 
 
 @pytest.fixture
 def http() -> Iterator[httpx.Client]:
-    with httpx.Client(timeout=10, verify=False) as client:
+    with httpx.Client(timeout=TIMEOUT, verify=False) as client:
         yield client
 
 
 @pytest.fixture
-def feed(
+def make_feed(
     feedapi_publisher_factory: Callable[..., Publisher], http: httpx.Client
-) -> Callable[..., Feed]:
-    """Makes a served publisher and a plain client for it."""
-    return lambda *args, **settings: Feed(feedapi_publisher_factory(*args, **settings), http)
+) -> Callable[..., ServedFeed]:
+    """Make a served publisher with a plain client; takes the arguments of `Publisher`."""
+    return lambda *args, **settings: ServedFeed(feedapi_publisher_factory(*args, **settings), http)

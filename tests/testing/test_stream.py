@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +9,7 @@ import httpx
 import pytest
 
 from feedapi_client.testing import Publisher, faults
-from tests.testing.feed import Feed, parse
+from tests.testing.served_feed import TIMEOUT, ServedFeed, parse
 
 
 class Lines:
@@ -35,7 +34,7 @@ def streaming(publisher: Publisher, **arguments: Any) -> Iterator[Lines]:
     query = {"partition": 0, "cursor": "_first", "stream": "y", **arguments}
     with (
         publisher.serve() as url,
-        httpx.Client(verify=False) as http,
+        httpx.Client(verify=False, timeout=TIMEOUT) as http,
         http.stream("GET", url, params=query) as response,
     ):
         assert response.status_code == 200
@@ -65,11 +64,9 @@ def test_events_are_delivered_as_they_are_appended() -> None:
 
 
 def test_a_stream_ends_with_its_time() -> None:
-    started = time.monotonic()
     with streaming(draft(), stream="100") as lines:
         assert list(lines.next() or ()) == ["cursor"]
         assert lines.next() is None
-    assert 0.1 <= time.monotonic() - started < 5
 
 
 def test_a_stream_ends_when_its_partition_is_closed() -> None:
@@ -91,7 +88,7 @@ def test_a_stream_ends_when_its_partition_is_removed() -> None:
         assert lines.next() is None
 
 
-def test_a_stream_goes_on_when_another_partition_changes() -> None:
+def test_a_stream_continues_when_another_partition_changes() -> None:
     publisher = Publisher(2, dialect="v2-draft", stream=True)
     with streaming(publisher) as lines:
         lines.next()
@@ -113,7 +110,7 @@ def test_a_varied_stream_checkpoints_every_event_once() -> None:
     assert sorted(event["n"] for events, _ in batches for event in events) == list(range(300))
 
 
-def test_faults_strike_streams_too() -> None:
+def test_faults_apply_to_streams_too() -> None:
     publisher = draft()
     publisher.append(0, {"n": 1})
     publisher.fail(faults.UnknownCommands(({"what": 1},)))
@@ -125,30 +122,14 @@ def test_faults_strike_streams_too() -> None:
         assert [lines.next() for _ in range(2)] == [{"what": 1}, {"event": {"n": 2}}]
 
 
-@pytest.mark.anyio
-async def test_a_client_that_leaves_frees_the_stream() -> None:
+def test_a_fault_of_the_body_ends_a_stream_after_its_first_lines() -> None:
     publisher = draft()
-    async with publisher.serve() as url, httpx.AsyncClient(verify=False) as http:
-        query = {"partition": 0, "cursor": "_first", "stream": "y"}
-        async with http.stream("GET", url, params=query):
-            await publisher.wait(lambda: publisher.in_flight == 1)
-        await publisher.wait(lambda: publisher.in_flight == 0)
-    assert publisher._wakeups == {}
-
-
-@pytest.mark.anyio
-async def test_leaving_the_block_ends_held_responses_at_once() -> None:
-    publisher = draft()
-    query = {"partition": 0, "cursor": "_first", "stream": "y"}
-    async with httpx.AsyncClient(verify=False) as http:
-        async with publisher.serve() as url:
-            request = http.build_request("GET", url, params=query)
-            response = await http.send(request, stream=True)
-            started = time.monotonic()
-        assert time.monotonic() - started < 1
-        with pytest.raises(httpx.HTTPError):
-            await response.aread()
-        await response.aclose()
+    publisher.append(0, {"n": 1})
+    publisher.fail(faults.Gzip())
+    with streaming(publisher) as lines:
+        assert lines.next() == {"event": {"n": 1}}
+        assert lines.next() == {"cursor": publisher.end_cursor(0)}
+        assert lines.next() is None
 
 
 @pytest.mark.parametrize(
@@ -160,10 +141,10 @@ async def test_leaving_the_block_ends_held_responses_at_once() -> None:
     ],
 )
 def test_a_stream_that_the_draft_does_not_allow_is_a_400(
-    feed: Callable[..., Feed], settings: dict[str, Any], arguments: dict[str, Any]
+    make_feed: Callable[..., ServedFeed], settings: dict[str, Any], arguments: dict[str, Any]
 ) -> None:
-    assert feed(dialect="v2-draft", **settings).fetch(**arguments).status_code == 400
+    assert make_feed(dialect="v2-draft", **settings).fetch(**arguments).status_code == 400
 
 
-def test_discovery_says_that_streams_are_offered(feed: Callable[..., Feed]) -> None:
-    assert feed(dialect="v2-draft", stream=True).discover()["stream"] is True
+def test_discovery_offers_streams(make_feed: Callable[..., ServedFeed]) -> None:
+    assert make_feed(dialect="v2-draft", stream=True).discover()["stream"] is True

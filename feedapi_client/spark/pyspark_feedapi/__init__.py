@@ -1,6 +1,8 @@
-"""Found by PySpark itself: it imports every top-level module named ``pyspark_*`` and registers the `DefaultSource` in it.
+"""Lets PySpark find the format by itself.
 
-An import that raised would switch that look-up off for every package, so nothing may escape here: without the extra ``spark`` there is just no source.
+PySpark imports every top-level module named ``pyspark_*`` and registers its `DefaultSource`. An
+import that raised would turn this off for every package. Nothing may therefore escape here:
+without the extra ``spark`` there is no source.
 """
 
 try:

@@ -1,0 +1,1 @@
+"""``feedapi cat``: print the events of a feed."""

@@ -1,0 +1,28 @@
+"""Write styled text to the terminal."""
+
+from __future__ import annotations
+
+import sys
+
+from rich.console import Console
+from rich.text import Text
+
+from feedapi_client.cli.common.escape import one_line
+
+_WIDTH_WITHOUT_TERMINAL = 200
+
+
+def console(*, stderr: bool = False) -> Console:
+    """Return a console on stdout or stderr.
+
+    Where that is no terminal, lines are wide enough for tables not to be wrapped.
+    """
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(
+        stderr=stderr, highlight=False, width=None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
+    )
+
+
+def plain(text: object, style: str = "") -> Text:
+    """Return text from elsewhere, shown as it is: without markup and control characters."""
+    return Text(one_line(str(text)), style=style)

@@ -1,0 +1,179 @@
+"""Databases that ``--store`` names, for cursors and for quarantined events."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sqlite3
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import typer
+
+from feedapi_client.cli.common.errors import CommandError
+from feedapi_client.errors import StoreError
+
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+_ENVIRONMENT = "env:"
+_REDIS = ("redis", "rediss", "unix")
+# Without these SQLAlchemy would take a driver that is not asynchronous.
+_DRIVERS = {
+    "postgresql": "postgresql+psycopg",
+    "postgres": "postgresql+psycopg",
+    "mysql": "mysql+asyncmy",
+    "mariadb": "mariadb+asyncmy",
+}
+
+
+def resolve_store(spec: str) -> str:
+    """Return the value of ``--store``; for ``env:NAME`` the value of that environment variable.
+
+    Raises `typer.BadParameter` when the variable is not set.
+    """
+    if not spec.startswith(_ENVIRONMENT):
+        return spec
+    variable = spec.removeprefix(_ENVIRONMENT)
+    value = os.environ.get(variable, "")
+    if not value:
+        raise typer.BadParameter(f"--store: the environment variable {variable} is not set")
+    return value
+
+
+def is_url(spec: str) -> bool:
+    """Whether ``--store`` is the URL of a database, not a file."""
+    return "://" in spec
+
+
+def is_redis_url(spec: str) -> bool:
+    """Whether ``--store`` is the URL of a Redis server."""
+    return is_url(spec) and spec.partition("://")[0] in _REDIS
+
+
+def url_without_secrets(url: str) -> str:
+    """Return the URL of a database without user, password and query, for messages."""
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+
+
+# ---------------------------------------------------------------------- SQLite files
+
+
+def check_sqlite_file(path: Path, table: str, content: str) -> None:
+    """Check that the database file exists and has the table, so that a typo creates neither.
+
+    `content` says in messages what the table holds. Raises `CommandError` and `StoreError`.
+    """
+    tables = sqlite_tables(path)
+    if tables is None:
+        raise CommandError(f"{path}: there is no such file")
+    if table not in tables:
+        raise CommandError(f"{path}: the database holds no {content} (no table {table})")
+
+
+def sqlite_tables(path: Path) -> set[str] | None:
+    """Return the names of the tables in a database file, None when there is no such file.
+
+    Raises `StoreError` when the file is no database.
+    """
+    if not path.exists():
+        return None
+    try:
+        connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)
+        try:
+            rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            return {name for (name,) in rows}
+        finally:
+            connection.close()
+    except sqlite3.Error as error:
+        raise StoreError(f"the cursor database {path} failed: {error}") from error
+
+
+# ---------------------------------------------------------------------- SQLAlchemy URLs
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseTable:
+    """A table in an open database."""
+
+    engine: AsyncEngine
+    schema: str | None
+    name: str
+    has_journal: bool
+
+
+@asynccontextmanager
+async def open_database(
+    url: str, table: str, content: str, *, create: bool = False
+) -> AsyncIterator[DatabaseTable]:
+    """Open the database of a SQLAlchemy URL, and close it at the end of the block.
+
+    `table` is NAME or SCHEMA.NAME. Without `create` the table has to exist. `content` says in
+    messages what it holds. Raises `CommandError`, `StoreError` and `typer.BadParameter`.
+    """
+    if importlib.util.find_spec("sqlalchemy") is None:
+        raise CommandError("SQLAlchemy is not installed: pip install 'feedapi-client[sql]'")
+    if re.fullmatch(r"(\w+\.)?\w+", table) is None:
+        raise typer.BadParameter("--table takes NAME or SCHEMA.NAME")
+    schema, _, name = table.rpartition(".")
+    engine = _create_engine(url)
+    try:
+        journal = f"{name}_journal"
+        found = await _existing_tables(engine, schema or None, (name, journal))
+        if not create and name not in found:
+            raise CommandError(
+                f"{url_without_secrets(url)}: the database holds no {content} (no table {table})"
+            )
+        yield DatabaseTable(engine, schema or None, name, has_journal=journal in found)
+    finally:
+        await engine.dispose()
+
+
+def _create_engine(url: str) -> AsyncEngine:
+    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    try:
+        return create_async_engine(_with_async_driver(url), hide_parameters=True)
+    except ModuleNotFoundError as missing:
+        raise CommandError(
+            f"{url_without_secrets(url)}: the database driver is not installed "
+            f"(no module {missing.name})"
+        ) from None
+    except (SQLAlchemyError, ValueError) as error:
+        raise CommandError(
+            f"{url_without_secrets(url)}: this is no database URL that can be used: "
+            f"{type(error).__name__}. Use for example postgresql+psycopg://…"
+        ) from None
+
+
+def _with_async_driver(url: str) -> str:
+    """Return the URL with an asynchronous driver, where it names no driver."""
+    scheme, rest = url.split("://", 1)
+    return f"{_DRIVERS.get(scheme, scheme)}://{rest}"
+
+
+async def _existing_tables(
+    engine: AsyncEngine, schema: str | None, names: tuple[str, ...]
+) -> set[str]:
+    import sqlalchemy as sa
+    from sqlalchemy.exc import SQLAlchemyError
+
+    def look(connection: sa.Connection) -> set[str]:
+        return {name for name in names if sa.inspect(connection).has_table(name, schema=schema)}
+
+    try:
+        async with engine.connect() as connection:
+            return await connection.run_sync(look)
+    except (SQLAlchemyError, OSError) as error:
+        original = getattr(error, "orig", None) or error
+        raise StoreError(
+            f"the cursor database {url_without_secrets(str(engine.url))} can't be reached: "
+            f"{type(original).__name__}"
+        ) from error

@@ -1,0 +1,109 @@
+"""How a command fails: one line on stderr and an exit code.
+
+Set the environment variable FEEDAPI_DEBUG to see tracebacks instead.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from feedapi_client.cli.common.escape import one_line
+from feedapi_client.cli.common.exit_codes import FAILURE, INTERNAL_ERROR, INTERRUPTED, USAGE
+from feedapi_client.errors import FeedError
+
+
+class CommandError(Exception):
+    """Ends a command with this text as its one line on stderr, and exit code 1."""
+
+
+class CommandGroup(TyperGroup):
+    """A group of commands that reports each error on one line."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command. Errors are printed and become an exit code."""
+        with _reported():
+            return super().invoke(ctx)
+
+    def main(  # type: ignore[override]
+        self,
+        args: Sequence[str] | None = None,
+        prog_name: str | None = None,
+        *,
+        standalone_mode: bool = True,
+        **extra: Any,
+    ) -> Any:
+        """Parse the arguments, run the command, and exit.
+
+        A usage error is printed on one line too. Typer alone would draw a box around it.
+        """
+        if not standalone_mode:
+            return super().main(args, prog_name, standalone_mode=False, **extra)
+        try:
+            code = super().main(args, prog_name, standalone_mode=False, **extra)
+        except typer.Abort:
+            _print_error("aborted")
+            sys.exit(FAILURE)
+        except Exception as error:
+            if not _is_usage_error(error):
+                raise
+            sys.exit(_report_usage_error(error))
+        sys.exit(code if isinstance(code, int) else 0)
+
+
+def explain(error: Exception) -> tuple[str, int]:
+    """Return the line to print for an error, and the exit code."""
+    if isinstance(error, (FeedError, CommandError)):
+        return str(error), FAILURE
+    if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        return "the output was closed", FAILURE
+    if isinstance(error, OSError):
+        reason = error.strerror or str(error)
+        return f"{error.filename}: {error.strerror}" if error.filename else reason, FAILURE
+    # Only the type of any other error: its text may hold a payload or a secret.
+    line = f"internal error: {type(error).__name__} (set FEEDAPI_DEBUG=1 to see where)"
+    return line, INTERNAL_ERROR
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise typer.Exit(INTERRUPTED) from None
+    except Exception as error:
+        if isinstance(error, (typer.Exit, typer.Abort)) or _is_usage_error(error):
+            raise
+        if os.environ.get("FEEDAPI_DEBUG"):
+            raise
+        line, code = explain(error)
+        _print_error(line)
+        raise typer.Exit(code) from None
+
+
+def _is_usage_error(error: Exception) -> bool:
+    # Typer uses its own copy of click or the installed one. The exceptions of both have this
+    # method, but no common class.
+    return hasattr(error, "format_message")
+
+
+def _report_usage_error(error: Any) -> int:
+    context = getattr(error, "ctx", None)
+    path = context.command_path if context is not None else "feedapi"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        # With rich, the help is printed when this error is made. Without rich, it is the message.
+        print(error.format_message().strip(), file=sys.stderr)
+        return USAGE
+    _print_error(f"{error.format_message().rstrip('.')} ({path} --help says more)")
+    return int(error.exit_code)
+
+
+def _print_error(text: str) -> None:
+    print(f"feedapi: {one_line(text)}", file=sys.stderr)

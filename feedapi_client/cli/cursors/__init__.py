@@ -1,0 +1,1 @@
+"""``feedapi cursors``: show and repair stored cursors."""

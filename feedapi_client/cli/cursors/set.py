@@ -1,0 +1,30 @@
+"""``feedapi cursors set``: set the cursor of a partition."""
+
+from __future__ import annotations
+
+import typer
+
+from feedapi_client.cli.common.run_async import run_async
+from feedapi_client.cli.cursors.selection import Selection
+from feedapi_client.model import FeedKey, Position
+
+
+def set_cursor(selection: Selection, partition: int, position: Position) -> None:
+    """Make `position` the current one of the partition, and print what was done.
+
+    A complete URL as choice may name a feed that the store does not know yet.
+    """
+    cursor = position.cursor
+    if not cursor or not cursor.isascii() or not cursor.isprintable():
+        raise typer.BadParameter("a cursor is printable ASCII")
+    key = run_async(_replace, selection, partition, position)
+    print(f"{key}: partition {partition} is at {cursor!r}")
+
+
+async def _replace(selection: Selection, partition: int, position: Position) -> FeedKey:
+    exact = selection.choice.exact_key()
+    async with selection.open(create=exact is not None) as store:
+        known = await selection.feeds(store)
+        key = exact if exact is not None and not known else await selection.one_feed(store)
+        await store.replace(key, {partition: position})
+    return key

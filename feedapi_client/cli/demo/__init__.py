@@ -1,0 +1,1 @@
+"""``feedapi demo``: run publisher and consumer, and prove exactly-once delivery."""

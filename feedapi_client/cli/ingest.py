@@ -1,0 +1,12 @@
+"""``feedapi ingest``: passes its arguments on to `feedapi_client.spark.ingest`."""
+
+from __future__ import annotations
+
+import typer
+
+from feedapi_client.cli.common.extras import run_adapter
+
+
+def ingest(context: typer.Context) -> None:
+    """Ingest a feed exactly once into a Spark table: Parquet, Delta, Iceberg ... (extra spark)."""
+    run_adapter(context, "feedapi_client.spark.ingest", "spark")

@@ -1,0 +1,1 @@
+"""``feedapi quarantine``: show, replay and drop quarantined events."""

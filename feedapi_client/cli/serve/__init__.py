@@ -1,0 +1,1 @@
+"""``feedapi serve``: serve an example feed."""

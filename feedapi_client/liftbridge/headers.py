@@ -1,0 +1,53 @@
+"""The headers of the messages that a relay or the Spark sink publishes."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from feedapi_client.liftbridge.messages_pb2 import Message
+
+PARTITION = "feedapi-partition"
+"""The partition of the feed. On every message of a relay."""
+CURSOR = "feedapi-cursor"
+"""The cursor that resumes after the message's batch. On every message of a relay."""
+FORMAT = "feedapi-format"
+"""A `MessageFormat`. On messages that are written exactly once, like the five headers below."""
+ATTEMPT = "feedapi-attempt"
+"""The id of the attempt to write a batch that the message belongs to."""
+INDEX = "feedapi-index"
+"""The position of the message in its attempt, from 0."""
+COUNT = "feedapi-count"
+"""The number of messages of the attempt."""
+SNAPSHOT = "feedapi-snapshot"
+"""The offset from which a relay has to read to know all positions."""
+POSITIONS = "feedapi-positions"
+"""JSON: the feed's key, and positions by partition. They are valid when the attempt is complete."""
+
+QUERY = "feedapi-query"
+"""The id of the Spark query that wrote the message."""
+BATCH = "feedapi-batch"
+"""The number of the query's micro-batch."""
+ROW = "feedapi-row"
+"""The number of the row within the micro-batch."""
+
+
+def text_header(message: Message, name: str) -> str:
+    """Return a header as text; an empty string when it is missing."""
+    return message.headers[name].decode(errors="replace") if name in message.headers else ""
+
+
+class RowId(NamedTuple):
+    """The row of a Spark query that a message holds. A row that is written again has the same."""
+
+    query: str
+    batch: int
+    row: int
+
+
+def row_id(message: Message) -> RowId | None:
+    """Return the row that the Spark sink wrote as this message; None for any other message."""
+    query = text_header(message, QUERY)
+    batch, row = text_header(message, BATCH), text_header(message, ROW)
+    if not (query and batch.isdecimal() and row.isdecimal()):
+        return None
+    return RowId(query, int(batch), int(row))

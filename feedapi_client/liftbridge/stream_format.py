@@ -1,0 +1,147 @@
+"""The format in which a relay writes a stream exactly once: complete attempts. No I/O.
+
+A batch of a feed is written as one or several messages. Headers say to which attempt at writing
+it a message belongs, and that it is message i of n. When a crash interrupts an attempt, its
+messages stay in the stream. The batch is then fetched and written again, and the second fetch may
+return it with other boundaries. A reader therefore takes an attempt as a whole when its last
+message is there, and ignores every incomplete attempt. With one message for a batch, every attempt
+is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from feedapi_client.liftbridge.errors import StreamError
+from feedapi_client.liftbridge.headers import (
+    ATTEMPT,
+    COUNT,
+    FORMAT,
+    INDEX,
+    POSITIONS,
+    SNAPSHOT,
+    text_header,
+)
+from feedapi_client.liftbridge.messages_pb2 import Message
+from feedapi_client.model import FeedKey, Position
+
+
+class MessageFormat(StrEnum):
+    """What one message holds."""
+
+    BATCH = "batch"
+    """A whole batch: its payloads, one a line."""
+    EVENTS = "events"
+    """One event of a batch."""
+    POSITIONS = "positions"
+    """Positions without an event, for relays only."""
+
+
+class SavedPositions(msgspec.Struct, frozen=True):
+    """The content of the header `POSITIONS`: the feed's id, and (cursor, status, revision)."""
+
+    feed: str
+    positions: dict[str, tuple[str, str, int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A complete attempt: its id and its messages."""
+
+    id: str
+    messages: tuple[Message, ...]
+
+    @property
+    def format(self) -> str:
+        """The format of its messages; a `MessageFormat` unless a newer version wrote them."""
+        return text_header(self.messages[0], FORMAT)
+
+    def saved_positions(self, stream: str) -> list[SavedPositions]:
+        """Return the positions that it saves.
+
+        Raises:
+            StreamError: they can't be decoded.
+        """
+        try:
+            return [
+                msgspec.json.decode(message.headers[POSITIONS], type=SavedPositions)
+                for message in self.messages
+                if POSITIONS in message.headers
+            ]
+        except msgspec.MsgspecError as error:
+            raise StreamError(
+                f"the positions at offset {self.messages[0].offset} can't be decoded",
+                stream=stream,
+            ) from error
+
+
+class AttemptAssembler:
+    """Assembles a partition's messages, in the order of their offsets, into complete attempts.
+
+    It keeps the messages of at most one attempt. A relay's messages have consecutive offsets, so a
+    message of another attempt means that the one before stays incomplete.
+    """
+
+    def __init__(self) -> None:
+        self._id = ""
+        self._messages: list[Message] = []
+
+    def feed(self, message: Message) -> Attempt | None:
+        """Return the attempt that `message` completes, if any.
+
+        A message that belongs to no attempt is ignored, and ends an incomplete attempt.
+        """
+        found = _place_in_attempt(message)
+        if found is None:
+            self._reset()
+            return None
+        attempt, index, count = found
+        if attempt != self._id or index != len(self._messages):
+            self._reset()
+            if index:
+                return None
+            self._id = attempt
+        self._messages.append(message)
+        if len(self._messages) < count:
+            return None
+        complete = Attempt(attempt, tuple(self._messages))
+        self._messages = []
+        return complete
+
+    def _reset(self) -> None:
+        self._id, self._messages = "", []
+
+
+def positions_header(feed: FeedKey, positions: Mapping[int, Position]) -> dict[str, bytes]:
+    """Return the header that saves positions."""
+    rows: dict[str, tuple[str, str, int]] = {
+        str(partition): (position.cursor, position.status, position.revision)
+        for partition, position in positions.items()
+    }
+    return {POSITIONS: msgspec.json.encode(SavedPositions(feed.id, rows))}
+
+
+def snapshot_offset(message: Message) -> int | None:
+    """Return the offset from which positions have to be read, according to a relay's message.
+
+    None for a message that no relay wrote.
+    """
+    text = text_header(message, SNAPSHOT)
+    return int(text) if _is_number(text) else None
+
+
+def _place_in_attempt(message: Message) -> tuple[str, int, int] | None:
+    """Return attempt, index and count of a message; None when they are missing or not valid."""
+    attempt = text_header(message, ATTEMPT)
+    index, count = text_header(message, INDEX), text_header(message, COUNT)
+    if not attempt or not _is_number(index) or not _is_number(count):
+        return None
+    return (attempt, int(index), int(count)) if int(index) < int(count) else None
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal()

@@ -1,0 +1,47 @@
+"""What the planner remembers of one partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from feedapi_client.errors import FeedError
+from feedapi_client.lineage.transitions import State
+from feedapi_client.model import FIRST, Position
+
+
+@dataclass(slots=True)
+class Entry:
+    """One partition. Only the planner writes its fields.
+
+    Attributes:
+        id: the partition.
+        state: where it stands in the table of transitions.
+        position: what is committed; None when nothing ever was.
+        waits_for: the partitions that have to be drained or released before it can start.
+        end: the cursor behind which a closed partition was seen to hold nothing.
+        error: why it is parked.
+        warned: whether the operator was told that it can't go on by itself.
+    """
+
+    id: int
+    state: State = State.WAITING
+    position: Position | None = None
+    waits_for: tuple[int, ...] = ()
+    end: str | None = None
+    error: FeedError | None = None
+    warned: bool = False
+
+    @property
+    def cursor(self) -> str:
+        """The cursor from which reading starts."""
+        return self.position.cursor if self.position else FIRST
+
+    @property
+    def live(self) -> bool:
+        """Whether it has a cursor that was not transferred to a successor yet."""
+        return self.position is not None and self.position.status != "superseded"
+
+    @property
+    def running(self) -> bool:
+        """Whether the driver reads it."""
+        return self.state in (State.READING, State.CAUGHT_UP)

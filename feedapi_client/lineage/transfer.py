@@ -1,0 +1,91 @@
+"""Cursor transfer: which cursor the successors of a split or a merge start with (R9)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from feedapi_client.errors import AmbiguousLineageError, LostPartitionError
+from feedapi_client.lineage.entry import Entry
+from feedapi_client.lineage.graph import Graph
+from feedapi_client.lineage.selection import Selection
+from feedapi_client.lineage.text import names
+from feedapi_client.lineage.transitions import State
+from feedapi_client.model import Partition, Position
+
+
+def unreleased_ancestors(
+    successors: Iterable[Partition], entries: Mapping[int, Entry], in_flight: set[int]
+) -> set[int]:
+    """Return the ancestors whose cursors can't be transferred yet.
+
+    These are ancestors with a batch in flight, whose cursor may still move, and every live ancestor
+    that shares a successor with one of them: all of a merge are transferred in the same save.
+    """
+    blocked = {a for s in successors for a in s.cursor_from if a in in_flight}
+    found = blocked
+    while found:
+        waiting = [s for s in successors if not found.isdisjoint(s.cursor_from)]
+        related = {a for s in waiting for a in s.cursor_from if a in entries and entries[a].live}
+        found = related - blocked
+        blocked |= found
+    return blocked
+
+
+def transferred_positions(
+    successor: Partition,
+    entries: Mapping[int, Entry],
+    graph: Graph,
+    selection: Selection,
+    *,
+    feed: str,
+) -> dict[int, Position]:
+    """Return what has to be saved for the successor and its ancestors, in one save.
+
+    Nothing, when no ancestor has a position: then the successor starts at its first event.
+
+    Raises:
+        AmbiguousLineageError: several live ancestors stand at different cursors.
+        LostPartitionError: no ancestor has a position, while a stored partition disappeared.
+        LineageError: an ancestor that is not selected still holds its cursor.
+    """
+    selection.check_ancestors(successor, feed=feed)
+    live = [entries[a] for a in successor.cursor_from if a in entries and entries[a].live]
+    if len({entry.cursor for entry in live}) > 1:
+        stand = ", ".join(f"{entry.id} at {entry.cursor!r}" for entry in live)
+        raise AmbiguousLineageError(
+            "may take its cursor from several ancestors that stand at different ones: "
+            f"{stand}. Set its cursor by hand",
+            feed=feed,
+            partition=successor.id,
+        )
+    if live:
+        superseded = {e.id: e.position.advance(status="superseded") for e in live if e.position}
+        return {successor.id: Position(live[0].cursor), **superseded}
+    # A successor that is listed late finds its ancestors superseded by others. Their cursors are as
+    # valid here.
+    for ancestor in successor.cursor_from:
+        entry = entries.get(ancestor)
+        position = entry.position if entry else selection.others.get(ancestor)
+        if position is not None:
+            return {successor.id: Position(position.cursor)}
+    _check_nothing_lost(successor, entries, graph, feed)
+    return {}
+
+
+def _check_nothing_lost(
+    successor: Partition, entries: Mapping[int, Entry], graph: Graph, feed: str
+) -> None:
+    lost = [
+        entry.id
+        for entry in entries.values()
+        if entry.state is State.VANISHED
+        and entry.position is not None
+        and entry.id not in graph.successors
+    ]
+    if lost:
+        raise LostPartitionError(
+            f"has no ancestor with a position, while {names(lost)} had one and vanished without a "
+            "successor: its history may hold what was read before. Set its cursor by hand",
+            feed=feed,
+            partition=successor.id,
+        )

@@ -1,0 +1,167 @@
+"""Decode many lines of a response in one call.
+
+This module only makes `PageDecoder` faster. What `BlockDecoder.decode` returns None for is decoded
+line by line, with the same result. If it always did, only speed would be lost.
+
+Measured: nanoseconds of CPU an event, in 64 KiB chunks of 150-byte events with a checkpoint after
+each 100 (CPython 3.11, msgspec 0.22, best of 40).
+
+    ========================================  ====  ========  ========
+    ..                                          v1  v2-draft  v2-token
+    ========================================  ====  ========  ========
+    line by line                              1027       770       789
+    one call, every line checked               434       412       412
+    one call, events that begin alike          289       288       288
+    one call, nothing checked (not correct)    241       237       221
+    ========================================  ====  ========  ========
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from io import BytesIO
+from typing import NamedTuple, cast
+
+import msgspec
+
+from feedapi_client.model import Event, EventOrigin
+from feedapi_client.protocol.dialects import Dialect, V1Line
+
+_NO_PAYLOAD = msgspec.Raw()
+_OPEN, _CLOSE = b"{}"
+_SMALL = 1024
+"""Blocks of fewer bytes go line by line: at 300 bytes that takes 0.7 of the time, at 1,200 1.1."""
+_MANY = 8
+"""With fewer lines to a checkpoint every line is checked. Where each event has a checkpoint, that
+takes 0.75 of the time that a look at each checkpoint and its neighbours takes."""
+
+
+class Block(NamedTuple):
+    """Complete lines, decoded: each of `lines` holds the one of `records` with the same index.
+
+    A record is an event, or a checkpoint; `checkpoints` holds the indices of these.
+    """
+
+    lines: list[bytes]
+    records: list[Event]
+    checkpoints: list[int]
+
+
+@cache
+def line_decoder(line: type[Event]) -> msgspec.json.Decoder[Event]:
+    """Return the decoder of one line of a dialect."""
+    return msgspec.json.Decoder(line)
+
+
+class BlockDecoder:
+    """Decodes the usual lines of one response, many at a time.
+
+    msgspec decodes any number of records in a call, with any white space between them, and leaves a
+    payload as it is. What it does not check is checked here: that each line holds one record, and
+    that each record is either an event, whose payload is an object or a string, or a checkpoint.
+
+    A publisher writes its events alike, so most lines begin with the same bytes, up to the first
+    byte of the payload. If as many lines begin like that as there are events, only the checkpoints
+    have to be looked at. One search through the block finds out.
+    """
+
+    __slots__ = ("_decode_lines", "_dialect", "_head", "_origin", "_own_names")
+
+    def __init__(self, dialect: Dialect, origin: EventOrigin) -> None:
+        partition = origin.partition
+        self._decode_lines = line_decoder(dialect.line).decode_lines
+        self._dialect = dialect
+        self._origin = origin
+        self._own_names: set[int | str | None] = {None, partition, str(partition)}
+        self._head = b""
+
+    def decode(self, data: bytes, *, max_line_bytes: int) -> Block | None:
+        """Decode complete lines. Return None when one of them may not be what it should be."""
+        if len(data) < _SMALL:
+            return None
+        try:
+            records = self._decode_lines(data)
+        except (ValueError, RecursionError):
+            return None
+        lines = BytesIO(data).readlines()  # splits on b"\n" only
+        if len(records) != len(lines):
+            return None
+        if len(data) > max_line_bytes and max(map(len, lines)) > max_line_bytes:
+            return None
+        origin = self._origin
+        checkpoints = []
+        for index, record in enumerate(records):
+            record._origin = origin
+            if record._cursor is not None:
+                checkpoints.append(index)
+        block = Block(lines, records, checkpoints)
+        return block if self._fits(data, block) else None
+
+    def names_partition(self, records: list[Event]) -> bool:
+        """Return whether no record names another partition than this; only those of v1 name any."""
+        if not self._dialect.names_partition:
+            return True
+        return {line._line_partition for line in cast("list[V1Line]", records)} <= self._own_names
+
+    def _fits(self, data: bytes, block: Block) -> bool:
+        lines, records, checkpoints = block
+        if not self._checkpoints_fit([records[at] for at in checkpoints]):
+            return False
+        head = self._common_head(data, len(records) - len(checkpoints))
+        if head and len(checkpoints) * _MANY < len(lines):
+            return data.endswith(b"}\n") and _others_are(checkpoints, lines, head)
+        return _each_is_an_object(lines) and (bool(head) or self._events_fit(records))
+
+    def _checkpoints_fit(self, records: list[Event]) -> bool:
+        for record in records:
+            if not record._cursor or record._payload != _NO_PAYLOAD:
+                return False
+        return self.names_partition(records)
+
+    def _events_fit(self, records: list[Event]) -> bool:
+        kinds = {bytes(record._payload)[:1] for record in records if record._cursor is None}
+        return kinds <= {b"{", b'"'} and self.names_partition(records)
+
+    def _common_head(self, data: bytes, events: int) -> bytes:
+        """Return how all events begin, up to the first byte of the payload; empty if they differ.
+
+        The head of a v1 line holds the partition.
+        """
+        head = self._head or self._learn(data)
+        alike = bool(head) and data.count(b"}\n" + head) + data.startswith(head) == events
+        self._head = head if alike else b""
+        return self._head
+
+    def _learn(self, data: bytes) -> bytes:
+        """Return how the first or the second line begins, if that is an event."""
+        heads = self._dialect.heads(self._origin.partition)
+        second = data.find(b"\n") + 1
+        for start in (0, second):
+            for head in heads:
+                if data.startswith(head, start):
+                    return head
+        return b""
+
+
+def _each_is_an_object(lines: list[bytes]) -> bool:
+    """Return whether each line begins and ends as an object.
+
+    Between ``}`` and ``{`` a newline can't be inside of a record. So if there are as many records
+    as lines, each line holds one.
+    """
+    return {line[0] for line in lines} == {_OPEN} and {line[-2] for line in lines} == {_CLOSE}
+
+
+def _others_are(checkpoints: list[int], lines: list[bytes], head: bytes) -> bool:
+    """Return whether the lines that begin with `head` are just those without a checkpoint.
+
+    `head` is known to begin as many lines as there are events, each behind the end of an object. So
+    only the lines of checkpoints, and what is before them, can still be something else.
+    """
+    for at in checkpoints:
+        line = lines[at]
+        if line[0] != _OPEN or line[-2] != _CLOSE or line.startswith(head):
+            return False
+        if lines[at - 1][-2:] != b"}\n":
+            return False
+    return True

@@ -1,0 +1,167 @@
+"""First fetch wins: each task of an epoch is fetched once and read from its staged object after.
+
+Runs on executors. The first attempt that stages its object decides what the epoch holds. All other
+attempts, whether concurrent or later, read that object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from itertools import islice
+from typing import Any
+
+import orjson
+import pyarrow as pa
+
+from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target
+from feedapi_client.spark.options import SourceOptions
+from feedapi_client.spark.plan.epoch import FetchTask
+from feedapi_client.spark.schema import Payload, RowBuilder
+from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
+from feedapi_client.spark.staging.format import (
+    Section,
+    compress,
+    decompress,
+    decompress_lines,
+    pack,
+    unpack,
+)
+from feedapi_client.spark.staging.location import Staging
+
+GRACE_PERIOD = 10.0
+"""Seconds for which a task retries temporary errors of one partition."""
+_THREADS = 8
+
+
+def fetch_once(options: SourceOptions, staging: Staging, task: FetchTask) -> bytes:
+    """Return the staged object of the task, fetching and staging it when there is none yet.
+
+    Raises:
+        FeedError: the feed can't be read.
+        StagingError: the location failed, or this process does not see the driver's location.
+    """
+    key = staging.data_key(task.epoch, task.number)
+    try:
+        return staging.read(key)
+    except MissingObjectError:
+        pass
+    _check_visible(staging, task)
+    fetched = fetch_task(options, task)
+    if staging.create(key, fetched):
+        return fetched
+    return staging.read(key)
+
+
+def _check_visible(staging: Staging, task: FetchTask) -> None:
+    if not staging.exists(staging.plan_key(task.epoch)):
+        raise StagingError(
+            f"the plan of epoch {task.epoch} is not at the staging location, seen from this "
+            "executor: either the location is not shared by driver and executors (set option "
+            "stagingLocation to an object store or a shared file system), or the epoch was "
+            "finished and this task is late"
+        )
+
+
+class _Compressed:
+    """The events of one partition, compressed as they are fetched."""
+
+    def __init__(self, *, headers: bool) -> None:
+        self.checkpoints: list[tuple[int, str]] = []
+        self.events = Section()
+        self.headers = Section() if headers else None
+
+    def add(self, batch: CheckpointedEvents) -> None:
+        if not batch.events:
+            return
+        self.events.add(b"\n".join([event._payload for event in batch.events]))
+        self.events.add(b"\n")
+        if self.headers is not None:
+            lines = [orjson.dumps(event.headers) + b"\n" for event in batch.events]
+            self.headers.add(b"".join(lines))
+        self.checkpoints.append((len(batch.events), batch.cursor))
+
+    def sections(self) -> list[list[bytes]]:
+        return [
+            [compress(orjson.dumps(self.checkpoints))],
+            self.events.finish(),
+            self.headers.finish() if self.headers is not None else [],
+        ]
+
+
+def fetch_task(options: SourceOptions, task: FetchTask) -> bytes:
+    """Fetch every partition of the task and return the object to stage. Raises `FeedError`."""
+    fetched = [_Compressed(headers=task.info.dialect == "v1") for _ in task.targets]
+
+    def full() -> bool:
+        return sum(one.events.size for one in fetched) > options.limits.max_buffered_bytes
+
+    def read(target: Target, into: _Compressed) -> FetchResult:
+        reader = PartitionReader(
+            connection, target, limit=task.limit, full=full, grace_period=GRACE_PERIOD
+        )
+        return reader.read(into.add)
+
+    with FeedConnection(options, task.fetch, task.info) as connection:
+        if len(fetched) == 1:
+            results = [read(task.targets[0], fetched[0])]
+        else:
+            threads = min(_THREADS, options.limits.max_concurrent_fetches, len(fetched))
+            with ThreadPoolExecutor(threads, thread_name_prefix="feedapi-fetch") as pool:
+                results = list(pool.map(read, task.targets, fetched))
+    header = [
+        {**asdict(result), "sequence": target.sequence, "depth": target.depth}
+        for result, target in zip(results, task.targets, strict=True)
+    ]
+    return pack(header, [section for one in fetched for section in one.sections()])
+
+
+def empty_object() -> bytes:
+    """Return an object without events, for a task that no sink read.
+
+    It keeps a late attempt of that task from staging anything.
+    """
+    return pack([])
+
+
+def results_in(header: Any) -> list[FetchResult]:
+    """Return the results of a task from the header of its staged object."""
+    names = FetchResult.__slots__
+    return [FetchResult(**{name: partition[name] for name in names}) for partition in header]
+
+
+def rows_of(staged: bytes, key: str, payload: Payload, size: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a staged object in Arrow batches of about `size` bytes.
+
+    Raises:
+        StagingError: the object is torn.
+    """
+    header, sections = unpack(staged, key)
+    for number, partition in enumerate(header):
+        checkpoints, events, headers = sections[3 * number : 3 * number + 3]
+        if not partition["events"]:
+            continue
+        builder = RowBuilder(
+            partition["partition"],
+            partition["depth"],
+            partition["sequence"],
+            payload,
+            orjson.loads(decompress(checkpoints, key)),
+        )
+        header_lines = _lines(headers, key, size) if len(headers) else None
+        for lines in decompress_lines(events, key, size):
+            count = lines.count(b"\n") if header_lines is not None else 0
+            yield builder.build(lines, list(islice(header_lines or (), count)))
+        if builder.built != partition["events"]:
+            raise StagingError(
+                f"staged object {key} holds {builder.built} events of partition "
+                f"{partition['partition']}, its header says {partition['events']}"
+            )
+
+
+def _lines(section: memoryview, key: str, size: int) -> Iterator[bytes]:
+    for lines in decompress_lines(section, key, size):
+        yield from lines.splitlines()

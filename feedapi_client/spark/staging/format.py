@@ -1,0 +1,149 @@
+"""The format of a staged object. Imports no Spark.
+
+An object is, one after the other:
+
+- ``FAS1``, the length of the header (4 bytes), the CRC-32 of the header (4 bytes);
+- the header: JSON, which also holds the lengths of the sections;
+- the sections: zstd frames.
+
+The first kilobytes therefore tell the driver how far a task came.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import orjson
+
+from feedapi_client.spark.staging.errors import StagingError
+
+try:
+    import zstandard
+except ImportError as error:  # pragma: no cover - the message is the point
+    raise ImportError(
+        "feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'"
+    ) from error
+
+MAGIC = b"FAS1"
+_PREFIX = struct.Struct("<4sII")
+_LEVEL = 1
+_PIECE = 4 * 1024 * 1024
+
+
+def pack(header: Any, sections: Sequence[Iterable[bytes]] = ()) -> bytes:
+    """Return an object of a JSON header and sections, each an iterable of compressed chunks."""
+    bodies = [b"".join(section) for section in sections]
+    text = orjson.dumps(
+        {"sections": [len(body) for body in bodies], "header": header},
+        option=orjson.OPT_NON_STR_KEYS,
+    )
+    return b"".join([_PREFIX.pack(MAGIC, len(text), zlib.crc32(text)), text, *bodies])
+
+
+def header_size(start: bytes, key: str) -> int:
+    """Return the number of bytes of prefix and header. Raises `StagingError` for a torn object."""
+    if len(start) < _PREFIX.size or start[:4] != MAGIC:
+        raise _torn(key)
+    return _PREFIX.size + int(_PREFIX.unpack_from(start)[1])
+
+
+def unpack_header(content: bytes, key: str) -> tuple[Any, list[int], int]:
+    """Return the header, the lengths of the sections, and where the first section begins.
+
+    Raises:
+        StagingError: the object is torn.
+    """
+    end = header_size(content, key)
+    text = content[_PREFIX.size : end]
+    if len(content) < end or zlib.crc32(text) != _PREFIX.unpack_from(content)[2]:
+        raise _torn(key)
+    whole = orjson.loads(text)
+    return whole["header"], whole["sections"], end
+
+
+def unpack(content: bytes, key: str) -> tuple[Any, list[memoryview]]:
+    """Return the header and the sections, still compressed.
+
+    Raises:
+        StagingError: the object is torn.
+    """
+    header, lengths, at = unpack_header(content, key)
+    if len(content) != at + sum(lengths):
+        raise _torn(key)
+    view, sections = memoryview(content), []
+    for length in lengths:
+        sections.append(view[at : at + length])
+        at += length
+    return header, sections
+
+
+def _torn(key: str) -> StagingError:
+    return StagingError(
+        f"staged object {key} is torn: the storage lost a part of what was written. Rows may have "
+        "been delivered from it before, so it is not fetched again. If the sink has not committed "
+        "this micro-batch, delete the object and restart the query"
+    )
+
+
+class Section:
+    """A section that is being written.
+
+    Data is compressed at once, so that a large epoch needs little memory.
+    """
+
+    def __init__(self) -> None:
+        self._compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compressobj()
+        self._chunks: list[bytes] = []
+        self.size = 0
+        """Compressed bytes so far."""
+
+    def add(self, data: bytes) -> None:
+        """Append the bytes."""
+        self._keep(self._compressor.compress(data))
+
+    def finish(self) -> list[bytes]:
+        """Return the compressed chunks. Nothing can be added afterwards."""
+        self._keep(self._compressor.flush())
+        return self._chunks
+
+    def _keep(self, chunk: bytes) -> None:
+        if chunk:
+            self._chunks.append(chunk)
+            self.size += len(chunk)
+
+
+def compress(data: bytes) -> bytes:
+    """Return the bytes as a section."""
+    return zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True).compress(data)
+
+
+def decompress(section: memoryview, key: str) -> bytes:
+    """Return the bytes of a section. Raises `StagingError` for a torn one."""
+    return b"".join(decompress_lines(section, key, _PIECE))
+
+
+def decompress_lines(section: memoryview, key: str, size: int) -> Iterator[bytes]:
+    """Yield the section in pieces of about `size` bytes.
+
+    Each piece but the last ends with a newline.
+
+    Raises:
+        StagingError: the section is torn.
+    """
+    rest = b""
+    try:
+        with zstandard.ZstdDecompressor().stream_reader(section, read_size=1 << 20) as reader:
+            while chunk := reader.read(size):
+                cut = chunk.rfind(b"\n") + 1
+                if cut:
+                    yield rest + chunk[:cut]
+                    rest = chunk[cut:]
+                else:
+                    rest += chunk
+    except zstandard.ZstdError as error:
+        raise _torn(key) from error
+    if rest:
+        yield rest

@@ -1,0 +1,200 @@
+"""`Staging`: the objects of one query in the staging location. Imports no Spark.
+
+Each query has a folder of its own, named by its run id::
+
+    <run>/plan/<epoch>           what the epoch reads, and all that was known when it was planned
+    <run>/data/<epoch>/<group>   what the first task that fetched the group got
+
+Both are written with create-if-absent: of two writers exactly one succeeds, and both continue with
+the same bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from feedapi_client.spark.options import OptionError
+from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
+from feedapi_client.spark.staging.format import header_size, unpack_header
+
+try:
+    import obstore
+    from obstore.exceptions import AlreadyExistsError, BaseError
+    from obstore.store import from_url
+except ImportError as error:  # pragma: no cover - the message is the point
+    raise ImportError(
+        "feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'"
+    ) from error
+
+_FIRST_READ = 64 * 1024
+_NEVER = 2**63
+
+
+class Staging:
+    """The objects of one run.
+
+    Picklable: every process opens the location for itself. All methods may be called concurrently.
+    """
+
+    def __init__(self, location: str, run: str) -> None:
+        self.location = location
+        self.run = run
+        self._store: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_store": None}
+
+    def __repr__(self) -> str:
+        return f"<Staging of run {self.run}>"
+
+    @property
+    def store(self) -> Any:
+        """The obstore store, opened at first use. Raises `StagingError`."""
+        if self._store is None:
+            self._store = open_store(self.location)
+        return self._store
+
+    def plan_key(self, epoch: int) -> str:
+        """Return the key of an epoch's plan."""
+        return f"{self.run}/plan/{epoch:012d}"
+
+    def data_key(self, epoch: int, group: int) -> str:
+        """Return the key of a group's staged events."""
+        return f"{self.run}/data/{epoch:012d}/{group:06d}"
+
+    def create(self, key: str, content: bytes) -> bool:
+        """Write the object unless it exists.
+
+        Returns:
+            True when this call wrote it, False when another one was first.
+
+        Raises:
+            StagingError: the location failed.
+        """
+        try:
+            obstore.put(self.store, key, content, mode="create", use_multipart=False)
+        except AlreadyExistsError:
+            return False
+        except (BaseError, OSError) as error:
+            raise self._failed("write", key, error) from error
+        return True
+
+    def read(self, key: str) -> bytes:
+        """Return the whole object. Raises `MissingObjectError`, `StagingError`."""
+        try:
+            return bytes(obstore.get(self.store, key).bytes())
+        except FileNotFoundError as error:
+            raise _missing(key) from error
+        except (BaseError, OSError) as error:
+            raise self._failed("read", key, error) from error
+
+    def read_header(self, key: str) -> Any:
+        """Return the header only. Raises `MissingObjectError`, `StagingError`."""
+        try:
+            start = bytes(obstore.get_range(self.store, key, start=0, length=_FIRST_READ))
+            size = header_size(start, key)
+            if len(start) < size:
+                rest = size - len(start)
+                start += bytes(obstore.get_range(self.store, key, start=len(start), length=rest))
+        except FileNotFoundError as error:
+            raise _missing(key) from error
+        except (BaseError, OSError) as error:
+            raise self._failed("read", key, error) from error
+        return unpack_header(start, key)[0]
+
+    def exists(self, key: str) -> bool:
+        """Whether the object exists. Raises `StagingError`."""
+        try:
+            obstore.head(self.store, key)
+        except FileNotFoundError:
+            return False
+        except (BaseError, OSError) as error:
+            raise self._failed("look up", key, error) from error
+        return True
+
+    def delete_before(self, epoch: int) -> int:
+        """Delete all objects of earlier epochs and return their number.
+
+        Data is deleted before plans. If the process dies between, the next call finds the rest.
+
+        Raises:
+            StagingError: the location failed.
+        """
+        try:
+            pages = obstore.list(self.store, prefix=self.run)
+            keys = [entry["path"] for page in pages for entry in page]
+            old = [key for key in keys if _epoch_of(key) < epoch]
+            for key in sorted(old, key=lambda key: ("/plan/" in key, key)):
+                _delete(self.store, key)
+        except (BaseError, OSError) as error:
+            raise self._failed("delete", f"{self.run}/", error) from error
+        return len(old)
+
+    def _failed(self, verb: str, key: str, error: Exception) -> StagingError:
+        # The text of an object store's error may quote signed URLs. Its first line has the reason.
+        reason = str(error).split("\n", 1)[0].split("?", 1)[0][:200]
+        return StagingError(
+            f"could not {verb} the staged object {key}: {type(error).__name__}: {reason}"
+        )
+
+
+def open_store(location: str) -> Any:
+    """Return the obstore store of a URL or a plain path.
+
+    Arguments:
+        location: ``s3://``, ``gs://``, ``az://``, ``file://`` or a path.
+
+    Raises:
+        StagingError: it can't be opened. The message never quotes the URL's query.
+    """
+    url = location if "://" in location else f"file://{location}"
+    try:
+        return from_url(url, mkdir=True) if url.startswith("file:") else from_url(url)
+    except (BaseError, OSError, ValueError, TypeError):
+        scheme = url.partition("://")[0]
+        # Neither the library's text nor the chained error: both quote the URL.
+        raise StagingError(
+            f"the staging location ({scheme}://…) can't be opened: give an s3://, gs://, az:// or "
+            "file:// URL"
+        ) from None
+
+
+def default_location() -> str:
+    """Return a folder of this user on this machine: where epochs are staged by default.
+
+    PySpark does not tell a data source which master it runs on. Where executors are on other
+    machines, their tasks fail before they fetch anything (`StagingError`), because they don't find
+    the plan of their epoch.
+
+    Raises:
+        OptionError: the folder belongs to another user, who could read and change events.
+    """
+    folder = Path(tempfile.gettempdir()) / f"feedapi-staging-{os.getuid()}"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        raise OptionError(
+            f"feedapi source: {folder} belongs to another user: set option stagingLocation"
+        )
+    return folder.as_uri()
+
+
+def _delete(store: Any, key: str) -> None:
+    with suppress(FileNotFoundError):  # another process deleted it first
+        obstore.delete(store, key)
+
+
+def _epoch_of(key: str) -> int:
+    parts = key.split("/")
+    for kind in ("plan", "data"):
+        if kind in parts:
+            number = parts[parts.index(kind) + 1]
+            return int(number) if number.isdigit() else _NEVER
+    return _NEVER
+
+
+def _missing(key: str) -> MissingObjectError:
+    return MissingObjectError(f"staged object {key} is not there")

@@ -1,0 +1,129 @@
+"""Contract tests of listing, deleting and replacing positions."""
+
+# ruff: noqa: D102 - the name of a test says what it shows
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from feedapi_client.errors import FencedError
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores.base import AdministrableStore, CursorStore
+from feedapi_client.testing.contracts.base import StoreContract
+from feedapi_client.testing.contracts.positions import (
+    ALL_PARTITIONS,
+    FEED,
+    SPECIAL_TEXTS,
+    advanced,
+    opening,
+)
+
+
+class AdministrationTests(StoreContract):
+    """Operators can list, delete and replace what is saved."""
+
+    async def test_the_store_is_administrable(self, store: CursorStore) -> None:
+        assert isinstance(store, AdministrableStore)
+
+    async def test_feeds_lists_the_keys_that_were_saved(self, store: AdministrableStore) -> None:
+        keys = [
+            FeedKey("https://a.test/feed?tenant=1", text, {text: text, "filter-b": "2"})
+            for text in SPECIAL_TEXTS.values()
+        ]
+        for key in keys:
+            await store.save(key, opening(range(3)))
+        found = await store.feeds()
+        assert found == sorted(keys, key=str)
+        assert {key.id for key in found} == {key.id for key in keys}
+
+    async def test_feeds_of_an_empty_store(self, store: AdministrableStore) -> None:
+        assert await store.feeds() == []
+
+    async def test_deleted_positions_are_gone_and_others_stay(
+        self, store: AdministrableStore
+    ) -> None:
+        other = FeedKey(FEED.url, "other")
+        await store.save(FEED, opening(range(5)))
+        await store.save(other, opening(range(5)))
+        await store.delete(FEED, [1, 3, 99])
+        assert await store.load(FEED) == opening((0, 2, 4))
+        assert await store.load(other) == opening(range(5))
+
+    async def test_a_deleted_feed_is_no_longer_listed(self, store: AdministrableStore) -> None:
+        await store.save(FEED, opening(ALL_PARTITIONS))
+        await store.delete(FEED)
+        assert (await store.load(FEED), await store.feeds()) == ({}, [])
+
+    async def test_a_feed_without_its_last_partition_is_no_longer_listed(
+        self, store: AdministrableStore
+    ) -> None:
+        await store.save(FEED, opening(range(2)))
+        await store.delete(FEED, [0, 1])
+        assert (await store.load(FEED), await store.feeds()) == ({}, [])
+
+    async def test_deleting_what_is_not_there_is_no_error(self, store: AdministrableStore) -> None:
+        await store.delete(FEED)
+        await store.delete(FEED, [1])
+        await store.delete(FEED, [])
+        assert await store.load(FEED) == {}
+
+    async def test_r17_deleting_fences_a_running_consumer(self, store: AdministrableStore) -> None:
+        await store.save(FEED, opening())
+        await store.delete(FEED)
+        with pytest.raises(FencedError):
+            await store.save(FEED, advanced(opening()))
+        await store.save(FEED, opening(cursor="again"))
+
+    async def test_replaced_positions_have_the_next_revisions(
+        self, store: AdministrableStore
+    ) -> None:
+        await store.save(FEED, opening(range(3)))
+        await store.save(FEED, advanced(opening()))
+        replaced = await store.replace(
+            FEED, {0: Position("x", "drained", 77), 1: Position("y"), 9: Position("z", revision=5)}
+        )
+        assert replaced == {
+            0: Position("x", "drained", 3),
+            1: Position("y", revision=2),
+            9: Position("z"),
+        }
+        assert await store.load(FEED) == {**replaced, 2: opening((2,))[2]}
+
+    async def test_r17_replacing_fences_a_running_consumer(self, store: AdministrableStore) -> None:
+        await store.save(FEED, opening())
+        await store.replace(FEED, opening(cursor="set"))
+        with pytest.raises(FencedError):
+            await store.save(FEED, advanced(opening()))
+
+    async def test_replacing_wins_against_a_running_consumer(
+        self, store: AdministrableStore
+    ) -> None:
+        stopped: list[int] = []
+        replaced: dict[int, Position] = {}
+
+        async def consume() -> None:
+            positions = opening()
+            try:
+                while True:
+                    await store.save(FEED, positions)
+                    positions = advanced(positions)
+                    await anyio.lowlevel.checkpoint()
+            except FencedError:
+                stopped.append(positions[0].revision)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(consume)
+            with anyio.fail_after(30):
+                while not await store.load(FEED):
+                    await anyio.lowlevel.checkpoint()
+                replaced = await store.replace(FEED, {0: Position("set")})
+        assert stopped == [replaced[0].revision]
+        assert await store.load(FEED) == replaced
+
+    async def test_replacing_all_partitions(self, store: AdministrableStore) -> None:
+        await store.save(FEED, opening(range(10_000)))
+        replaced = await store.replace(FEED, opening(ALL_PARTITIONS, "set"))
+        assert await store.load(FEED) == replaced
+        assert (replaced[0].revision, replaced[20_000].revision) == (2, 1)

@@ -1,0 +1,39 @@
+"""Feeds, positions and texts that the contracts save."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from feedapi_client.model import FIRST, FeedKey, Position
+
+FEED = FeedKey("https://service.test/feed", "contract")
+ALL_PARTITIONS = range(32_767)
+
+SPECIAL_TEXTS = {
+    "empty": "",
+    "special cursor": FIRST,
+    "zero": "0",
+    "null": "null",
+    "spaces": "  a b\t ",
+    "line ends": "a\nb\r\nc\n",
+    "quotes": """it's "quoted" `back` \\ slash \\""",
+    "sql": "'); DROP TABLE feedapi_cursors; --",
+    "placeholders": "%s %(x)s ? :x $1 {x} @p",
+    "json": '{"a": [1, "\\u0000", null]}',
+    "separators": "a:b|c;d,e=f&g#h*i[j]k",
+    "wide": "æøå ΑΒΓ 漢字 🎉 e\u0301 \u2028\u0085\ufeff",
+    "all printable ASCII": "".join(map(chr, range(0x20, 0x7F))),
+}
+
+
+def opening(partitions: Iterable[int] = (0,), cursor: str = "c") -> dict[int, Position]:
+    """Return the first positions of partitions."""
+    return {partition: Position(f"{cursor}{partition}") for partition in partitions}
+
+
+def advanced(positions: Mapping[int, Position], cursor: str = "d") -> dict[int, Position]:
+    """Return the positions that follow these."""
+    return {
+        partition: position.advance(f"{cursor}{partition}")
+        for partition, position in positions.items()
+    }

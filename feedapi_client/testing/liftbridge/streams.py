@@ -1,0 +1,187 @@
+"""The streams of the stand-in broker: messages, cursors, and what is accepted. No network."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from nats.aio.subscription import Subscription
+
+from feedapi_client.liftbridge.envelope import AckError
+from feedapi_client.liftbridge.messages_pb2 import Ack, Message
+from feedapi_client.liftbridge.stream import ANY_OFFSET, REPLICATION_LIMIT, Stream
+
+
+class BrokerFault(StrEnum):
+    """What goes wrong with one publish."""
+
+    LOSE = "lose"
+    """Not stored and not acked."""
+    DROP_ACK = "drop-ack"
+    """Stored and not acked."""
+    DOUBLE_ACK = "double-ack"
+    """Acked twice."""
+    FOREIGN_ACK = "foreign-ack"
+    """Before the ack comes one for another stream with the same correlation id."""
+    UNKNOWN_ACK = "unknown-ack"
+    """Before the ack comes one with an unknown correlation id."""
+    GARBAGE = "garbage"
+    """Before the ack come bytes that aren't an envelope."""
+    REFUSE = "refuse"
+    """Not stored, acked with the error UNKNOWN."""
+    ENCRYPTION = "encryption"
+    """Not stored, acked with the error ENCRYPTION."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message in a partition. An opaque one arrived without an envelope and has only a value."""
+
+    offset: int
+    value: bytes
+    key: bytes = b""
+    headers: dict[str, bytes] = field(default_factory=dict)
+    timestamp: int = 0
+    subject: str = ""
+    opaque: bool = False
+
+
+@dataclass(slots=True)
+class BrokerStream:
+    """A stream of the stand-in broker: its configuration and the messages of its partitions."""
+
+    stream: Stream
+    concurrency_control: bool
+    max_message_bytes: int
+    partitions: list[list[StoredMessage]]
+    first_offset: list[int]
+    changed: asyncio.Condition
+    subscriptions: list[Subscription] = field(default_factory=list)
+
+
+class BrokerStreams:
+    """The streams of a broker by name, and its cursors by stream, partition and cursor id."""
+
+    def __init__(self) -> None:
+        self.streams: dict[str, BrokerStream] = {}
+        self.cursors: dict[tuple[str, int, str], int] = {}
+
+    async def create_stream(
+        self,
+        name: str,
+        subject: str = "",
+        partitions: int = 1,
+        *,
+        concurrency_control: bool = False,
+        max_message_bytes: int = REPLICATION_LIMIT,
+    ) -> BrokerStream:
+        """Create a stream. Raises ValueError when there is one of that name."""
+        if name in self.streams:
+            raise ValueError(f"there is a stream {name}")
+        self.streams[name] = BrokerStream(
+            Stream(name, subject, partitions),
+            concurrency_control,
+            max_message_bytes,
+            [[] for _ in range(partitions)],
+            [0] * partitions,
+            asyncio.Condition(),
+        )
+        return self.streams[name]
+
+    async def delete_stream(self, name: str) -> None:
+        """Delete a stream and its messages. Raises KeyError when there is none."""
+        stream = self.streams.pop(name)
+        async with stream.changed:
+            stream.changed.notify_all()
+
+    def messages(self, stream: str, partition: int = 0) -> list[StoredMessage]:
+        """Return the messages of a partition, oldest first."""
+        return self.streams[stream].partitions[partition]
+
+    def expire(self, stream: str, partition: int, before: int) -> None:
+        """Drop the messages with offsets below `before`, as retention does."""
+        broker_stream = self.streams[stream]
+        broker_stream.first_offset[partition] = before
+        messages = broker_stream.partitions[partition]
+        messages[:] = [message for message in messages if message.offset >= before]
+
+    def next_offset(self, stream: str, partition: int = 0) -> int:
+        """Return the offset that the next message of a partition gets."""
+        broker_stream = self.streams[stream]
+        return broker_stream.first_offset[partition] + len(broker_stream.partitions[partition])
+
+    async def accept(
+        self,
+        stream: BrokerStream,
+        partition: int,
+        subject: str,
+        message: Message,
+        size: int,
+        fault: BrokerFault | None = None,
+    ) -> Ack:
+        """Check and store a message of `size` bytes as a broker does.
+
+        Returns: the ack, which says whether it was stored, and at which offset.
+        """
+        ack = Ack(
+            stream=stream.stream.name,
+            partitionSubject=stream.stream.subject_of(partition),
+            msgSubject=subject,
+            ackInbox=message.ackInbox,
+            correlationId=message.correlationId,
+            ackPolicy=message.ackPolicy,
+            receptionTimestamp=time.time_ns(),
+        )
+        if error := self._refusal(stream, partition, message, size, fault):
+            ack.ackError = Ack.Error.Name(error)  # type: ignore[assignment]
+        else:
+            ack.offset = await self.store(
+                stream, partition, _stored(message, subject, ack.receptionTimestamp)
+            )
+            ack.commitTimestamp = time.time_ns()
+        return ack
+
+    def _refusal(
+        self,
+        stream: BrokerStream,
+        partition: int,
+        message: Message,
+        size: int,
+        fault: BrokerFault | None,
+    ) -> AckError:
+        if fault is BrokerFault.REFUSE:
+            return AckError.UNKNOWN
+        if fault is BrokerFault.ENCRYPTION:
+            return AckError.ENCRYPTION
+        if size > stream.max_message_bytes:
+            return AckError.TOO_LARGE
+        if stream.concurrency_control and message.offset not in (
+            ANY_OFFSET,
+            self.next_offset(stream.stream.name, partition),
+        ):
+            return AckError.INCORRECT_OFFSET
+        return AckError.OK
+
+    async def store(self, stream: BrokerStream, partition: int, message: StoredMessage) -> int:
+        """Append a message without any check, and return its offset."""
+        offset = self.next_offset(stream.stream.name, partition)
+        stored = StoredMessage(
+            offset,
+            message.value,
+            message.key,
+            message.headers,
+            message.timestamp or time.time_ns(),
+            message.subject,
+            message.opaque,
+        )
+        stream.partitions[partition].append(stored)
+        async with stream.changed:
+            stream.changed.notify_all()
+        return offset
+
+
+def _stored(message: Message, subject: str, timestamp: int) -> StoredMessage:
+    headers = {**message.headers, "subject": subject.encode(), "reply": b""}
+    return StoredMessage(0, message.value, message.key, headers, timestamp, subject)

@@ -1,0 +1,68 @@
+"""When a fault applies. The faults themselves are in `feedapi_client.testing.faults`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from feedapi_client.testing.publisher.requests import Request
+from feedapi_client.testing.publisher.responses import Response
+
+if TYPE_CHECKING:
+    from feedapi_client.testing.publisher.publisher import Publisher
+
+FaultTarget = Literal["fetch", "discovery", "any"]
+
+
+class Fault(Protocol):
+    """Changes the response to a request. Called with the publisher's lock held."""
+
+    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+        """Return the response to send: the given one, changed or not, or another one."""
+        ...
+
+
+class FaultRule:
+    """A fault and when it applies, as `Publisher.fail` returns it.
+
+    `hits` counts how often it applied.
+    """
+
+    def __init__(
+        self, fault: Fault, *, on: FaultTarget, partition: int | None, times: int | None, after: int
+    ) -> None:
+        if on not in ("fetch", "discovery", "any"):
+            raise ValueError(f"on must be fetch, discovery or any, not {on!r}")
+        self.fault = fault
+        self.on = on
+        self.partition = partition
+        self.times = times
+        self.after = after
+        self.hits = 0
+
+    @property
+    def live(self) -> bool:
+        """Whether it may still apply."""
+        return self.times is None or self.hits < self.times
+
+    def remove(self) -> None:
+        """Let it apply no more."""
+        self.times = self.hits
+
+    def applies_to(self, request: Request) -> bool:
+        """Return whether it applies to this request, and count the request."""
+        kinds = ("fetch", "discovery") if self.on == "any" else (self.on,)
+        if not self.live or request.kind not in kinds:
+            return False
+        if self.partition is not None and request.partition != self.partition:
+            return False
+        if self.after > 0:
+            self.after -= 1
+            return False
+        self.hits += 1
+        return True
+
+    def __repr__(self) -> str:
+        return (
+            f"<FaultRule {self.fault} on {self.on}, partition {self.partition},"
+            f" {self.hits} of {self.times}>"
+        )

@@ -1,0 +1,102 @@
+"""The traffic of a publisher: its requests, its counters, and the rules of its faults."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from threading import RLock
+
+import anyio
+
+from feedapi_client.testing.publisher.faults import as_fault
+from feedapi_client.testing.publisher.faults.rules import Fault, FaultRule, FaultTarget
+from feedapi_client.testing.publisher.requests import Request
+
+KEPT_REQUESTS = 20_000
+
+
+class Traffic:
+    """Records requests, and applies the rules of faults to them.
+
+    It is a base of `Publisher`, whose lock it uses.
+    """
+
+    lock: RLock
+
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+        self.in_flight = 0
+        self.max_in_flight = 0
+        self.bytes_sent = 0
+        self._rules: list[FaultRule] = []
+        self._requests: deque[Request] = deque(maxlen=KEPT_REQUESTS)
+
+    def fail(
+        self,
+        fault: int | Fault,
+        *,
+        on: FaultTarget = "fetch",
+        partition: int | None = None,
+        times: int | None = 1,
+        after: int = 0,
+    ) -> FaultRule:
+        """Let requests fail.
+
+        Arguments:
+            fault: What goes wrong; an int is an error status.
+            on: The requests concerned: ``fetch``, ``discovery`` or ``any``.
+            partition: Only fetches of this partition.
+            times: How many requests fail; None: all from now on.
+            after: How many matching requests are answered as usual first.
+        """
+        rule = FaultRule(as_fault(fault), on=on, partition=partition, times=times, after=after)
+        with self.lock:
+            self._rules.append(rule)
+        return rule
+
+    def heal(self) -> None:
+        """Remove all faults."""
+        with self.lock:
+            self._rules.clear()
+
+    @property
+    def faults(self) -> list[FaultRule]:
+        """The faults that may still apply."""
+        with self.lock:
+            return [rule for rule in self._rules if rule.live]
+
+    @property
+    def requests(self) -> list[Request]:
+        """The requests so far, oldest first (the last 20,000)."""
+        with self.lock:
+            return list(self._requests)
+
+    def clear_requests(self) -> None:
+        """Forget the requests and counters."""
+        with self.lock:
+            self._requests.clear()
+            self.counters.clear()
+            self.max_in_flight, self.bytes_sent = self.in_flight, 0
+
+    async def wait(self, predicate: Callable[[], object], timeout: float = 10.0) -> None:
+        """Wait until `predicate()` is true. Raises TimeoutError after `timeout` seconds."""
+        with anyio.fail_after(timeout):
+            while not predicate():  # noqa: ASYNC110 - any predicate, over state of any thread
+                await anyio.sleep(0.002)
+
+    def record_request(self, request: Request) -> FaultRule | None:
+        """Record a request and return the fault that applies to it, if any.
+
+        The caller holds the lock.
+        """
+        self._requests.append(request)
+        self.counters[request.kind] += 1
+        applied = next((rule for rule in self._rules if rule.applies_to(request)), None)
+        self._rules = [rule for rule in self._rules if rule.live]
+        return applied
+
+    def count_in_flight(self, change: int) -> None:
+        """Record that a response begins (1) or ends (-1)."""
+        with self.lock:
+            self.in_flight += change
+            self.max_in_flight = max(self.max_in_flight, self.in_flight)

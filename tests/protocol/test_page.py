@@ -1,0 +1,521 @@
+"""The rules of one response, on `PageReader` alone: no HTTP, no runtime."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from feedapi_client.errors import (
+    BufferLimitError,
+    FeedError,
+    LineTooLongError,
+    NoProgressError,
+    ProtocolError,
+    TornResponseError,
+)
+from feedapi_client.protocol import fast_lines
+from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
+from feedapi_client.protocol.dialects import DIALECTS
+from feedapi_client.protocol.page import Outcome, PageReader, Progress
+
+FEED = "https://service/feed"
+ASKED = "asked"
+
+
+def reader(
+    *,
+    asked: str = ASKED,
+    closed: bool = False,
+    progress: Progress | None = None,
+    max_unclosed_bytes: int = 1 << 20,
+    max_line_bytes: int = 1 << 16,
+) -> PageReader:
+    decoder = PageDecoder(
+        DIALECTS["v2-token"], feed=FEED, partition=2, max_line_bytes=max_line_bytes
+    )
+    return PageReader(
+        decoder,
+        feed=FEED,
+        partition=2,
+        asked=asked,
+        closed=closed,
+        progress=progress,
+        max_unclosed_bytes=max_unclosed_bytes,
+    )
+
+
+def event(number: int) -> bytes:
+    return b'{"data":{"n":%d}}\n' % number
+
+
+def checkpoint(cursor: str) -> bytes:
+    return b'{"cursor":"%s"}\n' % cursor.encode()
+
+
+def shown(batches: Sequence[CheckpointedEvents]) -> list[tuple[list[int], str]]:
+    return [([event.json()["n"] for event in batch.events], batch.cursor) for batch in batches]
+
+
+class TestBatches:
+    def test_r03_what_a_chunk_closes_is_one_batch(self) -> None:
+        page = reader()
+        chunk = event(1) + checkpoint("a") + event(2) + checkpoint("b") + event(3)
+        assert shown(page.feed(chunk)) == [([1, 2], "b")]
+        assert page.cursor == page.last_checkpoint == "b"
+
+    def test_r03_events_wait_for_their_checkpoint_over_chunks(self) -> None:
+        page = reader()
+        assert page.feed(event(1)) == []
+        assert page.feed(event(2)[:5]) == []
+        assert shown(page.feed(event(2)[5:] + checkpoint("a"))) == [([1, 2], "a")]
+
+    def test_r03_events_behind_the_last_checkpoint_are_never_given(self) -> None:
+        page = reader()
+        assert shown(page.feed(event(1) + checkpoint("a") + event(2))) == [([1], "a")]
+        assert page.finish() == ([], Outcome.PROGRESS)
+        assert page.rest() == []
+
+    def test_r03_a_batch_may_hold_no_event(self) -> None:
+        assert shown(reader().feed(checkpoint("a"))) == [([], "a")]
+
+    def test_r03_a_checkpoint_that_repeats_the_one_before_gives_nothing(self) -> None:
+        page = reader()
+        page.feed(event(1) + checkpoint("a"))
+        assert page.feed(checkpoint("a")) == []
+
+    def test_r03_a_last_line_without_newline_counts_when_the_response_is_complete(self) -> None:
+        page = reader()
+        assert page.feed(event(1) + checkpoint("a")[:-1]) == []
+        finished = page.finish()
+        assert shown(finished.batches) == [([1], "a")]
+        assert finished.outcome is Outcome.PROGRESS
+
+    def test_the_size_of_a_batch_is_what_it_took_in_the_response(self) -> None:
+        chunk = event(1) + checkpoint("a")
+        (batch,) = reader().feed(chunk + event(2))
+        assert batch.size == len(chunk)
+
+    def test_unknown_commands_are_counted(self) -> None:
+        page = reader()
+        page.feed(b'{"resync":true}\n' + event(1) + b"{}\n" + checkpoint("a"))
+        assert page.unknown_commands == 2
+
+    def test_it_knows_what_it_was_asked(self) -> None:
+        page = reader(asked="x", closed=True)
+        assert (page.asked, page.closed, page.cursor, page.last_checkpoint) == (
+            "x",
+            True,
+            "x",
+            None,
+        )
+
+    def test_the_repr_shows_where_it_stands(self) -> None:
+        page = reader()
+        page.feed(checkpoint("a") + event(1))
+        assert repr(page) == (
+            f"<PageReader of partition 2: asked 'asked', at 'a', {len(event(1))} bytes unclosed>"
+        )
+
+
+class TestHeldEvents:
+    """R13: events with the cursor asked with would come again."""
+
+    def test_r13_events_with_the_cursor_asked_with_are_held(self) -> None:
+        page = reader()
+        chunk = event(1) + checkpoint(ASKED)
+        assert page.feed(chunk) == []
+        assert page.held is not None
+        assert shown([page.held]) == [([1], ASKED)]
+        assert page.held.size == page.unclosed_bytes == len(chunk)
+        assert (page.cursor, page.last_checkpoint) == (ASKED, ASKED)
+
+    def test_r13_held_events_are_given_when_a_later_checkpoint_moves(self) -> None:
+        page = reader()
+        chunk = event(1) + checkpoint(ASKED) + event(2) + checkpoint("b")
+        assert page.feed(event(1) + checkpoint(ASKED)) == []
+        (batch,) = page.feed(event(2) + checkpoint("b"))
+        assert shown([batch]) == [([1, 2], "b")]
+        assert batch.size == len(chunk)
+        assert page.held is None
+
+    def test_r13_events_that_stay_held_are_dropped_and_are_no_progress(self) -> None:
+        page = reader()
+        page.feed(event(1) + checkpoint(ASKED))
+        assert page.finish() == ([], Outcome.NO_PROGRESS)
+        assert page.rest() == []
+
+    def test_r13_what_is_behind_the_repeated_cursor_is_not_held_by_it(self) -> None:
+        page = reader()
+        page.feed(event(1) + checkpoint(ASKED) + event(2))
+        assert page.held is not None
+        assert shown([page.held]) == [([1], ASKED)]
+
+    def test_a_repeated_cursor_without_events_holds_nothing(self) -> None:
+        page = reader()
+        assert page.feed(checkpoint(ASKED)) == []
+        assert page.held is None
+
+    @pytest.mark.parametrize("together", [True, False])
+    def test_r13_a_cursor_that_returns_to_the_one_asked_with_takes_nothing_back(
+        self, together: bool
+    ) -> None:
+        lines = [event(1), checkpoint("b"), checkpoint(ASKED), event(2), checkpoint(ASKED)]
+        page = reader()
+        batches = [
+            b for chunk in ([b"".join(lines)] if together else lines) for b in page.feed(chunk)
+        ]
+        assert shown(batches) == [([1], "b")]
+        assert (page.cursor, page.last_checkpoint) == ("b", ASKED)
+        assert page.held is not None
+        assert shown([page.held]) == [([2], ASKED)]
+        assert page.finish() == ([], Outcome.PROGRESS)
+
+
+class TestOutcome:
+    def test_r06_no_event_and_the_cursor_asked_with_is_the_end(self) -> None:
+        for closed in (True, False):
+            page = reader(closed=closed)
+            page.feed(checkpoint(ASKED))
+            assert page.finish() == ([], Outcome.END)
+
+    def test_r06_no_line_at_all_is_the_end_of_an_open_partition_only(self) -> None:
+        assert reader(closed=False).finish().outcome is Outcome.END
+        assert reader(closed=True).finish().outcome is Outcome.NO_PROGRESS
+
+    def test_r13_events_without_a_checkpoint_are_no_progress(self) -> None:
+        page = reader()
+        page.feed(event(1))
+        assert page.finish().outcome is Outcome.NO_PROGRESS
+
+    def test_r13_an_empty_page_that_moves_the_cursor_is_progress(self) -> None:
+        page = reader(closed=True)
+        page.feed(checkpoint("b"))
+        assert page.finish().outcome is Outcome.PROGRESS
+
+    def test_unknown_commands_alone_are_the_end_of_an_open_partition(self) -> None:
+        page = reader()
+        page.feed(b'{"resync":true}\n')
+        assert page.finish().outcome is Outcome.END
+
+
+def respond(progress: Progress, *lines: bytes, closed: bool = False) -> Outcome:
+    page = reader(progress=progress, closed=closed)
+    page.feed(b"".join(lines))
+    return page.finish().outcome
+
+
+class TestProgress:
+    def test_r13_the_limit_of_responses_without_progress_is_an_error(self) -> None:
+        progress = Progress(3)
+        for stuck in (1, 2):
+            assert respond(progress, event(1), checkpoint(ASKED)) is Outcome.NO_PROGRESS
+            assert progress.stuck == stuck
+        with pytest.raises(NoProgressError) as caught:
+            respond(progress, event(1), checkpoint(ASKED))
+        assert str(caught.value) == (
+            f"feed {FEED}, partition 2: 3 responses in a row brought events and no new cursor"
+        )
+
+    def test_r13_silence_of_a_closed_partition_has_words_of_its_own(self) -> None:
+        progress = Progress(2)
+        assert respond(progress, closed=True) is Outcome.NO_PROGRESS
+        with pytest.raises(NoProgressError, match="2 responses in a row of a closed partition"):
+            respond(progress, closed=True)
+
+    @pytest.mark.parametrize(
+        "lines",
+        [[event(1), checkpoint("b")], [checkpoint("b")], [checkpoint(ASKED)], []],
+        ids=["events", "moved", "end", "nothing"],
+    )
+    def test_r13_progress_or_an_end_starts_the_count_anew(self, lines: list[bytes]) -> None:
+        progress = Progress(2)
+        for _ in range(3):
+            assert respond(progress, event(1)) is Outcome.NO_PROGRESS
+            respond(progress, *lines)
+            assert progress.stuck == 0
+
+    def test_r13_a_response_that_breaks_off_after_a_checkpoint_starts_the_count_anew(self) -> None:
+        progress = Progress(2)
+        respond(progress, event(1))
+        torn = reader(progress=progress)
+        torn.feed(event(1) + checkpoint("b") + b"oops\n")
+        with pytest.raises(TornResponseError):
+            torn.check()
+        assert progress.stuck == 0
+
+    def test_r13_a_response_that_breaks_off_without_a_checkpoint_does_not_count(self) -> None:
+        progress = Progress(2)
+        respond(progress, event(1))
+        torn = reader(progress=progress)
+        torn.feed(event(1) + checkpoint(ASKED) + b"oops\n")
+        with pytest.raises(TornResponseError):
+            torn.finish()
+        assert progress.stuck == 1
+
+    def test_empty_responses_that_move_the_cursor_are_counted_in_a_row(self) -> None:
+        progress = Progress(2)
+        for empty in (1, 2, 3):
+            respond(progress, checkpoint(f"c{empty}"))
+            assert progress.empty == empty
+        respond(progress, checkpoint(ASKED))
+        assert progress.empty == 3
+        respond(progress, event(1), checkpoint("d"))
+        assert progress.empty == 0
+
+    def test_without_counts_no_response_is_one_too_many(self) -> None:
+        for _ in range(100):
+            page = reader()
+            page.feed(event(1))
+            assert page.finish().outcome is Outcome.NO_PROGRESS
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("line", "kind"),
+        [
+            (b"oops\n", TornResponseError),
+            (b'{"data":7}\n', ProtocolError),
+            (b'{"cursor":""}\n', TornResponseError),
+            (b'{"data":"' + b"x" * 200 + b'"}\n', LineTooLongError),
+        ],
+    )
+    def test_a_fault_takes_no_batch_before_it_along(
+        self, line: bytes, kind: type[FeedError]
+    ) -> None:
+        page = reader(max_line_bytes=100)
+        page.check()
+        chunk = event(1) + checkpoint("a") + event(2) + line + event(3) + checkpoint("c")
+        assert shown(page.feed(chunk)) == [([1], "a")]
+        for _ in range(2):
+            with pytest.raises(kind):
+                page.check()
+            with pytest.raises(kind):
+                page.finish()
+            assert page.feed(event(4) + checkpoint("d")) == []
+        assert page.rest() == []
+        assert page.cursor == "a"
+
+    def test_r03_a_torn_last_line_is_an_error_and_takes_nothing_along(self) -> None:
+        progress = Progress(1)
+        page = reader(progress=progress)
+        assert shown(page.feed(event(1) + checkpoint("a") + event(2)[:-4])) == [([1], "a")]
+        with pytest.raises(TornResponseError, match="ended in the middle of a line"):
+            page.finish()
+        with pytest.raises(TornResponseError):
+            page.check()
+        assert page.rest() == []
+
+
+class TestBound:
+    def test_r03_the_bytes_without_a_checkpoint_are_bounded(self) -> None:
+        limit = 3 * len(event(1))
+        page = reader(max_unclosed_bytes=limit)
+        for number in (1, 2, 3):
+            assert page.feed(event(number)) == []
+            page.check()
+        assert page.unclosed_bytes == limit
+        page.feed(b"{")
+        with pytest.raises(BufferLimitError) as caught:
+            page.check()
+        assert f"{limit + 1} bytes came without a checkpoint" in str(caught.value)
+        assert f"Limits.max_buffered_bytes is {limit}" in str(caught.value)
+        assert str(caught.value).startswith(f"feed {FEED}, partition 2: ")
+
+    def test_r03_a_checkpoint_makes_room(self) -> None:
+        page = reader(max_unclosed_bytes=2 * len(event(1)))
+        for number in range(10):
+            page.feed(event(number))
+            page.feed(checkpoint(str(number)))
+            page.check()
+            assert page.unclosed_bytes == 0
+
+    def test_r03_a_repeated_cursor_makes_no_room(self) -> None:
+        page = reader(max_unclosed_bytes=100)
+        for number in range(10):
+            page.feed(event(number) + checkpoint(ASKED))
+        with pytest.raises(BufferLimitError):
+            page.check()
+
+    def test_r03_batches_before_the_bound_count(self) -> None:
+        page = reader(max_unclosed_bytes=10)
+        assert shown(page.feed(event(1) + checkpoint("a") + event(2))) == [([1], "a")]
+        with pytest.raises(BufferLimitError):
+            page.finish()
+
+
+# ---------------------------------------------------------------------- any response
+
+Line = int | str | None  # an event's number, a checkpoint's cursor, an unknown command
+
+lines_of_a_response = st.lists(
+    st.one_of(st.integers(0, 99), st.sampled_from([ASKED, "a", "b", "c"]), st.none()), max_size=14
+)
+cuts = st.lists(st.integers(0, 10_000), max_size=8)
+
+
+def encoded(lines: list[Line]) -> bytes:
+    return b"".join(
+        b'{"resync":true}\n'
+        if line is None
+        else event(line)
+        if isinstance(line, int)
+        else checkpoint(line)
+        for line in lines
+    )
+
+
+class Reading(NamedTuple):
+    """Everything that must not depend on the chunks."""
+
+    events: list[int]
+    cursor: str
+    outcome: Outcome | type[FeedError]
+    held: list[tuple[list[int], str]]
+    unclosed_bytes: int
+    last_checkpoint: str | None
+    unknown_commands: int
+
+
+def read(page: PageReader, chunks: list[bytes]) -> Reading:
+    batches: list[CheckpointedEvents] = []
+    outcome: Outcome | type[FeedError]
+    for chunk in chunks:
+        batches += page.feed(chunk)
+    try:
+        finished = page.finish()
+    except FeedError as error:
+        outcome = type(error)
+    else:
+        batches += finished.batches
+        outcome = finished.outcome
+    batches += page.rest()
+    assert page.cursor == (batches[-1].cursor if batches else page.asked)
+    assert all(batch.cursor != page.asked for batch in batches)
+    return Reading(
+        [number for numbers, _ in shown(batches) for number in numbers],
+        page.cursor,
+        outcome,
+        shown([page.held]) if page.held else [],
+        page.unclosed_bytes,
+        page.last_checkpoint,
+        page.unknown_commands,
+    )
+
+
+def chunked(body: bytes, places: list[int]) -> list[bytes]:
+    ends = [0, *sorted(place % (len(body) + 1) for place in places), len(body)]
+    return [body[start:end] for start, end in pairwise(ends)]
+
+
+def expected(lines: list[Line], *, closed: bool) -> Reading:
+    """The rules once more, on whole lines."""
+    moving = [at for at, line in enumerate(lines) if isinstance(line, str) and line != ASKED]
+    cut = moving[-1] + 1 if moving else 0
+    repeated = [at for at, line in enumerate(lines) if line == ASKED and at >= cut]
+    held = [n for n in lines[cut : repeated[-1]] if isinstance(n, int)] if repeated else []
+    cursors = [line for line in lines if isinstance(line, str)]
+    if moving:
+        outcome = Outcome.PROGRESS
+    elif any(isinstance(line, int) for line in lines) or (closed and not cursors):
+        outcome = Outcome.NO_PROGRESS
+    else:
+        outcome = Outcome.END
+    return Reading(
+        [line for line in lines[:cut] if isinstance(line, int)],
+        str(lines[cut - 1]) if cut else ASKED,
+        outcome,
+        [(held, ASKED)] if held else [],
+        len(encoded(lines[cut:])),
+        cursors[-1] if cursors else None,
+        lines.count(None),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@example([1, "b", ASKED], [18], True, True)
+@given(lines_of_a_response, cuts, st.booleans(), st.booleans())
+def test_any_chunking_gives_the_same_events_and_outcome(
+    lines: list[Line], places: list[int], closed: bool, fast: bool
+) -> None:
+    body = encoded(lines)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fast_lines, "_SMALL", 0 if fast else 1 << 20)
+        readings = [
+            read(reader(closed=closed), chunks)
+            for chunks in ([body], chunked(body, places), [bytes([byte]) for byte in body])
+        ]
+    assert readings == [expected(lines, closed=closed)] * 3
+
+
+@settings(max_examples=300, deadline=None)
+@given(lines_of_a_response, cuts, st.integers(0, 10_000))
+def test_of_a_torn_response_a_prefix_closed_by_a_checkpoint_is_given(
+    lines: list[Line], places: list[int], end: int
+) -> None:
+    whole = encoded(lines)
+    body = whole[: end % (len(whole) + 1)]
+    progress = Progress(1)
+    progress.stuck = 1
+    page = reader(progress=progress)
+    batches = [batch for chunk in chunked(body, places) for batch in page.feed(chunk)]
+    complete = lines[: body.count(b"\n")]
+    given_up_to = expected(complete, closed=False)
+    assert [n for numbers, _ in shown(batches) for n in numbers] == given_up_to.events
+    assert page.cursor == given_up_to.cursor
+    assert page.rest() == []
+    assert progress.stuck == (0 if batches else 1)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                (Outcome.PROGRESS, event(1) + checkpoint("b")),
+                (Outcome.PROGRESS, checkpoint("b")),
+                (Outcome.END, checkpoint(ASKED)),
+                (Outcome.NO_PROGRESS, event(1)),
+                (Outcome.NO_PROGRESS, event(1) + checkpoint(ASKED)),
+            ]
+        ),
+        max_size=20,
+    ),
+    st.integers(1, 4),
+)
+def test_only_responses_without_progress_in_a_row_are_an_error(
+    responses: list[tuple[Outcome, bytes]], limit: int
+) -> None:
+    progress, stuck = Progress(limit), 0
+    for outcome, body in responses:
+        stuck = stuck + 1 if outcome is Outcome.NO_PROGRESS else 0
+        page = reader(progress=progress)
+        page.feed(body)
+        if stuck >= limit:
+            with pytest.raises(NoProgressError, match=f"{stuck} responses in a row"):
+                page.finish()
+        else:
+            assert page.finish().outcome is outcome
+        assert progress.stuck == stuck
+
+
+@settings(max_examples=200, deadline=None)
+@given(lines_of_a_response, cuts, st.integers(1, 80))
+def test_never_more_is_kept_than_the_bound_and_one_chunk(
+    lines: list[Line], places: list[int], limit: int
+) -> None:
+    page = reader(max_unclosed_bytes=limit)
+    for chunk in chunked(encoded(lines), places):
+        before = page.unclosed_bytes
+        page.feed(chunk)
+        assert page.unclosed_bytes <= before + len(chunk)
+        try:
+            page.check()
+        except BufferLimitError:
+            assert page.unclosed_bytes > limit
+            return
+        assert page.unclosed_bytes <= limit

@@ -1,0 +1,113 @@
+"""A Spark driver in a process of its own.
+
+``python -m tests.spark.driver '{"master": ..., "url": ...}'`` runs one query, to be killed. Its
+sink ``parquet`` is Spark's own. ``foreach`` writes each batch under its number, in place of an
+earlier attempt. ``die`` ends the process with SIGKILL in batch ``at``: "read" (fetched and staged,
+nothing written), "written" (before Spark commits the batch), or "next" (after that).
+
+``python -m tests.spark.driver --serve MASTER`` starts the queries that it reads from its standard
+input, one a line; an empty line stops them. It answers each line with one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any
+
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tests.spark.refetching import RefetchingSource
+from tests.spark.sessions import session
+
+_SLOW_WORKER = "failed to connect back"
+"""Spark gives a Python worker ten seconds to start. No setting changes that."""
+
+
+def end_with_parent() -> None:
+    """End when the test run is gone."""
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(1)
+    end()
+
+
+def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
+    stream = spark.readStream.format(given["format"]).options(**given["options"]).load()
+    writer = stream.writeStream.option("checkpointLocation", given["checkpoint"])
+    if given["sink"] == "parquet":
+        writer = writer.format("parquet").option("path", given["output"])
+    else:
+        writer = writer.foreachBatch(lambda batch, number: write(given, batch, number))
+    trigger = {"availableNow": True} if given.get("finish") else {"processingTime": "0 seconds"}
+    return writer.trigger(**trigger).start()
+
+
+def run(spark: SparkSession, given: dict[str, Any]) -> None:
+    """Run the query to its end. Start it again when a Python worker was too slow."""
+    while True:
+        try:
+            start(spark, given).awaitTermination()
+        except StreamingQueryException as error:
+            if _SLOW_WORKER not in str(error):
+                raise
+        else:
+            return
+
+
+def serve(spark: SparkSession) -> None:
+    reply("ready")
+    for line in sys.stdin:
+        if line.strip():
+            given = json.loads(line)
+            threading.Thread(target=run, args=(spark, given), daemon=True).start()
+            reply("started")
+        else:
+            for query in spark.streams.active:
+                query.stop()
+            reply("stopped")
+
+
+def reply(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def write(given: dict[str, Any], batch: DataFrame, number: int) -> None:
+    at, die = given.get("at", -1), given.get("die")
+    if die == "next" and number == at + 1:
+        end()
+    if die == "read" and number == at:
+        batch.count()
+        end()
+    batch.write.mode("overwrite").parquet(f"{given['output']}/batch={number}")
+    if die == "written" and number == at:
+        end()
+
+
+def end() -> None:
+    os.killpg(0, signal.SIGKILL)
+    time.sleep(60)
+
+
+def main(arguments: list[str]) -> None:
+    threading.Thread(target=end_with_parent, daemon=True).start()
+    serving = arguments[0] == "--serve"
+    given = {"master": arguments[1]} if serving else json.loads(arguments[0])
+    spark = session(given["master"])
+    spark.dataSource.register(RefetchingSource)
+    if serving:
+        serve(spark)
+    else:
+        run(spark, given)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

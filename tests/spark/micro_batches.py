@@ -1,0 +1,134 @@
+"""Spark's micro-batch loop without a JVM: an offset log, a commit log, and crashes at any point."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from pyspark.sql.datasource import DataSourceStreamReader
+
+Row = dict[str, Any]
+
+
+class Crash(Exception):  # noqa: N818 - no error
+    """The driver process ends here."""
+
+
+class MicroBatchEngine:
+    """One query with an idempotent sink: `rows` by batch id.
+
+    `crash_at(point)` may raise `Crash` at "planned", "logged", "staged" and "sunk".
+    """
+
+    def __init__(
+        self,
+        make_reader: Callable[[], DataSourceStreamReader],
+        crash_at: Callable[[str], None] = lambda point: None,
+    ) -> None:
+        self._make = make_reader
+        self.crash_at = crash_at
+        self.offsets: dict[int, str] = {}
+        self.committed = -1
+        self.rows: dict[int, list[Row]] = {}
+        self.reread = 1
+        self.skip: Callable[[int], bool] = lambda batch: False
+        self.restart()
+
+    def restart(self) -> None:
+        """Start a new driver process."""
+        self.reader = self._make()
+
+    def trigger(self) -> bool:
+        """Trigger once. Return whether there was a batch.
+
+        A crash ends the process; the logs stay.
+        """
+        try:
+            return self._trigger()
+        except Crash:
+            self.restart()
+            return True
+
+    def run(self, triggers: int = 1000) -> None:
+        """Trigger until there is nothing new."""
+        idle = 0
+        for _ in range(triggers):
+            idle = 0 if self.trigger() else idle + 1
+            if idle == 3:
+                return
+            if idle:
+                time.sleep(0.005)  # longer than the pause between two probes
+        raise AssertionError("the query does not come to an end")
+
+    def available_now(self) -> None:
+        """Run with Trigger.AvailableNow: a new process that ends by itself."""
+        self.restart()
+        self.reader.prepareForTriggerAvailableNow()  # type: ignore[attr-defined]
+        self.run()
+
+    def _trigger(self) -> bool:
+        batch = self.committed + 1
+        start = json.loads(self.offsets[batch - 1]) if batch else self.reader.initialOffset()
+        if batch not in self.offsets:
+            end = self.reader.latestOffset(start, self.reader.getDefaultReadLimit())
+            self.crash_at("planned")
+            if json.dumps(end) == json.dumps(start):
+                return False
+            self.offsets[batch] = json.dumps(end)
+            self.crash_at("logged")
+            if batch:
+                self.reader.commit(json.loads(self.offsets[batch - 1]))
+        if not batch:
+            start = self.reader.initialOffset()  # Spark asks a second time
+        partitions = pickle.loads(
+            pickle.dumps(self.reader.partitions(start, json.loads(self.offsets[batch])))
+        )
+        if not self.skip(batch):
+            self._sink(batch, list(partitions))
+        self.committed = batch
+        return True
+
+    def _sink(self, batch: int, partitions: list[Any]) -> None:
+        executor = pickle.loads(pickle.dumps(self._make()))
+        for _ in range(self.reread):
+            rows = []
+            for partition in partitions:
+                rows += [row for arrow in executor.read(partition) for row in arrow.to_pylist()]
+                self.crash_at("staged")
+            assert batch not in self.rows or rows == self.rows[batch], (
+                f"batch {batch} differs from its first reading"
+            )
+            self.rows[batch] = rows
+        self.crash_at("sunk")
+
+    def all_rows(self) -> Iterator[Row]:
+        """Yield the rows of the batches in the sink."""
+        for batch in sorted(self.rows):
+            yield from self.rows[batch]
+
+
+def problems(rows: Iterable[Row], published: Iterable[dict[str, Any]]) -> list[str]:
+    """Return what is lost, doubled, or out of order within an entity by ``(depth, sequence)``.
+
+    Events are ``{"entity", "n"}``.
+    """
+    found: list[str] = []
+    seen: Counter[tuple[str, int]] = Counter()
+    order: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+    for row in rows:
+        event = json.loads(row["data"])
+        seen[event["entity"], event["n"]] += 1
+        order[event["entity"]].append((row["depth"], row["sequence"], event["n"]))
+    expected = {(event["entity"], event["n"]) for event in published}
+    found += [f"lost {event}" for event in sorted(expected - seen.keys())]
+    found += [f"unknown {event}" for event in sorted(seen.keys() - expected)]
+    found += [f"{count} times {event}" for event, count in sorted(seen.items()) if count > 1]
+    for entity, places in sorted(order.items()):
+        numbers = [n for _, _, n in sorted(places)]
+        if numbers != sorted(numbers):
+            found.append(f"order of {entity}: {numbers}")
+    return found

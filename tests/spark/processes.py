@@ -1,0 +1,113 @@
+"""The processes of a Spark driver: start, look up, kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import IO, Any
+
+ROOT = Path(__file__).parents[2]
+
+
+class DriverProcess:
+    """``python -m tests.spark.driver`` in a session of its own. What it writes goes to `log`."""
+
+    def __init__(self, arguments: list[str], log: Path, **pipes: Any) -> None:
+        self._log = log
+        environment = {
+            **os.environ,
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": str(ROOT),
+            "SPARK_LOCAL_IP": "127.0.0.1",
+        }
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.spark.driver", *arguments],
+                cwd=ROOT,
+                env=environment,
+                stderr=output,
+                start_new_session=True,
+                **{"stdout": output, **pipes},
+            )
+
+    @property
+    def running(self) -> bool:
+        return self._process.poll() is None
+
+    def wait(self, timeout: float) -> int:
+        """Wait until it ends and return its exit code."""
+        return self._process.wait(timeout)
+
+    def log(self) -> str:
+        """The end of its log."""
+        return self._log.read_text(errors="replace")[-4000:]
+
+    def kill(self) -> None:
+        """Send SIGKILL to the driver, its JVM, the executors and the Python workers."""
+        for pid in self._session():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def executors(self) -> list[int]:
+        """The executors' JVMs."""
+        found = []
+        for pid in self._session():
+            with suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+                if "CoarseGrainedExecutorBackend" in command:
+                    found.append(pid)
+        return found
+
+    def _session(self) -> list[int]:
+        """Its processes. Python workers have a process group of their own, but the same session."""
+        leader, found = self._process.pid, []
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            with suppress(OSError):
+                if int(stat.read_text(errors="replace").rpartition(")")[2].split()[3]) == leader:
+                    found.append(int(stat.parent.name))
+        return found
+
+
+class ClusterDriver(DriverProcess):
+    """A driver that runs one query after the other, with executors in JVMs of their own."""
+
+    def __init__(self, log: Path) -> None:
+        from tests.spark.sessions import CLUSTER
+
+        super().__init__(
+            ["--serve", CLUSTER], log, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._expect("ready")
+
+    def start(self, query: dict[str, Any]) -> None:
+        """Start a query."""
+        self._send(json.dumps(query), "started")
+
+    def stop(self) -> None:
+        """Stop all queries."""
+        self._send("", "stopped")
+
+    def kill(self) -> None:
+        super().kill()
+        self._pipe("stdin").close()
+        self._pipe("stdout").close()
+
+    def _send(self, line: str, reply: str) -> None:
+        pipe = self._pipe("stdin")
+        pipe.write(f"{line}\n")
+        pipe.flush()
+        self._expect(reply)
+
+    def _expect(self, reply: str) -> None:
+        line = self._pipe("stdout").readline()
+        assert line.strip() == reply, f"{line!r} instead of {reply}: {self.log()}"
+
+    def _pipe(self, name: str) -> IO[str]:
+        pipe: IO[str] = getattr(self._process, name)
+        return pipe

@@ -1,0 +1,61 @@
+"""How the tests start Spark."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from feedapi_client.spark import FeedDataSource
+
+ROOT = Path(__file__).parents[2]
+LOCAL = "local[2,8]"
+"""Two threads. A task is tried eight times, because a worker that starts slowly fails it."""
+CLUSTER = "local-cluster[2,1,1024]"
+"""Two executors in JVMs of their own."""
+
+_SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+_CONFIGURATION = {
+    "spark.ui.enabled": "false",
+    "spark.driver.memory": "600m",
+    "spark.executor.memory": "1024m",
+    "spark.driver.extraJavaOptions": _SMALL_JVM,
+    "spark.executor.extraJavaOptions": _SMALL_JVM,
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.streaming.numRecentProgressUpdates": "20",
+    "spark.task.maxFailures": "8",
+    # A busy machine is slow, not broken.
+    "spark.network.timeout": "600s",
+    "spark.python.authenticate.socketTimeout": "300s",
+}
+
+
+def session(master: str) -> SparkSession:
+    """Start a session with the source registered."""
+    builder: Any = SparkSession.builder.master(master)
+    builder = builder.config("spark.executorEnv.PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    for name, value in _CONFIGURATION.items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    spark.sparkContext.setLogLevel("ERROR")
+    spark.dataSource.register(FeedDataSource)
+    return spark
+
+
+@cache
+def local_session() -> SparkSession:
+    """The session of this process, started once, whichever module of tests asks first."""
+    os.environ.update(
+        PYSPARK_PYTHON=sys.executable,
+        SPARK_LOCAL_IP="127.0.0.1",
+        PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        FEEDAPI_TEST_TOKEN="s3cr3t-t0ken",
+    )
+    spark = session(LOCAL)
+    atexit.register(spark.stop)
+    return spark

@@ -1,0 +1,243 @@
+"""Real Spark and SIGKILL, of executors in JVMs of their own and of drivers.
+
+Every event is in the sink exactly once, in order within its entity.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from feedapi_client.testing import Publisher
+from tests.spark.conftest import needs_jvm
+from tests.spark.micro_batches import Row, problems
+from tests.spark.processes import ClusterDriver, DriverProcess
+from tests.spark.sessions import CLUSTER, LOCAL
+
+KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "4"))
+"""How often the driver is killed. The long run is FEEDAPI_SPARK_KILLS=50."""
+TIMEOUT = 600.0
+"""Seconds for one step: a safety net, not an expectation."""
+
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.slow,
+    pytest.mark.timeout(TIMEOUT * (2 + KILLS)),
+    needs_jvm,
+]
+
+
+@dataclass
+class KilledQuery:
+    """One query over several drivers."""
+
+    publisher: Publisher
+    folder: Path
+    sink: str
+    format: str = "feedapi"
+    master: str = CLUSTER
+    driver: DriverProcess | None = None
+    published: int = 0
+
+    def publish(self, count: int) -> None:
+        for n in range(self.published, self.published + count):
+            entity = f"e{n % 20}"
+            self.publisher.publish(entity, {"entity": entity, "n": n})
+        self.published += count
+
+    def given(self, **more: Any) -> dict[str, Any]:
+        return {
+            "master": self.master,
+            "format": self.format,
+            "sink": self.sink,
+            "options": {
+                "url": self.publisher.url,
+                "stagingLocation": (self.folder / "staging").as_uri(),
+                "maxEventsPerPartition": "400",
+                "maxPollInterval": "0.5",
+            },
+            "checkpoint": str(self.folder / "checkpoint"),
+            "output": str(self.folder / "output"),
+            **more,
+        }
+
+    def start(self, **more: Any) -> None:
+        """Start a driver of its own."""
+        self.driver = DriverProcess([json.dumps(self.given(**more))], self.folder / "log")
+
+    def start_in(self, cluster: ClusterDriver) -> None:
+        """Start it in a driver that is there already."""
+        self.driver = cluster
+        cluster.start(self.given())
+
+    def files(self, pattern: str) -> set[Path]:
+        return set(self.folder.glob(pattern))
+
+    def wait_for_file(self, pattern: str, known: set[Path]) -> None:
+        """Wait for a file that is not among the known ones."""
+        self.wait(lambda: self.files(pattern) - known)
+
+    def wait(self, reached: Callable[[], object]) -> None:
+        assert self.driver is not None
+        end = time.monotonic() + TIMEOUT
+        while not reached():
+            assert time.monotonic() < end, self.driver.log()
+            assert self.driver.running, f"the driver ended by itself: {self.driver.log()}"
+            time.sleep(0.002)
+
+    def wait_for_death(self) -> None:
+        """Wait until the driver has killed itself, and kill what it left."""
+        assert self.driver is not None
+        code = self.driver.wait(TIMEOUT)
+        assert code == -signal.SIGKILL, self.driver.log()
+        self.kill()
+
+    def kill(self) -> None:
+        if self.driver is not None:
+            self.driver.kill()
+
+    def finish(self) -> None:
+        """Start a last driver, which reads everything and ends."""
+        self.start(finish=True)
+        assert self.driver is not None
+        try:
+            assert self.driver.wait(TIMEOUT) == 0, self.driver.log()
+        finally:
+            self.kill()
+
+    def rows(self) -> Iterator[Row]:
+        """What a reader of the sink sees."""
+        output = self.folder / "output"
+        if self.sink == "parquet":
+            files = committed_files(output)
+        else:
+            files = sorted(output.glob("batch=*/*.parquet"))
+        for file in files:
+            yield from pq.ParquetFile(file).read().to_pylist()
+
+    def problems(self) -> list[str]:
+        return problems(self.rows(), self.publisher.payloads())
+
+
+def committed_files(output: Path) -> list[Path]:
+    """The files that Spark's file sink committed."""
+    paths = set()
+    for log in (output / "_spark_metadata").iterdir():
+        if log.name.split(".")[0].isdigit():
+            paths |= {json.loads(line)["path"] for line in log.read_text().splitlines()[1:]}
+    return [Path(path.removeprefix("file://")) for path in sorted(paths)]
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher(partitions=2, page_size=150, checkpoint_every=25, seed=11)
+    with publisher.serve():
+        yield publisher
+
+
+@pytest.fixture
+def query(publisher: Publisher, tmp_path: Path) -> Iterator[Callable[..., KilledQuery]]:
+    made: list[KilledQuery] = []
+
+    def make(sink: str, **more: Any) -> KilledQuery:
+        made.append(KilledQuery(publisher, tmp_path, sink, **more))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()
+
+
+def change_topology(publisher: Publisher, step: int) -> None:
+    """Do something new each time: both split methods, then new tokens."""
+    if step == 0:
+        publisher.split(0, into=2, method="starts-after")
+    elif step == 1:
+        publisher.split(1, into=2, method="cursor-from")
+    else:
+        publisher.rotate_token()
+
+
+def test_executor_is_killed_and_partitions_split_while_the_query_runs(
+    cluster: ClusterDriver, publisher: Publisher, tmp_path: Path
+) -> None:
+    query = KilledQuery(publisher, tmp_path, "parquet")
+    query.publish(2000)
+    query.start_in(cluster)
+    query.wait_for_file("checkpoint/commits/*", known=set())
+    change_topology(publisher, 0)
+    staged = query.files("staging/*/data/*/*")
+    query.publish(1500)
+    query.wait_for_file("staging/*/data/*/*", known=staged)
+    os.kill(cluster.executors()[0], signal.SIGKILL)
+    change_topology(publisher, 1)
+    committed = query.files("checkpoint/commits/*")
+    query.publish(1500)
+    query.wait_for_file("checkpoint/commits/*", known=committed)
+    change_topology(publisher, 2)
+    query.wait(lambda: query.problems() == [])
+    cluster.stop()
+    assert query.problems() == []
+
+
+POINTS = {
+    "staged": "staging/*/data/*/*",
+    "sunk": "output/_spark_metadata/*",
+    "committed": "checkpoint/commits/*",
+    "random": "checkpoint/offsets/*",
+}
+
+
+def test_driver_is_killed_with_a_parquet_sink(query: Callable[..., KilledQuery]) -> None:
+    killed = query("parquet")
+    chance = random.Random(5)
+    for number in range(KILLS):
+        point = list(POINTS)[number % len(POINTS)]
+        killed.publish(800)
+        known = killed.files(POINTS[point])
+        killed.start()
+        killed.wait_for_file(POINTS[point], known)
+        if point == "random":
+            time.sleep(chance.uniform(0, 2))
+        killed.kill()
+        change_topology(killed.publisher, number)
+    killed.publish(500)
+    killed.finish()
+    assert killed.problems() == []
+
+
+def test_driver_is_killed_with_an_idempotent_foreach_batch_sink(
+    query: Callable[..., KilledQuery],
+) -> None:
+    killed = query("foreach")
+    for number, die in enumerate(["read", "written", "next"]):
+        killed.publish(800)
+        killed.start(die=die, at=number)
+        killed.wait_for_death()
+        change_topology(killed.publisher, number)
+    killed.publish(500)
+    killed.finish()
+    assert killed.problems() == []
+
+
+def test_control_refetching_reader_loses_or_doubles_events(
+    query: Callable[..., KilledQuery],
+) -> None:
+    killed = query("foreach", format="refetching", master=LOCAL)
+    killed.publish(800)
+    killed.start(die="written", at=0)
+    killed.wait_for_death()
+    killed.publish(500)
+    killed.finish()
+    found = killed.problems()
+    assert any(problem.startswith("lost") or " times " in problem for problem in found)
