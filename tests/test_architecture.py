@@ -1,4 +1,6 @@
-"""How the house is built: imports run downwards, the core does no I/O, the package works without its extras, public names are pinned."""
+"""The architecture: imports run downwards, the core does no I/O, one module writes the fields of a
+partition, the package works without its extras, and public names are pinned.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,17 @@ import pytest
 import feedapi_client
 import feedapi_client.stores
 import feedapi_client.testing
+from feedapi_client.runtime.partition import RuntimePartition
 
 ROOT = Path(feedapi_client.__file__).parent
 ADAPTERS = ("cli", "spark", "liftbridge", "testing")
 SANS_IO = ("errors", "status", "options", "model", "protocol", "lineage")
-# From the ground up; a module may import what stands in its own line or in one before it.
-FLOORS = (
+# From the bottom up: a module may import its own layer and those before it.
+LAYERS = (
     ("errors", "status"),
     ("options", "model", "retry"),
-    ("protocol", "lineage"),
+    ("protocol",),
+    ("lineage",),
     ("http",),
     ("stores",),
     ("quarantine",),
@@ -36,6 +40,17 @@ FLOORS = (
     ("telemetry",),
     ADAPTERS,
 )
+# The same within `feedapi_client/runtime`.
+RUNTIME_LAYERS = (
+    ("buffer", "discovery_timer", "positions", "scheduler"),
+    ("partition",),
+    ("driver",),
+    ("discovery", "fetching"),
+    ("delivery",),
+    ("session",),
+)
+# Adapters that make an HTTP client for the library, from options of their own.
+MAKE_HTTP_CLIENTS = ("cli", "liftbridge", "spark")
 EXTRAS = [
     "sqlalchemy",
     "redis",
@@ -54,18 +69,28 @@ EXTRAS = [
 ]
 
 PUBLIC = {
-    feedapi_client: """FIRST LAST AmbiguousLineageError AuthenticationError Batch BufferLimitError CommitOrderError ConsumerStatus CursorRejectedError
-        CursorStore Event FeedClient FeedConsumer FeedError FeedInfo FeedKey FeedUnavailableError FencedError FetchOptions Journal Limits LineTooLongError
-        LineageError LostPartitionError MemoryCursorStore NegotiationError NoProgressError Page Partition PartitionState PartitionStatus Position ProtocolError
-        Quarantine RequestRefusedError Retry RetryPolicy SQLiteCursorStore StoreError SyncFeedClient TornResponseError TransportError default_decision
-        redact_http_logs""",
-    feedapi_client.stores: """AdministrableStore CursorStore Journal JournalledStore MemoryCursorStore RedisCursorStore SQLAlchemyCursorStore
-        SQLiteCursorStore""",
-    feedapi_client.testing: "AdministrableStoreContract CursorStoreContract Fault FaultRule Publisher Quirks Request Response Serving faults",
+    feedapi_client: """
+        FIRST LAST AmbiguousLineageError AuthenticationError Batch BufferLimitError CommitOrderError
+        ConsumerStatus CursorRejectedError CursorStore Event FeedClient FeedConsumer FeedError
+        FeedInfo FeedKey FeedUnavailableError FencedError FetchOptions Journal Limits
+        LineTooLongError LineageError LostPartitionError MemoryCursorStore NegotiationError
+        NoProgressError Page Partition PartitionState PartitionStatus Position ProtocolError
+        Quarantine RequestRefusedError Retry RetryPolicy SQLiteCursorStore StoreError SyncFeedClient
+        TornResponseError TransportError default_decision redact_http_logs
+    """,
+    feedapi_client.stores: """
+        AdministrableStore CursorStore Journal JournalledStore MemoryCursorStore RedisCursorStore
+        SQLAlchemyCursorStore SQLiteCursorStore
+    """,
+    feedapi_client.testing: """
+        AdministrableStoreContract CursorStoreContract Fault FaultRule Publisher Quirks Request
+        Response Serving faults
+    """,
 }
 
 
 def modules() -> Iterator[tuple[str, Path]]:
+    """Every module of the package, without the package's name, and its file."""
     for path in sorted(ROOT.rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         if "pyspark_feedapi" not in parts:
@@ -73,7 +98,7 @@ def modules() -> Iterator[tuple[str, Path]]:
 
 
 def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
-    """What a module imports, leaving out what only type checkers see; with `lazy` also within functions."""
+    """What a module imports at run time: no `TYPE_CHECKING`, with `lazy` also within functions."""
 
     def visit(node: ast.AST) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
@@ -107,18 +132,16 @@ SUBMODULES = {
 
 
 def own(name: str) -> str | None:
-    """A module of this package without the package's name; None for another one."""
+    """A module of this package, without the package's name; None for any other module."""
     return name.removeprefix("feedapi_client.") if name.startswith("feedapi_client.") else None
 
 
-def floor(module: str) -> int:
-    top = module.partition(".")[0]
-    for number, floor in enumerate(FLOORS):
-        if top in floor:
+def layer(module: str, layers: tuple[tuple[str, ...], ...]) -> int:
+    """The number of a module's layer, from the bottom up."""
+    for number, names in enumerate(layers):
+        if module in names:
             return number
-    raise AssertionError(
-        f"feedapi_client.{module} has no place in the house: give it one in FLOORS"
-    )
+    raise AssertionError(f"feedapi_client: {module} is in no layer: give it one in this file")
 
 
 def test_imports_run_downwards_only() -> None:
@@ -126,13 +149,27 @@ def test_imports_run_downwards_only() -> None:
         if not module:
             continue
         for target in filter(None, map(own, imports(path))):
-            assert floor(target) <= floor(module), (
-                f"feedapi_client.{module} imports {target}, which stands above it"
+            above, below = target.partition(".")[0], module.partition(".")[0]
+            assert layer(above, LAYERS) <= layer(below, LAYERS), (
+                f"feedapi_client.{module} imports {target}, which is in a layer above it"
             )
 
 
-def test_adapters_do_not_know_each_other() -> None:
-    """Only the command line does, and only when it is used; tests of the adapters need the stand-ins."""
+def test_imports_within_the_runtime_run_downwards_only() -> None:
+    for module, path in modules():
+        package, _, name = module.partition(".")
+        if package != "runtime" or not name:
+            continue
+        for target in filter(None, map(own, imports(path))):
+            package, _, other = target.partition(".")
+            if package == "runtime" and other:
+                assert layer(other, RUNTIME_LAYERS) <= layer(name, RUNTIME_LAYERS), (
+                    f"feedapi_client.{module} imports {target}, which is in a layer above it"
+                )
+
+
+def test_adapters_do_not_import_each_other() -> None:
+    """The command line does, when a command needs one. `testing` may use `liftbridge`."""
     for module, path in modules():
         top = module.partition(".")[0]
         if top not in ADAPTERS:
@@ -143,12 +180,12 @@ def test_adapters_do_not_know_each_other() -> None:
                 other == top
                 or other not in ADAPTERS
                 or (top, other) in {("testing", "liftbridge"), ("cli", "testing")}
+                or (module, other) == ("spark.liftbridge_sink", "liftbridge")
             )
-            allowed = allowed or (module, other) == ("spark.liftbridge_sink", "liftbridge")
             assert allowed, f"feedapi_client.{module} imports {target}"
 
 
-def test_imports_make_no_circle() -> None:
+def test_imports_make_no_cycle() -> None:
     known = {module: path for module, path in modules() if module}
     edges = {
         module: {
@@ -158,39 +195,145 @@ def test_imports_make_no_circle() -> None:
         }
         for module, path in known.items()
     }
-    # A package's own __init__ is a shop window: its modules may import each other, but not the window.
+    # A package's __init__ is a facade: its modules import each other, never the facade.
     TopologicalSorter({module: targets - {module} for module, targets in edges.items()}).prepare()
 
 
-def test_only_the_transport_imports_httpx() -> None:
+def test_only_http_imports_httpx() -> None:
+    """An adapter may make the client that the application would give to the library."""
     found = {
-        module
+        module.partition(".")[0]
         for module, path in modules()
         if any(name.partition(".")[0] == "httpx" for name in imports(path))
     }
-    assert {
-        module.partition(".")[0] for module in found if module.partition(".")[0] not in ADAPTERS
-    } == {"http"}
+    assert "http" in found
+    assert found <= {"http", *MAKE_HTTP_CLIENTS}
+
+
+PARTITION_FIELDS = frozenset(RuntimePartition.__slots__)
+MUTATORS = frozenset(
+    [
+        "add",
+        "append",
+        "appendleft",
+        "clear",
+        "discard",
+        "extend",
+        "insert",
+        "pop",
+        "popleft",
+        "remove",
+        "update",
+    ]
+)
+
+
+def partition_names(tree: ast.AST) -> set[str]:
+    """The variables that hold a `RuntimePartition`: by their annotation, or by their name."""
+    annotated = {
+        node.arg
+        for node in ast.walk(tree)
+        if isinstance(node, ast.arg)
+        and node.annotation is not None
+        and "RuntimePartition" in ast.unparse(node.annotation)
+    }
+    return annotated | {"partition"}
+
+
+def writes_to_partitions(source: str) -> list[str]:
+    """What a module changes of a `RuntimePartition` without calling one of its methods.
+
+    An attribute that is assigned to, or deleted, counts when its object is such a variable, or when
+    it has the name of a field and its object is not `self`. So does a method of a collection that
+    changes a field in place.
+    """
+    tree = ast.parse(source)
+    names = partition_names(tree)
+
+    def of_a_partition(target: ast.AST) -> bool:
+        if not isinstance(target, ast.Attribute):
+            return False
+        owner = target.value
+        if isinstance(owner, ast.Name) and owner.id in names:
+            return True
+        is_self = isinstance(owner, ast.Name) and owner.id == "self"
+        return target.attr in PARTITION_FIELDS and not is_self
+
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            changed: ast.AST = node
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del)):
+            changed = node.value
+        elif (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr in MUTATORS
+        ):
+            changed = node.func.value
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("setattr", "delattr"):
+            found += [ast.unparse(node)]
+            continue
+        else:
+            continue
+        if of_a_partition(changed):
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_only_the_partitions_own_module_writes_its_fields() -> None:
+    """All that is known of a partition changes by its methods (`runtime/partition.py`)."""
+    for module, path in modules():
+        if module.partition(".")[0] in ("runtime", "consumer") and path.name != "partition.py":
+            written = writes_to_partitions(path.read_text())
+            assert written == [], f"feedapi_client.{module} writes fields of a partition"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "partition.started = True",
+        "partition.anything = True",
+        "partition.batches += 1",
+        "self._partition.read_cursor = 'a'",
+        "self._driver.partitions[0].end = None",
+        "driver.partition(0).retry_at, b = 1, 2",
+        "del partition.error",
+        "partition.pending.clear()",
+        "partition.pending[0] = None",
+        "setattr(partition, 'started', True)",
+        "for partition.end in (): pass",
+        "def f(other: RuntimePartition) -> None: other.x = 1",
+    ],
+)
+def test_a_write_to_a_partition_is_found(statement: str) -> None:
+    assert writes_to_partitions(statement) != []
+
+
+def test_reading_a_partition_and_calling_its_methods_is_no_write() -> None:
+    assert writes_to_partitions("partition.stop(); x = partition.end; self.batches = 1") == []
 
 
 def test_the_core_does_no_io() -> None:
     names = [module for module, _ in modules() if module.partition(".")[0] in SANS_IO]
     program = f"""
 import importlib, sys, types
-package = types.ModuleType("feedapi_client")  # without what the package itself shows
+package = types.ModuleType("feedapi_client")  # without what its __init__ imports
 package.__path__ = [{str(ROOT)!r}]
 sys.modules["feedapi_client"] = package
 for name in {names!r}:
     importlib.import_module("feedapi_client." + name)
-banned = ("httpx", "anyio", "asyncio", "trio", "socket", "ssl", "sqlite3", "tenacity", "feedapi_client.stores", "feedapi_client.http.transport")
-print([name for name in sys.modules if name in banned or name.startswith("feedapi_client.stores")])
+banned = {{"httpx", "anyio", "asyncio", "trio", "socket", "ssl", "sqlite3", "tenacity"}}
+ours = ("feedapi_client.stores", "feedapi_client.http")
+print([name for name in sys.modules if name in banned or name.startswith(ours)])
 """
     assert run(program) == "[]"
 
 
 def run(program: str) -> str:
+    """What a program prints, in a fresh interpreter."""
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
@@ -216,9 +359,13 @@ from feedapi_client.testing import Publisher
 async def main():
     publisher = Publisher(1)
     publisher.append(0, {{"n": 1}})
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(publisher.asgi)) as http, SQLiteCursorStore({str(tmp_path / "c.db")!r}) as store:
-        async with FeedConsumer("http://feed/feed", http=http, store=store, follow=False) as consumer:
-            print([event.json() async for event in consumer])
+    transport = httpx.ASGITransport(publisher.asgi)
+    async with (
+        httpx.AsyncClient(transport=transport) as http,
+        SQLiteCursorStore({str(tmp_path / "c.db")!r}) as store,
+        FeedConsumer("http://feed/feed", http=http, store=store, follow=False) as consumer,
+    ):
+        print([event.json() async for event in consumer])
 anyio.run(main)
 """
     assert run(program) == "[{'n': 1}]"
@@ -239,12 +386,12 @@ anyio.run(main)
         ("import feedapi_client.cli; feedapi_client.cli.main()", "cli"),
     ],
 )
-def test_what_needs_an_extra_says_which(statement: str, extra: str) -> None:
+def test_an_import_that_needs_an_extra_names_it(statement: str, extra: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", f"{BLOCKED}\n{statement}"],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=120,
         check=False,
     )
     assert done.returncode == 1
@@ -257,7 +404,7 @@ def test_public_names_are_pinned(module: object) -> None:
 
 
 @pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
-def test_every_public_name_is_there_and_documented(module: object) -> None:
+def test_every_public_name_exists_and_is_documented(module: object) -> None:
     for name in module.__all__:  # type: ignore[attr-defined]
         value = getattr(module, name)
         if not isinstance(value, str):
@@ -271,7 +418,7 @@ def test_every_public_name_is_there_and_documented(module: object) -> None:
 
 
 @pytest.mark.parametrize("name", ["SQLAlchemyCursorStore", "RedisCursorStore"])
-def test_stores_of_an_extra_are_at_hand(name: str) -> None:
+def test_stores_of_an_extra_can_be_imported_from_the_package(name: str) -> None:
     """Not in `__all__`: a star import must not ask for the extra."""
     assert getattr(feedapi_client, name) is getattr(feedapi_client.stores, name)
 
@@ -282,7 +429,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
             _ = module.NoSuchName
 
 
-def test_type_hints_can_be_read() -> None:
+def test_type_hints_can_be_resolved() -> None:
     assert (
         typing.get_type_hints(feedapi_client.FeedConsumer.__init__)["http"]
         == httpx.AsyncClient | None
@@ -302,7 +449,7 @@ def test_type_hints_can_be_read() -> None:
                     typing.get_type_hints(thing)
 
 
-def test_the_constructor_is_the_contract() -> None:
+def test_the_parameters_of_the_consumer_are_pinned() -> None:
     parameters = inspect.signature(feedapi_client.FeedConsumer).parameters
     assert list(parameters) == [
         "url",
@@ -334,7 +481,7 @@ def test_the_constructor_is_the_contract() -> None:
     ) == ("default", "first", True, True, "raise")
 
 
-def test_the_exception_tree_is_the_one_in_its_docstring() -> None:
+def test_the_exception_tree_is_drawn_in_the_docstring() -> None:
     errors = importlib.import_module("feedapi_client.errors")
     drawn: dict[str, str] = {}
     path: list[str] = []

@@ -1,1 +1,1 @@
-"""One iteration over a feed, on asyncio or trio: partitions scheduled, fetched, delivered and committed."""
+"""One iteration over a feed, on asyncio or trio: schedule, fetch, deliver and commit."""

@@ -42,7 +42,7 @@ async def test_only_the_chosen_partitions_are_read_and_saved(
     assert sorted(await store.load(FeedKey(publisher.url))) == [1, 2]
 
 
-async def test_r8_a_chosen_child_waits_for_its_chosen_parent(serve: Serve) -> None:
+async def test_r08_a_chosen_child_waits_for_its_chosen_parent(serve: Serve) -> None:
     assert await read(split(serve), partitions={2, 0}) == [0, 2]
 
 
