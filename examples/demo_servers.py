@@ -1,4 +1,7 @@
-"""A feed and a database for the examples that are run without arguments: a publisher in memory, and PostgreSQL from the pgserver wheel."""
+"""A feed and a database for examples that are run without arguments.
+
+The feed is a publisher in memory, the database PostgreSQL from the pgserver wheel.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ from feedapi_client.testing import Publisher
 
 @contextmanager
 def feed_of_payments(url: str | None, *, overdraft: bool = False) -> Iterator[str]:
-    """`url`, or a feed of 3,000 payments to five accounts; with `overdraft` one of them takes out more than there can be."""
+    """Give `url`, or the URL of a feed with 3,000 payments to five accounts.
+
+    With `overdraft` one of the payments takes more from an account than it can hold.
+    """
     if url is not None:
         yield url
         return
@@ -32,14 +38,15 @@ def feed_of_payments(url: str | None, *, overdraft: bool = False) -> Iterator[st
 
 @contextmanager
 def postgres(url: str | None) -> Iterator[str]:
-    """`url`, or that of a server of its own, which is gone at the end of the block."""
+    """Give `url`, or the URL of a server that is started here and removed after the block."""
     if url is not None:
         yield url
         return
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of a library that looks for the user's runtime directory
+        warnings.simplefilter("ignore")  # about the user's runtime directory
         import pgserver
-    # The server may run as a user of its own and listens on a socket in there, whose path must be short.
+    # The server listens on a socket in this directory, whose path must be short, and may run as
+    # another user.
     directory = Path(tempfile.mkdtemp(prefix="feedapi-example-", dir="/tmp"))
     directory.chmod(0o755)
     server = pgserver.get_server(directory, cleanup_mode="delete")

@@ -1,4 +1,4 @@
-"""Every event of a feed, in order; run it again with the same URL and it goes on where it ended.
+"""Print every event of a feed, in order. Run again with the same URL, it goes on where it ended.
 
 python examples/first_program.py [URL]
 """

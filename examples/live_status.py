@@ -1,4 +1,6 @@
-"""What a health endpoint or a dashboard shows: the state of each partition while a consumer runs, here through a split.
+"""Show the state of each partition while a consumer runs, as a dashboard would.
+
+Without a URL it reads a feed of its own, in which a partition is split meanwhile.
 
 python examples/live_status.py [URL]
 """
@@ -15,21 +17,23 @@ publisher = Publisher(2)
 
 
 async def handle(batch: Batch) -> None:
-    """Nothing to be done here."""
+    """Do nothing with the events: this example is about the status."""
 
 
 def show(status: ConsumerStatus) -> None:
     print(f"{status.events} events, {status.buffered_bytes} bytes buffered")
     for partition in status.partitions.values():
+        progress = "caught up" if partition.caught_up else "behind"
         print(
-            f"  {partition.partition}: {partition.state}, cursor {partition.cursor}, {partition.events} events, {'caught up' if partition.caught_up else 'behind'}"
+            f"  {partition.partition}: {partition.state}, cursor {partition.cursor}, "
+            f"{partition.events} events, {progress}"
         )
     for report in status.reports:
         print(f"  ! {report}")
 
 
 async def main(url: str) -> None:
-    # The smaller the intervals, the sooner news are seen, and the more requests a quiet feed gets.
+    # Short intervals show new events sooner, and send more requests to a quiet feed.
     async with (
         FeedConsumer(url, limits=Limits(poll_interval=0.05, max_poll_interval=1.0)) as consumer,
         anyio.create_task_group() as tasks,
@@ -39,12 +43,12 @@ async def main(url: str) -> None:
             await anyio.sleep(0.5)
             show(consumer.status())
             if publisher.url == url:
-                happen()
+                change_the_feed()
         consumer.stop()
 
 
-def happen() -> None:
-    """Something for the status to show."""
+def change_the_feed() -> None:
+    """Split a partition and publish events, for the status to show."""
     if 0 in publisher.open_partitions():
         publisher.split(0, method="starts-after")
     for n in range(100):

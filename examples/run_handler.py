@@ -1,4 +1,6 @@
-"""A service: a handler for each batch, partitions side by side, ended by Ctrl-C or, here, once the example's feed is read.
+"""A service with a handler for batches: partitions are handled concurrently, until Ctrl-C.
+
+Without a URL it reads a feed of its own and ends with it.
 
 python examples/run_handler.py [URL]
 """
@@ -28,17 +30,20 @@ revenue: defaultdict[str, float] = defaultdict(float)
 
 
 async def handle(batch: Batch) -> None:
-    """Called with one batch of a partition at a time, and with those of several partitions at once; committed when it returns."""
+    """Handle one batch. It is committed when this returns.
+
+    Called for several partitions at once, but for each partition with one batch at a time.
+    """
     for event in batch.events:
         order = event.decode(Order)
         revenue[order.entity] += order.amount
-    await anyio.sleep(0.01)  # what a service has to wait for
+    await anyio.sleep(0.01)  # a database, another service ...
 
 
 async def stop_at_signal(consumer: FeedConsumer) -> None:
     with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         async for _ in signals:
-            consumer.stop()  # finish the batches in hand, then return
+            consumer.stop()  # finish the batches in flight, then return
 
 
 async def main(url: str, *, follow: bool) -> None:

@@ -1,4 +1,6 @@
-"""Without async: what a script or a notebook does. It reads one partition from its beginning, page by page, and keeps its cursor in a file.
+"""Read a feed without async, as a script or a notebook does.
+
+It reads one partition page by page and keeps the cursor in a file.
 
 python examples/sync_script.py [URL]
 """
@@ -26,9 +28,8 @@ def main(url: str) -> None:
             if page.caught_up or page.cursor is None:
                 break
             cursor = page.cursor
-            CURSOR_FILE.write_text(
-                cursor
-            )  # after the events: a crash in between brings some of them again
+            # After the events: a crash in between repeats some of them and loses none.
+            CURSOR_FILE.write_text(cursor)
 
 
 if __name__ == "__main__":

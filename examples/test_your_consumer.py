@@ -1,4 +1,6 @@
-"""How an application tests its own consumer: pytest finds the fixture `feedapi_publisher` by itself once feedapi-client is installed.
+"""Test an application's own consumer against a publisher in memory.
+
+The fixture `feedapi_publisher` comes with feedapi-client: pytest finds it by itself.
 
 pytest examples/test_your_consumer.py
 """
@@ -13,13 +15,13 @@ from feedapi_client.testing import Publisher, faults
 
 
 class Balances:
-    """What the application makes of the events."""
+    """The balance of each entity, which the application keeps."""
 
     def __init__(self) -> None:
         self.of: dict[str, int] = {}
 
     async def handle(self, batch: Batch) -> None:
-        """Called with one batch of a partition at a time."""
+        """Add the amounts of one batch."""
         for event in batch.events:
             payload = event.json()
             self.of[payload["entity"]] = self.of.get(payload["entity"], 0) + payload["amount"]

@@ -1,6 +1,7 @@
 """The consumer beside a bare httpx loop, in one run: ``python -m tests.benchmarks.bench_consume``.
 
-Rounds alternate between the loops, so that a machine whose speed drifts does not favour one; the ratio is that of the medians.
+Rounds alternate between the two loops: a machine whose speed drifts favours neither. The ratio is
+that of the medians.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Line(msgspec.Struct):
 
 
 async def bare_raw(url: str) -> int:
-    """httpx and msgspec, nothing else: events are counted, the cursor taken from the last line."""
+    """httpx and msgspec, nothing else. Events are counted; the last line holds the cursor."""
     decoder = msgspec.json.Decoder(Line)
     cursor, count = "_first", 0
     async with httpx.AsyncClient() as client:
@@ -47,7 +48,7 @@ async def bare_raw(url: str) -> int:
 
 
 async def bare_json(url: str) -> int:
-    """httpx and orjson: every line decoded."""
+    """httpx and orjson: every line is decoded."""
     cursor, count = "_first", 0
     async with httpx.AsyncClient() as client:
         while True:
@@ -179,9 +180,7 @@ def main() -> None:
         with static_feed(dialect="v1", events=options.events, page_size=options.page_size) as url:
             measure("v1, decoded / zeroeventhub from PyPI", v1_json, zeroeventhub, 4, url)
     else:
-        print(
-            "zeroeventhub is not installed: pip install --no-deps zeroeventhub, and this compares with it"
-        )
+        print("To compare with zeroeventhub: pip install --no-deps zeroeventhub")
     Console().print(table)
 
 

@@ -1,6 +1,7 @@
-"""All 32,768 partitions in one process, and an endless feed: ``python -m tests.benchmarks.bench_scale``.
+"""All 32,768 partitions in one process, and an endless feed.
 
-Each measure runs in a fresh process, whose own memory is what is reported.
+``python -m tests.benchmarks.bench_scale``. Each measure runs in a new process, whose memory is
+reported.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ EVENTS_PER_PARTITION = 20
 
 
 def rss_mib() -> float:
-    """What the process has resident now."""
+    """Resident memory of the process now."""
     with open("/proc/self/status") as status:
         return next(int(line.split()[1]) for line in status if line.startswith("VmRSS")) / 1024
 
 
 async def bare_poll(url: str, partitions: int, concurrency: int) -> int:
-    """Every partition asked once by httpx, `concurrency` at a time, and decoded."""
+    """Ask every partition once with httpx, `concurrency` at a time, and decode the responses."""
     decoder = msgspec.json.Decoder(Line)
     queue = iter(range(partitions))
     count = 0
@@ -53,7 +54,7 @@ async def bare_poll(url: str, partitions: int, concurrency: int) -> int:
 
 
 async def our_poll(url: str, partitions: int, concurrency: int) -> int:
-    """Every partition delivered and committed once; the iteration is left then."""
+    """Deliver and commit the events of every partition, then leave the iteration."""
     limits = Limits(max_concurrent_fetches=concurrency, poll_interval=600, max_poll_interval=600)
     count = 0
     async with FeedConsumer(url, limits=limits) as consumer:
@@ -66,7 +67,7 @@ async def our_poll(url: str, partitions: int, concurrency: int) -> int:
 
 
 async def endless(url: str, seconds: float) -> list[float]:
-    """Resident memory, once a second, while a feed without end is read."""
+    """Read a feed without end, and return the resident memory of each second."""
     samples: list[float] = []
     started = last = time.perf_counter()
     async with FeedConsumer(url) as consumer:
