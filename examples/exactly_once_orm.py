@@ -1,12 +1,15 @@
-"""The ORM sibling of exactly_once_postgres.py: mapped classes, one session for each batch, and a quarantine for payments that can't be booked.
+"""Exactly once with SQLAlchemy's ORM, and a quarantine for payments that can't be booked.
 
-No account may be overdrawn: the database refuses such a payment. It goes into quarantine, in the transaction that books the others, and the feed goes
-on. ``feedapi quarantine`` lists, shows, replays and drops what is there.
+As exactly_once_postgres.py, but with mapped classes and one session for each batch. No account may
+be overdrawn: the database refuses such a payment. It goes into quarantine, in the transaction that
+books the others, and the feed goes on. ``feedapi quarantine`` lists, shows, replays and drops
+quarantined events (elsewhere: a dead-letter queue).
 
     pip install 'feedapi-client[postgresql]'
-    python examples/exactly_once_orm.py --feed https://service/payments --database postgresql+psycopg://user@host/bank
+    python examples/exactly_once_orm.py --feed https://service/payments \\
+        --database postgresql+psycopg://user@host/bank
 
-Without arguments it brings a feed and a database of its own and ends when it has read everything.
+Without arguments it starts a feed and a database of its own, and ends when it has read everything.
 """
 
 from __future__ import annotations
@@ -29,7 +32,10 @@ from feedapi_client.quarantine import SQLAlchemyQuarantineStore, list_events
 
 
 class Base(DeclarativeBase):
-    """What the application stores; the cursors and the quarantine get their tables in the same metadata, so that migrations see all of it."""
+    """What the application stores.
+
+    The tables of cursors and quarantine are in the same metadata, so that migrations see them.
+    """
 
 
 class Account(Base):
@@ -84,9 +90,8 @@ async def main(feed: str, database: str, *, follow: bool) -> None:
             for account in await session.scalars(sa.select(Account).order_by(Account.name)):
                 print(f"{account.name:10} {account.balance:8} in {account.payments} payments")
         async for event in list_events(quarantine):
-            print(
-                f"in quarantine: event {event.index} of partition {event.partition}, {event.error_type}"
-            )
+            place = f"event {event.index} of partition {event.partition}"
+            print(f"in quarantine: {place}, {event.error_type}")
     finally:
         await engine.dispose()
 

@@ -1,11 +1,13 @@
-"""Every payment is booked exactly once, whatever happens to this process: balances and cursors are in one PostgreSQL database, changed in one transaction.
+"""Every payment is booked exactly once, whatever happens to this process.
 
-Kill it at any moment and start it again: it goes on where the last transaction ended.
+Balances and cursors are in one PostgreSQL database and change in one transaction. Kill the process
+at any moment and start it again: it resumes where the last transaction ended.
 
     pip install 'feedapi-client[postgresql]'
-    python examples/exactly_once_postgres.py --feed https://service/payments --database postgresql+psycopg://user@host/bank
+    python examples/exactly_once_postgres.py --feed https://service/payments \\
+        --database postgresql+psycopg://user@host/bank
 
-Without arguments it brings a feed and a database of its own and ends when it has read everything.
+Without arguments it starts a feed and a database of its own, and ends when it has read everything.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ async def book(transaction: AsyncConnection, payment: Payment) -> None:
 
 
 async def consume(feed: str, engine: AsyncEngine, *, follow: bool) -> None:
-    # The store's table is part of the application's schema, here and for its migrations.
+    # The store's table is part of the application's schema, also for its migrations.
     store = SQLAlchemyCursorStore(engine, metadata=metadata)
     async with engine.begin() as connection:
         await connection.run_sync(metadata.create_all)

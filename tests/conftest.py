@@ -6,6 +6,10 @@ import os
 
 import pytest
 
+# .ci/run measures this process. The processes that tests start are not measured: it would make them
+# slower, and those that tests kill leave no figures.
+os.environ.pop("COVERAGE_PROCESS_START", None)
+
 
 @pytest.fixture(params=["asyncio", "trio"])
 def anyio_backend(request: pytest.FixtureRequest) -> str:

@@ -1,4 +1,7 @@
-"""The exactly-once examples, run as programs: with servers of their own, and on a feed and a database that they meet twice."""
+"""The exactly-once examples, run as programs.
+
+With servers of their own, and twice on the same feed and database.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,6 @@ def run(name: str, *arguments: str) -> str:
         [sys.executable, "-W", "error::ResourceWarning", str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,
-        timeout=100,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -35,7 +37,8 @@ def empty(server: Postgres) -> None:
     with engine.begin() as connection:
         connection.execute(
             sa.text(
-                "DROP TABLE IF EXISTS accounts, customer_accounts, feedapi_cursors, feedapi_quarantine"
+                "DROP TABLE IF EXISTS "
+                "accounts, customer_accounts, feedapi_cursors, feedapi_quarantine"
             )
         )
     engine.dispose()
@@ -65,7 +68,7 @@ def test_the_orm_example_quarantines_the_overdraft_and_books_the_rest_once() -> 
 
 
 @pytest.mark.parametrize("name", ["exactly_once_postgres.py", "exactly_once_orm.py"])
-def test_an_example_goes_on_where_its_database_says(
+def test_an_example_resumes_from_its_database(
     name: str, postgres: Postgres, feedapi_publisher: Publisher
 ) -> None:
     empty(postgres)

@@ -83,13 +83,16 @@ class RetryingHandler:
             backoff = self._policy.backoff(lambda error: not delivery.is_beyond_recovery(error))
             await retry(attempt, backoff, sleep=anyio.sleep, on_retry=self._log_retry)
 
+        failure: Exception | None = None
         try:
             await repeat(delivery.deliver)
         except Exception as error:
             if self._quarantine is None or delivery.is_beyond_recovery(error):
                 raise
+            failure = error
+        if failure is not None and self._quarantine is not None:
             failed = FailedBatch(delivery, self._feed, self._quarantine, repeat, self._in_a_row)
-            await failed.recover(error)
+            await failed.recover(failure)
         self._after_commit(batch, delivery.quarantined)
 
     def _log_retry(self, error: Exception, attempt: int, pause: float) -> None:

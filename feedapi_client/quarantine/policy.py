@@ -43,7 +43,7 @@ class Quarantine:
             the transaction that saves the cursor. Otherwise they are saved before it, so that a
             crash in between quarantines them twice and never loses one.
         limit: maximum number of consecutive events of a partition to quarantine. The error of the
-            next one is raised, because so many failures have another cause than the events.
+            next one is raised: the cause is then probably not the events.
         errors: the exceptions that may be an event's fault. Errors of a store never are.
     """
 

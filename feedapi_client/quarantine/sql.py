@@ -1,4 +1,4 @@
-"""The quarantine in the application's own SQL database, through SQLAlchemy. Needs the extra ``sql``."""
+"""The quarantine in the application's own SQL database. Needs the extra ``sql``."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ try:
     import sqlalchemy as sa
     from sqlalchemy.dialects import mysql
     from sqlalchemy.exc import SQLAlchemyError
-    from sqlalchemy.ext.asyncio import (
-        AsyncConnection,
-        AsyncEngine,
-        AsyncSession,
-        async_scoped_session,
-    )
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 except ImportError as error:
     raise ImportError(
         "SQLAlchemyQuarantineStore needs SQLAlchemy: pip install 'feedapi-client[sql]'"
@@ -25,11 +20,15 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.sql import _TABLE_OPTIONS, _long_text, _once
+from feedapi_client.stores.sql_connection import connection_of, database_message
+from feedapi_client.stores.sql_tables import TABLE_OPTIONS, long_text, table_in
 
 
 def quarantine_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
-    """The table of quarantined events. `payload` is the event as sent; `quarantined_at` is in microseconds since 1970 UTC."""
+    """Return the table of quarantined events.
+
+    `payload` is the event as sent; `quarantined_at` is in microseconds since 1970 UTC.
+    """
     types: dict[str, Any] = {
         "id": sa.String(32),
         "feed_id": sa.CHAR(64),
@@ -40,18 +39,24 @@ def quarantine_table(name: str, metadata: sa.MetaData, schema: str | None = None
     }
     columns = [
         sa.Column(
-            column, types.get(column, _long_text()), primary_key=column == "id", nullable=False
+            column, types.get(column, long_text()), primary_key=column == "id", nullable=False
         )
         for column in COLUMNS
     ]
-    return sa.Table(name, metadata, *columns, schema=schema, **_TABLE_OPTIONS)
+    return sa.Table(name, metadata, *columns, schema=schema, **TABLE_OPTIONS)
 
 
 class SQLAlchemyQuarantineStore:
-    """Keeps events in a table of the application's database, by default ``feedapi_quarantine``.
+    """Keeps events in a table of the application's database.
 
-    `engine` is the caller's and stays so. The table is made by `create_tables`, or by the application's own migrations: with `metadata` it is part of
-    it, as `table`. A `transaction` is an `AsyncConnection` or an `AsyncSession`, as `SQLAlchemyCursorStore` takes it. asyncio only.
+    The table is created by `create_tables`, or by the application's own migrations: with
+    `metadata` it is part of it, as `table`. A `transaction` is an `AsyncConnection` or an
+    `AsyncSession`, as `SQLAlchemyCursorStore` takes it. Runs on asyncio only.
+
+    Arguments:
+        engine: the caller's engine, which the store does not dispose of.
+        table, schema: name of the table.
+        metadata: the metadata to put the table into; by default one of the store's own.
     """
 
     def __init__(
@@ -63,13 +68,16 @@ class SQLAlchemyQuarantineStore:
         metadata: sa.MetaData | None = None,
     ) -> None:
         self.engine = engine
-        self.table = _once(
-            quarantine_table, table, sa.MetaData() if metadata is None else metadata, schema
-        )
+        metadata = sa.MetaData() if metadata is None else metadata
+        self.table = table_in(metadata, quarantine_table, table, schema)
         self._foreign_errors = (SQLAlchemyError, OSError, engine.dialect.loaded_dbapi.Error)
 
     async def create_tables(self) -> None:
-        """Make the table if it does not exist yet. Raises `StoreError`."""
+        """Create the table if it does not exist yet.
+
+        Raises:
+            StoreError
+        """
         with self._translated():
             async with self.engine.begin() as connection:
                 await connection.run_sync(
@@ -77,13 +85,13 @@ class SQLAlchemyQuarantineStore:
                 )
 
     async def prepare(self) -> None:
-        """See `QuarantineStore.prepare`: looks whether the table is there."""
+        """See `QuarantineStore.prepare`: raises if there is no table."""
         with self._translated():
             async with self.engine.connect() as connection:
                 await connection.execute(sa.select(self.table.c.id).where(sa.false()))
 
     def joins(self, cursors: CursorStore) -> bool:
-        """See `QuarantineStore.joins`: when the cursors are in the same database."""
+        """See `QuarantineStore.joins`: True if the cursors are in the same database."""
         engine = getattr(cursors, "engine", None)
         return isinstance(engine, AsyncEngine) and (
             engine is self.engine or engine.url == self.engine.url
@@ -115,12 +123,7 @@ class SQLAlchemyQuarantineStore:
     ) -> list[QuarantinedEvent]:
         """See `QuarantineStore.page`."""
         columns = self.table.c
-        query = (
-            sa.select(*(columns[name] for name in COLUMNS))
-            .where(columns.id > after)
-            .order_by(columns.id)
-            .limit(limit)
-        )
+        query = self._all().where(columns.id > after).order_by(columns.id).limit(limit)
         if feed is not None:
             query = query.where(columns.feed_id == feed.id)
         if partition is not None:
@@ -129,26 +132,19 @@ class SQLAlchemyQuarantineStore:
 
     async def get(self, id: str) -> QuarantinedEvent | None:
         """See `QuarantineStore.get`."""
-        return next(
-            iter(
-                await self._select(
-                    sa.select(*(self.table.c[name] for name in COLUMNS)).where(
-                        self.table.c.id == id
-                    )
-                )
-            ),
-            None,
-        )
+        return next(iter(await self._select(self._all().where(self.table.c.id == id))), None)
 
     async def remove(self, ids: Iterable[str], *, transaction: Any = None) -> int:
         """See `QuarantineStore.remove`."""
         removed = 0
         async with self._within(transaction) as connection:
             for id in sorted(set(ids)):
-                removed += (
-                    await connection.execute(sa.delete(self.table).where(self.table.c.id == id))
-                ).rowcount
+                delete = sa.delete(self.table).where(self.table.c.id == id)
+                removed += (await connection.execute(delete)).rowcount
         return removed
+
+    def _all(self) -> sa.Select[Any]:
+        return sa.select(*(self.table.c[name] for name in COLUMNS))
 
     async def _select(self, query: sa.Select[Any]) -> list[QuarantinedEvent]:
         with self._translated():
@@ -158,17 +154,11 @@ class SQLAlchemyQuarantineStore:
     @asynccontextmanager
     async def _within(self, transaction: Any) -> AsyncIterator[AsyncConnection]:
         with self._translated():
-            if isinstance(transaction, (AsyncSession, async_scoped_session)):
-                transaction = await transaction.connection()
-            if transaction is not None and not isinstance(transaction, AsyncConnection):
-                raise StoreError(
-                    f"transaction must be an AsyncConnection or an AsyncSession, not a {type(transaction).__name__}"
-                )
-            async with (
-                self.engine.begin()
-                if transaction is None
-                else nullcontext(transaction) as connection
-            ):
+            if transaction is None:
+                context: Any = self.engine.begin()
+            else:
+                context = nullcontext(await connection_of(transaction))
+            async with context as connection:
                 yield connection
 
     @contextmanager
@@ -176,21 +166,16 @@ class SQLAlchemyQuarantineStore:
         try:
             yield
         except self._foreign_errors as error:
-            # Without the cause, whose text has the statement's parameters: payloads (R19).
+            # Without the cause, whose text holds the statement's parameters: payloads (R19).
             raise StoreError(
                 f"the quarantine ({self.engine.dialect.name}) failed: {self._reason(error)}"
             ) from None
 
     def _reason(self, error: BaseException) -> str:
-        foreign = getattr(error, "orig", None) or error
-        text = next(iter(str(foreign).strip().splitlines()), "") or type(foreign).__name__
-        password = self.engine.url.password
-        text = text.replace(str(password), "***") if password else text
-        return (
-            f"{text} (has SQLAlchemyQuarantineStore.create_tables() been called?)"
-            if self.table.name in text
-            else text
-        )
+        text = database_message(self.engine, error)
+        if self.table.name in text:
+            return f"{text} (has SQLAlchemyQuarantineStore.create_tables() been called?)"
+        return text
 
     def __repr__(self) -> str:
         return (

@@ -54,9 +54,11 @@ class Delivery:
         await self._checkpoint()
         driver = self._driver
         while True:
+            if driver.failure is None:
+                await self._acknowledge()
+            # Looked at after the last await: a failure during it is not announced again.
             if driver.failure is not None:
                 raise driver.failure
-            await self._acknowledge()
             if driver.stopping or driver.over:
                 return None
             partition = driver.next_ready()
@@ -105,8 +107,8 @@ class Delivery:
         driver = self._driver
         while self._released:
             partition = self._released.popleft()
-            if partition.in_flight:
-                continue
+            if partition.in_flight or partition.committing:
+                continue  # it comes again: released, or at the end of the commit
             actions = driver.planner.released(partition.id, partition.acknowledge())
             await driver.apply(actions)
             partition.note_caught_up()
@@ -135,10 +137,10 @@ class Delivery:
             return
         before = partition.position_before(number)
         position = driver.planner.checkpoint(partition.id, batch.cursor, after=before)
-        late = not partition.in_flight
-        if late:
-            # Block lineage changes to this position until the late commit is released.
-            driver.planner.hold(partition.id)
+        # Block lineage changes to this position until the save is through, also when the batch was
+        # released before, or is meanwhile.
+        driver.planner.hold(partition.id)
+        partition.begin_commit()
         try:
             await driver.positions.save({partition.id: position}, transaction)
             partition.saved(number, position, durable=transaction is None)
@@ -146,7 +148,8 @@ class Delivery:
             driver.fail(error)  # whatever the application does: this consumer was replaced (R17)
             raise
         finally:
-            if late:
+            partition.end_commit()
+            if not partition.in_flight:
                 self._released.append(partition)
                 driver.wake()
 

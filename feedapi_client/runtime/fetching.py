@@ -64,34 +64,38 @@ class Fetching:
             driver.scheduler.schedule(partition, UNWINDING_SECONDS)
             return
         self._failing += failing
+        scope = anyio.CancelScope()
         try:
-            with anyio.CancelScope() as scope:
+            with scope:
                 await self._fetch(partition, scope)
-            partition.end_request(scope)
         finally:
+            partition.end_request(scope)
             self._failing -= failing
 
     async def _fetch(self, partition: RuntimePartition, scope: anyio.CancelScope) -> None:
         driver, asked = self._driver, partition.read_cursor
         request = _Request(driver, self._client, partition, scope)
         partition.begin_request(scope)
+        result: Outcome | SlotPreempted | FeedError | None
         try:
-            outcome = await request.run()
-        except SlotPreempted:
-            partition.end_request(scope)
+            result = await request.run()
+        except (SlotPreempted, FeedError) as error:
+            result = error
+        partition.end_request(scope)
+        if scope.cancel_called:
+            # Its last bytes were there before the cancellation was delivered. The partition was
+            # stopped, and perhaps started again: nothing follows from the old request.
+            return
+        if isinstance(result, SlotPreempted):
             if not partition.pending:
                 driver.scheduler.schedule(partition, driver.limits.poll_interval)
-        except FeedError as error:
-            partition.end_request(scope)
-            if partition.started:
-                if partition.read_cursor != asked:
-                    partition.recovered()
-                await self._failed(partition, error, request.info)
+        elif isinstance(result, FeedError):
+            if partition.read_cursor != asked:
+                partition.recovered()
+            await self._failed(partition, result, request.info)
         else:
-            partition.end_request(scope)
             partition.recovered()
-            if partition.started:
-                await self._finished(partition, outcome)
+            await self._finished(partition, result)
 
     # ------------------------------------------------------------------ a complete response
 
@@ -262,7 +266,7 @@ class _Request:
                     outcome = self._finish(reader)
             finally:
                 self._close(reader)
-        if outcome is Outcome.END:
+        if outcome is Outcome.END and not self._scope.cancel_called:
             partition.reached_end(ReadEnd(reader.asked, reader.closed))
         return outcome
 

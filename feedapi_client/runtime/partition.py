@@ -62,6 +62,7 @@ class RuntimePartition:
         "batches",
         "caught_up_at",
         "committed",
+        "committing",
         "delivered_cursor",
         "end",
         "entry",
@@ -120,6 +121,8 @@ class RuntimePartition:
         self.batches = 0
         self.committed = 0
         """The number of the last batch that the planner knows to be committed."""
+        self.committing = 0
+        """Commits under way. One may outlast the release of its batch."""
         self._saves: list[SavedBatch] = []
         # What fails.
         self.error: FeedError | None = None
@@ -177,7 +180,7 @@ class RuntimePartition:
         if not self.batches:
             self.read_cursor = self.delivered_cursor = cursor
         self.started = True
-        self.error = None
+        self.error = self.since = None
         self.end = None
 
     def read_on(self) -> None:
@@ -326,6 +329,14 @@ class RuntimePartition:
         if number <= self.committed:
             return True
         return bool(self._saves) and self._saves[-1].number > number
+
+    def begin_commit(self) -> None:
+        """A batch is being saved: until `end_commit` its position is for nobody else to save."""
+        self.committing += 1
+
+    def end_commit(self) -> None:
+        """That save is through, or has failed."""
+        self.committing -= 1
 
     def saved(self, number: int, position: Position, *, durable: bool) -> None:
         """Batch `number` was saved; an earlier save of it, rolled back since, is forgotten."""

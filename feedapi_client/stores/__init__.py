@@ -1,4 +1,4 @@
-"""Where cursors are kept. The stores of an extra are imported when they are first asked for."""
+"""Cursor stores. Those that need an extra are imported on first use."""
 
 from __future__ import annotations
 

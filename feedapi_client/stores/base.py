@@ -1,10 +1,15 @@
-"""What a cursor store is, and what the shipped ones can do beyond that."""
+"""The protocols of cursor stores, and what the shipped stores share."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any, Protocol, Self, runtime_checkable
+
+import anyio
+import anyio.lowlevel
 
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
@@ -17,48 +22,83 @@ _STATUSES = ("open", "drained", "superseded")
 class CursorStore(Protocol):
     """Keeps one `Position` for each partition of each `FeedKey`.
 
-    A cursor resumes *after* the last event that was handled: a consumer that loads it gets the next one. All methods may be called concurrently, by
-    several tasks and several processes. `feedapi_client.testing.CursorStoreContract` is the test suite that every store passes.
+    A cursor resumes *after* the last event that was handled: a consumer that loads it gets the
+    next one.
+
+    Concurrency: all methods may be called concurrently, by several tasks and processes.
+
+    `feedapi_client.testing.CursorStoreContract` is the test suite that every store passes.
     """
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """All positions of the feed, superseded and drained ones included; empty for a feed never saved. Raises `StoreError`."""
+        """Return all positions of the feed by partition, superseded and drained ones included.
+
+        Empty for a feed that was never saved.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        ...
 
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
     ) -> None:
         """Save all the positions, or none of them.
 
-        Raises `FencedError`, and saves nothing, when for one of them the stored revision is not the predecessor (``revision - 1``; nothing stored for a
-        revision of 1), and `StoreError` when the store failed. With `transaction` the save is part of the caller's transaction and takes effect when
-        the caller commits it; a store that can't take part in one raises `StoreError`. After an error the caller can still roll the transaction back.
-        Cancelled, a save has saved all or nothing, and the store stays usable.
+        With `transaction` the save is part of the caller's transaction and takes effect when the
+        caller commits it. After an error the caller can still roll the transaction back.
+
+        Cancellation: all positions are saved or none, and the store stays usable.
+
+        Raises:
+            FencedError: for one of the positions the stored revision is not its predecessor, which
+                is ``revision - 1``, or nothing for a revision of 1. Nothing is saved.
+            StoreError: the store failed, or it can't take part in a transaction.
         """
+        ...
 
 
 @runtime_checkable
 class AdministrableStore(CursorStore, Protocol):
-    """A store that an operator can look into and repair. All shipped stores are.
+    """A store whose contents an operator can inspect and repair. All shipped stores are.
 
-    The operations may run beside a consumer: one whose positions were changed under it ends with `FencedError` at its next save of them.
+    The operations may run beside a consumer. A consumer whose positions were changed this way ends
+    with `FencedError` at its next save of them.
     """
 
     async def feeds(self) -> list[FeedKey]:
-        """The keys of all feeds with positions, sorted. Raises `StoreError`."""
+        """Return the keys of all feeds with positions, sorted.
+
+        Raises:
+            StoreError
+        """
+        ...
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
-        """Forget the positions of the partitions, or of all; those without a position are skipped. Raises `StoreError`.
+        """Delete the positions of the partitions, or of all; skip those without a position.
 
-        Stop the feed's consumer first: revisions start again at 1, so that one that sleeps through it all could later meet the revision it expects.
+        Stop the feed's consumer first. Revisions start again at 1, so that a consumer that pauses
+        during the deletion could later find the very revision that it expects.
+
+        Raises:
+            StoreError
         """
+        ...
 
     async def replace(
         self, feed: FeedKey, positions: Mapping[int, Position]
     ) -> dict[int, Position]:
-        """Make these the positions of their partitions, whatever is stored, all or none; the others stay as they are.
+        """Replace the positions of these partitions, whatever is stored: all or none.
 
-        The revisions given are ignored: each becomes the one after what is stored. Returns the positions as saved. Raises `StoreError`.
+        The other partitions stay as they are. The revisions given are ignored: each becomes the
+        one after the stored revision.
+
+        Returns the positions as saved.
+
+        Raises:
+            StoreError
         """
+        ...
 
 
 @runtime_checkable
@@ -66,23 +106,31 @@ class JournalledStore(AdministrableStore, Protocol):
     """A store that can keep a history of its positions, see `feedapi_client.stores.Journal`."""
 
     async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
-        """The positions that were stored at `when` (which must have a time zone), by partition.
+        """Return the positions that were stored at `when`, by partition.
 
-        Raises `StoreError` without a journal, or when the journal does not reach back that far.
+        Raises:
+            StoreError: there is no journal, or it does not reach back that far.
+            ValueError: `when` has no time zone.
         """
+        ...
 
     async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
-        """Make the positions of that time the current ones, each with the next revision, and return them. See `feedapi_client.stores.journal`.
+        """Make the positions of that time the current ones, each with the next revision.
 
-        Raises `StoreError` as `positions_at` does, or when the feed had no position at all then.
+        Returns the positions as saved. See `feedapi_client.stores.journal`.
+
+        Raises:
+            StoreError: as `positions_at`, or the feed had no position at all at that time.
+            ValueError: `to` has no time zone.
         """
+        ...
 
 
 class Closable:
-    """`async with store:` for stores that hold on to something; leaving the block calls `aclose`."""
+    """``async with store:`` for stores that hold resources; leaving the block calls `aclose`."""
 
     async def aclose(self) -> None:
-        """Let go of connections. May be called again; a later use of the store opens what it needs."""
+        """Close connections. May be called again; a later use of the store opens new ones."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -94,17 +142,21 @@ class Closable:
 def check_predecessor(
     feed: FeedKey, partition: int, position: Position, stored: int | None
 ) -> None:
-    """Raise `FencedError` unless the `stored` revision (None: nothing stored) is the one before `position`'s."""
+    """Check that the `stored` revision (None: nothing stored) is the one before `position`'s.
+
+    Raises:
+        FencedError: it is not.
+    """
     if stored != (position.revision - 1 if position.revision > 1 else None):
         raise fenced(feed, partition, position.revision, stored)
 
 
 def fenced(feed: FeedKey, partition: int, revision: int, stored: int | None) -> FencedError:
-    """The error of a refused save."""
+    """Return the error of a refused save."""
     found = "nothing is stored" if stored is None else f"revision {stored} is stored"
     return FencedError(
-        f"another consumer named {feed.name!r} advanced this partition: revision {revision} can't be saved because {found}. "
-        "Run one consumer of a name at a time",
+        f"another consumer named {feed.name!r} advanced this partition: revision {revision} "
+        f"can't be saved because {found}. Run one consumer of a name at a time",
         feed=feed.url,
         partition=partition,
     )
@@ -113,20 +165,25 @@ def fenced(feed: FeedKey, partition: int, revision: int, stored: int | None) -> 
 def stored_position(
     feed: FeedKey, partition: int, cursor: str, status: str, revision: int
 ) -> Position:
-    """A position as a store holds it. Raises `StoreError` for a status that this version does not know."""
+    """Return a position from its stored parts.
+
+    Raises:
+        StoreError: the status is unknown to this version.
+    """
     if status not in _STATUSES:
         raise StoreError(
-            f"the stored position has the unknown status {status!r}: was it saved by a newer version?",
+            f"the stored position has the unknown status {status!r}: "
+            "was it saved by a newer version?",
             feed=feed.url,
             partition=partition,
         )
     return Position(cursor, status, revision)  # type: ignore[arg-type]
 
 
-def following(
+def with_next_revisions(
     positions: Mapping[int, Position], revisions: Mapping[int, int]
 ) -> dict[int, Position]:
-    """The positions with the revisions that come after the stored ones."""
+    """Return the positions with the revisions that follow the stored ones."""
     return {
         partition: Position(new.cursor, new.status, revisions.get(partition, 0) + 1)
         for partition, new in positions.items()
@@ -136,20 +193,52 @@ def following(
 async def replace_positions(
     store: CursorStore, feed: FeedKey, positions: Mapping[int, Position]
 ) -> dict[int, Position]:
-    """`AdministrableStore.replace` for any store: compare-and-set until no consumer comes in between."""
+    """Implement `AdministrableStore.replace` for any store: retry until no consumer interferes."""
     for attempt in range(1, _REPLACE_ATTEMPTS + 1):
-        replaced = following(
-            positions,
-            {partition: found.revision for partition, found in (await store.load(feed)).items()},
-        )
+        stored = await store.load(feed)
+        revisions = {partition: found.revision for partition, found in stored.items()}
+        replaced = with_next_revisions(positions, revisions)
         try:
             await store.save(feed, replaced)
         except FencedError as error:
             if attempt == _REPLACE_ATTEMPTS:
-                raise StoreError(
-                    "a running consumer keeps changing the positions: stop it and try again",
-                    feed=feed.url,
-                ) from error
+                raise consumer_interferes(feed) from error
         else:
-            break
-    return replaced
+            return replaced
+    raise consumer_interferes(feed)
+
+
+def consumer_interferes(feed: FeedKey) -> StoreError:
+    """Return the error of an operation that lost every race against a running consumer."""
+    return StoreError(
+        "a running consumer keeps changing the positions: stop it and try again", feed=feed.url
+    )
+
+
+@asynccontextmanager
+async def asyncio_operation(
+    store: str, database: str, feed: FeedKey | None, seconds: float
+) -> AsyncIterator[None]:
+    """Run the block to its end although its task is cancelled, for at most `seconds`.
+
+    It is not entered if the task is cancelled already.
+
+    Arguments:
+        store, database: what error messages call them.
+
+    Raises:
+        StoreError: the time is over, or the event loop is not asyncio's.
+    """
+    url = None if feed is None else feed.url
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise StoreError(
+            f"{store} runs on asyncio only: on trio use SQLiteCursorStore", feed=url
+        ) from None
+    await anyio.lowlevel.checkpoint_if_cancelled()
+    try:
+        with anyio.fail_after(seconds, shield=True):
+            yield
+    except TimeoutError as error:
+        raise StoreError(f"{database} did not answer within {seconds:g} s", feed=url) from error

@@ -1,4 +1,4 @@
-"""Cursors in memory: for tests, and for programs that start anew each time."""
+"""Cursors in memory: for tests, and for programs that start from the beginning each time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from feedapi_client.stores.base import Closable, check_predecessor, replace_posi
 
 
 class MemoryCursorStore(Closable):
-    """Keeps positions for as long as the object lives. Not for use from several threads. Takes part in no transaction."""
+    """Keeps positions for as long as the object lives.
+
+    It takes part in no transaction. It must not be used from several threads.
+    """
 
     def __init__(self) -> None:
         self._feeds: dict[FeedKey, dict[int, Position]] = {}
@@ -26,10 +29,11 @@ class MemoryCursorStore(Closable):
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
     ) -> None:
-        """See `CursorStore.save`. Raises `StoreError` when a transaction is given."""
+        """See `CursorStore.save`. Raises `StoreError` if a transaction is given."""
         if transaction is not None:
             raise StoreError(
-                "MemoryCursorStore can't take part in a transaction: use a store in the database that the effects go to",
+                "MemoryCursorStore can't take part in a transaction: "
+                "use a store in the database that the effects go to",
                 feed=feed.url,
             )
         await anyio.lowlevel.checkpoint_if_cancelled()
@@ -61,4 +65,5 @@ class MemoryCursorStore(Closable):
         return await replace_positions(self, feed, positions)
 
     def __repr__(self) -> str:
-        return f"<MemoryCursorStore: {len(self._feeds)} feeds, {sum(map(len, self._feeds.values()))} positions>"
+        positions = sum(map(len, self._feeds.values()))
+        return f"<MemoryCursorStore: {len(self._feeds)} feeds, {positions} positions>"

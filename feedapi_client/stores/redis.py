@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
-import anyio.lowlevel
 import orjson
 
 try:
@@ -21,11 +19,19 @@ except ImportError as error:
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import Closable, fenced, replace_positions, stored_position
+from feedapi_client.stores.base import (
+    Closable,
+    asyncio_operation,
+    fenced,
+    replace_positions,
+    stored_position,
+)
 
-# KEYS[1]: the feed's hash. ARGV[1]: the feed, readable; then for each position: partition, the revision that must be stored (0: none), the new value.
-# All is checked before anything is written, and a script runs alone. Returns an empty list, or partition and stored revision of the first refusal.
-_SAVE = """
+# KEYS[1]: the feed's hash. ARGV[1]: the feed as JSON; then for each position: partition, the
+# revision that must be stored (0: none), the new value.
+# All positions are checked before one is written, and Redis runs one script at a time. Returns an
+# empty list, or partition and stored revision of the first position that is refused.
+_SAVE_SCRIPT = """
 for i = 2, #ARGV, 3 do
     local stored = redis.call('HGET', KEYS[1], ARGV[i])
     local revision = stored and string.match(stored, '^%d+') or '0'
@@ -40,8 +46,8 @@ redis.call('HSET', KEYS[1], 'feed', ARGV[1])
 return {}
 """
 
-# KEYS[1]: the feed's hash. ARGV: partitions. The hash goes with its last position.
-_DELETE = """
+# KEYS[1]: the feed's hash. ARGV: partitions. The hash is deleted with its last position.
+_DELETE_SCRIPT = """
 for i = 1, #ARGV do
     redis.call('HDEL', KEYS[1], ARGV[i])
 end
@@ -55,17 +61,31 @@ _FEED_FIELD = "feed"
 
 
 class RedisCursorStore(Closable):
-    """Keeps positions in Redis: for each feed one hash, named `prefix` and `FeedKey.id`, with a field for each partition (``revision status cursor``) and
-    the field ``feed`` that says in JSON which feed it is. A save is one Lua script, so it is atomic and one round trip whatever the number of positions.
+    """Keeps positions in Redis.
 
-    Redis takes no part in the transactions of another database: `save` raises `StoreError` when a transaction is given. A consumer that crashes between
-    its effects and the commit gets the batch again: *at least once*. For exactly once keep the cursors where the effects are. Give Redis persistence
-    (``appendonly yes``) and ``maxmemory-policy noeviction``: without its cursors a consumer starts anew. redis-py repeats a command whose connection
-    broke: where the first one had arrived all the same, the save is refused as if by another consumer, and the consumer has to be started again.
+    Each feed has one hash, whose name is `prefix` and `FeedKey.id`. It has a field for each
+    partition (``revision status cursor``) and the field ``feed``, which holds the feed key as
+    JSON. A save is one Lua script: atomic, and one round trip whatever the number of positions.
 
-    `client` is the caller's `redis.asyncio.Redis` or `RedisCluster` and stays the caller's, or a URL; then the store has a client of its own, which
-    `aclose` closes. `timeout` (seconds) bounds each operation. A save that has begun is finished although its task is cancelled. asyncio only: on trio
-    every operation raises `StoreError`.
+    Redis takes no part in the transactions of another database: `save` raises `StoreError` if a
+    transaction is given. A consumer that crashes between its effects and the commit gets the batch
+    again: *at least once*. For exactly once, keep the cursors where the effects are.
+
+    Configure Redis with persistence (``appendonly yes``) and ``maxmemory-policy noeviction``.
+    Without its cursors a consumer starts from the beginning.
+
+    redis-py repeats a command whose connection broke. If the first one had arrived all the same,
+    the save is refused as if by another consumer, and the consumer has to be started again.
+
+    Runs on asyncio only: on trio every operation raises `StoreError`.
+
+    Arguments:
+        client: a `redis.asyncio.Redis` or `RedisCluster`, which stays the caller's; or a URL, for
+            which the store has a client of its own that `aclose` closes.
+        prefix: the beginning of the names of all keys.
+        timeout: maximum time for one operation, in seconds.
+
+    Cancellation: a save that has begun is finished.
     """
 
     def __init__(self, client: Any, *, prefix: str = "feedapi:", timeout: float = 30.0) -> None:
@@ -75,16 +95,17 @@ class RedisCursorStore(Closable):
             self._client, _sync_clients()
         ):
             raise TypeError(
-                f"RedisCursorStore needs a redis.asyncio client or a URL, not a {type(client).__name__}"
+                "RedisCursorStore needs a redis.asyncio client or a URL, "
+                f"not a {type(client).__name__}"
             )
         self._prefix = prefix
         self._timeout = timeout
-        self._save = self._client.register_script(_SAVE)
-        self._delete = self._client.register_script(_DELETE)
+        self._save = self._client.register_script(_SAVE_SCRIPT)
+        self._delete = self._client.register_script(_DELETE_SCRIPT)
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
-        async with self._guard(feed):
+        async with self._operation(feed):
             fields = await self._client.hgetall(self._key(feed))
         texts = ((_text(name), _text(value)) for name, value in fields.items())
         return {
@@ -96,18 +117,18 @@ class RedisCursorStore(Closable):
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
     ) -> None:
-        """See `CursorStore.save`. Raises `StoreError` when a transaction is given."""
+        """See `CursorStore.save`. Raises `StoreError` if a transaction is given."""
         if transaction is not None:
             raise StoreError(
-                "RedisCursorStore can't take part in a transaction: keep the cursors in the database that the effects go to",
+                "RedisCursorStore can't take part in a transaction: "
+                "keep the cursors in the database that the effects go to",
                 feed=feed.url,
             )
         if not positions:
             return
-        async with self._guard(feed):
-            arguments = [
-                orjson.dumps({"url": feed.url, "name": feed.name, "filters": feed.filters})
-            ]
+        async with self._operation(feed):
+            key = {"url": feed.url, "name": feed.name, "filters": feed.filters}
+            arguments = [orjson.dumps(key)]
             for partition, new in positions.items():
                 arguments += [
                     b"%d" % partition,
@@ -120,12 +141,11 @@ class RedisCursorStore(Closable):
             raise fenced(feed, partition, positions[partition].revision, stored or None)
 
     async def feeds(self) -> list[FeedKey]:
-        """See `AdministrableStore.feeds`. Goes over the names of all keys of the database."""
+        """See `AdministrableStore.feeds`. Scans the names of all keys of the database."""
         found = set()
-        async with self._guard(None):
-            async for key in self._client.scan_iter(
-                match=_literally(self._prefix) + "*", count=1000
-            ):
+        async with self._operation(None):
+            pattern = _escape_pattern(self._prefix) + "*"
+            async for key in self._client.scan_iter(match=pattern, count=1000):
                 if (text := await self._described(key)) is not None:
                     described = orjson.loads(text)
                     found.add(FeedKey(described["url"], described["name"], described["filters"]))
@@ -133,7 +153,7 @@ class RedisCursorStore(Closable):
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """See `AdministrableStore.delete`."""
-        async with self._guard(feed):
+        async with self._operation(feed):
             if partitions is None:
                 await self._client.delete(self._key(feed))
             else:
@@ -157,33 +177,22 @@ class RedisCursorStore(Closable):
         return f"{self._prefix}{feed.id}"
 
     async def _described(self, key: Any) -> Any:
-        # Another application's key may begin with the prefix, too.
+        # A key of another application may begin with the prefix, too.
         if _text(await self._client.type(key)) != "hash":
             return None
         return await self._client.hget(key, _FEED_FIELD)
 
     @asynccontextmanager
-    async def _guard(self, feed: FeedKey | None) -> AsyncIterator[None]:
-        """Within it cancellation waits, time is bounded, and foreign errors are translated. Cancelled before, it is not entered."""
-        url = None if feed is None else feed.url
+    async def _operation(self, feed: FeedKey | None) -> AsyncIterator[None]:
+        """Run the block as `asyncio_operation` does, and translate Redis' errors."""
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            raise StoreError(
-                "RedisCursorStore runs on asyncio only: on trio use SQLiteCursorStore", feed=url
-            ) from None
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        try:
-            with anyio.fail_after(self._timeout, shield=True):
+            async with asyncio_operation("RedisCursorStore", "Redis", feed, self._timeout):
                 yield
-        except TimeoutError as error:
-            raise StoreError(
-                f"Redis did not answer within {self._timeout:g} s", feed=url
-            ) from error
         except (RedisError, OSError, UnicodeError) as error:
-            # Only the name of a foreign error, which can repeat the command and so much else; the cause is chained.
+            # Only the name of the error: its text can quote the command. The cause is chained.
             raise StoreError(
-                f"Redis failed: {type(error).__name__}{_hint(error)}", feed=url
+                f"Redis failed: {type(error).__name__}{_error_code(error)}",
+                feed=None if feed is None else feed.url,
             ) from error
 
     def __repr__(self) -> str:
@@ -206,11 +215,11 @@ def _text(value: Any) -> str:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
-def _literally(prefix: str) -> str:
+def _escape_pattern(prefix: str) -> str:
     return "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in prefix)
 
 
-def _hint(error: Exception) -> str:
+def _error_code(error: Exception) -> str:
     text = str(error)
     code = text.split(maxsplit=1)[0] if text else ""
     return f" ({code})" if code.isupper() else ""

@@ -1,35 +1,21 @@
-"""Cursors in the application's own SQL database, through SQLAlchemy's async Core. Needs the extra ``sql``."""
+"""Cursors in the application's own SQL database, through SQLAlchemy. Needs the extra ``sql``.
+
+Here are transactions; the statements are in `feedapi_client.stores.sql_statements`.
+"""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Iterable,
-    Iterator,
-    Mapping,
-    Sequence,
-)
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
-import anyio
-import anyio.lowlevel
 import orjson
 
 try:
     import sqlalchemy as sa
-    from sqlalchemy.dialects import mssql, mysql
     from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
-    from sqlalchemy.ext.asyncio import (
-        AsyncConnection,
-        AsyncEngine,
-        AsyncSession,
-        async_scoped_session,
-    )
+    from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 except ImportError as error:
     raise ImportError(
         "SQLAlchemyCursorStore needs SQLAlchemy: pip install 'feedapi-client[sql]'"
@@ -37,7 +23,14 @@ except ImportError as error:
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import Closable, check_predecessor, following, stored_position
+from feedapi_client.stores.base import (
+    Closable,
+    asyncio_operation,
+    check_predecessor,
+    consumer_interferes,
+    stored_position,
+    with_next_revisions,
+)
 from feedapi_client.stores.journal import (
     Journal,
     Pruner,
@@ -46,93 +39,55 @@ from feedapi_client.stores.journal import (
     now,
     reconstruct,
 )
+from feedapi_client.stores.sql_connection import (
+    connection_of,
+    database_message,
+    is_autocommit,
+    is_conflict,
+)
+from feedapi_client.stores.sql_statements import CursorStatements, in_chunks
+from feedapi_client.stores.sql_tables import cursor_table, journal_table, table_in
 
 T = TypeVar("T")
 
-_ROWS_PER_STATEMENT = (
-    500  # SQL Server takes 2,100 parameters a statement; here are at most three for each row
-)
 _SAVE_ATTEMPTS = 3
 _ADMIN_ATTEMPTS = 100
-# Another transaction was in the way: serialization failures and deadlocks of PostgreSQL and SQL Server, of MySQL, of MariaDB.
-_CONFLICTS = ("40001", "40P01", 1213, 1020)
 
 
 class _RefusedError(Exception):
-    """A revision stored is not the one expected; the statements so far are to be rolled back."""
-
-
-def cursor_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
-    """The table of positions: one row for each partition of each `FeedKey`.
-
-    `feed_id` is `FeedKey.id`; `feed_url`, `consumer` and `filters` (JSON) say the same to people. `saved_at` is in microseconds since 1970 UTC.
-    """
-    return sa.Table(
-        name,
-        metadata,
-        sa.Column("feed_id", sa.CHAR(64), primary_key=True),
-        sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("feed_cursor", _long_text(), nullable=False),
-        sa.Column("status", sa.String(16), nullable=False),
-        sa.Column("revision", sa.BigInteger, nullable=False),
-        sa.Column("saved_at", sa.BigInteger, nullable=False),
-        sa.Column("feed_url", _long_text(), nullable=False),
-        sa.Column("consumer", _long_text(), nullable=False),
-        sa.Column("filters", _long_text(), nullable=False),
-        schema=schema,
-        **_TABLE_OPTIONS,
-    )
-
-
-def journal_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
-    """The table of replaced positions, see `feedapi_client.stores.journal`. Times are in microseconds since 1970 UTC."""
-    return sa.Table(
-        name,
-        metadata,
-        sa.Column("feed_id", sa.CHAR(64), primary_key=True),
-        sa.Column("replaced_at", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
-        sa.Column("revision", sa.BigInteger, primary_key=True, autoincrement=False),
-        sa.Column("feed_cursor", _long_text(), nullable=False),
-        sa.Column("status", sa.String(16), nullable=False),
-        sa.Column("saved_at", sa.BigInteger, nullable=False),
-        schema=schema,
-        **_TABLE_OPTIONS,
-    )
-
-
-def _long_text() -> Any:
-    # MySQL's TEXT ends at 64 KiB; SQL Server's NTEXT can't be compared.
-    return (
-        sa.UnicodeText()
-        .with_variant(mysql.LONGTEXT(), "mysql", "mariadb")
-        .with_variant(mssql.NVARCHAR(None), "mssql")
-    )
-
-
-_TABLE_OPTIONS: dict[str, Any] = {
-    f"{dialect}_{option}": value
-    for dialect in ("mysql", "mariadb")
-    for option, value in (("engine", "InnoDB"), ("charset", "utf8mb4"), ("collate", "utf8mb4_bin"))
-}
+    """A stored revision is not the expected one; the statements so far have to be rolled back."""
 
 
 class SQLAlchemyCursorStore(Closable):
-    """Keeps positions in a table of the application's database: PostgreSQL (psycopg, asyncpg), MySQL and MariaDB, SQL Server, SQLite (aiosqlite).
+    """Keeps positions in a table of the application's database.
 
-    `engine` is the caller's `AsyncEngine` and stays the caller's: the store doesn't dispose of it. The tables are made by `create_tables`, or by the
-    application's own migrations: with `metadata` they are part of it, and `table` and `journal_table` (None without a `journal`) are the Table objects.
-    `timeout` (seconds) bounds each operation, waiting for a connection included.
+    Databases: PostgreSQL (psycopg, asyncpg), MySQL and MariaDB, SQL Server, SQLite (aiosqlite).
 
-    Exactly once: pass the `AsyncConnection` or `AsyncSession` that the effects are written with as ``transaction``. The save is then part of its
-    transaction, which the caller commits or rolls back; the session is not flushed. A save that is refused or fails leaves nothing of itself behind in
-    the transaction. Isolation READ COMMITTED, PostgreSQL's and SQL Server's default, is enough. At the stricter levels the database may
-    report a conflict between two consumers by itself: a `StoreError` whose cause is the database's own error.
+    The tables are created by `create_tables`, or by the application's own migrations: with
+    `metadata` they are part of it, and `table` and `journal_table` (None without a `journal`) are
+    the Table objects.
 
-    The usual save, of one position, is one statement; a save of many is one for each 500. A save or load that has begun is finished although
-    its task is cancelled.
+    Exactly once: pass the `AsyncConnection` or `AsyncSession` that writes the effects as
+    ``transaction``. The save is then part of its transaction, which the caller commits or rolls
+    back; a session is not flushed. A save that is refused or fails leaves nothing of itself in the
+    transaction. READ COMMITTED, the default isolation of PostgreSQL and SQL Server, is enough. At
+    stricter levels the database may report a conflict between two consumers by itself: a
+    `StoreError` whose cause is the database's error.
 
-    SQLAlchemy's async engines run on asyncio: on trio every operation raises `StoreError` (use `SQLiteCursorStore` there).
+    Cost: the usual save, of one position, is one statement; a save of many is one for each 500.
+
+    Runs on asyncio only, as SQLAlchemy's async engines do: on trio every operation raises
+    `StoreError` (use `SQLiteCursorStore` there).
+
+    Arguments:
+        engine: the caller's engine, which the store does not dispose of. It must not be in
+            autocommit mode.
+        table, schema: name of the table; the journal's is the same with ``_journal``.
+        metadata: the metadata to put the tables into; by default one of the store's own.
+        journal: keep a history of positions.
+        timeout: maximum time for one operation, in seconds, waiting for a connection included.
+
+    Cancellation: a save or load that has begun is finished.
     """
 
     def __init__(
@@ -147,18 +102,21 @@ class SQLAlchemyCursorStore(Closable):
     ) -> None:
         if not isinstance(engine, AsyncEngine):
             raise TypeError(
-                f"SQLAlchemyCursorStore needs an AsyncEngine (sqlalchemy.ext.asyncio.create_async_engine), not a {type(engine).__name__}"
+                "SQLAlchemyCursorStore needs an AsyncEngine "
+                f"(sqlalchemy.ext.asyncio.create_async_engine), not a {type(engine).__name__}"
             )
-        if _autocommit(engine.sync_engine.get_execution_options(), engine.dialect):
+        if engine.sync_engine.get_execution_options().get("isolation_level") == "AUTOCOMMIT":
             raise ValueError(
-                "SQLAlchemyCursorStore needs an engine with transactions, and this one has the isolation level AUTOCOMMIT"
+                "SQLAlchemyCursorStore needs an engine with transactions, "
+                "and this one has the isolation level AUTOCOMMIT"
             )
         self.engine = engine
         metadata = sa.MetaData() if metadata is None else metadata
-        self.table = _once(cursor_table, table, metadata, schema)
+        self.table = table_in(metadata, cursor_table, table, schema)
         self.journal_table = (
-            _once(journal_table, f"{table}_journal", metadata, schema) if journal else None
+            table_in(metadata, journal_table, f"{table}_journal", schema) if journal else None
         )
+        self._statements = CursorStatements(self.table, self.journal_table)
         self._journal = journal
         self._pruner = Pruner(journal)
         self._timeout = timeout
@@ -170,45 +128,46 @@ class SQLAlchemyCursorStore(Closable):
         )
 
     async def create_tables(self) -> None:
-        """Make the tables that do not exist yet. Several processes may do so at once. Raises `StoreError`."""
+        """Create the tables that do not exist yet. Several processes may do so at once.
+
+        Raises:
+            StoreError
+        """
         tables = [self.table] if self.journal_table is None else [self.table, self.journal_table]
 
         def create(connection: sa.Connection) -> None:
             self.table.metadata.create_all(connection, tables=tables)
 
-        async with self._guard(None):
+        async with self._operation(None):
             try:
                 async with self.engine.begin() as connection:
                     await connection.run_sync(create)
             except DBAPIError:
-                # Another process may have been faster between the look and the creation; now they can be seen.
+                # Another process may have created them between the look and the creation. The
+                # second look sees them.
                 async with self.engine.begin() as connection:
                     await connection.run_sync(create)
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
-        async with self._guard(feed), self.engine.connect() as connection:
+        async with self._operation(feed), self.engine.connect() as connection:
             return await self._load(connection, feed)
 
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
     ) -> None:
-        """See `CursorStore.save`. `transaction` is the caller's `AsyncConnection` or `AsyncSession`."""
-        async with self._guard(feed):
+        """See `CursorStore.save`. `transaction` is an `AsyncConnection` or an `AsyncSession`."""
+        async with self._operation(feed):
             if transaction is not None:
-                connection = await self._connection_of(feed, transaction)
-                if positions:
-                    await self._save_within(connection, feed, positions)
+                connection = await self._callers_connection(feed, transaction)
+                await self._save_within(connection, feed, positions)
             elif positions:
                 await self._save_alone(feed, positions)
 
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`."""
-        columns = self.table.c
-        async with self._guard(None), self.engine.connect() as connection:
-            rows = await connection.execute(
-                sa.select(columns.feed_url, columns.consumer, columns.filters).distinct()
-            )
+        async with self._operation(None), self.engine.connect() as connection:
+            rows = await connection.execute(self._statements.select_feeds())
             return sorted(
                 (FeedKey(url, name, orjson.loads(filters)) for url, name, filters in rows), key=str
             )
@@ -219,11 +178,8 @@ class SQLAlchemyCursorStore(Closable):
 
         async def work(connection: AsyncConnection) -> None:
             stored = await self._load(connection, feed, lock=True)
-            await self._delete(
-                connection,
-                feed,
-                {p: found for p, found in stored.items() if wanted is None or p in wanted},
-            )
+            to_delete = {p: found for p, found in stored.items() if wanted is None or p in wanted}
+            await self._delete(connection, feed, to_delete)
 
         await self._administer(feed, work)
 
@@ -240,7 +196,7 @@ class SQLAlchemyCursorStore(Closable):
 
     async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
         """See `JournalledStore.positions_at`."""
-        async with self._guard(feed), self.engine.connect() as connection:
+        async with self._operation(feed), self.engine.connect() as connection:
             return await self._history(connection, feed, when)
 
     async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
@@ -250,9 +206,8 @@ class SQLAlchemyCursorStore(Closable):
             stored = await self._load(connection, feed, lock=True)
             target = await self._history(connection, feed, to)
             check_rewind(feed, to, target)
-            await self._delete(
-                connection, feed, {p: found for p, found in stored.items() if p not in target}
-            )
+            to_delete = {p: found for p, found in stored.items() if p not in target}
+            await self._delete(connection, feed, to_delete)
             return await self._replace(connection, feed, target, stored)
 
         return await self._administer(feed, work)
@@ -260,15 +215,17 @@ class SQLAlchemyCursorStore(Closable):
     # Transactions
 
     async def _save_alone(self, feed: FeedKey, positions: Mapping[int, Position]) -> None:
+        """Save in a transaction of the store's own."""
         for attempt in range(1, _SAVE_ATTEMPTS + 1):
             try:
                 async with self.engine.begin() as connection:
+                    await self._check_rolls_back(connection, feed)
                     await self._write(connection, feed, positions)
             except (_RefusedError, DBAPIError) as error:
-                if not _conflict(error):
+                if not _is_worth_another_attempt(error):
                     raise
                 async with self.engine.connect() as connection:
-                    await self._blame(connection, feed, positions)
+                    await self._find_conflict(connection, feed, positions)
                 if attempt == _SAVE_ATTEMPTS:
                     _give_up(feed, error)
             else:
@@ -277,98 +234,83 @@ class SQLAlchemyCursorStore(Closable):
     async def _save_within(
         self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]
     ) -> None:
-        # The UPDATE of one row does all or nothing, without an error that PostgreSQL would end the transaction for. All else needs a savepoint.
+        """Save in the caller's transaction."""
+        await self._check_rolls_back(connection, feed)
+        if not positions:
+            return
+        # The UPDATE of one row changes it or does not, without an error for which PostgreSQL would
+        # end the transaction. Everything else needs a savepoint.
         single = len(positions) == 1 and next(iter(positions.values())).revision > 1
         try:
-            await self._begin(connection)
+            await self._begin_writing(connection)
             async with nullcontext() if single else connection.begin_nested():
                 await self._write(connection, feed, positions)
         except (_RefusedError, IntegrityError) as error:
-            await self._blame(connection, feed, positions)
+            await self._find_conflict(connection, feed, positions)
             _give_up(feed, error)
 
     async def _administer(
         self, feed: FeedKey, work: Callable[[AsyncConnection], Awaitable[T]]
     ) -> T:
-        async with self._guard(feed):
+        """Do an operator's work in a transaction; again while consumers interfere."""
+        async with self._operation(feed):
             for _ in range(_ADMIN_ATTEMPTS):
                 try:
                     async with self.engine.begin() as connection:
-                        await self._begin(connection)
+                        await self._check_rolls_back(connection, feed)
+                        await self._begin_writing(connection)
                         return await work(connection)
                 except (_RefusedError, DBAPIError) as error:
-                    if not _conflict(error):
+                    if not _is_worth_another_attempt(error):
                         raise
-            raise StoreError(
-                "a running consumer keeps changing the positions: stop it and try again",
-                feed=feed.url,
-            )
+            raise consumer_interferes(feed)
 
-    async def _begin(self, connection: AsyncConnection) -> None:
-        """Take the write lock where it is one for the whole database.
+    async def _begin_writing(self, connection: AsyncConnection) -> None:
+        """Take the write lock where there is one for the whole database.
 
-        Python's SQLite driver begins a transaction only before a statement that changes something: without this one a savepoint would be the
-        outermost transaction, and releasing it a commit.
+        Python's SQLite driver begins a transaction only before a statement that changes something.
+        Without this one a savepoint would be the outermost transaction, and releasing it a commit.
         """
         if self.engine.dialect.name == "sqlite":
-            await connection.execute(sa.delete(self.table).where(sa.false()))
+            await connection.execute(self._statements.change_nothing())
 
-    async def _connection_of(self, feed: FeedKey, transaction: Any) -> AsyncConnection:
-        if isinstance(transaction, (AsyncSession, async_scoped_session)):
-            transaction = await transaction.connection()
-        if not isinstance(transaction, AsyncConnection):
+    async def _callers_connection(self, feed: FeedKey, transaction: Any) -> AsyncConnection:
+        connection = await connection_of(transaction, feed)
+        if connection.dialect.name != self.engine.dialect.name:
             raise StoreError(
-                f"transaction must be an AsyncConnection or an AsyncSession, not a {type(transaction).__name__}",
+                f"the transaction is on {connection.dialect.name}, "
+                f"but the cursors are on {self.engine.dialect.name}",
                 feed=feed.url,
             )
-        if transaction.dialect.name != self.engine.dialect.name:
+        return connection
+
+    async def _check_rolls_back(self, connection: AsyncConnection, feed: FeedKey) -> None:
+        if await is_autocommit(connection):
             raise StoreError(
-                f"the transaction is on {transaction.dialect.name}, but the cursors are on {self.engine.dialect.name}",
+                "the connection is in autocommit mode: "
+                "there is no transaction that the save could be part of",
                 feed=feed.url,
             )
-        if transaction.sync_connection is not None and _autocommit(
-            transaction.sync_connection.get_execution_options(), transaction.dialect
-        ):
-            raise StoreError(
-                "the connection is in autocommit mode: there is no transaction that the save could be part of",
-                feed=feed.url,
-            )
-        return transaction
 
     @asynccontextmanager
-    async def _guard(self, feed: FeedKey | None) -> AsyncIterator[None]:
-        """Within it cancellation waits, time is bounded, and foreign errors are translated. Cancelled before, it is not entered."""
-        url = None if feed is None else feed.url
+    async def _operation(self, feed: FeedKey | None) -> AsyncIterator[None]:
+        """Run the block as `asyncio_operation` does, and translate the database's errors."""
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            raise StoreError(
-                "SQLAlchemyCursorStore runs on asyncio only: on trio use SQLiteCursorStore",
-                feed=url,
-            ) from None
-        await anyio.lowlevel.checkpoint_if_cancelled()
-        try:
-            with anyio.fail_after(self._timeout, shield=True):
+            async with asyncio_operation(
+                "SQLAlchemyCursorStore", "the cursor database", feed, self._timeout
+            ):
                 yield
-        except TimeoutError as error:
-            raise StoreError(
-                f"the cursor database did not answer within {self._timeout:g} s", feed=url
-            ) from error
         except self._foreign_errors as error:
             raise StoreError(
                 f"the cursor database ({self.engine.dialect.name}) failed: {self._reason(error)}",
-                feed=url,
+                feed=None if feed is None else feed.url,
             ) from error
 
     def _reason(self, error: BaseException) -> str:
-        """The first line of the database's own words: not the statement and its parameters, and never the password."""
-        foreign = getattr(error, "orig", None) or error
-        text = next(iter(str(foreign).strip().splitlines()), "") or type(foreign).__name__
-        password = self.engine.url.password
-        text = text.replace(str(password), "***") if password else text
+        text = database_message(self.engine, error)
         return f"{text} (has create_tables() been called?)" if self.table.name in text else text
 
-    # Statements
+    # Work within a transaction
 
     async def _load(
         self,
@@ -378,142 +320,51 @@ class SQLAlchemyCursorStore(Closable):
         lock: bool = False,
         partitions: Iterable[int] | None = None,
     ) -> dict[int, Position]:
-        columns = self.table.c
-        query = sa.select(
-            columns.partition_id, columns.feed_cursor, columns.status, columns.revision
-        ).where(columns.feed_id == feed.id)
-        if partitions is not None:
-            query = query.where(columns.partition_id.in_(list(partitions)))
-        # Always in the order of the partitions, against deadlocks.
-        rows = await connection.execute(
-            query.order_by(columns.partition_id).with_for_update() if lock else query
-        )
-        return {row[0]: stored_position(feed, *row) for row in rows}
+        query = self._statements.select_positions(feed, lock=lock, partitions=partitions)
+        return {row[0]: stored_position(feed, *row) for row in await connection.execute(query)}
 
     async def _write(
         self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]
     ) -> None:
-        """Compare and set; raises `_RefusedError` or IntegrityError when a revision is not as expected. Always in the order of the partitions, against
-        deadlocks."""
+        """Save the positions if the stored revisions are the expected ones.
+
+        Raises:
+            _RefusedError, IntegrityError: one of them is not.
+        """
         at = now()
-        await self._prune(connection, feed, at)
-        for chunk in _chunks({p: new for p, new in positions.items() if new.revision > 1}):
-            matching = self._matching(feed, {p: new.revision - 1 for p, new in chunk.items()})
+        await self._prune_journal(connection, feed, at)
+        for chunk in in_chunks({p: new for p, new in positions.items() if new.revision > 1}):
+            revisions = {partition: new.revision - 1 for partition, new in chunk.items()}
+            matching = self._statements.matching(feed, revisions)
             await self._archive(connection, matching, at)
-            changed = await connection.execute(self._update(matching, chunk, at))
-            if changed.rowcount != len(chunk):
+            update = self._statements.update_positions(matching, chunk, at)
+            if (await connection.execute(update)).rowcount != len(chunk):
                 raise _RefusedError
-        if born := [
-            self._row(feed, p, new, at) for p, new in sorted(positions.items()) if new.revision <= 1
-        ]:
-            await connection.execute(sa.insert(self.table), born)
-
-    def _row(self, feed: FeedKey, partition: int, new: Position, at: int) -> dict[str, Any]:
-        return {
-            "feed_id": feed.id,
-            "partition_id": partition,
-            "feed_cursor": new.cursor,
-            "status": new.status,
-            "revision": new.revision,
-            "saved_at": at,
-            "feed_url": feed.url,
-            "consumer": feed.name,
-            "filters": orjson.dumps(feed.filters).decode(),
-        }
-
-    def _update(
-        self, matching: list[sa.ColumnElement[bool]], positions: Mapping[int, Position], at: int
-    ) -> sa.Update:
-        return (
-            sa.update(self.table)
-            .where(*matching)
-            .values(
-                feed_cursor=self._by_partition(
-                    "feed_cursor", {p: new.cursor for p, new in positions.items()}
-                ),
-                status=self._by_partition(
-                    "status", {p: new.status for p, new in positions.items()}
-                ),
-                revision=self.table.c.revision + 1,
-                saved_at=at,
-            )
-        )
-
-    def _matching(
-        self, feed: FeedKey, revisions: Mapping[int, int]
-    ) -> list[sa.ColumnElement[bool]]:
-        """The rows of these partitions that have these revisions."""
-        columns = self.table.c
-        return [
-            columns.feed_id == feed.id,
-            columns.partition_id.in_(list(revisions)),
-            columns.revision == self._by_partition("revision", revisions),
-        ]
-
-    def _by_partition(self, name: str, values: Mapping[int, Any]) -> sa.ColumnElement[Any]:
-        """The value that belongs to a row's partition, for a column."""
-        type_ = self.table.c[name].type
-        if len(set(values.values())) == 1:
-            return sa.literal(next(iter(values.values())), type_)
-        # As text, since building 500 comparisons of columns takes longer than the database needs for them. Identifiers and numbers are the store's own.
-        branches = " ".join(
-            f"WHEN {int(partition)} THEN :{name}{partition}" for partition in values
-        )
-        parameters = [
-            sa.bindparam(f"{name}{partition}", value, type_) for partition, value in values.items()
-        ]
-        return sa.type_coerce(
-            sa.text(f"CASE partition_id {branches} END").bindparams(*parameters), type_
-        )
+        if first := {p: new for p, new in positions.items() if new.revision <= 1}:
+            insert, rows = self._statements.insert_positions(feed, first, at)
+            await connection.execute(insert, rows)
 
     async def _archive(
         self, connection: AsyncConnection, matching: list[sa.ColumnElement[bool]], at: int
     ) -> None:
-        if self.journal_table is None:
-            return
-        columns = self.table.c
-        names = [
-            "feed_id",
-            "replaced_at",
-            "partition_id",
-            "revision",
-            "feed_cursor",
-            "status",
-            "saved_at",
-        ]
-        replaced = sa.select(
-            columns.feed_id,
-            sa.literal(at, sa.BigInteger),
-            columns.partition_id,
-            columns.revision,
-            columns.feed_cursor,
-            columns.status,
-            columns.saved_at,
-        ).where(*matching)
-        # Locked as the UPDATE that follows will lock them: two consumers that both had read them could only deadlock.
-        await connection.execute(
-            sa.insert(self.journal_table).from_select(names, replaced.with_for_update())
-        )
+        if (archive := self._statements.archive_positions(matching, at)) is not None:
+            await connection.execute(archive)
 
-    async def _prune(self, connection: AsyncConnection, feed: FeedKey, at: int) -> None:
-        if self.journal_table is not None and (limit := self._pruner.due(feed, at)) is not None:
-            columns = self.journal_table.c
-            await connection.execute(
-                sa.delete(self.journal_table).where(
-                    columns.feed_id == feed.id, columns.replaced_at < limit
-                )
-            )
+    async def _prune_journal(self, connection: AsyncConnection, feed: FeedKey, at: int) -> None:
+        if (before := self._pruner.due(feed, at)) is None:
+            return
+        if (prune := self._statements.prune_journal(feed, before)) is not None:
+            await connection.execute(prune)
 
     async def _delete(
-        self, connection: AsyncConnection, feed: FeedKey, doomed: Mapping[int, Position]
+        self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]
     ) -> None:
         at = now()
-        for chunk in _chunks(doomed):
-            matching = self._matching(
-                feed, {partition: found.revision for partition, found in chunk.items()}
-            )
+        for chunk in in_chunks(positions):
+            revisions = {partition: found.revision for partition, found in chunk.items()}
+            matching = self._statements.matching(feed, revisions)
             await self._archive(connection, matching, at)
-            deleted = await connection.execute(sa.delete(self.table).where(*matching))
+            deleted = await connection.execute(self._statements.delete_positions(matching))
             if deleted.rowcount != len(chunk):
                 raise _RefusedError
 
@@ -524,102 +375,54 @@ class SQLAlchemyCursorStore(Closable):
         positions: Mapping[int, Position],
         stored: Mapping[int, Position],
     ) -> dict[int, Position]:
-        replaced = following(
-            positions, {partition: found.revision for partition, found in stored.items()}
-        )
+        revisions = {partition: found.revision for partition, found in stored.items()}
+        replaced = with_next_revisions(positions, revisions)
         await self._write(connection, feed, replaced)
         return replaced
 
-    async def _blame(
+    async def _find_conflict(
         self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]
     ) -> None:
-        """Raise the `FencedError` of the first position that is refused, as far as can be seen."""
-        # A locking read sees what others committed also where a transaction otherwise sees its own snapshot. It locks no other partition: two consumers
-        # that commit several at a time would deadlock over those.
-        for chunk in _chunks(positions):
+        """Raise the `FencedError` of the first position that is refused, if one is found."""
+        # A locking read sees what others committed, also where a transaction otherwise sees its
+        # own snapshot. It locks no other partition: two consumers that commit several partitions
+        # at a time would deadlock over those.
+        for chunk in in_chunks(positions):
             stored = await self._load(connection, feed, lock=True, partitions=chunk)
             for partition, position in chunk.items():
-                check_predecessor(
-                    feed,
-                    partition,
-                    position,
-                    stored[partition].revision if partition in stored else None,
-                )
+                found = stored.get(partition)
+                revision = None if found is None else found.revision
+                check_predecessor(feed, partition, position, revision)
 
     async def _history(
         self, connection: AsyncConnection, feed: FeedKey, when: datetime
     ) -> dict[int, Position]:
         at = check_reach(feed, self._journal, when)
         covering: list[Any] = []
+        for query in self._statements.select_covering(feed, at):
+            covering += (await connection.execute(query)).all()
         later: list[Any] = []
-        for table in (self.journal_table, self.table):
-            assert table is not None
-            columns = table.c
-            valid = [columns.feed_id == feed.id, columns.saved_at <= at]
-            if table is self.journal_table:
-                valid.append(columns.replaced_at > at)
-            position = sa.select(
-                columns.partition_id,
-                columns.feed_cursor,
-                columns.status,
-                columns.revision,
-                columns.saved_at,
-            )
-            covering += (await connection.execute(position.where(*valid))).all()
-            birth = sa.func.min(sa.case((columns.revision == 1, columns.saved_at)))
-            first = sa.select(columns.partition_id, sa.func.min(columns.saved_at), birth).group_by(
-                columns.partition_id
-            )
-            later += (
-                await connection.execute(
-                    first.where(columns.feed_id == feed.id, columns.saved_at > at)
-                )
-            ).all()
+        for query in self._statements.select_later(feed, at):
+            later += (await connection.execute(query)).all()
         return reconstruct(feed, when, covering, later)
 
     def __repr__(self) -> str:
-        return f"<SQLAlchemyCursorStore {self.engine.dialect.name}+{self.engine.dialect.driver}, table {self.table.fullname!r}>"
+        dialect = self.engine.dialect
+        return (
+            f"<SQLAlchemyCursorStore {dialect.name}+{dialect.driver}, "
+            f"table {self.table.fullname!r}>"
+        )
 
 
-def _once(
-    make: Callable[[str, sa.MetaData, str | None], sa.Table],
-    name: str,
-    metadata: sa.MetaData,
-    schema: str | None,
-) -> sa.Table:
-    """The table, also when another store has put it into the same metadata before."""
-    found = metadata.tables.get(f"{schema}.{name}" if schema else name)
-    return make(name, metadata, schema) if found is None else found
-
-
-def _chunks(positions: Mapping[int, Position]) -> Iterator[dict[int, Position]]:
-    items: Sequence[tuple[int, Position]] = sorted(positions.items())
-    for start in range(0, len(items), _ROWS_PER_STATEMENT):
-        yield dict(items[start : start + _ROWS_PER_STATEMENT])
-
-
-def _conflict(error: Exception) -> bool:
-    """Whether another transaction was in the way, rather than a failure."""
-    if isinstance(error, (_RefusedError, IntegrityError)):
-        return True
-    cause = getattr(error, "orig", None)
-    codes = (getattr(cause, "sqlstate", None), *getattr(cause, "args", ())[:1])
-    return any(code in _CONFLICTS for code in codes)
+def _is_worth_another_attempt(error: Exception) -> bool:
+    return isinstance(error, _RefusedError) or is_conflict(error)
 
 
 def _give_up(feed: FeedKey, error: Exception) -> NoReturn:
-    """No revision explains why the save was refused."""
+    """Raise the error of a refused save that no stored revision explains."""
     if isinstance(error, _RefusedError):
         raise StoreError(
             "the positions changed while they were being saved: load them and try again",
             feed=feed.url,
         ) from None
     raise error
-
-
-def _autocommit(options: Mapping[str, Any], dialect: Any) -> bool:
-    """Whether statements are committed one by one; `options` are those of the connection or engine, the dialect knows what create_engine was given."""
-    return bool(
-        options.get("isolation_level", getattr(dialect, "_on_connect_isolation_level", None))
-        == "AUTOCOMMIT"
-    )

@@ -1,8 +1,13 @@
-"""Commits a second for each cursor store, and what a save of all 32,767 partitions costs: ``python -m tests.benchmarks.bench_stores``.
+"""Commits per second of each cursor store: ``python -m tests.benchmarks.bench_stores``.
 
-Starts its own servers (PostgreSQL, Redis, and MariaDB where it is installed). `commits` is one consumer that saves one position after the other, as a
-handler on one partition does; `concurrent` is 16 tasks, each with a partition; `in transaction` is a save and one effect in the caller's transaction,
-beside `effect alone`, the same transaction without the save; `journal` is `commits` with a cursor journal.
+Starts its own servers: PostgreSQL, Redis, and MariaDB where it is installed. The columns:
+
+- `commits`: one consumer that saves one position after the other, as a handler of one partition.
+- `concurrent`: 16 tasks, each with a partition of its own.
+- `journal`: `commits` with a cursor journal.
+- `in transaction`: a save and one effect in the caller's transaction.
+- `effect alone`: the same transaction without the save.
+- the last three: one save or load of all 32,767 partitions.
 """
 
 from __future__ import annotations
@@ -41,7 +46,7 @@ Step = Callable[[Position], Awaitable[None]]
 
 @dataclass
 class Subject:
-    """A store to measure, and what its database can do."""
+    """A store to measure, and what else its database can do."""
 
     name: str
     store: CursorStore

@@ -1,4 +1,6 @@
-"""Pulling the plug: a real consumer process is killed again and again, and at the end each event must be in its database exactly once, in order.
+"""Crash tests: a consumer process is killed again and again.
 
-``python -m tests.crash --help`` is the long run; the tests here are short ones.
+At the end each event must be in its database exactly once, in order. ``python -m tests.crash
+--help`` is the long run; the tests here are short ones. Nothing in them depends on the speed of
+the machine: a process is killed at a step of its work, not after a time.
 """

@@ -1,4 +1,7 @@
-"""The long run: ``python -m tests.crash --kills 50 --database postgresql``. Ends with code 0 when each event is there exactly once, in order, else 1."""
+"""The long crash test: ``python -m tests.crash --kills 50 --database postgresql``.
+
+Ends with code 0 if each event is there exactly once, in order, else with 1.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from tests.crash.experiment import Outcome, pull_the_plug
+from tests.crash.runner import Outcome, run_crash_test
 from tests.servers import run_postgres
 
 console = Console()
@@ -22,7 +25,7 @@ console = Console()
 
 @contextmanager
 def database(kind: str) -> Iterator[str]:
-    """A fresh PostgreSQL server, or a file in a directory of its own."""
+    """Start a PostgreSQL server, or make a directory for a SQLite file."""
     if kind == "postgresql":
         with run_postgres() as server:
             yield server.dsn
@@ -46,7 +49,7 @@ def run(args: argparse.Namespace) -> Outcome:
             bar.update(task, completed=outcome.kills, events=outcome.events)
 
         return anyio.run(
-            lambda: pull_the_plug(
+            lambda: run_crash_test(
                 where,
                 kills=args.kills,
                 cursor=args.outside_transaction or "inside",
@@ -58,8 +61,9 @@ def run(args: argparse.Namespace) -> Outcome:
 
 
 def report(outcome: Outcome, args: argparse.Namespace) -> None:
+    cursor = args.outside_transaction or "inside"
     table = Table(
-        title=f"{args.database}, cursor {args.outside_transaction or 'inside'} the transaction of the effects",
+        title=f"{args.database}, cursor saved {cursor} the transaction of the effects",
         show_header=False,
     )
     splits = ", ".join(f"{count} {method}" for method, count in sorted(outcome.splits.items()))
@@ -69,7 +73,7 @@ def report(outcome: Outcome, args: argparse.Namespace) -> None:
         ("splits", splits or "none"),
         ("token rotations", outcome.rotations),
         ("events", outcome.events),
-        ("of these in quarantine", outcome.quarantined),
+        ("of these, in quarantine", outcome.quarantined),
         ("lost", outcome.lost),
         ("duplicated", outcome.duplicated),
         ("out of order within their entity", outcome.disordered),
@@ -87,7 +91,7 @@ def report(outcome: Outcome, args: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tests.crash",
-        description="Kill a consumer again and again, and look at what its database holds.",
+        description="Kill a consumer again and again, and check what its database holds.",
     )
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--database", choices=["postgresql", "sqlite"], default="postgresql")
@@ -96,7 +100,8 @@ def main() -> None:
         choices=["before", "after"],
         nargs="?",
         const="after",
-        help="save the cursor before or after the transaction of the effects (default: after): the check has to fail",
+        help="save the cursor before or after the transaction of the effects (default: after), "
+        "so that the check has to fail",
     )
     parser.add_argument(
         "--poison",
@@ -106,7 +111,7 @@ def main() -> None:
     parser.add_argument(
         "--seed",
         type=int,
-        help="for the traffic and the choice of moments; the processes' own timing stays random",
+        help="for the traffic and the kill points; the timing of the processes stays random",
     )
     args = parser.parse_args()
     outcome = run(args)

@@ -1,4 +1,4 @@
-"""The application whose plug is pulled: it writes each event into a table, in PostgreSQL or in SQLite."""
+"""The application of a crash test: it writes each event into a table of its database."""
 
 from __future__ import annotations
 
@@ -24,34 +24,51 @@ class Row(NamedTuple):
 
 
 class Application(Protocol):
-    """A place for effects and cursors. The table has no unique key that would hide what comes twice; `at` is the order of insertion."""
+    """A database for effects and cursors.
+
+    The table of effects has no unique key that would hide duplicates. `at` is the order of
+    insertion.
+    """
 
     store: CursorStore
 
     def transaction(self) -> Any:
-        """An async context manager around one transaction."""
+        """Return an async context manager around one transaction."""
+        ...
 
     async def write(self, transaction: Any, rows: Sequence[Row]) -> None:
         """Insert effects."""
+        ...
 
     def rows(self) -> list[Row]:
-        """All effects in the order of insertion."""
+        """Return all effects in the order of insertion."""
 
     def misplaced(self) -> int:
-        """How many effects are not the next one of their entity: 0 at any time when each event comes exactly once, in order."""
+        """Return the number of effects that are not the next one of their entity.
 
-    def put_aside(self) -> list[tuple[str, int]]:
-        """Entity and number of the events in quarantine."""
+        It is 0 at any time when each event comes exactly once, in order.
+        """
+
+    def quarantined(self) -> list[tuple[str, int]]:
+        """Return entity and number of the events in quarantine."""
 
     async def aclose(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 _COLUMNS = "partition_id, entity, n, writer"
 _ROWS = f"SELECT {_COLUMNS} FROM effects ORDER BY at"
-_MISPLACED = "SELECT count(*) FROM (SELECT n, row_number() OVER (PARTITION BY entity ORDER BY at) - 1 AS expected FROM effects) AS numbered WHERE n <> expected"
-_PUT_ASIDE = "SELECT payload FROM feedapi_quarantine"
-_TABLE = "CREATE TABLE IF NOT EXISTS effects (at {at}, partition_id INTEGER NOT NULL, entity TEXT NOT NULL, n INTEGER NOT NULL, writer INTEGER NOT NULL)"
+_MISPLACED = """SELECT count(*) FROM (
+    SELECT n, row_number() OVER (PARTITION BY entity ORDER BY at) - 1 AS expected FROM effects
+) AS numbered WHERE n <> expected"""
+_QUARANTINED = "SELECT payload FROM feedapi_quarantine"
+_TABLE = """CREATE TABLE IF NOT EXISTS effects (
+    at {at},
+    partition_id INTEGER NOT NULL,
+    entity TEXT NOT NULL,
+    n INTEGER NOT NULL,
+    writer INTEGER NOT NULL
+)"""
 
 
 class PostgresApplication:
@@ -69,7 +86,7 @@ class PostgresApplication:
 
     @classmethod
     async def create(cls, dsn: str) -> None:
-        """Make the tables, empty."""
+        """Create the tables, empty."""
         import psycopg
 
         from feedapi_client.quarantine.sql import SQLAlchemyQuarantineStore
@@ -96,8 +113,8 @@ class PostgresApplication:
     def misplaced(self) -> int:
         return int(self._query(_MISPLACED)[0][0])
 
-    def put_aside(self) -> list[tuple[str, int]]:
-        return [_event(payload) for (payload,) in self._query(_PUT_ASIDE)]
+    def quarantined(self) -> list[tuple[str, int]]:
+        return [_event(payload) for (payload,) in self._query(_QUARANTINED)]
 
     async def aclose(self) -> None:
         await self._engine.dispose()
@@ -121,7 +138,7 @@ class SQLiteApplication:
 
     @classmethod
     async def create(cls, path: str) -> None:
-        """Make the tables, empty."""
+        """Create the tables, empty."""
         with closing(sqlite3.connect(path)) as connection:
             for table in ("effects", "feedapi_cursors", "feedapi_quarantine"):
                 connection.execute(f"DROP TABLE IF EXISTS {table}")
@@ -130,7 +147,8 @@ class SQLiteApplication:
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
-        # SQLite has one writer at a time: handlers of several partitions take turns here, not in the database, where they would block the loop.
+        # SQLite has one writer at a time. Handlers of several partitions take turns here and not in
+        # the database, where they would block the event loop.
         async with self._lock:
             with closing(sqlite3.connect(self._path, timeout=30)) as connection, connection:
                 yield connection
@@ -144,8 +162,8 @@ class SQLiteApplication:
     def misplaced(self) -> int:
         return int(self._query(_MISPLACED)[0][0])
 
-    def put_aside(self) -> list[tuple[str, int]]:
-        return [_event(payload) for (payload,) in self._query(_PUT_ASIDE)]
+    def quarantined(self) -> list[tuple[str, int]]:
+        return [_event(payload) for (payload,) in self._query(_QUARANTINED)]
 
     async def aclose(self) -> None:
         await self.store.aclose()
@@ -161,5 +179,5 @@ def _event(payload: bytes) -> tuple[str, int]:
 
 
 def application_class(database: str) -> type[PostgresApplication] | type[SQLiteApplication]:
-    """By what `database` is: a PostgreSQL DSN, or a file."""
+    """Return the class for a PostgreSQL DSN or for a SQLite file."""
     return PostgresApplication if database.startswith("postgresql:") else SQLiteApplication

@@ -11,7 +11,7 @@ __all__ = ["postgres"]
 
 @pytest.fixture
 def anyio_backend() -> str:
-    """The processes are what is tested; this side only waits for them."""
+    """The processes are what is tested. This side only waits for them."""
     return "asyncio"
 
 

@@ -1,4 +1,4 @@
-"""A consumer process: started, watched, killed."""
+"""A consumer process: started, watched step by step, killed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-_SILENCE_SECONDS = 60.0
+from tests.crash.consumer import OPENED
+
+_SILENCE_SECONDS = 300.0  # a safety net: no test depends on it
+_IDLE_SECONDS = 0.2
 _ROOT = Path(__file__).parents[2]
 
 
 class StalledError(Exception):
-    """The consumer gave no sign of life."""
+    """The consumer made no step for a long time."""
 
 
 class ConsumerProcess:
@@ -26,12 +29,18 @@ class ConsumerProcess:
 
     def __init__(self, url: str, database: str, *options: str) -> None:
         self._command = [sys.executable, "-m", "tests.crash.consumer", url, database, *options]
-        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - a pipe that nobody reads would stall the process once it is full
+        # A pipe that nobody reads would stall the process once it is full.
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self.process: subprocess.Popen[bytes]
 
     def __enter__(self) -> ConsumerProcess:
         self.process = subprocess.Popen(
-            self._command, cwd=_ROOT, stdout=subprocess.PIPE, stderr=self._errors, bufsize=0
+            self._command,
+            cwd=_ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            bufsize=0,
         )
         return self
 
@@ -43,60 +52,83 @@ class ConsumerProcess:
     ) -> None:
         if self.process.poll() is None:
             self.kill()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            assert pipe is not None
+            pipe.close()
         self._errors.close()
 
-    def signs(self) -> bytes:
-        """Signs of life since the last call, at least one; b"" when the process has ended. Raises StalledError after a minute of silence."""
+    def wait_for_step(self, when_idle: Callable[[], object] = lambda: None) -> bytes:
+        """Return the next step that the process reaches, or b"" when it has ended.
+
+        The process waits there until `let_go`. `when_idle` is called again and again while the
+        process reaches no step, for example to publish events.
+
+        Raises:
+            StalledError: the process is silent.
+        """
+        (ready,) = wait_for_any([self], when_idle)
+        return ready.read_step()
+
+    def read_step(self) -> bytes:
+        """Return the step that the process has reached, or b"" when it has ended."""
         assert self.process.stdout is not None
-        ready, _, _ = select.select([self.process.stdout], [], [], _SILENCE_SECONDS)
-        if not ready:
-            raise StalledError(f"no sign of life for {_SILENCE_SECONDS:.0f} s")
-        return os.read(self.process.stdout.fileno(), 65536)
+        step = os.read(self.process.stdout.fileno(), 1)
+        if not step:
+            self.process.wait(_SILENCE_SECONDS)
+        return step
+
+    def let_go(self) -> None:
+        """Let the process go on to its next step."""
+        assert self.process.stdin is not None
+        os.write(self.process.stdin.fileno(), b".")
 
     def finish(self) -> int:
-        """Read signs until the process ends; its exit code."""
-        while self.signs():
-            pass
-        return self.process.wait(_SILENCE_SECONDS)
+        """Let the process go on until it ends; return its exit code."""
+        while self.wait_for_step():
+            self.let_go()
+        return self.process.wait()
 
     def errors(self) -> str:
-        """What it wrote to stderr. To be called when it has ended."""
+        """Return what the process wrote to stderr. To be called when it has ended."""
         self._errors.seek(0)
         return self._errors.read().decode(errors="replace")
 
-    def kill(self, after: float = 0.0) -> None:
-        """Pull the plug, `after` seconds from now."""
-        time.sleep(after)
+    def kill(self) -> None:
+        """Kill the process with SIGKILL."""
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
 
     def wait_until_open(self) -> None:
-        """Read the first sign of life."""
-        assert self.signs().startswith(b"o"), self.errors()
+        """Wait until the consumer is open. It waits there until `let_go`."""
+        assert self.wait_for_step() == OPENED, self.errors()
 
 
-def read_until_one_ends(
-    consumers: list[ConsumerProcess],
-    meanwhile: Callable[[], object],
-    patience: float = _SILENCE_SECONDS,
+def wait_for_any(
+    consumers: list[ConsumerProcess], when_idle: Callable[[], object] = lambda: None
 ) -> list[ConsumerProcess]:
-    """Read signs of all until one has ended, and return those that have; `meanwhile` is called again and again."""
-    ended: list[ConsumerProcess] = []
-    deadline = time.monotonic() + patience
-    while not ended:
+    """Return those consumers that reach a step or end first; call `when_idle` until then.
+
+    Raises:
+        StalledError: all of them are silent.
+    """
+    deadline = time.monotonic() + _SILENCE_SECONDS
+    by_pipe = {consumer.process.stdout: consumer for consumer in consumers}
+    while not (ready := select.select(list(by_pipe), [], [], _IDLE_SECONDS)[0]):
         if time.monotonic() > deadline:
-            raise StalledError(f"none of {len(consumers)} consumers ended in {patience:.0f} s")
-        meanwhile()
-        ready, _, _ = select.select(
-            [consumer.process.stdout for consumer in consumers], [], [], 0.05
-        )
-        ended = [
-            consumer
-            for consumer in consumers
-            if consumer.process.stdout in ready and not consumer.signs()
-        ]
-    for consumer in ended:
-        consumer.process.wait(patience)
+            raise StalledError(f"no step for {_SILENCE_SECONDS:.0f} s")
+        when_idle()
+    return [by_pipe[pipe] for pipe in ready]
+
+
+def run_until_one_ends(
+    consumers: list[ConsumerProcess], when_idle: Callable[[], object]
+) -> list[ConsumerProcess]:
+    """Let all consumers go on until one has ended, and return those that have."""
+    ended: list[ConsumerProcess] = []
+    while not ended:
+        for consumer in wait_for_any(consumers, when_idle):
+            if consumer.read_step():
+                consumer.let_go()
+            else:
+                ended.append(consumer)
     return ended

@@ -9,13 +9,13 @@ import pytest
 from feedapi_client.testing import Publisher
 from tests.crash.application import Row, application_class
 from tests.crash.consumer import FENCED
-from tests.crash.process import ConsumerProcess, read_until_one_ends
+from tests.crash.process import ConsumerProcess, run_until_one_ends
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 class Feed:
-    """A feed that grows by a round of events, one for each of eight entities, whenever it is asked to."""
+    """A feed that grows by rounds of events, one event for each of eight entities."""
 
     def __init__(self, partitions: int) -> None:
         self.publisher = Publisher(partitions, page_size=20, checkpoint_every=5, seed=partitions)
@@ -33,7 +33,10 @@ class Feed:
 
 
 async def read_to_the_end(url: str, database: str) -> list[Row]:
-    """By a third consumer; the effects then, each entity's in order and without gaps."""
+    """Let a third consumer read the rest; return all effects.
+
+    Those of each entity are in order and without gaps.
+    """
     with ConsumerProcess(url, database, "--to-the-end") as consumer:
         assert consumer.finish() == 0, consumer.errors()
     application = application_class(database)(database)
@@ -47,15 +50,18 @@ async def read_to_the_end(url: str, database: str) -> list[Row]:
 async def test_r17_one_consumer_advances_a_partition_and_the_other_ends_fenced(
     database: str, partitions: int
 ) -> None:
-    """With several partitions each of the two may win some and be fenced on the others: then both end."""
+    """With several partitions each may win some and be fenced on the others: then both end."""
     await application_class(database).create(database)
     feed = Feed(partitions)
     with feed.publisher.serve() as url:
         with ConsumerProcess(url, database) as one:
             one.wait_until_open()
             with ConsumerProcess(url, database) as other:
-                other.wait_until_open()  # both stand at the first event
-                for loser in read_until_one_ends([one, other], feed.grow):
+                other.wait_until_open()
+                # Both stand before the first event.
+                one.let_go()
+                other.let_go()
+                for loser in run_until_one_ends([one, other], feed.grow):
                     assert loser.process.returncode == FENCED, loser.errors()
                     assert (
                         "another consumer named 'default' advanced this partition" in loser.errors()
@@ -67,13 +73,13 @@ async def test_r17_one_consumer_advances_a_partition_and_the_other_ends_fenced(
         assert len({row.writer for row in rows if row.partition == partition} & writers) <= 1
 
 
-async def test_r17_two_consumers_born_at_once_do_nothing_twice(database: str) -> None:
+async def test_r17_two_consumers_that_start_at_once_do_nothing_twice(database: str) -> None:
     await application_class(database).create(database)
     feed = Feed(4)
     feed.grow()
     with feed.publisher.serve() as url:
         with ConsumerProcess(url, database) as one, ConsumerProcess(url, database) as other:
-            ended = read_until_one_ends([one, other], feed.grow)
+            ended = run_until_one_ends([one, other], feed.grow)
             assert [loser.process.returncode for loser in ended] == [FENCED] * len(ended), [
                 loser.errors() for loser in ended
             ]

@@ -1,4 +1,4 @@
-"""The feed while plugs are pulled: events keep flowing, partitions are split by both methods, tokens rotate, and no two pages are alike."""
+"""The feed during a crash test: growing, split by both methods, its token rotated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ MAX_OPEN_PARTITIONS = 20
 
 
 class Traffic:
-    """A publisher and what happens to it. Each entity's events are numbered from 0. Every `split_every`-th disturbance is a split."""
+    """A publisher and what happens to it.
+
+    Each entity's events are numbered from 0. Every `split_every`-th disturbance is a split, the
+    others rotate the token.
+    """
 
     def __init__(self, random: Random, split_every: int) -> None:
         self._random = random
@@ -24,7 +28,7 @@ class Traffic:
         self.rotations = 0
 
     def publish(self, count: int) -> None:
-        """So many events more, of any entities."""
+        """Publish `count` events of random entities."""
         for _ in range(count):
             entity = f"entity {self._random.randrange(ENTITIES)}"
             self.publisher.publish(entity, {"entity": entity, "n": self.published[entity]})
@@ -55,7 +59,8 @@ class Traffic:
         self.splits[method] += 1
 
     def _without_parent(self) -> list[int]:
-        # A cursor-from split of a partition that starts after another one is a topology in which discovery can't say what comes first.
+        # When a partition that starts after another one is split by cursor transfer, discovery
+        # can't say what comes first.
         return [
             id
             for id, partition in self.publisher.partitions.items()

@@ -16,7 +16,7 @@ __all__ = ["_one_tls_context", "postgres"]
 
 @pytest.fixture
 def publisher(feedapi_publisher_factory: Callable[..., Publisher]) -> Publisher:
-    """20 events in one batch: entity is n modulo 3."""
+    """A feed of 20 events in one batch; the entity is n modulo 3."""
     publisher = feedapi_publisher_factory(page_size=20, checkpoint_every=20)
     publisher.extend(0, [{"entity": f"e{n % 3}", "n": n} for n in range(20)])
     return publisher

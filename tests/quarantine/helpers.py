@@ -1,4 +1,4 @@
-"""An application with its effects in SQLite, and events that it can't handle."""
+"""An application with its effects in SQLite that can't handle some events."""
 
 from __future__ import annotations
 
@@ -8,13 +8,9 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import anyio
-
 from feedapi_client import Batch, FeedConsumer
 from feedapi_client.quarantine import QuarantinedEvent, QuarantineStore, list_events
 from feedapi_client.testing import Publisher
-
-PATIENCE = 30.0
 
 
 class PoisonError(Exception):
@@ -22,7 +18,7 @@ class PoisonError(Exception):
 
 
 class Ledger:
-    """The effects: one row for each event handled, in a table without any key, so that nothing hides what came twice."""
+    """The effects: one row for each handled event, without a key that would hide duplicates."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -46,7 +42,7 @@ class Ledger:
             connection.execute("INSERT INTO effects VALUES (?)", (n,))
 
     def handler(self, poison: Collection[int]) -> Any:
-        """Commits the cursor in its own transaction."""
+        """Return a handler that commits the cursor in its own transaction."""
 
         async def handle(batch: Batch) -> None:
             with closing(self.connect()) as connection, connection:
@@ -61,11 +57,10 @@ def numbers(batch: Batch) -> list[int]:
 
 
 async def run(publisher: Publisher, store: Any, handle: Any, on_failure: Any) -> None:
-    """One run to the end of the feed."""
+    """Consume to the end of the feed."""
     assert publisher.url is not None
     async with FeedConsumer(publisher.url, store=store, follow=False) as consumer:
-        with anyio.fail_after(PATIENCE):
-            await consumer.run(handle, on_failure=on_failure)
+        await consumer.run(handle, on_failure=on_failure)
 
 
 async def kept(store: QuarantineStore) -> list[QuarantinedEvent]:

@@ -1,4 +1,4 @@
-"""Whatever events are poison, whatever the handler is like: the rest is handled, and what is put aside was not."""
+"""Finding the failing events of a batch, for any failing events and any kind of handler."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ class Database:
 def scenario(
     count: int, poison: set[int], *, transactional: bool, on_failure: Any
 ) -> tuple[Database, list[int], int]:
-    """Hand one batch over; the database, what is in quarantine, and how often the handler was called."""
-    database, aside, calls = Database(), MemoryQuarantineStore(), 0
+    """Handle one batch.
+
+    Returns the database, the indices of the quarantined events, and the number of handler calls.
+    """
+    database, store, calls = Database(), MemoryQuarantineStore(), 0
 
     def apply(batch: Batch) -> None:
         nonlocal calls
@@ -59,7 +62,7 @@ def scenario(
         apply(batch)
 
     async def main() -> list[int]:
-        quarantine = Quarantine(to=aside, limit=1000)
+        quarantine = Quarantine(to=store, limit=1000)
         retried = Retry(attempts=2, base_delay=1e-6, max_delay=1e-6, then=quarantine)
         handle = await retrying_handler(
             in_transaction if transactional else without,
@@ -69,7 +72,7 @@ def scenario(
         )
         events = [make_event(0, b'{"n":%d}' % n) for n in range(count)]
         await handle(Batch(0, events, "the end", database.save))
-        return [event.index for event in await kept(aside)]
+        return [event.index for event in await kept(store)]
 
     return database, anyio.run(main), calls
 
@@ -89,9 +92,9 @@ def test_with_a_transaction_each_good_event_is_there_once_in_order(
     batch: tuple[int, set[int]], on_failure: str
 ) -> None:
     count, poison = batch
-    database, aside, _ = scenario(count, poison, transactional=True, on_failure=on_failure)
+    database, quarantined, _ = scenario(count, poison, transactional=True, on_failure=on_failure)
     assert database.effects == [n for n in range(count) if n not in poison]
-    assert aside == sorted(poison)
+    assert quarantined == sorted(poison)
     assert database.cursor == "the end"
 
 
@@ -101,16 +104,16 @@ def test_without_a_transaction_each_good_event_is_there_at_least_once(
     batch: tuple[int, set[int]], on_failure: str
 ) -> None:
     count, poison = batch
-    database, aside, _ = scenario(count, poison, transactional=False, on_failure=on_failure)
+    database, quarantined, _ = scenario(count, poison, transactional=False, on_failure=on_failure)
     good = [n for n in range(count) if n not in poison]
     assert list(dict.fromkeys(database.effects)) == good
-    # Once in each attempt at the whole batch, as far as it came, and once more alone.
+    # Once in each attempt at the whole batch, up to the failing event, and once more alone.
     assert all(database.effects.count(n) <= (2 if on_failure == "quarantine" else 3) for n in good)
-    assert aside == sorted(poison)
+    assert quarantined == sorted(poison)
     assert database.cursor == "the end"
 
 
-def test_one_poisonous_event_among_many_takes_few_calls() -> None:
-    _, aside, calls = scenario(4096, {2500}, transactional=True, on_failure="quarantine")
-    assert aside == [2500]
+def test_the_number_of_calls_grows_with_the_logarithm_of_the_batch() -> None:
+    _, quarantined, calls = scenario(4096, {2500}, transactional=True, on_failure="quarantine")
+    assert quarantined == [2500]
     assert calls < 20

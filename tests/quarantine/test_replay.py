@@ -1,4 +1,4 @@
-"""Quarantined events are handed to a handler once more."""
+"""`replay`: quarantined events are delivered to a handler once more."""
 
 from __future__ import annotations
 
@@ -16,26 +16,30 @@ pytestmark = pytest.mark.anyio
 
 
 @pytest.fixture
-async def aside(publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger) -> Any:
-    """4, 9 and 14 are in quarantine."""
+async def quarantine(publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger) -> Any:
+    """A quarantine with the events 4, 9 and 14."""
     await run(publisher, store, ledger.handler({4, 9, 14}), "quarantine")
     return quarantine_beside(store)
 
 
-async def test_replay_hands_each_event_over_and_removes_it_in_the_handlers_transaction(
-    aside: Any, ledger: Ledger
+async def test_each_event_is_removed_in_the_handlers_transaction(
+    quarantine: Any, ledger: Ledger
 ) -> None:
-    assert await replay(aside, ledger.handler(())) == Replayed(3, 0)
+    assert await replay(quarantine, ledger.handler(())) == Replayed(3, 0)
     assert ledger.rows()[-3:] == [4, 9, 14]
-    assert await kept(aside) == []
+    assert await kept(quarantine) == []
 
 
-async def test_an_event_that_fails_again_stays_and_is_reported(aside: Any, ledger: Ledger) -> None:
+async def test_an_event_that_fails_again_stays_and_is_reported(
+    quarantine: Any, ledger: Ledger
+) -> None:
     reports: list[tuple[int, Exception | None]] = []
     assert await replay(
-        aside, ledger.handler({9}), report=lambda event, error: reports.append((event.index, error))
+        quarantine,
+        ledger.handler({9}),
+        report=lambda event, error: reports.append((event.index, error)),
     ) == Replayed(2, 1)
-    assert [event.index for event in await kept(aside)] == [9]
+    assert [event.index for event in await kept(quarantine)] == [9]
     assert [(index, type(error)) for index, error in reports] == [
         (4, type(None)),
         (9, PoisonError),
@@ -44,7 +48,7 @@ async def test_an_event_that_fails_again_stays_and_is_reported(aside: Any, ledge
 
 
 async def test_an_event_stays_when_the_handlers_transaction_rolls_back(
-    aside: Any, ledger: Ledger
+    quarantine: Any, ledger: Ledger
 ) -> None:
     async def handle(batch: Batch) -> None:
         with closing(ledger.connect()) as connection, connection:
@@ -52,37 +56,41 @@ async def test_an_event_stays_when_the_handlers_transaction_rolls_back(
             await batch.commit(transaction=connection)
             raise PoisonError
 
-    assert await replay(aside, handle) == Replayed(0, 3)
-    assert len(await kept(aside)) == 3
+    assert await replay(quarantine, handle) == Replayed(0, 3)
+    assert len(await kept(quarantine)) == 3
     assert len(ledger.rows()) == 17
 
 
-async def test_a_handler_without_a_commit_is_enough(aside: Any) -> None:
+async def test_a_handler_without_a_commit_is_enough(quarantine: Any) -> None:
     seen = []
 
     async def handle(batch: Batch) -> None:
         seen.extend(numbers(batch))
 
-    assert await replay(aside, handle) == Replayed(3, 0)
+    assert await replay(quarantine, handle) == Replayed(3, 0)
     assert seen == [4, 9, 14]
-    assert await kept(aside) == []
+    assert await kept(quarantine) == []
 
 
-async def test_chosen_events_only(aside: Any, ledger: Ledger) -> None:
-    first, _, last = await kept(aside)
-    assert await replay(aside, ledger.handler(()), [last.id, first.id]) == Replayed(2, 0)
+async def test_chosen_events_only(quarantine: Any, ledger: Ledger) -> None:
+    first, _, last = await kept(quarantine)
+    assert await replay(quarantine, ledger.handler(()), [last.id, first.id]) == Replayed(2, 0)
     assert ledger.rows()[-2:] == [14, 4]
     with pytest.raises(StoreError, match="no event"):
-        await replay(aside, ledger.handler(()), [first.id])
+        await replay(quarantine, ledger.handler(()), [first.id])
 
 
-async def test_two_replays_at_a_time_handle_each_event_once(aside: Any, ledger: Ledger) -> None:
+async def test_two_replays_at_a_time_handle_each_event_once(
+    quarantine: Any, ledger: Ledger
+) -> None:
     inner = ledger.handler(())
 
     async def slower(batch: Batch) -> None:
-        await replay(aside, ledger.handler(()), [event.id for event in await kept(aside)][:1])
+        await replay(
+            quarantine, ledger.handler(()), [event.id for event in await kept(quarantine)][:1]
+        )
         await inner(batch)
 
-    assert await replay(aside, slower) == Replayed(0, 3)
+    assert await replay(quarantine, slower) == Replayed(0, 3)
     assert ledger.rows()[-3:] == [4, 9, 14]
-    assert await kept(aside) == []
+    assert await kept(quarantine) == []

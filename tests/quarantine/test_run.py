@@ -27,7 +27,7 @@ from tests.quarantine.helpers import Ledger, PoisonError, kept, numbers, run
 
 pytestmark = pytest.mark.anyio
 
-PATIENT = Retry(attempts=3, base_delay=0.001, max_delay=0.002)
+THREE_TIMES = Retry(attempts=3, base_delay=0.001, max_delay=0.002)
 ALL = list(range(20))
 
 
@@ -45,7 +45,7 @@ async def test_raise_is_the_default_and_commits_nothing_of_the_batch(
     assert len(ledger.calls) == 1
 
 
-async def test_retry_hands_the_same_batch_over_again_and_goes_on(
+async def test_retry_delivers_the_same_batch_again_and_goes_on(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     handle, bad = ledger.handler(set()), ledger.handler({19})
@@ -53,7 +53,7 @@ async def test_retry_hands_the_same_batch_over_again_and_goes_on(
     async def flaky(batch: Batch) -> None:
         await (bad if len(ledger.calls) < 2 else handle)(batch)
 
-    await run(publisher, store, flaky, PATIENT)
+    await run(publisher, store, flaky, THREE_TIMES)
     assert ledger.calls[:3] == [ALL, ALL, ALL]
     assert ledger.rows() == ALL
 
@@ -62,12 +62,12 @@ async def test_retry_raises_the_last_error_after_its_attempts(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     with pytest.raises(PoisonError, match="can't handle 3"):
-        await run(publisher, store, ledger.handler({3}), PATIENT)
+        await run(publisher, store, ledger.handler({3}), THREE_TIMES)
     assert len(ledger.calls) == 3
     assert ledger.rows() == []
 
 
-async def test_retry_does_not_repeat_what_is_not_worth_it(
+async def test_retry_does_not_repeat_other_errors_than_those_it_names(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     with pytest.raises(PoisonError):
@@ -88,8 +88,8 @@ async def test_retry_commits_a_batch_whose_first_transaction_failed_after_the_co
             await batch.commit(transaction=connection)
             raise PoisonError("after the cursor was saved in the transaction")
 
-    await run(publisher, store, handle, PATIENT)
-    await run(publisher, store, handle, PATIENT)
+    await run(publisher, store, handle, THREE_TIMES)
+    await run(publisher, store, handle, THREE_TIMES)
     assert [n for call in calls for n in call] == ALL + ALL
 
 
@@ -110,20 +110,20 @@ async def test_an_error_behind_a_saved_cursor_is_raised_at_once(
 
 
 @pytest.mark.parametrize("poison", [{0}, {7}, {19}, {0, 1, 2}, {3, 4, 11, 19}, set(ALL)], ids=str)
-async def test_quarantine_takes_just_the_poison_and_the_rest_is_handled_once(
+async def test_only_the_failing_events_are_quarantined_and_the_rest_is_handled_once(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger, poison: set[int]
 ) -> None:
     await run(publisher, store, ledger.handler(poison), "quarantine")
     assert ledger.rows() == without(*poison)
-    aside = await kept(quarantine_beside(store))
-    assert [orjson.loads(event.raw)["n"] for event in aside] == sorted(poison)
-    assert [event.index for event in aside] == sorted(poison)
+    quarantined = await kept(quarantine_beside(store))
+    assert [orjson.loads(event.raw)["n"] for event in quarantined] == sorted(poison)
+    assert [event.index for event in quarantined] == sorted(poison)
     publisher.append(0, {"entity": "e0", "n": 20})
     await run(publisher, store, ledger.handler(poison), "quarantine")
     assert ledger.rows() == [*without(*poison), 20]
 
 
-async def test_a_quarantined_event_says_what_where_why_and_when(
+async def test_a_quarantined_event_holds_payload_position_error_and_time(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     await run(publisher, store, ledger.handler({7}), "quarantine")
@@ -135,10 +135,10 @@ async def test_a_quarantined_event_says_what_where_why_and_when(
     assert event.time.tzinfo is not None
 
 
-async def test_the_events_before_the_poison_may_be_what_the_others_need(
+async def test_an_event_may_need_the_effects_of_the_events_before_it(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
-    """Each event needs the effect of the one before it of its entity: handed over alone it would look like poison."""
+    """Each event needs the effect of the one before it of its entity: it would fail alone."""
 
     async def handle(batch: Batch) -> None:
         with closing(ledger.connect()) as connection, connection:
@@ -174,7 +174,7 @@ async def test_a_handler_without_a_transaction_gets_each_event_once_more_at_most
     assert await store.load(next(iter(await store.feeds()))) != {}
 
 
-async def test_quarantine_after_retry_spares_an_event_that_fails_now_and_then(
+async def test_an_event_that_fails_now_and_then_is_not_quarantined_after_retries(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     seen = {7: 0}
@@ -197,7 +197,7 @@ async def test_quarantine_after_retry_spares_an_event_that_fails_now_and_then(
     assert await kept(quarantine_beside(store)) == []
 
 
-async def test_a_failure_that_no_event_is_to_blame_for_is_raised(
+async def test_a_failure_without_a_failing_event_is_raised(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     async def handle(batch: Batch) -> None:
@@ -212,7 +212,7 @@ async def test_a_failure_that_no_event_is_to_blame_for_is_raised(
     assert await kept(quarantine_beside(store)) == []
 
 
-async def test_errors_that_are_not_named_are_raised(
+async def test_errors_that_the_options_do_not_name_are_raised(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     with pytest.raises(PoisonError):
@@ -220,7 +220,7 @@ async def test_errors_that_are_not_named_are_raised(
     assert await kept(quarantine_beside(store)) == []
 
 
-async def test_an_error_of_the_store_is_never_an_events_fault(
+async def test_an_error_of_the_store_quarantines_nothing(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     async def handle(batch: Batch) -> None:
@@ -254,7 +254,7 @@ async def test_r17_a_fenced_consumer_ends_whatever_on_failure_says(
     assert ledger.rows() == []
 
 
-async def test_too_many_poisonous_events_in_a_row_are_something_else(
+async def test_too_many_failing_events_in_a_row_end_the_consumer(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     with pytest.raises(PoisonError, match="can't handle 9") as caught:
@@ -264,7 +264,7 @@ async def test_too_many_poisonous_events_in_a_row_are_something_else(
     assert await kept(quarantine_beside(store)) == []
 
 
-async def test_poison_in_a_row_is_counted_over_batches(
+async def test_failing_events_in_a_row_are_counted_over_batches(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     publisher.page_size = publisher.checkpoint_every = 1
@@ -319,7 +319,7 @@ async def test_the_quarantine_and_the_cursor_are_saved_in_one_transaction(
     assert (await store.load(feed))[0].revision == 1
 
 
-async def test_a_partition_with_poison_does_not_hold_up_the_others(
+async def test_a_failing_partition_does_not_delay_the_others(
     feedapi_publisher_factory: Any, store: SQLiteCursorStore
 ) -> None:
     publisher = feedapi_publisher_factory(2)
@@ -357,9 +357,9 @@ async def test_cancellation_ends_the_retries(
 async def test_another_place_for_the_quarantine_is_filled_before_the_cursor_is_saved(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
-    aside = MemoryQuarantineStore()
-    await run(publisher, store, ledger.handler({4, 9}), Quarantine(to=aside))
-    assert [event.index for event in await kept(aside)] == [4, 9]
+    quarantined = MemoryQuarantineStore()
+    await run(publisher, store, ledger.handler({4, 9}), Quarantine(to=quarantined))
+    assert [event.index for event in await kept(quarantined)] == [4, 9]
     assert ledger.rows() == without(4, 9)
 
 
@@ -382,7 +382,7 @@ async def test_a_store_without_a_quarantine_is_refused_before_anything_is_read(
         await run(publisher, Foreign(), handle, "quarantine")
 
 
-async def test_the_handlers_own_except_clauses_see_nothing_of_a_trial(
+async def test_the_handlers_own_except_clauses_do_not_see_the_end_of_a_dry_run(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     own: list[Exception] = []
@@ -399,7 +399,7 @@ async def test_the_handlers_own_except_clauses_see_nothing_of_a_trial(
     assert {type(error) for error in own} == {PoisonError}
 
 
-async def test_a_trial_also_ends_within_the_handlers_task_group(
+async def test_a_dry_run_also_ends_within_the_handlers_task_group(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     async def handle(batch: Batch) -> None:

@@ -63,14 +63,14 @@ async def store(
     if request.param == "memory":
         yield MemoryQuarantineStore()
     elif request.param == "sqlite":
-        yield SQLiteQuarantineStore(tmp_path / "aside.db")
+        yield SQLiteQuarantineStore(tmp_path / "quarantine.db")
     else:
         if anyio_backend == "trio":
             pytest.skip("SQLAlchemy runs on asyncio only")
         url = (
             request.getfixturevalue("postgres").url()
             if request.param == "postgresql"
-            else f"sqlite+aiosqlite:///{tmp_path / 'aside.db'}"
+            else f"sqlite+aiosqlite:///{tmp_path / 'quarantine.db'}"
         )
         engine = create_async_engine(url)
         store = SQLAlchemyQuarantineStore(engine)
@@ -159,7 +159,7 @@ async def test_a_long_error_is_cut(store: QuarantineStore) -> None:
     assert len((await show(store, put.id)).error) == 4000
 
 
-async def test_an_error_that_has_no_text_is_no_obstacle() -> None:
+async def test_an_event_is_quarantined_although_its_error_has_no_text() -> None:
     class SilentError(Exception):
         def __str__(self) -> str:
             raise RuntimeError
@@ -173,7 +173,7 @@ async def test_the_quarantine_beside_a_memory_store_is_always_the_same() -> None
     assert quarantine_beside(cursors) is not quarantine_beside(MemoryCursorStore())
 
 
-async def test_only_one_file_is_one_transaction(tmp_path: Path) -> None:
+async def test_one_transaction_spans_only_one_file(tmp_path: Path) -> None:
     store = SQLiteQuarantineStore(tmp_path / "a.db")
     assert store.joins(SQLiteCursorStore(f"{tmp_path}/x/../a.db"))
     assert not store.joins(SQLiteCursorStore(tmp_path / "b.db"))
@@ -211,7 +211,8 @@ class TestPostgreSQL:
                 await connection.execute(sa.text(f"DROP TABLE IF EXISTS {table}"))
             await connection.execute(
                 sa.text(
-                    "CREATE TABLE effects (at serial PRIMARY KEY, n integer NOT NULL CHECK (n NOT IN (7, 12)))"
+                    "CREATE TABLE effects "
+                    "(at serial PRIMARY KEY, n integer NOT NULL CHECK (n NOT IN (7, 12)))"
                 )
             )
         await cursors.create_tables()
@@ -225,7 +226,7 @@ class TestPostgreSQL:
                 (await connection.execute(sa.text("SELECT n FROM effects ORDER BY at"))).scalars()
             )
 
-    async def test_the_database_refuses_the_poison_and_the_rest_is_there_once(
+    async def test_events_that_the_database_refuses_are_quarantined_and_the_rest_is_there_once(
         self, publisher: Publisher, cursors: SQLAlchemyCursorStore
     ) -> None:
         async def handle(batch: Batch) -> None:
@@ -238,13 +239,13 @@ class TestPostgreSQL:
 
         await run(publisher, cursors, handle, "quarantine")
         assert await self.rows(cursors) == [n for n in range(20) if n not in (7, 12)]
-        aside = await kept(quarantine_beside(cursors))
-        assert [(event.index, event.error_type) for event in aside] == [
+        quarantined = await kept(quarantine_beside(cursors))
+        assert [(event.index, event.error_type) for event in quarantined] == [
             (7, "IntegrityError"),
             (12, "IntegrityError"),
         ]
 
-    async def test_a_session_works_as_well(
+    async def test_a_session_is_a_transaction(
         self, publisher: Publisher, cursors: SQLAlchemyCursorStore
     ) -> None:
         async def handle(batch: Batch) -> None:
@@ -257,7 +258,7 @@ class TestPostgreSQL:
         assert await self.rows(cursors) == [n for n in range(20) if n not in (7, 12)]
         assert len(await kept(quarantine_beside(cursors))) == 2
 
-    async def test_a_trial_flushes_what_a_session_still_holds_back(
+    async def test_a_dry_run_flushes_what_a_session_still_holds_back(
         self, publisher: Publisher, cursors: SQLAlchemyCursorStore
     ) -> None:
         async def handle(batch: Batch) -> None:
@@ -322,7 +323,7 @@ async def test_open_quarantine_takes_a_file(tmp_path: Path) -> None:
 
 
 async def test_many_tasks_quarantine_into_one_file_at_a_time(tmp_path: Path) -> None:
-    """Each beside the save of a cursor, as consumers of several partitions do."""
+    """Each with the save of a cursor, as consumers of several partitions do."""
     cursors = SQLiteCursorStore(tmp_path / "a.db")
     store = quarantine_beside(cursors)
 
@@ -336,9 +337,8 @@ async def test_many_tasks_quarantine_into_one_file_at_a_time(tmp_path: Path) -> 
                     [record(partition=partition, index=revision)], transaction=transaction
                 )
 
-    with anyio.fail_after(20):
-        async with anyio.create_task_group() as tasks:
-            for partition in range(8):
-                tasks.start_soon(work, partition)
+    async with anyio.create_task_group() as tasks:
+        for partition in range(8):
+            tasks.start_soon(work, partition)
     assert len(await kept(store)) == 40
     assert {position.revision for position in (await cursors.load(FEED)).values()} == {5}

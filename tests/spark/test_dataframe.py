@@ -261,7 +261,6 @@ def wait(predicate: Callable[[], object], timeout: float = 300) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.slow
 def test_second_available_now_run_reads_only_new_events(
     spark: SparkSession, stream: Callable[..., StreamingQuery], publisher: Publisher, tmp_path: Path
 ) -> None:

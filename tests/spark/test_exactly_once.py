@@ -457,7 +457,7 @@ def test_executor_that_does_not_see_the_staging_location_is_an_error(
     end = engine.reader.latestOffset(first, engine.reader.getDefaultReadLimit())
     (part, *_) = engine.reader.partitions(first, end)
     assert isinstance(part, StreamPartition)
-    elsewhere = FeedStreamReader(engine.reader.options, (tmp_path / "elsewhere").as_uri())  # type: ignore[attr-defined]
+    elsewhere = FeedStreamReader(options_for(publisher), (tmp_path / "elsewhere").as_uri())
     with pytest.raises(StagingError, match="not shared by driver and executors"):
         list(elsewhere.read(part))
 

@@ -1,10 +1,8 @@
-"""Runs the example and the snippets of the README."""
+"""Runs the example and the snippets of the documentation."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from feedapi_client.testing import Publisher
+from tests.docs.snippets import python_blocks
 from tests.spark.conftest import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
-README = Path(os.environ.get("FEEDAPI_README", ROOT / "README.md"))
 
 
 @pytest.fixture(scope="module")
@@ -61,25 +58,18 @@ def test_pipeline_keeps_its_tables_through_a_split(
     assert len({row.minute for row in minutes}) == len(minutes)
 
 
-@pytest.mark.slow
-def test_snippets_of_the_readme_run(
+def test_snippets_of_the_documentation_run(
     spark: SparkSession, example: Any, publisher: Publisher, tmp_path: Path
 ) -> None:
     example.publish(publisher, orders=30)
-    chapter = re.search(
-        r"^## [^\n]*Spark.*?(?=^## |\Z)",
-        README.read_text(encoding="utf-8"),
-        re.MULTILINE | re.DOTALL,
-    )
-    assert chapter is not None, "README.md has no chapter on Spark"
-    snippets = re.findall(r"```python\n(.*?)```", chapter[0], re.DOTALL)
+    snippets = python_blocks("docs/pages/spark.md")
     assert len(snippets) >= 3
     names: dict[str, Any] = {"spark": spark}
     for snippet in snippets:
         code = snippet.replace("https://service/orders", str(publisher.url)).replace(
             "s3://lake", tmp_path.as_uri()
         )
-        exec(compile(code, str(README), "exec"), names)
+        exec(compile(code, "docs/pages/spark.md", "exec"), names)
     assert names["table"].count() == len(publisher.payloads())
     assert spark.read.parquet(f"{tmp_path}/orders").count() == len(publisher.payloads())
     assert names["summary"].rows == len(publisher.payloads())

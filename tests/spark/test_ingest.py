@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import StreamingQueryException
@@ -39,11 +39,10 @@ def publish(publisher: Publisher, count: int, *, first: int = 0) -> None:
 
 
 def job(publisher: Publisher, tmp_path: Path, **more: object) -> Ingest:
-    assert publisher.url is not None
-    return Ingest(url=publisher.url, output=str(tmp_path / "table"), **more)  # type: ignore[arg-type]
+    given: Any = {"url": publisher.url, "output": str(tmp_path / "table"), **more}
+    return Ingest(**given)
 
 
-@pytest.mark.slow
 def test_next_run_adds_only_new_events(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -88,7 +87,6 @@ def test_transform_of_the_user(spark: SparkSession, publisher: Publisher, tmp_pa
     )
 
 
-@pytest.mark.slow
 def test_repeated_batch_replaces_the_first_attempt(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:

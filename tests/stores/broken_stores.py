@@ -1,4 +1,7 @@
-"""Stores that break a promise, each with the contract tests run on it by test_contract.py. Not collected by itself."""
+"""Stores that break the contract. `test_contract` runs the contract's tests on them.
+
+Pytest does not collect this module by itself.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +99,7 @@ class TestStripsCursors(_Bare):
             }
 
 
-class TestLooksAndLeapsLater(_Bare):
+class TestChecksAndSavesSeparately(_Bare):
     class make(MemoryCursorStore):  # noqa: N801
         async def save(
             self, feed: FeedKey, positions: Positions, *, transaction: Any = None

@@ -1,4 +1,4 @@
-"""MemoryCursorStore passes the contract."""
+"""`MemoryCursorStore`: the contract."""
 
 from __future__ import annotations
 

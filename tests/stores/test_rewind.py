@@ -1,4 +1,7 @@
-"""A consumer that is taken back to a time, across splits of both methods, gets exactly what it had not handled then."""
+"""A rewound consumer gets exactly the events that it had not handled at that time.
+
+Also across splits of both methods.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from feedapi_client import FeedKey, FencedError
 from feedapi_client.stores import Journal, SQLiteCursorStore
 from feedapi_client.testing import Publisher
-from tests.consumer.helpers import PATIENCE, by_entity, consume, fill
+from tests.consumer.helpers import by_entity, consume, fill
 
 pytestmark = pytest.mark.anyio
 History = list[tuple[datetime, list[Any]]]
@@ -23,16 +25,15 @@ History = list[tuple[datetime, list[Any]]]
 async def read_to_the_end(
     publisher: Publisher, store: SQLiteCursorStore, handled: list[Any], history: History
 ) -> None:
-    """Consume what there is, and note after each commit what had been handled when."""
+    """Consume what there is, and record after each commit what was handled at that time."""
     async with consume(publisher, store=store, follow=False) as consumer:
-        with anyio.fail_after(PATIENCE):
-            async for batch in consumer.batches():
-                handled += [event.json() for event in batch.events]
-                await batch.commit()
-                history.append((datetime.now(UTC), list(handled)))
+        async for batch in consumer.batches():
+            handled += [event.json() for event in batch.events]
+            await batch.commit()
+            history.append((datetime.now(UTC), list(handled)))
 
 
-async def live_through(
+async def read_through_splits(
     publisher: Publisher, store: SQLiteCursorStore, splits: list[str], dice: random.Random
 ) -> History:
     handled: list[Any] = []
@@ -62,7 +63,7 @@ async def live_through(
     ],
     ids="+".join,
 )
-async def test_after_a_rewind_each_event_not_handled_then_comes_once_and_in_order(
+async def test_after_a_rewind_each_event_not_handled_before_comes_once_and_in_order(
     feedapi_publisher_factory: Callable[..., Publisher],
     tmp_path: Path,
     splits: list[str],
@@ -71,7 +72,7 @@ async def test_after_a_rewind_each_event_not_handled_then_comes_once_and_in_orde
     dice = random.Random(seed)
     publisher = feedapi_publisher_factory(page_size=9, checkpoint_every=4)
     async with SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal(keep=None)) as store:
-        history = await live_through(publisher, store, splits, dice)
+        history = await read_through_splits(publisher, store, splits, dice)
         (feed,) = await store.feeds()
         for when, handled in dice.sample(history, 4):
             await store.rewind(feed, when)
@@ -84,11 +85,15 @@ async def test_after_a_rewind_each_event_not_handled_then_comes_once_and_in_orde
 async def test_after_a_rewind_across_many_splits_nothing_is_lost_or_comes_twice(
     feedapi_publisher_factory: Callable[..., Publisher], tmp_path: Path, seed: int
 ) -> None:
-    """Only that: when an ancestor and its parent are both gone from the list, nothing says any more what an heir has to wait for."""
+    """The order is not tested.
+
+    When an ancestor and its parent are both gone from discovery, nothing says any more what a
+    successor has to wait for.
+    """
     dice = random.Random(seed)
     publisher = feedapi_publisher_factory(page_size=9, checkpoint_every=4)
     async with SQLiteCursorStore(tmp_path / "cursors.db", journal=Journal(keep=None)) as store:
-        history = await live_through(
+        history = await read_through_splits(
             publisher,
             store,
             ["cursor-from", "cursor-from", "starts-after", "cursor-from", "starts-after"],

@@ -1,4 +1,4 @@
-"""SQLAlchemyCursorStore passes the contract on real servers, and keeps cursors in the caller's own transaction."""
+"""`SQLAlchemyCursorStore` on real servers: the contracts, and the caller's own transaction."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.sql import SQLAlchemyCursorStore
+from feedapi_client.stores.sql_statements import CursorStatements
 from feedapi_client.testing.contracts import AdministrableStoreContract, advanced, opening
 from tests.servers import MariaDB, Postgres
-from tests.stores.journal_contract import JournalContract, Make
+from tests.stores.journal_contract import AGING, JournalContract, Make
 
 pytestmark = pytest.mark.anyio
 FEED = FeedKey("https://service.test/feed")
@@ -41,7 +42,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 
 
 def open_engine(url: str | sa.URL) -> AsyncEngine:
-    """An engine; SQLite without waiting for the disk."""
+    """Create an engine; SQLite's does not wait for the disk."""
     engine = create_async_engine(url)
     if engine.dialect.name == "sqlite":
         sa.event.listen(
@@ -53,9 +54,14 @@ def open_engine(url: str | sa.URL) -> AsyncEngine:
 
 
 async def drop_tables(engine: AsyncEngine) -> None:
+    tables = ("feedapi_cursors", "feedapi_cursors_journal", "effects")
+    await execute(engine, *(f"DROP TABLE IF EXISTS {table}" for table in tables))
+
+
+async def execute(engine: AsyncEngine, *statements: str, **parameters: Any) -> None:
     async with engine.begin() as connection:
-        for table in ("feedapi_cursors", "feedapi_cursors_journal", "effects"):
-            await connection.execute(sa.text(f"DROP TABLE IF EXISTS {table}"))
+        for statement in statements:
+            await connection.execute(sa.text(statement), parameters)
 
 
 class SQLContract(AdministrableStoreContract):
@@ -97,17 +103,13 @@ class SQLContract(AdministrableStoreContract):
 
     @asynccontextmanager
     async def failing(self, store: SQLAlchemyCursorStore) -> AsyncIterator[None]:
-        await self._execute(
+        await execute(
             store.engine,
-            "ALTER TABLE feedapi_cursors ADD CONSTRAINT fire CHECK (partition_id <> 5 OR revision < 0) NOT VALID",
+            "ALTER TABLE feedapi_cursors ADD CONSTRAINT fire "
+            "CHECK (partition_id <> 5 OR revision < 0) NOT VALID",
         )
         yield
-        await self._execute(store.engine, "ALTER TABLE feedapi_cursors DROP CONSTRAINT fire")
-
-    async def _execute(self, engine: AsyncEngine, *statements: str) -> None:
-        async with engine.begin() as connection:
-            for statement in statements:
-                await connection.execute(sa.text(statement))
+        await execute(store.engine, "ALTER TABLE feedapi_cursors DROP CONSTRAINT fire")
 
 
 class TestPostgresWithPsycopg(SQLContract):
@@ -129,10 +131,13 @@ class TestSQLiteWithAiosqlite(SQLContract):
 
     @asynccontextmanager
     async def failing(self, store: SQLAlchemyCursorStore) -> AsyncIterator[None]:
-        trigger = "CREATE TRIGGER fail_{0} BEFORE {0} ON feedapi_cursors WHEN NEW.partition_id = 5 BEGIN SELECT RAISE(FAIL, 'disk on fire'); END"
-        await self._execute(store.engine, trigger.format("INSERT"), trigger.format("UPDATE"))
+        trigger = (
+            "CREATE TRIGGER fail_{0} BEFORE {0} ON feedapi_cursors WHEN NEW.partition_id = 5 "
+            "BEGIN SELECT RAISE(FAIL, 'disk on fire'); END"
+        )
+        await execute(store.engine, trigger.format("INSERT"), trigger.format("UPDATE"))
         yield
-        await self._execute(store.engine, "DROP TRIGGER fail_INSERT", "DROP TRIGGER fail_UPDATE")
+        await execute(store.engine, "DROP TRIGGER fail_INSERT", "DROP TRIGGER fail_UPDATE")
 
 
 class TestMariaDBWithAsyncmy(SQLContract):
@@ -142,10 +147,13 @@ class TestMariaDBWithAsyncmy(SQLContract):
 
     @asynccontextmanager
     async def failing(self, store: SQLAlchemyCursorStore) -> AsyncIterator[None]:
-        trigger = "CREATE TRIGGER fail_{0} BEFORE {0} ON feedapi_cursors FOR EACH ROW IF NEW.partition_id = 5 THEN SIGNAL SQLSTATE '45000'; END IF"
-        await self._execute(store.engine, trigger.format("INSERT"), trigger.format("UPDATE"))
+        trigger = (
+            "CREATE TRIGGER fail_{0} BEFORE {0} ON feedapi_cursors FOR EACH ROW "
+            "IF NEW.partition_id = 5 THEN SIGNAL SQLSTATE '45000'; END IF"
+        )
+        await execute(store.engine, trigger.format("INSERT"), trigger.format("UPDATE"))
         yield
-        await self._execute(store.engine, "DROP TRIGGER fail_INSERT", "DROP TRIGGER fail_UPDATE")
+        await execute(store.engine, "DROP TRIGGER fail_INSERT", "DROP TRIGGER fail_UPDATE")
 
 
 # The journal
@@ -175,6 +183,10 @@ class SQLJournal(JournalContract):
             return (
                 await connection.execute(sa.text("SELECT COUNT(*) FROM feedapi_cursors_journal"))
             ).scalar_one()
+
+    async def age(self, store: JournalledStore, seconds: int) -> None:
+        assert isinstance(store, SQLAlchemyCursorStore)
+        await execute(store.engine, *AGING, by=seconds * 1_000_000)
 
 
 class TestJournalOnPostgresWithPsycopg(SQLJournal):
@@ -436,8 +448,9 @@ def test_statements_compile_for_every_dialect(dialect: Any) -> None:
         positions = {
             p: Position(f"c{p}", "drained" if p % 2 else "open", p + 2) for p in range(number)
         }
-        matching = store._matching(FEED, {p: new.revision for p, new in positions.items()})
-        statement = store._update(matching, positions, 1).compile(
+        statements = CursorStatements(store.table, store.journal_table)
+        matching = statements.matching(FEED, {p: new.revision for p, new in positions.items()})
+        statement = statements.update_positions(matching, positions, 1).compile(
             dialect=dialect, compile_kwargs={"render_postcompile": True}
         )
         assert len(statement.params) < 2_100
@@ -469,19 +482,60 @@ async def test_a_transaction_of_another_database_is_refused(
     await other.dispose()
 
 
-async def test_autocommit_is_no_transaction(
-    store: SQLAlchemyCursorStore, engine: AsyncEngine, url: str
+async def test_an_engine_with_the_execution_option_autocommit_is_refused(
+    engine: AsyncEngine,
+) -> None:
+    with pytest.raises(ValueError, match="AUTOCOMMIT"):
+        SQLAlchemyCursorStore(engine.execution_options(isolation_level="AUTOCOMMIT"))
+
+
+async def test_a_connection_in_autocommit_mode_is_no_transaction(
+    store: SQLAlchemyCursorStore, engine: AsyncEngine
 ) -> None:
     async with engine.connect() as connection:
         await connection.execution_options(isolation_level="AUTOCOMMIT")
         with pytest.raises(StoreError, match="autocommit mode"):
             await store.save(FEED, opening(), transaction=connection)
-    for autocommit in (
-        engine.execution_options(isolation_level="AUTOCOMMIT"),
-        create_async_engine(url, isolation_level="AUTOCOMMIT"),
-    ):
-        with pytest.raises(ValueError, match="AUTOCOMMIT"):
-            SQLAlchemyCursorStore(autocommit)
+    assert await store.load(FEED) == {}
+
+
+async def test_nothing_is_saved_through_an_engine_created_in_autocommit_mode(
+    store: SQLAlchemyCursorStore, url: str
+) -> None:
+    autocommit = create_async_engine(url, isolation_level="AUTOCOMMIT")
+    refused = SQLAlchemyCursorStore(autocommit)
+    with pytest.raises(StoreError, match="autocommit mode"):
+        await refused.save(FEED, opening())
+    with pytest.raises(StoreError, match="autocommit mode"):
+        await refused.replace(FEED, opening())
+    async with autocommit.connect() as connection:
+        with pytest.raises(StoreError, match="autocommit mode"):
+            await store.save(FEED, opening(), transaction=connection)
+    await autocommit.dispose()
+    assert await store.load(FEED) == {}
+
+
+async def test_an_sqlite_engine_that_emits_begin_itself_has_transactions(tmp_path: Path) -> None:
+    """SQLAlchemy's recipe for savepoints: the driver is in autocommit mode, the engine is not."""
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/app.db")
+
+    @sa.event.listens_for(engine.sync_engine, "connect")
+    def stop_the_driver_from_beginning(connection: Any, _: object) -> None:
+        connection.isolation_level = None
+
+    @sa.event.listens_for(engine.sync_engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        connection.exec_driver_sql("BEGIN")
+
+    store = SQLAlchemyCursorStore(engine)
+    await store.create_tables()
+    async with engine.connect() as connection:
+        await store.save(FEED, opening(range(3)), transaction=connection)
+        await connection.rollback()
+    assert await store.load(FEED) == {}
+    await store.save(FEED, opening(range(3)))
+    assert await store.load(FEED) == opening(range(3))
+    await engine.dispose()
 
 
 def test_a_blocking_engine_is_refused() -> None:
@@ -514,14 +568,15 @@ async def test_r19_an_unreachable_database_is_a_store_error_without_the_password
 async def test_a_database_that_does_not_answer_is_a_store_error(postgres: Postgres) -> None:
     engine = create_async_engine(postgres.url())
     await drop_tables(engine)
-    store = SQLAlchemyCursorStore(engine, timeout=0.3)
-    await SQLAlchemyCursorStore(engine).create_tables()
+    store = SQLAlchemyCursorStore(engine)
+    await store.create_tables()
     await store.save(FEED, opening())
     async with engine.begin() as connection:
         await connection.execute(sa.text("LOCK TABLE feedapi_cursors IN ACCESS EXCLUSIVE MODE"))
         with pytest.raises(StoreError, match=r"did not answer within 0\.3 s"):
-            await store.save(FEED, advanced(opening()))
+            await SQLAlchemyCursorStore(engine, timeout=0.3).save(FEED, advanced(opening()))
     await store.save(FEED, advanced(opening()))
+    assert await store.load(FEED) == advanced(opening())
     await engine.dispose()
 
 

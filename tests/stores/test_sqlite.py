@@ -1,13 +1,14 @@
-"""SQLiteCursorStore passes the contract, and keeps cursors in the caller's own transaction."""
+"""`SQLiteCursorStore`: the contracts, the caller's own transaction, and the file."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
 
 import aiosqlite
@@ -21,10 +22,14 @@ from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
 from feedapi_client.testing.contracts import AdministrableStoreContract, advanced, opening
-from tests.stores.journal_contract import JournalContract, Make
+from tests.stores.journal_contract import AGING, JournalContract, Make
 
 pytestmark = pytest.mark.anyio
 FEED = FeedKey("https://service.test/feed")
+TRIGGER = (
+    "CREATE TRIGGER fail_{0} BEFORE {0} ON feedapi_cursors WHEN NEW.partition_id = 5 "
+    "BEGIN SELECT RAISE(FAIL, 'disk on fire'); END"
+)
 
 
 class TestSQLiteCursorStore(AdministrableStoreContract):
@@ -58,9 +63,7 @@ class TestSQLiteCursorStore(AdministrableStoreContract):
         await store.feeds()
         with sqlite3.connect(store.path) as connection:
             for event in ("INSERT", "UPDATE"):
-                connection.execute(
-                    f"CREATE TRIGGER fail_{event} BEFORE {event} ON feedapi_cursors WHEN NEW.partition_id = 5 BEGIN SELECT RAISE(FAIL, 'disk on fire'); END"
-                )
+                connection.execute(TRIGGER.format(event))
         connection.close()
         yield
         with sqlite3.connect(store.path) as connection:
@@ -89,6 +92,13 @@ class TestSQLiteJournal(JournalContract):
             )
         finally:
             connection.close()
+
+    async def age(self, store: JournalledStore, seconds: int) -> None:
+        assert isinstance(store, SQLiteCursorStore)
+        with sqlite3.connect(store.path) as connection:
+            for statement in AGING:
+                connection.execute(statement, {"by": seconds * 1_000_000})
+        connection.close()
 
 
 @pytest.fixture
@@ -137,9 +147,7 @@ async def test_a_failed_save_leaves_nothing_of_itself_in_the_transaction(
     store: SQLiteCursorStore, application: sqlite3.Connection
 ) -> None:
     await store.load(FEED)
-    application.execute(
-        "CREATE TRIGGER fail BEFORE INSERT ON feedapi_cursors WHEN NEW.partition_id = 5 BEGIN SELECT RAISE(FAIL, 'disk on fire'); END"
-    )
+    application.execute(TRIGGER.format("INSERT"))
     application.commit()
     application.execute("INSERT INTO effects VALUES (1)")
     with pytest.raises(StoreError, match="disk on fire"):
@@ -219,6 +227,36 @@ async def test_the_first_save_of_all_may_be_in_the_callers_transaction(
     connection.commit()
     connection.close()
     assert await store.load(FEED) == opening()
+
+
+async def test_a_save_that_opens_the_transaction_waits_for_another_writer(
+    store: SQLiteCursorStore,
+) -> None:
+    await store.save(FEED, opening())
+    writer = sqlite3.connect(store.path)
+    await store.save(FEED, advanced(opening(), "first"), transaction=writer)
+    statements: list[str] = []
+    begun = threading.Event()
+
+    def note(statement: str) -> None:
+        statements.append(statement)
+        if statement.startswith("BEGIN"):
+            begun.set()
+
+    def save_too() -> None:
+        connection = sqlite3.connect(store.path, timeout=60)
+        connection.set_trace_callback(note)
+        with closing(connection), pytest.raises(FencedError):
+            anyio.run(lambda: store.save(FEED, advanced(opening(), "late"), transaction=connection))
+
+    with ThreadPoolExecutor(1) as elsewhere:
+        saved = elsewhere.submit(save_too)
+        await anyio.to_thread.run_sync(begun.wait)
+        assert not any(statement.startswith("SELECT") for statement in statements)
+        writer.commit()
+        await anyio.to_thread.run_sync(saved.result)
+    writer.close()
+    assert await store.load(FEED) == advanced(opening(), "first")
 
 
 # The file

@@ -1,8 +1,7 @@
-"""The snippets of the README's Liftbridge chapter run, with other addresses."""
+"""The Python blocks of the documentation's page on Liftbridge run, with addresses of the tests."""
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,20 +11,16 @@ import pytest
 
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
+from tests.docs.snippets import python_blocks
 
 pytestmark = pytest.mark.anyio
 
-README = Path(__file__).parents[2] / "README.md"
+SNIPPETS = python_blocks("docs/pages/liftbridge.md")
 
 
-def snippets() -> list[str]:
-    chapter = README.read_text().partition("\n## Liftbridge\n")[2].partition("\n## ")[0]
-    return re.findall(r"```python\n(.*?)```", chapter, re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(len(snippets())))
+@pytest.mark.parametrize("program", SNIPPETS, ids=range(1, len(SNIPPETS) + 1))
 async def test_a_snippet_runs(
-    number: int,
+    program: str,
     feedapi_publisher: Publisher,
     nats_server: NatsServer,
     api_broker: LiftbridgeBroker,
@@ -33,7 +28,6 @@ async def test_a_snippet_runs(
 ) -> None:
     await api_broker.create_stream("orders", partitions=4)
     feedapi_publisher.extend(0, [{"entity": f"e{n % 5}", "n": n} for n in range(100)])
-    program = snippets()[number]
     for written, real in (
         ("https://service/myfeed", feedapi_publisher.url),
         ("nats://broker:4222", nats_server.url),

@@ -1,8 +1,10 @@
-"""The snippets of the README's chapters on exactly once and on poison run as they stand, but for the addresses."""
+"""The programs of the documentation's pages on exactly once and on the quarantine run as they are.
+
+Only the addresses are replaced.
+"""
 
 from __future__ import annotations
 
-import re
 import sqlite3
 import subprocess
 import sys
@@ -12,14 +14,12 @@ from pathlib import Path
 import sqlalchemy as sa
 
 from feedapi_client.testing import Publisher
+from tests.docs.snippets import python_blocks
 from tests.servers import Postgres
 
-README = Path(__file__).parents[2] / "README.md"
 
-
-def run_snippet(chapter: str, directory: Path, **addresses: str) -> str:
-    text = README.read_text().partition(f"\n## {chapter}\n")[2].partition("\n## ")[0]
-    (program,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+def run_program(page: str, directory: Path, **addresses: str) -> str:
+    (program,) = python_blocks(page)
     for written, real in (
         ("https://service/orders", addresses["feed"]),
         ("postgresql+psycopg://user@host/app", addresses.get("database", "")),
@@ -37,7 +37,7 @@ def run_snippet(chapter: str, directory: Path, **addresses: str) -> str:
     return done.stdout
 
 
-def test_the_snippet_of_exactly_once_goes_on_where_its_database_says(
+def test_the_exactly_once_program_continues_where_its_database_says(
     postgres: Postgres, feedapi_publisher: Publisher, tmp_path: Path
 ) -> None:
     engine = sa.create_engine(postgres.url())
@@ -48,8 +48,8 @@ def test_the_snippet_of_exactly_once_goes_on_where_its_database_says(
         feedapi_publisher.extend(
             0, [{"id": id, "customer": "a"} for id in range(start, start + 10)]
         )
-        run_snippet(
-            "Exactly once, with a database",
+        run_program(
+            "docs/pages/exactly-once.md",
             tmp_path,
             feed=feedapi_publisher.url or "",
             database=postgres.url(),
@@ -61,11 +61,12 @@ def test_the_snippet_of_exactly_once_goes_on_where_its_database_says(
     engine.dispose()
 
 
-def test_the_snippet_of_poison_events_puts_the_poison_aside(
+def test_the_quarantine_program_quarantines_the_failing_event(
     feedapi_publisher: Publisher, tmp_path: Path
 ) -> None:
     feedapi_publisher.extend(0, [{"id": id} for id in range(20)])
-    (line,) = run_snippet("Poison events", tmp_path, feed=feedapi_publisher.url or "").splitlines()
+    printed = run_program("docs/pages/quarantine.md", tmp_path, feed=feedapi_publisher.url or "")
+    (line,) = printed.splitlines()
     assert line.split()[1:] == ["0", "IntegrityError"]
     with closing(sqlite3.connect(tmp_path / "app.db")) as connection:
         assert [row[0] for row in connection.execute("SELECT id FROM orders")] == [

@@ -1,0 +1,118 @@
+"""MkDocs hooks: fill pages with what the tests and the planner say, so that they cannot go stale.
+
+Two markers are replaced, each on a line of its own:
+
+- ``<!-- tests: R5 -->`` becomes the list of tests whose names carry the rule's number (``r05`` or
+  ``r5``). Words behind the number add tests by their names: ``<!-- tests: R20, cancel -->``.
+- ``<!-- transitions -->`` becomes the planner's state table.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RULES = range(1, 22)
+_FOLDERS = ("tests", "feedapi_client/testing")
+_NUMBER = re.compile(r"_r(\d{1,2})(?=_)")
+_TESTS_MARKER = re.compile(r"^<!-- tests: R(?P<rule>\d+)(?P<words>(?:, \w+)*) -->$", re.MULTILINE)
+_RULE = re.compile(r"\bR(\d{1,2})\b")
+_TRANSITIONS_MARKER = re.compile(r"^<!-- transitions -->$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class RuleTest:
+    """A test function, and the rules whose numbers its name carries."""
+
+    path: str
+    name: str
+
+    @property
+    def rules(self) -> tuple[int, ...]:
+        """Return the numbers in the name, legal or not."""
+        return tuple(int(number) for number in _NUMBER.findall(self.name))
+
+    @property
+    def behaviour(self) -> str:
+        """Return the name as a sentence, without the number."""
+        return _NUMBER.sub("", self.name).removeprefix("test_").replace("_", " ")
+
+
+@cache
+def all_tests() -> tuple[RuleTest, ...]:
+    """Return every test function of the repository and of the shipped contract suites."""
+    return tuple(_find_tests())
+
+
+def _find_tests() -> Iterator[RuleTest]:
+    for folder in _FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and (
+                    node.name.startswith("test_")
+                ):
+                    yield RuleTest(path.relative_to(ROOT).as_posix(), node.name)
+
+
+def proofs_of(rule: int, words: tuple[str, ...]) -> list[RuleTest]:
+    """Return the tests that carry the rule's number or one of the words in their names."""
+    return [
+        test
+        for test in all_tests()
+        if rule in test.rules or any(word in test.name for word in words)
+    ]
+
+
+def markers(text: str) -> dict[int, tuple[str, ...]]:
+    """Return the rules that have a marker in the text, each with its additional words."""
+    return {
+        int(match["rule"]): tuple(match["words"].split(", ")[1:])
+        for match in _TESTS_MARKER.finditer(text)
+    }
+
+
+def render_tests(rule: int, words: tuple[str, ...]) -> str:
+    """Return the tests of a rule as a collapsed Markdown list, by file."""
+    tests = proofs_of(rule, words)
+    if not tests:
+        raise ValueError(f"docs: no test carries the number of R{rule}")
+    lines = [f'??? note "{len(tests)} tests prove R{rule}"', ""]
+    path = ""
+    for test in tests:
+        if test.path != path:
+            path = test.path
+            lines.append(f"    - `{path}`")
+        lines.append(f"        - {test.behaviour}")
+    return "\n".join(lines)
+
+
+def render_transitions() -> str:
+    """Return the planner's states, its transitions, and a matrix of both as Markdown."""
+    from feedapi_client.lineage.transitions import TRANSITIONS, State, markdown
+
+    legal = {(each.source, each.target) for each in TRANSITIONS}
+    rows = [
+        ["from \\ to", *(f"`{state.value}`" for state in State)],
+        ["---", *(":-:" for _ in State)],
+        *(
+            [f"`{source.value}`", *("●" if (source, target) in legal else "" for target in State)]
+            for source in State
+        ),
+    ]
+    matrix = "".join(f"| {' | '.join(row)} |\n" for row in rows)
+    return _RULE.sub(r"[R\1](rules.md#r\1)", f"{markdown()}\n{matrix}")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replace the markers of a page."""
+    markdown = _TESTS_MARKER.sub(
+        lambda match: render_tests(int(match["rule"]), tuple(match["words"].split(", ")[1:])),
+        markdown,
+    )
+    return _TRANSITIONS_MARKER.sub(lambda _: render_transitions(), markdown)

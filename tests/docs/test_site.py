@@ -1,0 +1,49 @@
+"""The documentation builds without a warning and fetches nothing from elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.snippets import PAGES, ROOT
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
+    done = subprocess.run(
+        [*command, "--config-file", str(ROOT / "docs" / "mkdocs.yml")],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_every_page_is_built(site: Path) -> None:
+    pages = [page.removeprefix("docs/pages/") for page in PAGES if page.startswith("docs/pages/")]
+    assert all((site / page).with_suffix(".html").exists() for page in pages)
+
+
+def test_no_asset_comes_from_elsewhere(site: Path) -> None:
+    loads = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*\b(?:src|href)=["'](?:https?:)?//""")
+    imports = re.compile(r"""url\(["']?(?:https?:)?//|@import""")
+    for path in site.rglob("*"):
+        if path.suffix == ".html":
+            text = path.read_text(encoding="utf-8")
+            assert not loads.search(text), path
+            assert 'class="mermaid"' not in text, f"{path}: the theme would fetch a script for it"
+        elif path.suffix == ".css":
+            assert not imports.search(path.read_text(encoding="utf-8")), path

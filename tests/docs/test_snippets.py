@@ -1,0 +1,133 @@
+"""Every code block of the README and of the documentation is run, here or by a test named here."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import sysconfig
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from feedapi_client.testing import Publisher
+from tests.docs.snippets import PAGES, PYTHON_RUN_BY, ROOT, SHELL_RUN_BY, Block, blocks
+
+FEED = "https://service/myfeed"
+EVENTS = [{"entity": "a", "n": n} for n in range(3)]
+SCRIPTS = sysconfig.get_path("scripts")
+# The tests of the repository that blocks call are run shorter: each takes minutes as it stands.
+SHORTER = (re.compile(r"--kills \d+"), "--kills 2")
+
+BLOCKS = [block for page in PAGES for block in blocks(page)]
+PYTHON = [
+    block for block in BLOCKS if block.language == "python" and block.page not in PYTHON_RUN_BY
+]
+SHELL = [
+    block
+    for block in BLOCKS
+    if block.language == "sh" and not block.text.startswith(tuple(SHELL_RUN_BY))
+]
+TESTS = [
+    block
+    for block in PYTHON
+    if re.search(r"^(class Test|(async )?def test_)", block.text, re.MULTILINE)
+]
+PROGRAMS = [block for block in PYTHON if block not in TESTS]
+
+
+def test_every_block_says_its_language() -> None:
+    assert {block.language for block in BLOCKS} <= {"python", "sh", "text"}
+
+
+@pytest.mark.parametrize("page", PYTHON_RUN_BY)
+def test_a_page_that_another_test_runs_is_named_in_that_test(page: str) -> None:
+    test, reason = PYTHON_RUN_BY[page]
+    assert f'"{page}"' in (ROOT / test).read_text(encoding="utf-8"), reason
+    assert any(block.page == page and block.language == "python" for block in BLOCKS)
+
+
+@pytest.mark.parametrize("beginning", SHELL_RUN_BY)
+def test_a_command_that_a_script_runs_is_named_in_that_script(beginning: str) -> None:
+    script, reason = SHELL_RUN_BY[beginning]
+    assert beginning.removesuffix(" .venv") in (ROOT / script).read_text(encoding="utf-8"), reason
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+def test_a_program_prints_every_event(
+    block: Block, tmp_path: Path, feedapi_publisher: Publisher
+) -> None:
+    feedapi_publisher.extend(0, EVENTS)
+    assert feedapi_publisher.url is not None
+    program = tmp_path / "program.py"
+    program.write_text(block.text.replace(FEED, feedapi_publisher.url))
+    endless = "FeedConsumer(" in block.text and "follow=False" not in block.text
+    printed = run_program(program, interrupt_after=len(EVENTS) if endless else None)
+    assert re.findall(r"'n': (\d+)", printed) == [str(event["n"]) for event in EVENTS]
+
+
+def run_program(program: Path, *, interrupt_after: int | None) -> str:
+    """Run a program and return what it printed.
+
+    One that does not end by itself is interrupted when it has printed `interrupt_after` lines.
+    """
+    environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "error"}
+    with subprocess.Popen(
+        [sys.executable, program],
+        cwd=program.parent,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        printed = ""
+        if interrupt_after is not None:
+            printed = "".join(process.stdout.readline() for _ in range(interrupt_after))
+            process.send_signal(signal.SIGINT)
+        rest, errors = process.communicate(timeout=60)
+    expected = (0,) if interrupt_after is None else (-signal.SIGINT, 130)
+    assert process.returncode in expected, errors
+    return printed + rest
+
+
+@pytest.mark.parametrize("block", TESTS, ids=str)
+def test_a_test_passes(block: Block, tmp_path: Path) -> None:
+    header = "import pytest\n\npytestmark = pytest.mark.anyio\n"
+    (tmp_path / "test_snippet.py").write_text(header + block.text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_snippet.py"]
+    done = subprocess.run(
+        command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100
+    )
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", SHELL, ids=str)
+def test_the_commands_of_a_shell_block_succeed(block: Block, tmp_path: Path) -> None:
+    environment = os.environ | {
+        "PATH": f"{SCRIPTS}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
+    }
+    command = ["bash", "-euc", SHORTER[0].sub(SHORTER[1], block.text)]
+    with subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        try:
+            printed, errors = process.communicate(timeout=110)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # also what a command left in the background
+    assert process.returncode == 0, f"{printed}\n{errors}"
+    assert printed

@@ -1,0 +1,191 @@
+"""`Fetching`: one request of a partition, and what follows from it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+import httpx
+import pytest
+
+from feedapi_client import FeedClient, FeedUnavailableError, Limits
+from feedapi_client.lineage.planner import Start, Stop
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.fetching import UNWINDING_SECONDS, Fetching
+from feedapi_client.runtime.partition import RuntimePartition
+from tests.consumer.helpers import RecordingStore
+from tests.runtime.helpers import RETRY, URL, driver_of, listing, safety_limit
+
+pytestmark = pytest.mark.anyio
+
+Body = AsyncIterator[bytes]
+EVENT = b'{"event":{"n":1}}\n'
+
+
+class Stream(httpx.AsyncByteStream):
+    """A response's body, made while it is read."""
+
+    def __init__(self, pieces: Body) -> None:
+        self._pieces = pieces
+
+    def __aiter__(self) -> Body:
+        return self._pieces
+
+
+@asynccontextmanager
+async def fetching(
+    driver: Driver, answer: Callable[[httpx.Request], httpx.Response]
+) -> AsyncIterator[Fetching]:
+    async with (
+        httpx.AsyncClient(transport=httpx.MockTransport(answer)) as http,
+        FeedClient(URL, http=http, retry=RETRY) as client,
+    ):
+        yield Fetching(driver, client)
+
+
+async def started(driver: Driver, id: int = 0) -> RuntimePartition:
+    """A partition as the scheduler gives it to `Fetching.work`."""
+    await driver.apply([Start(id, "_first")])
+    partition = driver.partition(id)
+    driver.scheduler.forget(partition)
+    return partition
+
+
+async def test_a_page_is_pending_and_the_next_one_is_asked_for() -> None:
+    driver = driver_of(RecordingStore())
+    partition = await started(driver)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=EVENT + b'{"cursor":"a"}\n')
+
+    async with fetching(driver, answer) as fetches:
+        await fetches.work(partition)
+    assert not partition.fetching
+    assert [batch.cursor for batch in partition.pending] == ["a"]
+    assert driver.next_ready() is partition
+    assert driver.scheduler.is_scheduled(partition)
+
+
+async def test_r20_a_cancelled_request_is_over_and_keeps_what_was_checkpointed() -> None:
+    driver = driver_of(RecordingStore())
+    partition = await started(driver)
+    hangs = anyio.Event()
+
+    async def body() -> Body:
+        yield EVENT + b'{"cursor":"a"}\n' + EVENT
+        hangs.set()
+        await anyio.sleep_forever()
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=Stream(body()))
+
+    async with fetching(driver, answer) as fetches:
+        with safety_limit():
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(fetches.work, partition)
+                await hangs.wait()
+                assert partition.fetching
+                tasks.cancel_scope.cancel()
+    assert not partition.fetching
+    assert partition.pending_bytes == driver.buffer.used
+    assert driver.buffer.reserved == 0
+    assert partition.read_cursor == "a"
+
+
+async def test_a_partition_whose_cancelled_request_is_not_over_is_looked_at_again() -> None:
+    driver = driver_of(RecordingStore())
+    partition = await started(driver)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise AssertionError("a second request of the partition")
+
+    async with fetching(driver, answer) as fetches:
+        scope = anyio.CancelScope()
+        partition.begin_request(scope)
+        await fetches.work(partition)
+    assert partition.fetching
+    assert driver.scheduler.is_scheduled(partition)
+    assert UNWINDING_SECONDS > 0, "a pause, not a busy loop"
+
+
+@pytest.mark.parametrize(
+    ("status", "content"),
+    [(200, b'{"cursor":"_first"}\n'), (200, EVENT), (200, b"not the protocol\n"), (503, b"")],
+    ids=["end", "no progress", "torn", "unavailable"],
+)
+async def test_nothing_follows_from_a_request_that_was_cancelled_however_it_ends(
+    status: int, content: bytes
+) -> None:
+    """Its last bytes may be there before the cancellation is delivered, and the partition started
+    anew meanwhile."""
+    driver = driver_of(RecordingStore())
+    partition = await started(driver)
+
+    async def body() -> Body:
+        partition.stop()
+        partition.start("later")
+        yield content
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(status, stream=Stream(body()))
+
+    async with fetching(driver, answer) as fetches:
+        await fetches.work(partition)
+    assert not partition.fetching
+    assert partition.started
+    assert (partition.end, partition.error, partition.attempts) == (None, None, 0)
+    assert partition.read_cursor == "later"
+    assert not driver.scheduler.is_scheduled(partition), "whoever started it has scheduled it"
+
+
+async def test_a_partition_that_was_stopped_asks_nothing() -> None:
+    driver = driver_of(RecordingStore())
+    partition = await started(driver)
+    await driver.apply([Stop(0)])
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise AssertionError("a request of a stopped partition")
+
+    async with fetching(driver, answer) as fetches:
+        await fetches.work(partition)
+
+
+async def test_r14_a_failed_request_is_scheduled_again_and_shown() -> None:
+    driver = driver_of(RecordingStore())
+    partition = await started(driver)
+
+    async with fetching(driver, lambda request: httpx.Response(503)) as fetches:
+        await fetches.work(partition)
+    assert partition.failing
+    assert driver.scheduler.is_scheduled(partition)
+    assert driver.failure is None
+
+
+async def test_r14_failing_partitions_leave_slots_to_the_others() -> None:
+    """At most a quarter of the slots is used by partitions whose last request failed."""
+    driver = driver_of(
+        RecordingStore(), listing(*range(9)), limits=Limits(max_concurrent_fetches=8)
+    )
+    asked = 0
+
+    async def hang() -> Body:
+        nonlocal asked
+        asked += 1
+        await anyio.sleep_forever()
+        yield b""
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=Stream(hang()))
+
+    async with fetching(driver, answer) as fetches:
+        partitions = [await started(driver, id) for id in range(9)]
+        for partition in partitions:
+            partition.failed(FeedUnavailableError("no answer"))
+        with safety_limit():
+            async with anyio.create_task_group() as tasks:
+                for partition in partitions:
+                    tasks.start_soon(fetches.work, partition)
+                await anyio.wait_all_tasks_blocked()
+                tasks.cancel_scope.cancel()
+    assert asked == 2
