@@ -107,7 +107,9 @@ class TestRecords:
     def test_v1_events_have_headers(self) -> None:
         events, _, _ = read(
             decoder("v1"),
-            b'{"partition":2,"headers":{"a":"1"},"data":{}}\n{"partition":2,"data":{}}\n{"partition":2,"cursor":"c"}\n',
+            b'{"partition":2,"headers":{"a":"1"},"data":{}}\n'
+            b'{"partition":2,"data":{}}\n'
+            b'{"partition":2,"cursor":"c"}\n',
         )
         assert [headers for _, headers in events] == [{"a": "1"}, {}]
 
