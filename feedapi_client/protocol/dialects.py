@@ -1,4 +1,4 @@
-"""The three dialects: what a fetch looks like in each, and what its lines hold."""
+"""The three dialects: how a fetch looks in each, and what its lines hold."""
 
 from __future__ import annotations
 
@@ -37,11 +37,19 @@ class TokenLine(Event, gc=False, eq=False):
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One row of the table below.
+    """One row of the table `DIALECTS`.
 
-    `line` is what a line of a response is decoded into, `payload_key` its field of the payload. `suffix` follows the feed's path in a fetch.
-    `page_size` is the parameter of `FetchOptions.page_size_hint`. `address` gives the parameters that say which partition and cursor, `select` those
-    that say which events.
+    Attributes:
+        name: as in `FeedInfo.dialect`.
+        line: what a line of a response is decoded into.
+        payload_key: the key of the payload in a line.
+        suffix: what follows the feed's path in a fetch.
+        page_size: the parameter for `FetchOptions.page_size_hint`.
+        names_partition: whether a line names its partition.
+        address: gives the parameters that say which partition and cursor.
+        select: gives the parameters that say which events.
+        event_types: whether events can be selected by type.
+        filters: whether events can be selected by filters.
     """
 
     name: DialectName
@@ -56,7 +64,10 @@ class Dialect:
     filters: bool
 
     def heads(self, partition: int) -> list[bytes]:
-        """How a line with an event begins, up to its payload's first byte, as JSON encoders write it: with and without spaces."""
+        """Return how a line with an event may begin, up to the first byte of its payload.
+
+        As JSON encoders write it: with and without spaces, for an object and for a string.
+        """
         heads = []
         for space in ("", " "):
             start = f'"partition":{space}{partition},{space}' if self.names_partition else ""
@@ -72,7 +83,16 @@ class Dialect:
         *,
         stream: bool | int = False,
     ) -> Params:
-        """The query of a fetch, not encoded yet. `stream` (True, or milliseconds) is used where the feed offers it, and a page fetched elsewhere."""
+        """Return the query of a fetch, not encoded yet.
+
+        Arguments:
+            info: the last discovery.
+            partition: the partition to fetch.
+            cursor: where to begin.
+            options: what to ask for.
+            stream: True or milliseconds for a response that stays open. Where the feed does not
+                offer that, a page is asked for.
+        """
         params = self.address(info, partition, cursor)
         if stream is not False and info.stream:
             params.append(("stream", "y" if stream is True else str(stream)))
@@ -140,25 +160,31 @@ DIALECTS: dict[DialectName, Dialect] = {
 
 
 def check_options(info: FeedInfo, options: FetchOptions, *, feed: str) -> None:
-    """Raise `ProtocolError` when `options` select events in a way that this feed can't carry: it would be read with the wrong events."""
+    """Raise `ProtocolError` when the feed can't carry the selection of events in `options`.
+
+    The feed would send other events than those that were selected.
+    """
     dialect = DIALECTS[info.dialect]
     if (options.event_types or options.skip_event_types) and not dialect.event_types:
         raise ProtocolError(
-            f"event_types and skip_event_types need a feed of dialect v2-token, this one speaks {info.dialect}: {_instead(info)} or select in the application",
+            "event_types and skip_event_types need a feed of dialect v2-token, this one speaks "
+            f"{info.dialect}: {_instead(info)} or select in the application",
             feed=feed,
         )
     if not options.filters:
         return
     if not dialect.filters:
         raise ProtocolError(
-            f"filters need a feed of dialect v2-draft, this one speaks {info.dialect}: {_instead(info)} or select in the application",
+            f"filters need a feed of dialect v2-draft, this one speaks {info.dialect}: "
+            f"{_instead(info)} or select in the application",
             feed=feed,
         )
     unknown = sorted(set(options.filters) - set(info.filters))
     if unknown:
         known = ", ".join(info.filters) or "none"
         raise ProtocolError(
-            f"the feed does not offer filter {', '.join(map(repr, unknown))}; it offers: {known}. Remove it from FetchOptions.filters",
+            f"the feed does not offer filter {', '.join(map(repr, unknown))}; it offers: {known}. "
+            "Remove it from FetchOptions.filters",
             feed=feed,
         )
 

@@ -1,4 +1,4 @@
-"""From the answer to an argument-less GET to a `FeedInfo` (R1, and the field-level part of R12)."""
+"""Discovery: from the response to an argument-less GET to a `FeedInfo` (R1, R12 for fields)."""
 
 from __future__ import annotations
 
@@ -40,11 +40,23 @@ def negotiate(
     v1_partitions: int | None = None,
     quote: Callable[[bytes], str] = excerpt,
 ) -> FeedInfo:
-    """What the feed is, by its answer to an argument-less GET.
+    """Return what the feed is, by its response to an argument-less GET.
 
-    The answer is neither a redirect nor one that the transport deals with (401, 403, and the statuses that are retried). `quote` makes an excerpt of the
-    body for a message. Raises `NegotiationError` when the answer is none of a feed, `ProtocolError` and `LineageError` when a field of the discovery is
-    wrong.
+    Redirects and what the transport deals with (401, 403, and statuses that are retried) don't come
+    here.
+
+    Arguments:
+        status: of the response.
+        body: of the response.
+        feed: for messages.
+        v1_partitions: the number of partitions, in case the feed speaks dialect v1.
+        quote: makes an excerpt of the body for a message.
+
+    Raises:
+        NegotiationError: this is no feed, or a v1 feed without `v1_partitions`.
+        ProtocolError: a field of the discovery has a wrong type.
+        LineageError: a partition's id or lineage is impossible.
+        ValueError: `v1_partitions` is no possible number.
     """
     check_v1_partitions(v1_partitions)
     if status == 400:
@@ -57,12 +69,14 @@ def negotiate(
         found = orjson.loads(body)
     except ValueError as error:
         raise NegotiationError(
-            f"no feed answers here: status 200 with a body that is not JSON: {quote(body)!r}. Check the URL",
+            "no feed answers here: status 200 with a body that is not JSON: "
+            f"{quote(body)!r}. Check the URL",
             feed=feed,
         ) from error
     if not isinstance(found, dict) or not isinstance(found.get("partitions"), list):
         raise NegotiationError(
-            f"no feed answers here: status 200 with JSON that lists no partitions: {quote(body)!r}. Check the URL",
+            "no feed answers here: status 200 with JSON that lists no partitions: "
+            f"{quote(body)!r}. Check the URL",
             feed=feed,
         )
     return _Discovery(found, feed).info()
@@ -73,15 +87,17 @@ def _v1(
 ) -> FeedInfo:
     if v1_partitions is None:
         raise NegotiationError(
-            "the feed answers 400 to discovery, as a ZeroEventHub (v1) feed does: give v1_partitions, the number of partitions that its publisher "
-            f"documents (FeedConsumer(url, v1_partitions=4)), or check the URL if it is not one: {quote(body)!r}",
+            "the feed answers 400 to discovery, as a ZeroEventHub (v1) feed does: give "
+            "v1_partitions, the number of partitions that its publisher documents "
+            "(FeedConsumer(url, v1_partitions=4)), or check the URL if it is not one: "
+            f"{quote(body)!r}",
             feed=feed,
         )
     return FeedInfo("v1", {id: Partition(id) for id in range(v1_partitions)})
 
 
 class _Discovery:
-    """Reads one discovery document."""
+    """Reads one discovery document. `info` raises for the first field that is wrong."""
 
     def __init__(self, document: dict[str, Any], feed: str) -> None:
         self._document = document
@@ -133,7 +149,8 @@ class _Discovery:
                 problem = f"has the id {_shown(entry['id'])}" if "id" in entry else "has no id"
                 raise self._error(
                     LineageError,
-                    f"partitions[{index}] of the discovery {problem}; an id is an integer from 0 to {MAX_PARTITION}",
+                    f"partitions[{index}] of the discovery {problem}; "
+                    f"an id is an integer from 0 to {MAX_PARTITION}",
                 )
             if id in partitions:
                 raise self._error(LineageError, f"the discovery lists partition {id} twice", id)
@@ -174,7 +191,8 @@ class _Discovery:
         if parent is None:
             raise self._error(
                 LineageError,
-                f"startsAfterPartition in the discovery is {_shown(value)}, not a partition's id (0 to {MAX_PARTITION})",
+                f"startsAfterPartition in the discovery is {_shown(value)}, "
+                f"not a partition's id (0 to {MAX_PARTITION})",
                 id,
             )
         return parent
@@ -192,7 +210,8 @@ class _Discovery:
             if ancestor is None:
                 raise self._error(
                     LineageError,
-                    f"cursorFromPartitions in the discovery holds {_shown(item)}, not a partition's id (0 to {MAX_PARTITION})",
+                    f"cursorFromPartitions in the discovery holds {_shown(item)}, "
+                    f"not a partition's id (0 to {MAX_PARTITION})",
                     id,
                 )
             ancestors.append(ancestor)
@@ -217,14 +236,14 @@ class _Discovery:
 
 
 def _id(value: Any) -> int | None:
-    """A partition's id, sent as a string or an integer; None for anything else."""
+    """Return a partition's id, sent as a string or an integer; None for anything else."""
     if type(value) is str and len(value) <= 5 and value.isascii() and value.isdigit():
         value = int(value)
     return value if type(value) is int and 0 <= value <= MAX_PARTITION else None
 
 
 def _shown(value: Any) -> str:
-    """A short value as it stands, anything else by its kind."""
+    """Return a short value as it was sent, and the kind of anything else."""
     return (
         repr(value)
         if isinstance(value, (int, float, str)) and len(repr(value)) <= 40

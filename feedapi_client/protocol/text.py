@@ -1,4 +1,4 @@
-"""Foreign bytes in our messages."""
+"""What a publisher sends, in messages of ours (R21)."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ _QUOTED = 200
 
 
 def excerpt(body: bytes, hide: Callable[[str], str] = str) -> str:
-    """The first 200 characters of a response, on one line and printable whatever the bytes are.
+    """Return the first 200 characters of a response, printable and on one line.
 
-    `hide` takes out what is not to be shown; it sees more than the 200, so that nothing is shown of what the cut would halve.
+    Arguments:
+        body: any bytes.
+        hide: removes secrets. It gets more than 200 characters, so that no part of a secret is left
+            that reaches beyond the cut.
     """
     text = hide(body[: 8 * _QUOTED].decode("utf-8", "backslashreplace"))
     return "".join(

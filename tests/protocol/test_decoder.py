@@ -57,10 +57,10 @@ def read(
     error: FeedError | None = None
 
     def take() -> None:
-        run = page.take()
-        if run is not None:
-            events.extend((event.raw, event.headers) for event in run.events)
-            cursors.append(run.cursor)
+        batch = page.take()
+        if batch is not None:
+            events.extend((event.raw, event.headers) for event in batch.events)
+            cursors.append(batch.cursor)
 
     try:
         for chunk in chunks:
@@ -107,7 +107,9 @@ class TestRecords:
     def test_v1_events_have_headers(self) -> None:
         events, _, _ = read(
             decoder("v1"),
-            b'{"partition":2,"headers":{"a":"1"},"data":{}}\n{"partition":2,"data":{}}\n{"partition":2,"cursor":"c"}\n',
+            b'{"partition":2,"headers":{"a":"1"},"data":{}}\n'
+            b'{"partition":2,"data":{}}\n'
+            b'{"partition":2,"cursor":"c"}\n',
         )
         assert [headers for _, headers in events] == [{"a": "1"}, {}]
 
@@ -118,16 +120,16 @@ class TestRecords:
     def test_events_know_their_partition_and_decoder(self) -> None:
         page = decoder(decode=lambda raw: raw.upper())
         page.feed(b'{"event":"a"}\n{"cursor":"c"}\n')
-        run = page.take()
-        assert run is not None
-        assert (run.events[0].partition, run.events[0].json()) == (2, b'"A"')
+        batch = page.take()
+        assert batch is not None
+        assert (batch.events[0].partition, batch.events[0].json()) == (2, b'"A"')
 
     def test_an_event_survives_pickling(self) -> None:
         page = decoder()
         page.feed(b'{"event":{"a":1}}\n{"cursor":"c"}\n')
-        run = page.take()
-        assert run is not None
-        copy = pickle.loads(pickle.dumps(run.events[0]))
+        batch = page.take()
+        assert batch is not None
+        copy = pickle.loads(pickle.dumps(batch.events[0]))
         assert (copy.raw, copy.partition) == (b'{"a":1}', 2)
 
     def test_unknown_fields_are_ignored(self) -> None:
@@ -151,9 +153,9 @@ class TestRecords:
             b'{"event":1234567,"cursor":"x"}\n'.replace(b"1234567", b"{}")
             + b'{"cursor":"y","event":{"b":2}}\n{"event":"open"}\n'
         )
-        run = page.take()
-        assert run is not None
-        assert ([event.raw for event in run.events], run.cursor) == ([b"{}", b'{"b":2}'], "y")
+        batch = page.take()
+        assert batch is not None
+        assert ([event.raw for event in batch.events], batch.cursor) == ([b"{}", b'{"b":2}'], "y")
 
     def test_lines_end_in_newline_and_nothing_else(self) -> None:
         payload = '{"a":"\u2028\u2029\u0085\x0c"}'.replace("\x0c", "").encode()
@@ -173,9 +175,9 @@ class TestBatches:
     def test_r03_a_batch_ends_at_the_last_checkpoint_received(self) -> None:
         page = decoder()
         page.feed(b'{"event":"a"}\n{"cursor":"1"}\n{"event":"b"}\n{"cursor":"2"}\n{"event":"c"}\n')
-        run = page.take()
-        assert run is not None
-        assert ([event.raw for event in run.events], run.cursor) == ([b'"a"', b'"b"'], "2")
+        batch = page.take()
+        assert batch is not None
+        assert ([event.raw for event in batch.events], batch.cursor) == ([b'"a"', b'"b"'], "2")
         assert page.take() is None
 
     def test_r03_events_behind_the_last_checkpoint_are_dropped(self) -> None:
@@ -188,26 +190,26 @@ class TestBatches:
     def test_r03_a_last_line_without_newline_counts(self) -> None:
         assert read(decoder(), b'{"event":"a"}\n{"cursor":"1"}') == ([(b'"a"', {})], ["1"], None)
 
-    def test_r03_a_run_goes_on_over_takes_without_a_checkpoint(self) -> None:
+    def test_r03_events_wait_for_a_checkpoint_over_takes(self) -> None:
         page = decoder()
         page.feed(b'{"event":"a"}\n')
         assert page.take() is None
         page.feed(b'{"event":"b"}\n{"cursor":"1"}\n')
-        run = page.take()
-        assert run is not None
-        assert len(run.events) == 2
+        batch = page.take()
+        assert batch is not None
+        assert len(batch.events) == 2
 
     def test_sizes_add_up_to_what_was_fed(self) -> None:
         page = decoder()
         body = b'{"event":"a"}\n{"cursor":"1"}\n\n{"event":"b"}\n{"event":"c"}\n{"eve'
         page.feed(body)
         assert (page.ready_bytes, page.tail_bytes) == (29, len(body) - 29)
-        run = page.take()
-        assert run is not None
-        assert (run.size, page.ready_bytes, page.tail_bytes) == (29, 0, len(body) - 29)
+        batch = page.take()
+        assert batch is not None
+        assert (batch.size, page.ready_bytes, page.tail_bytes) == (29, 0, len(body) - 29)
         page.feed(b'nt":"d"}\n{"cursor":"2"}\n')
         assert page.tail_bytes == 0
-        assert page.ready_bytes + run.size == len(body) + len(b'nt":"d"}\n{"cursor":"2"}\n')
+        assert page.ready_bytes + batch.size == len(body) + len(b'nt":"d"}\n{"cursor":"2"}\n')
 
     def test_it_says_what_came_so_far(self) -> None:
         page = decoder()

@@ -1,4 +1,4 @@
-"""From the answer to an argument-less GET to a `FeedInfo`."""
+"""From the response to an argument-less GET to a `FeedInfo`."""
 
 from __future__ import annotations
 
@@ -339,6 +339,6 @@ def test_any_document_is_a_feed_or_an_error(document: dict[str, Any], listed: li
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(100, 599), st.binary(max_size=50))
-def test_any_answer_is_a_feed_or_an_error(status: int, body: bytes) -> None:
+def test_any_response_is_a_feed_or_an_error(status: int, body: bytes) -> None:
     with pytest.raises(FeedError):
         negotiate(status, body, feed=FEED)
