@@ -34,6 +34,7 @@ Exchange = Generator[Any, Any, tuple[httpx.Response, bytes]]
 
 _MAX_REDIRECTS = 5
 _SPARE_CONNECTIONS = 4
+_MIN_KEEPALIVE_EXPIRY = 30.0
 _EXCERPT_BYTES = 1600
 _PLAIN_HEADERS = frozenset({"host", "accept", "accept-encoding", "connection", "user-agent"})
 _REFUSED = frozenset({400, 404, 409, 410})
@@ -256,8 +257,9 @@ def client_settings(url: str, limits: Limits) -> dict[str, Any]:
     pool = httpx.Limits(
         max_connections=size,
         max_keepalive_connections=size,
-        # An idle partition's connection lives until its next poll.
-        keepalive_expiry=2 * limits.max_poll_interval,
+        # An idle partition's connection lives until its next poll. The floor keeps httpcore from a
+        # race of its own: it may close a connection that expires after a request took it.
+        keepalive_expiry=max(_MIN_KEEPALIVE_EXPIRY, 2 * limits.max_poll_interval),
     )
     settings: dict[str, Any] = {"limits": pool, "timeout": limits.request_timeout}
     if url.lower().startswith("http:"):
