@@ -190,6 +190,13 @@ class FeedClient(_Client):
         `ProtocolError`, `LineageError`; `info` then stays what it was.
         """
         info = await retry(self._discover, self._backoff(), sleep=anyio.sleep, on_retry=log_attempt)
+        return self._checked(info)
+
+    async def discover_once(self) -> FeedInfo:
+        """Discover without a retry. Raises what `discover` does."""
+        return self._checked(await self._discover())
+
+    def _checked(self, info: FeedInfo) -> FeedInfo:
         self.check(info)
         self.info = info
         return info

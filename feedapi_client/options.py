@@ -84,8 +84,8 @@ class Limits:
     max_concurrent_fetches: int = 64
     """Requests at the same time."""
     max_buffered_bytes: int = 64 * 1024 * 1024
-    """Bytes received and not yet delivered, over all partitions. Also the bound of what a partition
-    may send without a checkpoint."""
+    """Bytes of memory for what was received and not yet delivered, over all partitions: what came
+    and what its objects take. Also the bound of what a partition may send without a checkpoint."""
     max_batch_bytes: int = 1024 * 1024
     """Bytes of a batch from which on no more events are added to it."""
     max_line_bytes: int = 16 * 1024 * 1024
@@ -103,10 +103,16 @@ class Limits:
     """Seconds after which a streamed response that brings nothing is opened again."""
     request_timeout: float = 30.0
     """Seconds to connect, and of the longest silence within a response that is not streamed."""
+    slot_timeout: float = 5.0
+    """Seconds that a request keeps its slot while other partitions wait for one. If it brought no
+    checkpoint in that time, it is repeated after a pause and may then take twice as long."""
     commit_timeout: float = 30.0
     """Seconds that a save may still take after the task around it was cancelled."""
     max_attempts_without_progress: int = 5
-    """Refusals, duplicates or empty responses in a row that become an error (R10, R13)."""
+    """Duplicates or empty responses in a row that become an error (R13)."""
+    report_interval: float = 60.0
+    """Seconds in which at most one log record is written about the failures of one partition, and
+    only a few about those of all partitions. The next record says how many were left out."""
 
     def __post_init__(self) -> None:
         for limit in fields(self):
@@ -142,6 +148,9 @@ class RetryPolicy:
     """Seconds that a server's Retry-After may ask for; a longer one is cut to this."""
     give_up_after: float | None = 300.0
     """Seconds without progress after which the last error is raised; None never gives up."""
+    refused_for: float = 60.0
+    """Seconds for which a partition may refuse its requests (400, 404, 409, 410) although discovery
+    lists it, before that is an error (R10). A rolling deployment should take no longer."""
     decide: Callable[[FeedError], Decision] = default_decision
     """Decides which errors are retried; a function of your own may replace it."""
 
@@ -150,3 +159,5 @@ class RetryPolicy:
             raise ValueError("RetryPolicy: base_delay must be positive and max_delay not smaller")
         if self.max_retry_after < 0 or (self.give_up_after is not None and self.give_up_after < 0):
             raise ValueError("RetryPolicy: max_retry_after and give_up_after must not be negative")
+        if self.refused_for < 0:
+            raise ValueError("RetryPolicy.refused_for must not be negative")

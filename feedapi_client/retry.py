@@ -75,6 +75,7 @@ class Backoff:
         self._retry_if = retry_if
         self._clock = clock
         self._state: tenacity.RetryCallState | None = None
+        self._last_failure = 0.0
 
     @classmethod
     def of(
@@ -110,8 +111,7 @@ class Backoff:
     @property
     def elapsed(self) -> float:
         """Seconds from the first failure to the last one."""
-        state = self._state
-        return 0.0 if state is None else state.seconds_since_start or 0.0
+        return 0.0 if self._state is None else self._last_failure - self._state.start_time
 
     def reset(self) -> None:
         """Forget the failures: there was progress."""
@@ -139,7 +139,7 @@ class Backoff:
         if self._state is None:
             self._state = tenacity.RetryCallState(self._rules, None, (), {})
             self._state.start_time = now
-        self._state.outcome_timestamp = now
+        self._state.outcome_timestamp = self._last_failure = now
         return self._state
 
     def __repr__(self) -> str:

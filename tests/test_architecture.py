@@ -42,7 +42,9 @@ LAYERS = (
 )
 # The same within `feedapi_client/runtime`.
 RUNTIME_LAYERS = (
-    ("buffer", "discovery_timer", "positions", "scheduler"),
+    ("buffer", "discovery_timer", "failure_log", "positions", "scheduler"),
+    ("slots",),
+    ("failures",),
     ("partition",),
     ("driver",),
     ("discovery", "fetching"),
@@ -297,8 +299,8 @@ def test_only_the_partitions_own_module_writes_its_fields() -> None:
         "partition.batches += 1",
         "self._partition.read_cursor = 'a'",
         "self._driver.partitions[0].end = None",
-        "driver.partition(0).retry_at, b = 1, 2",
-        "del partition.error",
+        "driver.partition(0).poll_delay, b = 1, 2",
+        "del partition.end",
         "partition.pending.clear()",
         "partition.pending[0] = None",
         "setattr(partition, 'started', True)",

@@ -121,6 +121,15 @@ def test_whichever_limit_comes_first_ends_the_attempts(clock: Clock) -> None:
         backoff.pause(ERROR)
 
 
+def test_it_knows_for_how_long_it_fails(clock: Clock) -> None:
+    backoff = Backoff(clock=clock)
+    assert backoff.elapsed == 0.0
+    for _ in range(3):
+        backoff.pause(ERROR)
+        clock.now += 2.0
+    assert backoff.elapsed == 4.0, "from the first failure to the last one"
+
+
 def test_progress_forgets_the_failures(clock: Clock) -> None:
     backoff = Backoff(attempts=2, give_up_after=10, clock=clock)
     for _ in range(5):

@@ -8,12 +8,14 @@ from feedapi_client.client import FeedClient
 from feedapi_client.errors import (
     AuthenticationError,
     FeedError,
-    NegotiationError,
     RequestRefusedError,
     StoreError,
 )
-from feedapi_client.retry import Backoff
+from feedapi_client.model import FeedInfo
+from feedapi_client.retry import Backoff, retry
 from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.failures import AskedAs
+from feedapi_client.runtime.partition import RuntimePartition
 
 
 class Discovery:
@@ -30,39 +32,49 @@ class Discovery:
         For an empty store that is the bootstrap: the first positions are saved (R7). Raises what
         discovery, the fetches of present ends and the store raise.
         """
-        attempts = self._driver.limits.max_attempts_without_progress
-        for attempt in range(1, attempts + 1):
-            info = await self._client.discover()
-            try:
-                ends = await self._present_ends(self._driver.planner.unresolved(info))
-            except RequestRefusedError:
-                if attempt == attempts:
-                    raise
-                continue  # the feed changed between the two: discover anew
-            self._driver.update_info(info)
-            await self._driver.apply(self._driver.planner.discover(info, ends=ends))
-            self._timer.succeeded()
-            return
+        retry_policy = self._driver.settings.retry
+        backoff = Backoff(
+            base_delay=retry_policy.base_delay,
+            max_delay=retry_policy.max_delay,
+            give_up_after=retry_policy.refused_for,
+            retry_if=lambda error: isinstance(error, RequestRefusedError),
+            clock=anyio.current_time,
+        )
+        # A refusal means that the feed changed between the two: discover anew.
+        info, ends = await retry(self._discover_with_ends, backoff, sleep=anyio.sleep)
+        self._driver.update_info(info)
+        await self._driver.apply(self._driver.planner.discover(info, ends=ends))
+        self._timer.succeeded()
+
+    async def _discover_with_ends(self) -> tuple[FeedInfo, dict[int, str]]:
+        info = await self._client.discover()
+        return info, await self._present_ends(self._driver.planner.unresolved(info))
 
     async def run(self) -> None:
         """Discover whenever it is due, until cancelled.
 
         A failed discovery is reported and tried again; the topology stays as it was. Raises
         `StoreError`, and the error of a discovery that something is blocked by: at once when the
-        feed refuses us or is no feed any more, otherwise after `RetryPolicy.give_up_after`.
+        feed refuses our credentials, otherwise after `RetryPolicy.give_up_after`. A feed that
+        answers 404, HTML or nonsense is as likely to come back as one that answers 503 (R10).
         """
-        driver, retry = self._driver, self._driver.settings.retry
-        backoff = Backoff(base_delay=retry.base_delay, max_delay=retry.max_delay)
+        driver, policy = self._driver, self._driver.settings.retry
+        backoff = Backoff(
+            base_delay=policy.base_delay,
+            max_delay=policy.max_delay,
+            max_retry_after=policy.max_retry_after,
+            clock=anyio.current_time,
+        )
         while True:
             await self._timer.due()
             self._timer.begun()
             try:
-                await self._discover()
+                await self._discover(after_failures=backoff.failing)
             except StoreError:
                 raise
             except FeedError as error:
                 text = error.message if error.partition is None else str(error)
-                driver.report(None, f"keeps its last good topology: {text}")
+                driver.report_failure(None, f"keeps its last good topology: {text}")
                 pause = backoff.pause(error)
                 if self._blocked() and self._is_final(error, backoff.elapsed):
                     raise
@@ -73,24 +85,37 @@ class Discovery:
     def _is_final(self, error: FeedError, elapsed: float) -> bool:
         limit = self._driver.settings.retry.give_up_after
         given_up = limit is not None and elapsed >= limit
-        return given_up or isinstance(error, (AuthenticationError, NegotiationError))
+        return given_up or isinstance(error, AuthenticationError)
 
-    async def _discover(self) -> None:
+    async def _discover(self, *, after_failures: bool) -> None:
         driver = self._driver
         # Those refused from here on need a discovery that begins later: this one may bring what was
         # true before.
-        refused = [p for p in driver.partitions.values() if p.refused]
+        refused = [p for p in driver.partitions.values() if p.failures.refused]
         before = driver.discovered
-        info = await self._client.discover()
+        info = await self._client.discover_once()
         actions = driver.planner.discover(info)
         driver.update_info(info)
         self._timer.succeeded()
         await driver.apply(actions)
-        for partition in refused:
-            if partition.started and partition.refused:
-                driver.scheduler.schedule(partition, partition.ask_again())
+        self._ask_again(refused, after_failures=after_failures)
         self._reopen_streams(info.token != before.token or info.dialect != before.dialect)
         driver.wake()
+
+    def _ask_again(self, refused: list[RuntimePartition], *, after_failures: bool) -> None:
+        """Schedule the partitions that were refused before the discovery began.
+
+        And those that were refused since, if the discovery says what they did not know.
+        """
+        driver = self._driver
+        before, asked_as = set(refused), AskedAs.of(driver.discovered)
+        for partition in driver.partitions.values():
+            failures = partition.failures
+            if not partition.started or not failures.refused:
+                continue
+            if partition in before or failures.refused_as != asked_as:
+                pause = failures.ask_again(after_failures=after_failures)
+                driver.scheduler.schedule(partition, pause)
 
     def _reopen_streams(self, moved: bool) -> None:
         """End responses that would not end by themselves.
@@ -107,7 +132,7 @@ class Discovery:
     def _blocked(self) -> bool:
         """Whether something can't go on without a new discovery."""
         driver = self._driver
-        if any(partition.refused for partition in driver.partitions.values()):
+        if any(partition.failures.refused for partition in driver.partitions.values()):
             return True
         return not driver.settings.follow and driver.planner.finished()
 

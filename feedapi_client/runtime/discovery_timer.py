@@ -8,6 +8,9 @@ _GAP_SECONDS = 0.05
 """Between two discoveries, however many ask for one."""
 UNKNOWN_COMMAND_GAP_SECONDS = 5.0
 """Between two discoveries that only an unknown command asks for."""
+REFUSED_GAP_SECONDS = 1.0
+"""Between two discoveries that only refused partitions ask for."""
+_NEVER = float("inf")
 
 
 class DiscoveryTimer:
@@ -17,15 +20,27 @@ class DiscoveryTimer:
         self.wanted = False
         """Somebody asked, and no discovery that began since has succeeded."""
         self._interval = interval
-        self._again = False
-        self._last = 0.0
+        self._refused_gap = min(REFUSED_GAP_SECONDS, interval)
+        self._asked = _NEVER
+        """The earliest moment that somebody has asked for since the last discovery began."""
+        self._for_refused = False
+        self._last = self._last_for_refused = float("-inf")
         self._next = 0.0
+        self._not_before = 0.0
         self._sooner = anyio.Event()
 
     def soon(self) -> None:
         """Something depends on a new discovery."""
-        self.wanted = self._again = True
-        self._by(max(anyio.current_time(), self._last + _GAP_SECONDS))
+        self._ask(anyio.current_time())
+
+    def refused(self, delay: float) -> None:
+        """A partition is refused, and is asked again after `delay` seconds and a new discovery.
+
+        However many partitions are refused, this leads to one discovery a second at most.
+        """
+        self._for_refused = True
+        now = anyio.current_time()
+        self._ask(max(now + delay, self._last_for_refused + self._refused_gap))
 
     def perhaps(self) -> None:
         """A new discovery may tell something new."""
@@ -33,18 +48,22 @@ class DiscoveryTimer:
 
     def begun(self) -> None:
         """A discovery begins; who asks from now on asks for another one."""
-        self._again, self._next = False, float("inf")
+        if self._for_refused:
+            self._last_for_refused = anyio.current_time()
+        self._for_refused = False
+        self._asked = self._next = _NEVER
 
     def succeeded(self) -> None:
         """A discovery has succeeded."""
-        self.wanted, self._again = self._again, False
+        self.wanted = self._asked < _NEVER
         self._last = anyio.current_time()
-        self._next = self._last + (_GAP_SECONDS if self.wanted else self._interval)
+        self._not_before = self._last + _GAP_SECONDS
+        self._next = max(min(self._asked, self._last + self._interval), self._not_before)
 
     def failed(self, pause: float) -> None:
         """A discovery has failed and is tried again after a pause."""
         self._last = anyio.current_time()
-        self._next = self._last + max(_GAP_SECONDS, pause)
+        self._next = self._not_before = self._last + max(_GAP_SECONDS, pause)
 
     async def due(self) -> None:
         """Wait until the next discovery is due."""
@@ -53,7 +72,13 @@ class DiscoveryTimer:
             with anyio.move_on_after(pause):
                 await self._sooner.wait()
 
+    def _ask(self, when: float) -> None:
+        self.wanted = True
+        self._asked = min(self._asked, when)
+        self._by(when)
+
     def _by(self, when: float) -> None:
+        when = max(when, self._not_before)
         if when < self._next:
             self._next = when
             self._sooner.set()

@@ -31,6 +31,7 @@ from feedapi_client.model import FeedInfo, FeedKey
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
+from feedapi_client.runtime.failure_log import FailureLog
 from feedapi_client.runtime.partition import RuntimePartition, partition_status
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.runtime.scheduler import Scheduler
@@ -67,13 +68,14 @@ class Driver:
         self.positions = positions
         self.buffer = BufferBudget(settings.limits.max_buffered_bytes)
         self.scheduler: Scheduler[RuntimePartition] = Scheduler(
-            settings.limits.max_concurrent_fetches
+            settings.limits.max_concurrent_fetches, failing=lambda partition: partition.failing
         )
         self.timer = DiscoveryTimer(settings.limits.discovery_interval)
         self.partitions: dict[int, RuntimePartition] = {}
         self.info: FeedInfo | None = None
         """The last good discovery."""
         self.reports: deque[str] = deque(maxlen=_REPORTS_KEPT)
+        self.failure_log = FailureLog(settings.limits.report_interval)
         self.failure: BaseException | None = None
         """What the iterating task is to raise."""
         self.over = False
@@ -149,7 +151,7 @@ class Driver:
         self.scheduler.schedule(partition)
 
     def _park(self, partition: RuntimePartition, error: FeedError) -> None:
-        partition.fails_by(error)
+        partition.failures.show(error)
         if self.settings.on_error == "raise":
             self.fail(error)
         else:
@@ -168,7 +170,7 @@ class Driver:
 
     async def fail_partition(self, partition: RuntimePartition, error: FeedError) -> None:
         """The partition can't go on: park it and its descendants, or end the iteration (R18)."""
-        partition.fails_by(error)
+        partition.failures.show(error)
         await self.apply([*self.planner.fail(partition.id, error), Fail(partition.id, error)])
 
     # ------------------------------------------------------------------ what is ready
@@ -226,10 +228,19 @@ class Driver:
 
     def report(self, partition: int | None, text: str) -> None:
         """Tell the operator: in the log, and in `status()`."""
-        where = "" if partition is None else f", partition {partition}"
-        line = f"feed {self.feed}{where}: {text}"
+        line = self._line(partition, text)
         self.reports.append(line)
         log.warning("%s", line)
+
+    def report_failure(self, partition: int | None, text: str) -> None:
+        """Report what may fail again and again: at most once in `Limits.report_interval`."""
+        line = self._line(partition, text)
+        if self.failure_log.warn(partition, line):
+            self.reports.append(line)
+
+    def _line(self, partition: int | None, text: str) -> str:
+        where = "" if partition is None else f", partition {partition}"
+        return f"feed {self.feed}{where}: {text}"
 
     def status(self) -> ConsumerStatus:
         """A snapshot."""
@@ -248,10 +259,10 @@ class Driver:
     def _since(self, id: int) -> datetime | None:
         """When the error began; that of a descendant began with its ancestor's."""
         own = self.partitions.get(id)
-        if own is not None and own.since is not None:
-            return own.since
+        if own is not None and own.failures.since is not None:
+            return own.failures.since
         error = self.planner.entries[id].error
         if error is None or error.partition is None:
             return None
         origin = self.partitions.get(error.partition)
-        return origin.since if origin else None
+        return origin.failures.since if origin else None

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import logging
-
 import anyio
 
 from feedapi_client.client import FeedClient, Response
 from feedapi_client.errors import (
     CursorRejectedError,
     FeedError,
+    FeedUnavailableError,
     NoProgressError,
     ProtocolError,
     RequestRefusedError,
 )
 from feedapi_client.lineage.planner import State
-from feedapi_client.model import FeedInfo
+from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader
+from feedapi_client.protocol.text import excerpt
 from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.failures import AskedAs
 from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
-
-log = logging.getLogger("feedapi_client")
+from feedapi_client.runtime.slots import Slot, SlotWatch
 
 DELIVERY_BYTES = 256 * 1024
 """Within a page, delivering less than this at a time costs more than it brings forward."""
 DELIVERY_SECONDS = 0.05
 """When the next bytes arrive, what came before them waits no longer than this for its page."""
-SLOW_APPLICATION_SECONDS = 5.0
-"""How long a response is held open for a slow application while others want its slot."""
 SHARED_STREAM_MILLISECONDS = 5000
 """How long a streamed response lasts when more partitions want to be read than there are slots."""
-FAILING_SHARE = 4
-"""At most 1/N of the fetch slots may be used by failing partitions (R14)."""
 UNWINDING_SECONDS = 0.05
 """After which a partition is looked at again whose cancelled request is not over yet."""
 EMPTY_PAGES_REPORTED = 100
@@ -40,7 +36,14 @@ EMPTY_PAGES_REPORTED = 100
 
 
 class SlotPreempted(Exception):  # noqa: N818 - not an error
-    """The response was given up so that others can go on; what was checkpointed is kept."""
+    """The request was given up so that others can go on; what was checkpointed is kept.
+
+    Attributes:
+        silent: the publisher is to blame: it sent no checkpoint while its request had a slot.
+    """
+
+    def __init__(self, *, silent: bool = False) -> None:
+        self.silent = silent
 
 
 class Fetching:
@@ -49,36 +52,34 @@ class Fetching:
     def __init__(self, driver: Driver, client: FeedClient) -> None:
         self._driver = driver
         self._client = client
-        self._failing = 0
+        limits, scheduler = driver.limits, driver.scheduler
+        self.slots = SlotWatch(limits.slot_timeout, scheduler.slots, lambda: scheduler.waiting)
 
     async def work(self, partition: RuntimePartition) -> None:
         """The scheduler's job: one request, and what follows from it. Raises `StoreError`."""
-        driver = self._driver
         if not partition.started:
             return
-        # Partitions whose requests hang until they time out must not take all slots from those
-        # that answer (R14).
-        failing = partition.failing
-        share = max(1, driver.limits.max_concurrent_fetches // FAILING_SHARE)
-        if partition.fetching or (failing and self._failing >= share):
-            driver.scheduler.schedule(partition, UNWINDING_SECONDS)
+        if partition.fetching:
+            self._driver.scheduler.schedule(partition, UNWINDING_SECONDS)
             return
-        self._failing += failing
         scope = anyio.CancelScope()
+        slot = Slot(partition.failures.slot_doublings, failing=partition.failing)
         try:
             with scope:
-                await self._fetch(partition, scope)
+                await self._fetch(partition, scope, slot)
         finally:
             partition.end_request(scope)
-            self._failing -= failing
 
-    async def _fetch(self, partition: RuntimePartition, scope: anyio.CancelScope) -> None:
+    async def _fetch(
+        self, partition: RuntimePartition, scope: anyio.CancelScope, slot: Slot
+    ) -> None:
         driver, asked = self._driver, partition.read_cursor
-        request = _Request(driver, self._client, partition, scope)
+        request = _Request(driver, self._client, partition, scope, slot, self.slots)
         partition.begin_request(scope)
         result: Outcome | SlotPreempted | FeedError | None
         try:
-            result = await request.run()
+            with self.slots.holding(slot):
+                result = await request.run()
         except (SlotPreempted, FeedError) as error:
             result = error
         partition.end_request(scope)
@@ -86,15 +87,16 @@ class Fetching:
             # Its last bytes were there before the cancellation was delivered. The partition was
             # stopped, and perhaps started again: nothing follows from the old request.
             return
+        if partition.read_cursor != asked:
+            partition.failures.recovered()
         if isinstance(result, SlotPreempted):
-            if not partition.pending:
-                driver.scheduler.schedule(partition, driver.limits.poll_interval)
+            self._preempted(partition, slot, silent=result.silent)
         elif isinstance(result, FeedError):
-            if partition.read_cursor != asked:
-                partition.recovered()
             await self._failed(partition, result, request.info)
         else:
-            partition.recovered()
+            partition.failures.recovered()
+            if slot.held < driver.limits.slot_timeout / 2:
+                partition.failures.answered_quickly()
             await self._finished(partition, result)
 
     # ------------------------------------------------------------------ a complete response
@@ -104,7 +106,7 @@ class Fetching:
         driver = self._driver
         if outcome is Outcome.NO_PROGRESS:
             error = NoProgressError(outcome.value, feed=driver.feed, partition=partition.id)
-            driver.scheduler.schedule(partition, partition.pause_without_progress(error))
+            driver.scheduler.schedule(partition, partition.failures.pause_without_progress(error))
         elif outcome is Outcome.END:
             if not partition.pending:
                 await self.reached_end(partition)
@@ -119,7 +121,7 @@ class Fetching:
         driver = self._driver
         if not partition.started or partition.fetching or driver.scheduler.is_scheduled(partition):
             return
-        if partition.end is not None or partition.refused or partition.error is not None:
+        if partition.end is not None or partition.failures.refused or partition.error:
             return
         if partition.pending_bytes < driver.limits.max_batch_bytes:
             # Cursors that move on every request, without an event, must not make a busy loop.
@@ -148,6 +150,22 @@ class Fetching:
 
     # ------------------------------------------------------------------ errors
 
+    def _preempted(self, partition: RuntimePartition, slot: Slot, *, silent: bool) -> None:
+        """Others need the slot, or the room that is left in the buffer (R14, R16)."""
+        driver = self._driver
+        if not silent:
+            if not partition.pending:
+                driver.scheduler.schedule(partition, driver.limits.poll_interval)
+            return
+        error = FeedUnavailableError(
+            f"no checkpoint came within {slot.held:.1f} s, and other partitions wait for the slot",
+            feed=driver.feed,
+            partition=partition.id,
+        )
+        pause = partition.failures.gave_slot_back(error)
+        driver.failure_log.warn(partition.id, f"{error}; the next attempt in {pause:.1f} s")
+        driver.scheduler.schedule(partition, pause)
+
     async def _failed(
         self, partition: RuntimePartition, error: FeedError, asked_of: FeedInfo
     ) -> None:
@@ -156,49 +174,53 @@ class Fetching:
             await self._refused(partition, error, asked_of)
             return
         try:
-            pause = partition.failed(error)
+            pause = partition.failures.failed(error)
         except FeedError as final:
             await driver.fail_partition(partition, final)
             return
-        log.warning("%s; attempt %d in %.1f s", error, partition.attempts + 1, pause)
+        attempt = partition.failures.attempts + 1
+        driver.failure_log.warn(partition.id, f"{error}; attempt {attempt} in {pause:.1f} s")
         driver.scheduler.schedule(partition, pause)
 
     async def _refused(
         self, partition: RuntimePartition, error: RequestRefusedError, asked_of: FeedInfo
     ) -> None:
-        """400, 404, 409, 410: discover again, then ask again (R10)."""
-        driver = self._driver
-        info = driver.discovered
-        if asked_of is not info:
-            driver.scheduler.schedule(partition)
+        """400, 404, 409, 410: discover again, then ask again, for `refused_for` (R10)."""
+        driver, failures = self._driver, partition.failures
+        outdated = asked_of is not driver.discovered
+        try:
+            pause = failures.refuse(error, AskedAs.of(asked_of), outdated=outdated)
+        except RequestRefusedError:
+            await driver.fail_partition(partition, self._final(partition, error))
             return
-        asked_as = (info.dialect, info.token)
-        # A feed that changed between two refusals explains them both, for a while.
-        same_feed = error.status != 409 and partition.refused_as == asked_as
-        refusals = partition.refuse(error, asked_as)
-        if refusals >= (2 if same_feed else driver.limits.max_attempts_without_progress):
-            await driver.fail_partition(partition, self._final(partition, error, refusals))
+        driver.failure_log.warn(
+            partition.id, f"{error}; a new discovery and the next attempt in {pause:.1f} s"
+        )
+        if failures.refused:
+            driver.timer.refused(pause)
         else:
-            driver.timer.soon()
+            driver.scheduler.schedule(partition, pause)
 
-    def _final(
-        self, partition: RuntimePartition, error: RequestRefusedError, refusals: int
-    ) -> FeedError:
-        final: FeedError
+    def _final(self, partition: RuntimePartition, error: RequestRefusedError) -> FeedError:
+        """What to raise for a partition that refused its requests for too long."""
+        cursor = partition.read_cursor
+        times = (
+            f"{error.message}. It has done so for {partition.failures.refused_seconds:.0f} s, "
+            "while discovery lists the partition"
+        )
+        kind: type[ProtocolError] = ProtocolError
         if error.status == 409:
-            final = ProtocolError(
-                f"409 Conflict again, {refusals} times, each with the token of a new discovery",
-                feed=self._driver.feed,
-                partition=partition.id,
-            )
+            advice = "Its fetches don't accept the token that its discovery gives"
+        elif cursor in (FIRST, LAST):
+            advice = f"The cursor can't be at fault, since it is {cursor}"
         else:
-            final = CursorRejectedError(
-                f"the partition is listed and refuses the cursor {partition.read_cursor!r} with "
-                f"{error.status}: {error.message}. Reset its cursor if the publisher no longer has "
-                "that place",
-                feed=self._driver.feed,
-                partition=partition.id,
+            kind = CursorRejectedError
+            advice = (
+                f"The cursor is '{excerpt(cursor.encode())}'. If this is an outage, start again "
+                "later: nothing is lost. Only if the publisher says that it no longer has that "
+                "place, reset the cursor, which skips or repeats events"
             )
+        final = kind(f"{times}. {advice}", feed=self._driver.feed, partition=partition.id)
         final.__cause__ = error
         return final
 
@@ -212,11 +234,16 @@ class _Request:
         client: FeedClient,
         partition: RuntimePartition,
         scope: anyio.CancelScope,
+        slot: Slot,
+        slots: SlotWatch,
     ) -> None:
         self._driver = driver
         self._client = client
         self._partition = partition
         self._scope = scope
+        self._slot = slot
+        self._slots = slots
+        self._idle_stream = False
         self.info = driver.discovered
         self._stream = self._streamed()
         self._unclosed = 0
@@ -248,6 +275,13 @@ class _Request:
         What was checkpointed is in the partition, whatever happens. Raises `FeedError`, and
         `SlotPreempted` when its slot or its bytes are needed elsewhere.
         """
+        slot = self._slot
+        with slot.scope:
+            return await self._run()
+        innocent = slot.brought or slot.waits_for_room or self._idle_stream
+        raise SlotPreempted(silent=not innocent)
+
+    async def _run(self) -> Outcome | None:
         partition = self._partition
         opened = self._client.open(
             self.info,
@@ -259,6 +293,7 @@ class _Request:
         outcome: Outcome | None = None
         async with opened as response:
             partition.answered(streamed=bool(self._stream))
+            self._idle_stream = bool(self._stream)
             reader = response.reader
             try:
                 with anyio.CancelScope() as idle:
@@ -283,6 +318,7 @@ class _Request:
             for batch in reader.feed(chunk):
                 self._receive(batch)
             self._update_buffer(reader)
+            self._idle_stream = bool(self._stream) and not reader.unclosed_bytes
             reader.check()
             self._deliver_in_time()
             await self._make_room(reader)
@@ -295,7 +331,7 @@ class _Request:
             self._receive(batch)
         empty = self._partition.progress.empty
         if empty and empty % EMPTY_PAGES_REPORTED == 0 and finished.outcome is Outcome.PROGRESS:
-            self._driver.report(
+            self._driver.report_failure(
                 self._partition.id,
                 f"{empty} responses in a row moved the cursor and held no event",
             )
@@ -318,6 +354,7 @@ class _Request:
         if self._scope.cancel_called:
             return  # the partition was stopped: it reads again from what was delivered
         self._partition.received(batch)
+        self._slots.brought(self._slot)
         self._undelivered += batch.size
 
     def _deliver_in_time(self) -> None:
@@ -350,7 +387,9 @@ class _Request:
         limits, buffer, partition = self._driver.limits, self._driver.buffer, self._partition
         while partition.pending_bytes >= limits.max_batch_bytes or not buffer.has_room:
             self._deliver()
+            self._slot.waits_for_room = True
             await self._wait_for_room(reader)
+            self._slot.waits_for_room = False
         if not self._stream:  # which may be silent for long, and would keep the room from others
             buffer.reserve()
             self._reserved = True
@@ -362,12 +401,6 @@ class _Request:
                 raise reader.too_much_unclosed()
             if buffer.stuck:
                 raise SlotPreempted
-            await self._wait(buffer.changed())
+            await buffer.changed().wait()
         while partition.pending_bytes >= limits.max_batch_bytes:
-            await self._wait(partition.taken())
-
-    async def _wait(self, event: anyio.Event) -> None:
-        with anyio.move_on_after(SLOW_APPLICATION_SECONDS):
-            await event.wait()
-        if not event.is_set() and self._driver.scheduler.contended:
-            raise SlotPreempted
+            await partition.taken().wait()

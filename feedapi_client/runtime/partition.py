@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import anyio
 
-from feedapi_client.errors import FeedError, RequestRefusedError
+from feedapi_client.errors import FeedError
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import Event, Position
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Progress
-from feedapi_client.retry import Backoff
 from feedapi_client.runtime.buffer import BufferBudget
+from feedapi_client.runtime.failures import Failures
 from feedapi_client.status import PartitionState, PartitionStatus
 
 
@@ -51,10 +51,6 @@ class RuntimePartition:
     __slots__ = (
         "_announced",
         "_buffer",
-        "_failures",
-        "_no_progress",
-        "_refusals",
-        "_retry",
         "_saves",
         "_scope",
         "_taken",
@@ -66,8 +62,8 @@ class RuntimePartition:
         "delivered_cursor",
         "end",
         "entry",
-        "error",
         "events",
+        "failures",
         "in_flight",
         "last_contact",
         "last_event",
@@ -77,10 +73,6 @@ class RuntimePartition:
         "progress",
         "queued",
         "read_cursor",
-        "refused",
-        "refused_as",
-        "retry_at",
-        "since",
         "started",
         "streamed",
     )
@@ -95,7 +87,8 @@ class RuntimePartition:
     ) -> None:
         self.entry = entry
         self._buffer = buffer
-        self._retry = retry
+        self.failures = Failures(retry)
+        """What fails, and when it is asked again."""
         # What is read.
         self.started = False
         self.read_cursor = entry.cursor
@@ -124,16 +117,6 @@ class RuntimePartition:
         self.committing = 0
         """Commits under way. One may outlast the release of its batch."""
         self._saves: list[SavedBatch] = []
-        # What fails.
-        self.error: FeedError | None = None
-        self.since: datetime | None = None
-        self.retry_at: datetime | None = None
-        self.refused = False
-        """Its request was refused: it waits for a discovery that begins after that."""
-        self.refused_as: tuple[str, str | None] | None = None
-        self._failures: Backoff | None = None
-        self._refusals: Backoff | None = None
-        self._no_progress: Backoff | None = None
         # For people.
         self.events = 0
         self.last_event: datetime | None = None
@@ -152,8 +135,13 @@ class RuntimePartition:
 
     @property
     def failing(self) -> bool:
-        """The last request failed by an error that is retried."""
-        return self._failures is not None
+        """The last request failed by an error that is retried, or brought nothing in its time."""
+        return self.failures.failing
+
+    @property
+    def error(self) -> FeedError | None:
+        """Why it is retried, or can't go on."""
+        return self.failures.error
 
     @property
     def deliverable(self) -> bool:
@@ -180,7 +168,7 @@ class RuntimePartition:
         if not self.batches:
             self.read_cursor = self.delivered_cursor = cursor
         self.started = True
-        self.error = self.since = None
+        self.failures.started()
         self.end = None
 
     def read_on(self) -> None:
@@ -190,7 +178,7 @@ class RuntimePartition:
     def stop(self) -> None:
         """Stop reading and drop what was not delivered."""
         self.started = False
-        self.refused = False
+        self.failures.stopped()
         self.at_end = False
         self.end = None
         self.cancel_request()
@@ -264,7 +252,7 @@ class RuntimePartition:
     def progressed(self, limits: Limits) -> None:
         """Something new came: poll quickly again."""
         self.poll_delay = limits.poll_interval
-        self._no_progress = None
+        self.failures.progressed()
 
     # ------------------------------------------------------------------ what is delivered
 
@@ -354,69 +342,6 @@ class RuntimePartition:
     def _saves_before(self, number: int) -> list[SavedBatch]:
         return [save for save in self._saves if save.number < number]
 
-    # ------------------------------------------------------------------ what fails
-
-    def recovered(self) -> None:
-        """A request succeeded, or brought something before it failed."""
-        self._failures = self._refusals = None
-        self.error = self.since = self.retry_at = None
-
-    def failed(self, error: FeedError) -> float:
-        """A request failed: return the seconds until the next one.
-
-        Raises the error itself when it is fatal, or when requests have failed for too long.
-        """
-        self.fails_by(error)
-        if self._failures is None:
-            self._failures = Backoff.of(self._retry, clock=anyio.current_time)
-        return self._retry_in(self._failures.pause(error))
-
-    def fails_by(self, error: FeedError) -> None:
-        """Show an error in the status, with the time of the first in a row."""
-        self.error = error
-        if self.since is None:
-            self.since = datetime.now(UTC)
-
-    def refuse(self, error: RequestRefusedError, asked_as: tuple[str, str | None]) -> int:
-        """A request was refused: wait for a discovery. Return the refusals in a row.
-
-        `asked_as` are the dialect and the token of the request.
-        """
-        self.fails_by(error)
-        self.refused = True
-        self.refused_as = asked_as
-        if self._refusals is None:
-            self._refusals = self._unlimited()
-        self._retry_in(self._refusals.pause(error))
-        return self._refusals.failures
-
-    def ask_again(self) -> float:
-        """A discovery that began after the refusal is there: seconds until the next request."""
-        self.refused = False
-        if self._refusals is None or self._refusals.failures <= 1 or self.retry_at is None:
-            return 0.0
-        return max(0.0, (self.retry_at - datetime.now(UTC)).total_seconds())
-
-    def pause_without_progress(self, error: Exception) -> float:
-        """Seconds before another request after a response without progress (R13)."""
-        if self._no_progress is None:
-            self._no_progress = self._unlimited()
-        return self._no_progress.pause(error)
-
-    @property
-    def attempts(self) -> int:
-        """Failed requests in a row."""
-        return self._failures.failures if self._failures else 0
-
-    def _unlimited(self) -> Backoff:
-        """For what is limited by the number of attempts elsewhere, not by time."""
-        policy = self._retry
-        return Backoff(base_delay=policy.base_delay, max_delay=policy.max_delay)
-
-    def _retry_in(self, seconds: float) -> float:
-        self.retry_at = datetime.now(UTC) + timedelta(seconds=seconds)
-        return seconds
-
 
 def partition_status(
     entry: Entry, partition: RuntimePartition | None, since: datetime | None
@@ -444,7 +369,7 @@ def partition_status(
         status,
         caught_up=caught_up,
         caught_up_at=partition.caught_up_at,
-        retry_at=partition.retry_at if partition.error is not None else None,
+        retry_at=partition.failures.retry_at if partition.error is not None else None,
         events=partition.events,
         last_event=partition.last_event,
         last_contact=partition.last_contact,

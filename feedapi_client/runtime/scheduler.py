@@ -2,7 +2,7 @@
 
 A queue of those that are due, a heap of those that are not yet, a bounded number of slots. A
 partition that pauses (poll interval, backoff) holds no slot: a healthy one never waits for it
-(R14).
+(R14). Failing ones have a queue of their own, and share a part of the slots.
 """
 
 from __future__ import annotations
@@ -18,44 +18,73 @@ from anyio.abc import TaskGroup
 
 J = TypeVar("J")
 
+FAILING_SHARE = 4
+"""At most 1/N of the slots may be used by failing jobs (R14)."""
+
+
+class Waiting(NamedTuple):
+    """How many jobs are due and wait for a slot.
+
+    Attributes:
+        any: those that any slot serves that becomes free.
+        failing: those that only the slot of another failing job serves.
+    """
+
+    any: int
+    failing: int
+
 
 class _Ticket(NamedTuple):
-    """A job's place: in the queue of those that are due, or in the heap of later ones."""
+    """A job's place: in a queue of those that are due, or in the heap of later ones.
+
+    `queue` is 0 among the healthy ones, 1 among the failing ones, None in the heap.
+    """
 
     number: int
-    due: bool
+    queue: int | None
 
 
 class Scheduler(Generic[J]):
     """Runs each job that is due, at most `slots` at once.
 
     A job is queued at most once; scheduling it anew moves it.
+
+    Arguments:
+        slots: jobs at the same time.
+        failing: whether a job that becomes due is a failing one. All of these together use at most
+            a quarter of the slots, so that they don't take them all from the others.
     """
 
-    def __init__(self, slots: int) -> None:
-        self._slots = slots
+    def __init__(self, slots: int, *, failing: Callable[[J], bool] = lambda _: False) -> None:
+        self.slots = slots
+        self._failing = failing
+        self._share = max(1, slots // FAILING_SHARE)
         self._work: Callable[[J], Awaitable[None]] | None = None
         self._running = 0
         self._tickets: dict[J, _Ticket] = {}
         self._numbers = count(1)
-        self._due: deque[tuple[int, J]] = deque()
-        self._due_count = 0
+        self._due: tuple[deque[tuple[int, J]], ...] = (deque(), deque())  # healthy, failing
+        self._due_counts = [0, 0]
+        self._failing_running = 0
         self._later: list[tuple[float, int, J]] = []
         self._idle: deque[anyio.Event] = deque()
         self._sooner = anyio.Event()
         self._tasks: TaskGroup | None = None
 
     def __repr__(self) -> str:
-        later = len(self._tickets) - self._due_count
+        due = sum(self._due_counts)
         return (
-            f"<Scheduler {self._running} of {self._slots} slots, {self._due_count} due, "
-            f"{later} later>"
+            f"<Scheduler {self._running} of {self.slots} slots, {due} due, "
+            f"{len(self._tickets) - due} later>"
         )
 
     @property
-    def contended(self) -> bool:
-        """Whether a job is due and every slot is taken."""
-        return self._due_count > 0 and self._running >= self._slots
+    def waiting(self) -> Waiting:
+        """How many jobs wait although they are due."""
+        healthy, failing = self._due_counts
+        admitted = min(failing, self._share - self._failing_running)
+        taken = self._running >= self.slots
+        return Waiting(healthy + admitted if taken else 0, failing - admitted)
 
     def is_scheduled(self, job: J) -> bool:
         """Whether the job is due or pausing."""
@@ -68,7 +97,7 @@ class Scheduler(Generic[J]):
         if delay <= 0:
             self._make_due(job, number)
             return
-        self._tickets[job] = _Ticket(number, due=False)
+        self._tickets[job] = _Ticket(number, None)
         heapq.heappush(self._later, (anyio.current_time() + delay, number, job))
         if self._later[0][1] == number:
             self._sooner.set()
@@ -76,24 +105,25 @@ class Scheduler(Generic[J]):
     def forget(self, job: J) -> None:
         """Take the job off the queue."""
         ticket = self._tickets.pop(job, None)
-        if ticket is not None and ticket.due:
-            self._due_count -= 1
+        if ticket is not None and ticket.queue is not None:
+            self._due_counts[ticket.queue] -= 1
 
     async def run(self, work: Callable[[J], Awaitable[None]]) -> None:
         """Await `work(job)` for the jobs until cancelled. An exception of `work` ends it."""
         self._work = work
         async with anyio.create_task_group() as self._tasks:
             try:
-                for _ in range(self._due_count):
+                for _ in range(sum(self._due_counts)):
                     self._wake_slot()
                 await self._tick()
             finally:
                 self._tasks = None  # what is scheduled from now on stays in the queue
 
     def _make_due(self, job: J, number: int) -> None:
-        self._tickets[job] = _Ticket(number, due=True)
-        self._due.append((number, job))
-        self._due_count += 1
+        queue = int(self._failing(job))
+        self._tickets[job] = _Ticket(number, queue)
+        self._due[queue].append((number, job))
+        self._due_counts[queue] += 1
         self._wake_slot()
 
     def _holds(self, job: J, number: int) -> bool:
@@ -102,7 +132,7 @@ class Scheduler(Generic[J]):
         return ticket is not None and ticket.number == number
 
     def _wake_slot(self) -> None:
-        if self._tasks is None or self._running >= self._slots:
+        if self._tasks is None or self._running >= self.slots:
             return
         self._running += 1
         if self._idle:
@@ -113,15 +143,27 @@ class Scheduler(Generic[J]):
     async def _slot(self) -> None:
         assert self._work is not None
         while True:
-            while self._due:
-                number, job = self._due.popleft()
-                if self._holds(job, number):
-                    self.forget(job)
+            while (found := self._take()) is not None:
+                failing, job = found
+                self._failing_running += failing
+                try:
                     await self._work(job)
+                finally:
+                    self._failing_running -= failing
             self._running -= 1
             woken = anyio.Event()
             self._idle.append(woken)
             await woken.wait()
+
+    def _take(self) -> tuple[int, J] | None:
+        """Take the next job off its queue: which queue, and the job."""
+        for queue, due in enumerate(self._due):
+            while due and (queue == 0 or self._failing_running < self._share):
+                number, job = due.popleft()
+                if self._holds(job, number):
+                    self.forget(job)
+                    return queue, job
+        return None
 
     async def _tick(self) -> None:
         while True:

@@ -60,6 +60,7 @@ class Session:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(self._driver.scheduler.run, self._fetching.work)
+                    tasks.start_soon(self._fetching.slots.run)
                     tasks.start_soon(self._discovery.run)
         except* Exception as group:  # noqa: BLE001 - a cancellation beside it goes on
             self._driver.fail(first_error(group))

@@ -36,6 +36,8 @@ QUICK: dict[str, Any] = {
     "commit_timeout": SAFETY_LIMIT,
 }
 RETRY = RetryPolicy(base_delay=0.002, max_delay=0.01, give_up_after=SAFETY_LIMIT)
+SHORT = RetryPolicy(base_delay=0.002, max_delay=0.01, give_up_after=0.1, refused_for=0.1)
+"""Gives up soon: for what never passes."""
 
 
 def limits(**changed: Any) -> Limits:

@@ -14,7 +14,6 @@ from feedapi_client import (
     AmbiguousLineageError,
     Batch,
     CursorRejectedError,
-    FeedError,
     LineageError,
     LostPartitionError,
     NegotiationError,
@@ -25,6 +24,7 @@ from feedapi_client import (
 from feedapi_client.testing import Publisher, Quirks, faults
 from tests.consumer.helpers import (
     SAFETY_LIMIT,
+    SHORT,
     RecordingStore,
     assert_each_entity_in_order_and_once,
     consume,
@@ -537,12 +537,14 @@ async def test_r10_a_409_that_persists_with_a_fresh_token_is_a_protocol_error(
     publisher: Publisher,
 ) -> None:
     publisher.fail(409, times=None)
-    async with consume(publisher) as consumer:
+    async with consume(publisher, retry=SHORT) as consumer:
         events = aiter(consumer)
         with pytest.raises(ProtocolError, match="409") as caught:
             await take(events)
     assert caught.value.partition == 0
-    assert publisher.counters["fetch"] <= 6
+    assert "while discovery lists the partition" in str(caught.value)
+    assert publisher.counters["discovery"] >= 2
+    assert publisher.counters["fetch"] >= 2
 
 
 @pytest.mark.parametrize("status", [400, 404, 410])
@@ -556,17 +558,31 @@ async def test_r10_a_temporary_refusal_loses_and_repeats_nothing(
 
 
 @pytest.mark.parametrize("status", [400, 404, 410])
-async def test_r10_a_listed_partition_that_refuses_the_same_cursor_again_is_cursor_rejected(
+async def test_r10_a_listed_partition_that_refuses_its_cursor_for_long_is_cursor_rejected(
     publisher: Publisher, status: int
 ) -> None:
-    publisher.fail(status, times=None)
-    async with consume(publisher, limit={"discovery_interval": 3600}) as consumer:
+    async with consume(publisher, retry=SHORT) as consumer:
         events = aiter(consumer)
+        cursor = numbers(publisher, 0, [0])
+        await take(events)
+        publisher.fail(status, times=None)
         with pytest.raises(CursorRejectedError, match=str(status)) as caught:
             await take(events)
     assert caught.value.partition == 0
-    assert publisher.counters["discovery"] == 2
-    assert publisher.counters["fetch"] == 2
+    said, ours = caught.value.message.split("It has done so")
+    assert said.startswith("the publisher answers"), "the publisher's words come first"
+    assert cursor in ours
+
+
+@pytest.mark.parametrize("status", [400, 404, 410])
+async def test_r10_at_the_first_cursor_a_refusal_is_never_the_cursors_fault(
+    publisher: Publisher, status: int
+) -> None:
+    publisher.fail(status, times=None)
+    async with consume(publisher, retry=SHORT) as consumer:
+        with pytest.raises(ProtocolError, match=f"{status}.*_first") as caught:
+            await take(aiter(consumer))
+    assert not isinstance(caught.value, CursorRejectedError)
 
 
 async def test_r10_a_drained_partition_leads_to_a_discovery(publisher: Publisher) -> None:
@@ -613,8 +629,8 @@ async def test_r10_a_v1_partition_count_that_is_wrong_is_an_error(
     serve: Callable[..., Publisher],
 ) -> None:
     publisher = serve(4, dialect="v1")
-    async with consume(publisher, v1_partitions=2) as consumer:
-        with pytest.raises(FeedError, match="partition count is 4"):
+    async with consume(publisher, v1_partitions=2, retry=SHORT) as consumer:
+        with pytest.raises(ProtocolError, match="partition count is 4"):
             await take(aiter(consumer))
 
 
@@ -772,10 +788,10 @@ async def test_r12_a_running_consumer_survives_any_failed_discovery(
         assert n_of(await take(events)) == [2]
 
 
-async def test_r12_a_discovery_that_something_needs_and_that_is_no_feed_is_an_error(
+async def test_r10_a_discovery_that_something_needs_and_that_stays_no_feed_is_an_error(
     publisher: Publisher,
 ) -> None:
-    async with consume(publisher) as consumer:
+    async with consume(publisher, retry=SHORT) as consumer:
         events = aiter(consumer)
         publisher.fail(faults.Html(), on="discovery", times=None)
         publisher.rotate_token()

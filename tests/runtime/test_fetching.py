@@ -9,13 +9,13 @@ import anyio
 import httpx
 import pytest
 
-from feedapi_client import FeedClient, FeedUnavailableError, Limits
+from feedapi_client import FeedClient
 from feedapi_client.lineage.planner import Start, Stop
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import UNWINDING_SECONDS, Fetching
 from feedapi_client.runtime.partition import RuntimePartition
 from tests.consumer.helpers import RecordingStore
-from tests.runtime.helpers import RETRY, URL, driver_of, listing, safety_limit
+from tests.runtime.helpers import RETRY, URL, driver_of, safety_limit
 
 pytestmark = pytest.mark.anyio
 
@@ -134,7 +134,7 @@ async def test_nothing_follows_from_a_request_that_was_cancelled_however_it_ends
         await fetches.work(partition)
     assert not partition.fetching
     assert partition.started
-    assert (partition.end, partition.error, partition.attempts) == (None, None, 0)
+    assert (partition.end, partition.error, partition.failures.attempts) == (None, None, 0)
     assert partition.read_cursor == "later"
     assert not driver.scheduler.is_scheduled(partition), "whoever started it has scheduled it"
 
@@ -160,32 +160,3 @@ async def test_r14_a_failed_request_is_scheduled_again_and_shown() -> None:
     assert partition.failing
     assert driver.scheduler.is_scheduled(partition)
     assert driver.failure is None
-
-
-async def test_r14_failing_partitions_leave_slots_to_the_others() -> None:
-    """At most a quarter of the slots is used by partitions whose last request failed."""
-    driver = driver_of(
-        RecordingStore(), listing(*range(9)), limits=Limits(max_concurrent_fetches=8)
-    )
-    asked = 0
-
-    async def hang() -> Body:
-        nonlocal asked
-        asked += 1
-        await anyio.sleep_forever()
-        yield b""
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(200, stream=Stream(hang()))
-
-    async with fetching(driver, answer) as fetches:
-        partitions = [await started(driver, id) for id in range(9)]
-        for partition in partitions:
-            partition.failed(FeedUnavailableError("no answer"))
-        with safety_limit():
-            async with anyio.create_task_group() as tasks:
-                for partition in partitions:
-                    tasks.start_soon(fetches.work, partition)
-                await anyio.wait_all_tasks_blocked()
-                tasks.cancel_scope.cancel()
-    assert asked == 2

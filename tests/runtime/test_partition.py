@@ -255,21 +255,25 @@ async def test_r14_failures_are_counted_until_a_request_succeeds() -> None:
     partition = started()
     assert not partition.failing
     for attempts in (1, 2):
-        assert partition.failed(OUTAGE) >= 0
-        assert partition.attempts == attempts
+        assert partition.failures.failed(OUTAGE) >= 0
+        assert partition.failures.attempts == attempts
     assert partition.failing
     assert partition.error is OUTAGE
-    assert partition.retry_at is not None
-    partition.recovered()
+    assert partition.failures.retry_at is not None
+    partition.failures.recovered()
     assert not partition.failing
-    assert (partition.attempts, partition.error, partition.since) == (0, None, None)
+    assert (partition.failures.attempts, partition.error, partition.failures.since) == (
+        0,
+        None,
+        None,
+    )
 
 
 async def test_r14_a_fatal_error_is_raised_and_shown() -> None:
     partition = started()
     error = NegotiationError("no feed")
     with pytest.raises(NegotiationError):
-        partition.failed(error)
+        partition.failures.failed(error)
     assert partition.error is error
 
 
@@ -278,41 +282,24 @@ async def test_r14_failing_for_too_long_is_fatal() -> None:
         Entry(0), buffer=BufferBudget(1), limits=LIMITS, retry=RetryPolicy(give_up_after=0)
     )
     with pytest.raises(FeedUnavailableError):
-        partition.failed(OUTAGE)
+        partition.failures.failed(OUTAGE)
 
 
 def test_an_error_keeps_the_time_of_the_first_in_a_row() -> None:
     partition = started()
-    partition.fails_by(OUTAGE)
-    first = partition.since
-    partition.fails_by(REFUSAL)
+    partition.failures.show(OUTAGE)
+    first = partition.failures.since
+    partition.failures.show(REFUSAL)
     assert partition.error is REFUSAL
-    assert partition.since is first
+    assert partition.failures.since is first
 
 
 def test_a_partition_that_is_started_again_has_no_error_and_no_time_of_one() -> None:
     partition = started()
-    partition.fails_by(OUTAGE)
+    partition.failures.show(OUTAGE)
     partition.stop()
     partition.start("a")
-    assert (partition.error, partition.since) == (None, None)
-
-
-async def test_r10_a_refused_partition_waits_for_a_discovery() -> None:
-    partition = started()
-    assert partition.refuse(REFUSAL, ("v2-token", "t")) == 1
-    assert partition.refused
-    assert partition.refused_as == ("v2-token", "t")
-    assert partition.ask_again() == 0.0, "the first time at once"
-    assert not partition.refused
-    assert partition.refuse(REFUSAL, ("v2-token", "t")) == 2
-
-
-async def test_r10_refusals_are_counted_until_a_request_succeeds() -> None:
-    partition = started()
-    partition.refuse(REFUSAL, ("v2-token", "t"))
-    partition.recovered()
-    assert partition.refuse(REFUSAL, ("v2-token", "t")) == 1
+    assert (partition.error, partition.failures.since) == (None, None)
 
 
 # ---------------------------------------------------------------------- status
@@ -327,11 +314,11 @@ def test_status_of_a_partition_that_was_never_read() -> None:
 def test_status_of_a_partition_that_fails_while_it_is_read_is_retrying() -> None:
     partition = started()
     partition.entry.state = State.READING
-    partition.fails_by(OUTAGE)
-    status = partition_status(partition.entry, partition, partition.since)
+    partition.failures.show(OUTAGE)
+    status = partition_status(partition.entry, partition, partition.failures.since)
     assert status.state is PartitionState.RETRYING
     assert status.error is not None
-    assert status.since == partition.since
+    assert status.since == partition.failures.since
 
 
 def test_a_partition_is_caught_up_once_all_that_was_read_is_committed() -> None:

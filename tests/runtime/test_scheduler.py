@@ -168,18 +168,48 @@ async def test_a_job_is_no_longer_scheduled_while_it_runs() -> None:
     assert seen == [False]
 
 
-async def test_it_is_contended_when_a_job_is_due_and_every_slot_is_taken() -> None:
+async def test_r14_jobs_wait_when_they_are_due_and_every_slot_is_taken() -> None:
     scheduler: Scheduler[str] = Scheduler(1)
-    seen: list[bool] = []
+    seen: list[int] = []
 
     async def work(job: str) -> None:
-        seen.append(scheduler.contended)
+        seen.append(scheduler.waiting.any)
 
     scheduler.schedule("first")
-    assert not scheduler.contended, "no slot is taken"
+    assert not scheduler.waiting.any, "no slot is taken"
     scheduler.schedule("second")
     await run_until_idle(scheduler, work)
-    assert seen == [True, False]
+    assert seen == [1, 0]
+
+
+async def test_r14_failing_jobs_leave_slots_to_the_others() -> None:
+    """They use at most a quarter of the slots, one after the other."""
+    scheduler: Scheduler[str] = Scheduler(8, failing=lambda job: job.startswith("failing"))
+    running: set[str] = set()
+    seen: list[int] = []
+    release = anyio.Event()
+
+    async def work(job: str) -> None:
+        running.add(job)
+        seen.append(sum(other.startswith("failing") for other in running))
+        await release.wait()
+        running.remove(job)
+
+    for number in range(9):
+        scheduler.schedule(f"failing {number}")
+    scheduler.schedule("healthy 1")
+    scheduler.schedule("healthy 2")
+    with safety_limit():
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(scheduler.run, work)
+            await anyio.wait_all_tasks_blocked()
+            assert running == {"healthy 1", "healthy 2", "failing 0", "failing 1"}
+            assert scheduler.waiting == (0, 7)
+            release.set()
+            await anyio.wait_all_tasks_blocked()
+            tasks.cancel_scope.cancel()
+    assert len(seen) == 11
+    assert max(seen) == 2
 
 
 class CountedJob:
@@ -196,14 +226,14 @@ class CountedJob:
         return self is other
 
 
-async def test_contended_looks_at_no_job() -> None:
-    """It is asked for each chunk that waits for room, with up to 32,768 partitions due."""
+async def test_waiting_looks_at_no_job() -> None:
+    """It is asked for all the time, with up to 32,768 partitions due."""
     scheduler: Scheduler[CountedJob] = Scheduler(1)
     for _ in range(1000):
         scheduler.schedule(CountedJob())
     CountedJob.uses = 0
     for _ in range(1000):
-        _ = scheduler.contended
+        _ = scheduler.waiting
     assert CountedJob.uses == 0
 
 

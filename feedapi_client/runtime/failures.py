@@ -1,0 +1,212 @@
+"""What fails of one partition, and when it is asked again (R10, R13, R14)."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import anyio
+
+from feedapi_client.errors import FeedError, RequestRefusedError
+from feedapi_client.model import FeedInfo
+from feedapi_client.options import RetryPolicy
+from feedapi_client.retry import Backoff
+from feedapi_client.runtime.slots import MAX_DOUBLINGS
+
+REFUSED_ATTEMPTS = 20
+"""Refused requests pause for at most `RetryPolicy.refused_for` divided by this.
+
+On average it takes twice as many requests to give up. Where half of a publisher's instances refuse,
+all of them are refused once in 2**40 times.
+"""
+_QUIET = 2
+"""The pauses after refusals grow until none came for the longest pause times this."""
+
+
+class AskedAs(NamedTuple):
+    """The dialect and the token of a request."""
+
+    dialect: str
+    token: str | None
+
+    @classmethod
+    def of(cls, info: FeedInfo) -> AskedAs:
+        """Of the requests after this discovery."""
+        return cls(info.dialect, info.token)
+
+
+class Failures:
+    """The failures of one partition in a row. Only `RuntimePartition` and its drivers call it."""
+
+    __slots__ = (
+        "_failures",
+        "_no_progress",
+        "_refusals",
+        "_refused_at",
+        "_refused_since",
+        "_refused_times",
+        "_retry",
+        "_without_checkpoint",
+        "error",
+        "refused",
+        "refused_as",
+        "retry_at",
+        "since",
+        "slot_doublings",
+    )
+
+    def __init__(self, retry: RetryPolicy) -> None:
+        self._retry = retry
+        self.error: FeedError | None = None
+        self.since: datetime | None = None
+        """When the first error in a row came."""
+        self.retry_at: datetime | None = None
+        self.refused = False
+        """Its request was refused: it waits for a discovery that begins after that."""
+        self.refused_as: AskedAs | None = None
+        self.slot_doublings = 0
+        """How often the time that it may hold a slot is doubled: it was too short before."""
+        self._failures: Backoff | None = None
+        self._no_progress: Backoff | None = None
+        self._without_checkpoint: Backoff | None = None
+        self._refusals: Backoff | None = None
+        self._refused_at = 0.0
+        self._refused_since = 0.0
+        self._refused_times = 0
+
+    @property
+    def failing(self) -> bool:
+        """The last request failed by an error that is retried, or brought nothing in its time."""
+        return self._failures is not None or self._without_checkpoint is not None
+
+    @property
+    def attempts(self) -> int:
+        """Failed requests in a row."""
+        return self._failures.failures if self._failures else 0
+
+    def started(self) -> None:
+        """The partition is read anew."""
+        self.error = self.since = None
+
+    def stopped(self) -> None:
+        """The partition is not read any more."""
+        self.refused = False
+
+    def recovered(self) -> None:
+        """A request succeeded, or brought something before it failed.
+
+        The pauses after refusals are remembered: a publisher that refuses every third request must
+        not be asked as fast as one that never does.
+        """
+        self._failures = self._without_checkpoint = None
+        self._refused_times = 0
+        self.error = self.since = self.retry_at = None
+
+    def progressed(self) -> None:
+        """A response moved the cursor."""
+        self._no_progress = None
+
+    def failed(self, error: FeedError) -> float:
+        """A request failed: return the seconds until the next one.
+
+        Raises the error itself when it is fatal, or when requests have failed for too long.
+        """
+        self.show(error)
+        if self._failures is None:
+            self._failures = Backoff.of(self._retry, clock=anyio.current_time)
+        return self._retry_in(self._failures.pause(error))
+
+    def show(self, error: FeedError) -> None:
+        """Show an error in the status, with the time of the first in a row."""
+        self.error = error
+        if self.since is None:
+            self.since = datetime.now(UTC)
+
+    # ------------------------------------------------------------------ refusals (R10)
+
+    def refuse(self, error: RequestRefusedError, asked_as: AskedAs, *, outdated: bool) -> float:
+        """A request was refused: return the seconds until the next one.
+
+        If it is to wait for a new discovery first, `refused` is set. Every second refusal in a row
+        does not wait: two servers that answer in turn, one of them the discoveries and the other
+        one the fetches, would else go on like that.
+
+        Arguments:
+            asked_as: dialect and token of the request.
+            outdated: a discovery has succeeded since the request was made.
+
+        Raises:
+            RequestRefusedError: the error itself, after `RetryPolicy.refused_for`.
+        """
+        now = anyio.current_time()
+        self.show(error)
+        if not self._refused_times:
+            self._refused_since = now
+        self._refused_times += 1
+        if self._refused_times > 1 and now - self._refused_since >= self._retry.refused_for:
+            raise error
+        self.refused = not outdated and self._refused_times % 2 == 1
+        self.refused_as = asked_as
+        return self._retry_in(self._refusal_pause(error, now))
+
+    def _refusal_pause(self, error: RequestRefusedError, now: float) -> float:
+        """0 for the first refusal in a while: the feed has changed, and a discovery says how."""
+        policy = self._retry
+        longest = min(policy.max_delay, policy.refused_for / REFUSED_ATTEMPTS)
+        if self._refusals is None or now - self._refused_at > _QUIET * longest:
+            self._refusals = Backoff(
+                base_delay=policy.base_delay, max_delay=max(longest, policy.base_delay)
+            )
+        self._refused_at = now
+        pause = self._refusals.pause(error)
+        return 0.0 if self._refusals.failures == 1 else pause
+
+    @property
+    def refused_seconds(self) -> float:
+        """Seconds from the first refusal in a row to the last one."""
+        return self._refused_at - self._refused_since
+
+    def ask_again(self, *, after_failures: bool = False) -> float:
+        """A discovery that began after the refusal lists the partition: seconds until it is asked.
+
+        `after_failures`: the discoveries before that one failed, so that it was not known whether
+        the partition is listed. Then the time of the refusals begins anew.
+        """
+        self.refused = False
+        if after_failures:
+            self._refused_times = 0
+        if self.retry_at is None:
+            return 0.0
+        return max(0.0, (self.retry_at - datetime.now(UTC)).total_seconds())
+
+    # ------------------------------------------------------------------ without a checkpoint
+
+    def gave_slot_back(self, error: FeedError) -> float:
+        """The request brought no checkpoint while others waited for its slot (R14).
+
+        Return the seconds until the next one, which may then take twice as long.
+        """
+        self.show(error)
+        self.slot_doublings = min(self.slot_doublings + 1, MAX_DOUBLINGS)
+        if self._without_checkpoint is None:
+            self._without_checkpoint = self._unlimited()
+        return self._retry_in(self._without_checkpoint.pause(error))
+
+    def answered_quickly(self) -> None:
+        """The request needed a small part of the time that it may hold a slot."""
+        self.slot_doublings = max(0, self.slot_doublings - 1)
+
+    def pause_without_progress(self, error: Exception) -> float:
+        """Seconds before another request after a response without progress (R13)."""
+        if self._no_progress is None:
+            self._no_progress = self._unlimited()
+        return self._no_progress.pause(error)
+
+    def _unlimited(self) -> Backoff:
+        """For what is limited by the number of attempts elsewhere, or not at all."""
+        policy = self._retry
+        return Backoff(base_delay=policy.base_delay, max_delay=policy.max_delay)
+
+    def _retry_in(self, seconds: float) -> float:
+        self.retry_at = datetime.now(UTC) + timedelta(seconds=seconds)
+        return seconds

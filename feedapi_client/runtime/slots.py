@@ -1,0 +1,153 @@
+"""How long a request keeps its slot while other partitions wait for one (R14).
+
+A request that hangs, a body that trickles and a stream without an end look alike from here: they
+hold a slot. Whoever has held one for `Limits.slot_timeout` gives it back when others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import anyio
+
+from feedapi_client.runtime.scheduler import Waiting
+
+MAX_DOUBLINGS = 6
+"""A partition may hold a slot for at most `slot_timeout` times two to the power of this."""
+_TICKS = 4
+"""Looks at all slots within the shortest time that counts."""
+_SHORTEST = 20
+"""No request is ended after less than `slot_timeout` divided by this."""
+_ANSWERS = 4
+"""No request is ended before others of late took so many times as long."""
+_FORGET = 0.9
+"""How much of the longest time to an answer is still remembered after the next answer."""
+
+
+class Slot:
+    """A slot that one request holds.
+
+    Arguments:
+        doublings: how often the time that it may be held is doubled.
+        failing: whether it is one of those that failing partitions share.
+    """
+
+    __slots__ = (
+        "_began",
+        "brought",
+        "doublings",
+        "failing",
+        "given_back",
+        "held",
+        "scope",
+        "waits_for_room",
+    )
+
+    def __init__(self, doublings: int = 0, *, failing: bool = False) -> None:
+        self.doublings = doublings
+        self.failing = failing
+        self.scope = anyio.CancelScope()
+        """To be entered by the request. It is cancelled when others need the slot."""
+        self.held = 0.0
+        """Seconds, not counting those in which the event loop did not run."""
+        self.brought = False
+        """The request has brought a checkpoint."""
+        self.waits_for_room = False
+        """The request waits for the application, not for the publisher."""
+        self.given_back = False
+        self._began = anyio.current_time()
+
+    @property
+    def age(self) -> float:
+        """Seconds since the request began."""
+        return anyio.current_time() - self._began
+
+    def give_back(self) -> None:
+        """End the request."""
+        self.given_back = True
+        self.scope.cancel()
+
+
+class SlotWatch:
+    """Looks at the slots that are held, and takes some back while others wait.
+
+    Time is counted in looks, not by deadlines: a handler that blocks the event loop for seconds
+    must not end requests whose answers wait in the sockets.
+
+    Arguments:
+        timeout: `Limits.slot_timeout`.
+        slots: how many there are.
+        waiting: who waits at the moment.
+    """
+
+    def __init__(self, timeout: float, slots: int, waiting: Callable[[], Waiting]) -> None:
+        self._timeout = timeout
+        self._slots = slots
+        self._waiting = waiting
+        self._held: dict[Slot, None] = {}  # the oldest first
+        self._quiet = 0.0
+        self._slowest = 0.0
+
+    def __repr__(self) -> str:
+        return f"<SlotWatch of {len(self._held)} slots held, quiet for {self._quiet:.1f} s>"
+
+    @contextmanager
+    def holding(self, slot: Slot) -> Iterator[None]:
+        """Hold a slot during the block."""
+        self._held[slot] = None
+        try:
+            yield
+        finally:
+            del self._held[slot]
+            if not slot.given_back:
+                self._quiet = 0.0
+
+    def brought(self, slot: Slot) -> None:
+        """The request has brought a checkpoint."""
+        self._quiet = 0.0
+        if not slot.brought:
+            slot.brought = True
+            self._slowest = max(slot.age, self._slowest * _FORGET)
+
+    async def run(self) -> None:
+        """Look at the slots until cancelled."""
+        while True:
+            pause = self._shortest() / _TICKS
+            await anyio.sleep(pause)
+            self.look(pause)
+
+    def look(self, seconds: float) -> None:
+        """Count the seconds since the last look, and take back slots if others need them."""
+        self._quiet += seconds
+        for slot in self._held:
+            slot.held += seconds
+        some, failing = self._waiting()
+        shortest = self._shortest()
+        for slot in list(self._held) if some or failing else ():
+            if not slot.given_back and not self._over(slot, shortest):
+                continue
+            if some:
+                some -= 1
+            elif failing and slot.failing:
+                failing -= 1
+            else:
+                continue
+            if not slot.given_back:
+                slot.give_back()
+
+    def _over(self, slot: Slot, shortest: float) -> bool:
+        """Whether a slot was held for long enough."""
+        if slot.held >= self._timeout * 2**slot.doublings:
+            return True
+        silent = not slot.brought and not slot.waits_for_room and not slot.doublings
+        return silent and self._quiet >= shortest and slot.held >= shortest
+
+    def _shortest(self) -> float:
+        """How long a first request may be silent while all others are silent too.
+
+        So that a round through all who wait takes about `timeout`, however many they are.
+        """
+        waiting = self._waiting().any
+        fair = self._timeout * self._slots / (self._slots + waiting)
+        return min(self._timeout, max(fair, self._timeout / _SHORTEST, _ANSWERS * self._slowest))
