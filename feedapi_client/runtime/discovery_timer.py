@@ -8,7 +8,7 @@ _GAP_SECONDS = 0.05
 """Between two discoveries, however many ask for one."""
 UNKNOWN_COMMAND_GAP_SECONDS = 5.0
 """Between two discoveries that only an unknown command asks for."""
-REFUSED_GAP_SECONDS = 1.0
+REFUSED_GAP_SECONDS = 0.25
 """Between two discoveries that only refused partitions ask for."""
 _NEVER = float("inf")
 
@@ -36,7 +36,7 @@ class DiscoveryTimer:
     def refused(self, delay: float) -> None:
         """A partition is refused, and is asked again after `delay` seconds and a new discovery.
 
-        However many partitions are refused, this leads to one discovery a second at most.
+        However many partitions are refused, this leads to a few discoveries a second at most.
         """
         self._for_refused = True
         now = anyio.current_time()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -13,11 +14,11 @@ from feedapi_client.options import RetryPolicy
 from feedapi_client.retry import Backoff
 from feedapi_client.runtime.slots import MAX_DOUBLINGS
 
-REFUSED_ATTEMPTS = 20
+REFUSED_ATTEMPTS = 30
 """Refused requests pause for at most `RetryPolicy.refused_for` divided by this.
 
 On average it takes twice as many requests to give up. Where half of a publisher's instances refuse,
-all of them are refused once in 2**40 times.
+all of them are refused once in 2**60 times.
 """
 _QUIET = 2
 """The pauses after refusals grow until none came for the longest pause times this."""
@@ -44,7 +45,6 @@ class Failures:
         "_refusals",
         "_refused_at",
         "_refused_since",
-        "_refused_times",
         "_retry",
         "_without_checkpoint",
         "error",
@@ -71,8 +71,7 @@ class Failures:
         self._without_checkpoint: Backoff | None = None
         self._refusals: Backoff | None = None
         self._refused_at = 0.0
-        self._refused_since = 0.0
-        self._refused_times = 0
+        self._refused_since: float | None = None
 
     @property
     def failing(self) -> bool:
@@ -99,7 +98,7 @@ class Failures:
         not be asked as fast as one that never does.
         """
         self._failures = self._without_checkpoint = None
-        self._refused_times = 0
+        self._refused_since = None
         self.error = self.since = self.retry_at = None
 
     def progressed(self) -> None:
@@ -127,9 +126,9 @@ class Failures:
     def refuse(self, error: RequestRefusedError, asked_as: AskedAs, *, outdated: bool) -> float:
         """A request was refused: return the seconds until the next one.
 
-        If it is to wait for a new discovery first, `refused` is set. Every second refusal in a row
-        does not wait: two servers that answer in turn, one of them the discoveries and the other
-        one the fetches, would else go on like that.
+        If it is to wait for a new discovery first, `refused` is set. After the first refusal in a
+        row it always is, then a coin decides: where servers answer in turn, with a fixed order of
+        requests one of them could get all the discoveries and another one all the fetches.
 
         Arguments:
             asked_as: dialect and token of the request.
@@ -140,31 +139,31 @@ class Failures:
         """
         now = anyio.current_time()
         self.show(error)
-        if not self._refused_times:
+        quiet, self._refused_at = now - self._refused_at, now
+        first = self._refused_since is None
+        if self._refused_since is None:
             self._refused_since = now
-        self._refused_times += 1
-        if self._refused_times > 1 and now - self._refused_since >= self._retry.refused_for:
+        elif now - self._refused_since >= self._retry.refused_for:
             raise error
-        self.refused = not outdated and self._refused_times % 2 == 1
+        self.refused = not outdated and (first or random.random() < 0.5)
         self.refused_as = asked_as
-        return self._retry_in(self._refusal_pause(error, now))
+        return self._retry_in(self._refusal_pause(error, quiet))
 
-    def _refusal_pause(self, error: RequestRefusedError, now: float) -> float:
+    def _refusal_pause(self, error: RequestRefusedError, quiet: float) -> float:
         """0 for the first refusal in a while: the feed has changed, and a discovery says how."""
         policy = self._retry
         longest = min(policy.max_delay, policy.refused_for / REFUSED_ATTEMPTS)
-        if self._refusals is None or now - self._refused_at > _QUIET * longest:
+        if self._refusals is None or quiet > _QUIET * longest:
             self._refusals = Backoff(
                 base_delay=policy.base_delay, max_delay=max(longest, policy.base_delay)
             )
-        self._refused_at = now
         pause = self._refusals.pause(error)
         return 0.0 if self._refusals.failures == 1 else pause
 
     @property
     def refused_seconds(self) -> float:
         """Seconds from the first refusal in a row to the last one."""
-        return self._refused_at - self._refused_since
+        return 0.0 if self._refused_since is None else self._refused_at - self._refused_since
 
     def ask_again(self, *, after_failures: bool = False) -> float:
         """A discovery that began after the refusal lists the partition: seconds until it is asked.
@@ -173,8 +172,8 @@ class Failures:
         the partition is listed. Then the time of the refusals begins anew.
         """
         self.refused = False
-        if after_failures:
-            self._refused_times = 0
+        if after_failures and self._refused_since is not None:
+            self._refused_since = anyio.current_time()
         if self.retry_at is None:
             return 0.0
         return max(0.0, (self.retry_at - datetime.now(UTC)).total_seconds())

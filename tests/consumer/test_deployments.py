@@ -1,0 +1,233 @@
+"""R10 over real sockets: two versions of a publisher in turn, and discoveries that lag behind."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import anyio
+import anyio.abc
+import pytest
+
+from feedapi_client import FeedConsumer, Limits, RetryPolicy
+from feedapi_client.status import PartitionState
+from tests.consumer.helpers import n_of, take, wait_until
+
+pytestmark = pytest.mark.anyio
+
+Query = dict[str, str]
+Respond = Callable[[str, Query], tuple[int, bytes]]
+"""What a server answers to a path and a query."""
+HTML = b"<!DOCTYPE html><html><body>We'll be back soon</body></html>"
+QUICK = Limits(poll_interval=0.002, max_poll_interval=0.002, discovery_interval=0.02)
+RETRY = RetryPolicy(base_delay=0.002, max_delay=0.01)
+
+
+class Server:
+    """Answers each GET by a function. Counts requests and statuses."""
+
+    def __init__(self, respond: Respond) -> None:
+        self.respond = respond
+        self.counts: Counter[object] = Counter()
+        self.port = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/feed"
+
+    async def handle(self, stream: anyio.abc.SocketStream) -> None:
+        async with stream:
+            received = b""
+            while True:
+                while b"\r\n\r\n" not in received:
+                    try:
+                        received += await stream.receive()
+                    except (anyio.EndOfStream, anyio.BrokenResourceError):
+                        return
+                head, _, received = received.partition(b"\r\n\r\n")
+                target = urlsplit(head.split(b" ")[1].decode())
+                query = {name: values[0] for name, values in parse_qs(target.query).items()}
+                status, body = self.respond(target.path, query)
+                self.counts["fetch" if query else "discovery"] += 1
+                self.counts[status] += 1
+                await stream.send(
+                    b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (status, len(body), body)
+                )
+
+
+@asynccontextmanager
+async def serving(respond: Respond) -> AsyncIterator[Server]:
+    server = Server(respond)
+    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    server.port = listener.extra(anyio.abc.SocketAttribute.local_port)
+    async with listener, anyio.create_task_group() as tasks:
+        tasks.start_soon(listener.serve, server.handle)
+        yield server
+        tasks.cancel_scope.cancel()
+
+
+def discovery(token: str | None, partitions: int = 1) -> tuple[int, bytes]:
+    found: dict[str, Any] = {"partitions": [{"id": str(id)} for id in range(partitions)]}
+    if token is not None:
+        found["token"] = token
+    return 200, json.dumps(found).encode()
+
+
+def page(cursor: str, *, v1: bool = False) -> tuple[int, bytes]:
+    """The event after this cursor; its number is the next cursor."""
+    n = 0 if cursor == "_first" else int(cursor) + 1
+    place = {"partition": 0} if v1 else {}
+    lines = [{**place, "data": {"n": n}}, {**place, "cursor": str(n)}]
+    return 200, "".join(json.dumps(line) + "\n" for line in lines).encode()
+
+
+class Version:
+    """One version of the publisher: all its answers, by a token."""
+
+    def __init__(self, token: str) -> None:
+        self.token = token
+
+    def __call__(self, path: str, query: Query) -> tuple[int, bytes]:
+        if not query:
+            return discovery(self.token)
+        return page(query["cursor"]) if query.get("token") == self.token else (409, b"stale")
+
+
+class Version1:
+    """The old version, a ZeroEventHub. It knows none of the new paths."""
+
+    def __call__(self, path: str, query: Query) -> tuple[int, bytes]:
+        if path != "/feed":
+            return 404, b"404 page not found"
+        if "n" not in query:
+            return 400, b"handshake error: partition count missing"
+        return page(query["cursor0"], v1=True)
+
+
+class InTurn:
+    """A load balancer that sends each request to the next server."""
+
+    def __init__(self, *servers: Respond) -> None:
+        self.servers = list(servers)
+        self.requests = 0
+
+    def __call__(self, path: str, query: Query) -> tuple[int, bytes]:
+        self.requests += 1
+        return self.servers[self.requests % len(self.servers)](path, query)
+
+
+def consumer_of(server: Server, **options: Any) -> FeedConsumer:
+    return FeedConsumer(server.url, **{"limits": QUICK, "retry": RETRY, **options})
+
+
+async def reads_all(consumer: FeedConsumer, count: int) -> None:
+    """Each event comes once and in order."""
+    events = aiter(consumer)
+    assert n_of(await take(events, count)) == list(range(count))
+
+
+@pytest.mark.parametrize("versions", [("t1", "t2"), ("t1", "t1", "t2"), ("t1", "t2", "t2", "t1")])
+async def test_r10_two_versions_with_tokens_of_their_own_answer_in_turn(
+    versions: tuple[str, ...],
+) -> None:
+    async with (
+        serving(InTurn(*map(Version, versions))) as server,
+        consumer_of(server) as consumer,
+    ):
+        await reads_all(consumer, 30)
+    assert server.counts[409] > 0
+
+
+async def test_r10_version_1_beside_version_2_in_turn() -> None:
+    async with (
+        serving(InTurn(Version1(), Version("t2"))) as server,
+        consumer_of(server, v1_partitions=1) as consumer,
+    ):
+        await reads_all(consumer, 30)
+    assert server.counts[404] + server.counts[400] > 0
+
+
+async def test_r10_version_1_comes_up_beside_a_version_2_that_runs() -> None:
+    """Without v1_partitions: its answer to discovery is no feed's, for as long as it is there."""
+    version2 = Version("t2")
+    async with serving(version2) as server, consumer_of(server) as consumer:
+        events = aiter(consumer)
+        assert n_of(await take(events)) == [0]
+        server.respond = InTurn(Version1(), version2, Version("t3"))
+        assert n_of(await take(events, 20)) == list(range(1, 21))
+
+
+@pytest.mark.parametrize("lag", [3, 8])
+async def test_r10_a_discovery_that_lags_behind_the_fetches_or_is_ahead_of_them(lag: int) -> None:
+    """After each change of the token, the first answers of one of the two are the old ones."""
+    answers: Counter[str] = Counter()
+
+    def respond(path: str, query: Query) -> tuple[int, bytes]:
+        kind = "fetch" if query else "discovery"
+        answers[kind] += 1
+        change = 20
+        late = "discovery" if lag == 3 else "fetch"
+        token = "t2" if answers["fetch"] > change + (lag if kind == late else 0) else "t1"
+        return Version(token)(path, query)
+
+    async with serving(respond) as server, consumer_of(server) as consumer:
+        await reads_all(consumer, 40)
+
+
+@pytest.mark.parametrize("answer", [(404, b"not found"), (200, HTML), (200, b"[]"), (503, b"")])
+async def test_r10_a_gateway_under_maintenance_answers_everything_for_a_while(
+    answer: tuple[int, bytes],
+) -> None:
+    up = Version("t1")
+    async with serving(up) as server, consumer_of(server) as consumer:
+        events = aiter(consumer)
+        await take(events, 3)
+        server.respond = lambda path, query: answer
+        async with anyio.create_task_group() as tasks:
+            found: list[int] = []
+
+            async def go_on() -> None:
+                found.extend(n_of(await take(events, 3)))
+
+            tasks.start_soon(go_on)
+            failed = dict(server.counts)
+            more = 1 if answer[0] == 404 else 3  # a refused partition waits for a discovery
+            await wait_until(lambda: server.counts["fetch"] >= failed["fetch"] + more)
+            await wait_until(lambda: server.counts["discovery"] >= failed["discovery"] + 3)
+            assert consumer.status()[0].state is PartitionState.RETRYING
+            server.respond = up
+        assert found == [3, 4, 5]
+
+
+async def test_r10_the_time_in_which_discovery_failed_is_not_counted() -> None:
+    """Only while discovery lists the partition a refusal is the partition's fault."""
+    up = Version("t1")
+    discoveries = 0
+
+    def refused(path: str, query: Query) -> tuple[int, bytes]:
+        nonlocal discoveries
+        if query:
+            return 404, b"not found"
+        discoveries += 1
+        return (404, b"not found") if discoveries < 20 else discovery("t1")
+
+    patient = RetryPolicy(base_delay=0.002, max_delay=0.01, refused_for=0.5)
+    async with serving(up) as server, consumer_of(server, retry=patient) as consumer:
+        events = aiter(consumer)
+        await take(events, 1)
+        server.respond = refused
+        async with anyio.create_task_group() as tasks:
+            found: list[int] = []
+
+            async def go_on() -> None:
+                found.extend(n_of(await take(events, 1)))
+
+            tasks.start_soon(go_on)
+            # More than `refused_for` after the first refusal, since discoveries keep a distance.
+            await wait_until(lambda: discoveries >= 21)
+            server.respond = up
+        assert found == [1]
