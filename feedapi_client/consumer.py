@@ -304,7 +304,8 @@ class _Events:
             for event in self._events:
                 return event
             if self._batch is not None:
-                batch, self._batch = self._batch, None
-                await batch.commit()
+                # Kept until it is through: after an error the next call tries again (R20).
+                await self._batch.commit()
+                self._batch = None
             self._batch = await self._batches.__anext__()
             self._events = iter(self._batch.events)

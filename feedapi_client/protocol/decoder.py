@@ -116,6 +116,11 @@ class PageDecoder:
         return self._open_bytes + len(self._tail)
 
     @property
+    def open_events(self) -> int:
+        """Events that no checkpoint closed yet."""
+        return len(self._open)
+
+    @property
     def held(self) -> CheckpointedEvents | None:
         """Events before a checkpoint that repeats `asked`, with no other behind them; or None."""
         if not self._held_events or self.asked is None:

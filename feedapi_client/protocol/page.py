@@ -120,6 +120,11 @@ class PageReader:
         return self._decoder.tail_bytes
 
     @property
+    def unclosed_events(self) -> int:
+        """Events among these bytes."""
+        return self._decoder.open_events
+
+    @property
     def last_checkpoint(self) -> str | None:
         """The last cursor of the response so far, also when it is the one asked with; or None."""
         return self._decoder.cursor
@@ -188,7 +193,8 @@ class PageReader:
     def too_much_unclosed(self) -> BufferLimitError:
         """Return the error for bytes that no checkpoint closes and no buffer can hold."""
         return BufferLimitError(
-            f"{self.unclosed_bytes} bytes came without a checkpoint to deliver them by, and "
+            f"{self.unclosed_bytes} bytes came without a checkpoint to deliver them by. They hold "
+            f"{self.unclosed_events} events, which take memory of their own, and "
             f"Limits.max_buffered_bytes is {self._max_unclosed}. Raise it, or ask the publisher "
             "for checkpoints more often",
             feed=self._feed,

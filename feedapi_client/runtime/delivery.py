@@ -10,7 +10,7 @@ import anyio
 import anyio.lowlevel
 
 from feedapi_client.errors import CommitOrderError, FencedError
-from feedapi_client.lineage.planner import State
+from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import Batch
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
@@ -33,6 +33,7 @@ class Delivery:
         self._released: deque[RuntimePartition] = deque()
         self._last: int | None = None
         self._turn_ends = 0.0
+        self._unread: Entry | None = None
 
     async def advance(self) -> Batch | None:
         """Release the batch that the last call returned, and return the next one.
@@ -160,6 +161,13 @@ class Delivery:
             partition=batch.partition,
         )
 
+    def _is_unread(self, entry: Entry) -> bool:
+        """Whether something of a partition is to be read, or is with the application."""
+        if entry.state is not State.READING:
+            return False
+        partition = self._driver.partitions.get(entry.id)
+        return partition is None or not partition.at_end or partition.in_flight
+
     def _finished(self) -> bool:
         """Whether the feed was read to its end.
 
@@ -170,10 +178,14 @@ class Delivery:
             return False
         if driver.planner.finished():
             return True
+        # The one that was found last time is looked at first: this is asked before each wait, and
+        # there may be thousands of partitions.
+        if self._unread is not None and self._is_unread(self._unread):
+            return False
         entries = driver.planner.entries.values()
-        reading = [driver.partitions.get(e.id) for e in entries if e.state is State.READING]
-        at_end = {p.id for p in reading if p is not None and p.at_end and not p.in_flight}
-        if not reading or len(at_end) < len(reading):
+        self._unread = next((entry for entry in entries if self._is_unread(entry)), None)
+        at_end = {entry.id for entry in entries if entry.state is State.READING}
+        if self._unread is not None or not at_end:
             return False
         # All was read, but the application did not commit the end of some closed partitions.
         for entry in entries:

@@ -18,6 +18,7 @@ from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.protocol.text import excerpt
+from feedapi_client.runtime.buffer import EVENT_BYTES
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.failures import AskedAs
 from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
@@ -247,7 +248,7 @@ class _Request:
         self.info = driver.discovered
         self._stream = self._streamed()
         self._unclosed = 0
-        self._reserved = False
+        self._reserved = 0
         self._undelivered = 0
         self._delivered_at = 0.0
 
@@ -307,7 +308,8 @@ class _Request:
 
     async def _read(self, response: Response, idle: anyio.CancelScope) -> None:
         """Read the body. A stream that brings nothing for too long is ended by `idle` (R15)."""
-        reader, limits = response.reader, self._driver.limits
+        reader, limits, buffer = response.reader, self._driver.limits, self._driver.buffer
+        partition = self._partition
         self._delivered_at = anyio.current_time()
         await self._make_room(reader)
         if self._stream:
@@ -315,9 +317,11 @@ class _Request:
         async for chunk in response.chunks():
             if self._stream:
                 idle.deadline = float("inf")
+            before = partition.pending_bytes + self._unclosed
             for batch in reader.feed(chunk):
                 self._receive(batch)
             self._update_buffer(reader)
+            buffer.learn(partition.pending_bytes + self._unclosed - before)
             self._idle_stream = bool(self._stream) and not reader.unclosed_bytes
             reader.check()
             self._deliver_in_time()
@@ -373,14 +377,13 @@ class _Request:
     def _update_buffer(self, reader: PageReader) -> None:
         """Count what is held back for want of a checkpoint."""
         self._unreserve()
-        unclosed = reader.unclosed_bytes
+        unclosed = reader.unclosed_bytes + reader.unclosed_events * EVENT_BYTES
         self._driver.buffer.add(unclosed - self._unclosed)
         self._unclosed = unclosed
 
     def _unreserve(self) -> None:
-        if self._reserved:
-            self._reserved = False
-            self._driver.buffer.unreserve()
+        self._driver.buffer.unreserve(self._reserved)
+        self._reserved = 0
 
     async def _make_room(self, reader: PageReader) -> None:
         """Stop reading from the socket until there is room for one more read."""
@@ -391,8 +394,7 @@ class _Request:
             await self._wait_for_room(reader)
             self._slot.waits_for_room = False
         if not self._stream:  # which may be silent for long, and would keep the room from others
-            buffer.reserve()
-            self._reserved = True
+            self._reserved = buffer.reserve()
 
     async def _wait_for_room(self, reader: PageReader) -> None:
         limits, buffer, partition = self._driver.limits, self._driver.buffer, self._partition

@@ -19,7 +19,7 @@ from feedapi_client.model import Event, Position
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Progress
-from feedapi_client.runtime.buffer import BufferBudget
+from feedapi_client.runtime.buffer import BufferBudget, memory_of
 from feedapi_client.runtime.failures import Failures
 from feedapi_client.status import PartitionState, PartitionStatus
 
@@ -101,6 +101,7 @@ class RuntimePartition:
         # What is buffered.
         self.pending: deque[CheckpointedEvents] = deque()
         self.pending_bytes = 0
+        """What is pending takes as many bytes of memory."""
         self._announced = False
         self._taken: anyio.Event | None = None
         # What is delivered and committed.
@@ -211,8 +212,9 @@ class RuntimePartition:
         """Buffer events that a checkpoint closed."""
         self.read_cursor = batch.cursor
         self.pending.append(batch)
-        self.pending_bytes += batch.size
-        self._buffer.add(batch.size, deliverable=True)
+        size = memory_of(batch)
+        self.pending_bytes += size
+        self._buffer.add(size, deliverable=True)
         if batch.events:
             self.last_event = datetime.now(UTC)
 
@@ -271,14 +273,15 @@ class RuntimePartition:
     def take(self, max_bytes: int) -> tuple[list[Event], str]:
         """Deliver what is pending, coalesced up to `max_bytes`, and the cursor behind it."""
         batch = self.pending.popleft()
-        events, size = batch.events, batch.size
+        events, size, memory = batch.events, batch.size, memory_of(batch)
         while self.pending and size + self.pending[0].size <= max_bytes:
             batch = self.pending.popleft()
+            memory += memory_of(batch)
             events.extend(batch.events)
             size += batch.size
-        self.pending_bytes -= size
+        self.pending_bytes -= memory
         self._announced = bool(self.pending)
-        self._buffer.free(size, deliverable=True)
+        self._buffer.free(memory, deliverable=True)
         self.in_flight = True
         self.delivered_cursor = batch.cursor
         self.batches += 1

@@ -19,9 +19,9 @@ _TICKS = 4
 """Looks at all slots within the shortest time that counts."""
 _SHORTEST = 20
 """No request is ended after less than `slot_timeout` divided by this."""
-_ANSWERS = 4
+_ANSWERS = 8
 """No request is ended before others of late took so many times as long."""
-_FORGET = 0.9
+_FORGET = 0.99
 """How much of the longest time to an answer is still remembered after the next answer."""
 
 
@@ -146,7 +146,8 @@ class SlotWatch:
     def _shortest(self) -> float:
         """How long a first request may be silent while all others are silent too.
 
-        So that a round through all who wait takes about `timeout`, however many they are.
+        The more wait the shorter: a round through all of them takes a few times `timeout`, and
+        only with the logarithm of their number more.
         """
         waiting = self._waiting().any
         fair = self._timeout * self._slots / (self._slots + waiting)

@@ -32,6 +32,7 @@ QUICK: dict[str, Any] = {
     "max_poll_interval": 0.02,
     "discovery_interval": 0.03,
     "request_timeout": SAFETY_LIMIT,
+    "slot_timeout": SAFETY_LIMIT,
     "stream_idle_timeout": SAFETY_LIMIT,
     "commit_timeout": SAFETY_LIMIT,
 }

@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import count
+
+import orjson
 import pytest
 
-from feedapi_client.runtime.buffer import BufferBudget
+from feedapi_client.model import Event
+from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.runtime.buffer import BufferBudget, memory_of
 
 pytestmark = pytest.mark.anyio
 
@@ -24,9 +35,9 @@ def test_r16_reserved_room_counts_as_used() -> None:
     buffer = BufferBudget(4 * READ)
     for _ in range(4):
         assert buffer.has_room
-        buffer.reserve()
+        reserved = buffer.reserve()
     assert not buffer.has_room
-    buffer.unreserve()
+    buffer.unreserve(reserved)
     assert buffer.has_room
 
 
@@ -48,10 +59,10 @@ def test_r16_waiting_helps_while_the_application_can_take_something() -> None:
 
 def test_r16_waiting_helps_while_a_read_may_bring_a_checkpoint() -> None:
     buffer = BufferBudget(4 * READ)
-    buffer.reserve()
+    reserved = buffer.reserve()
     buffer.add(4 * READ)
     assert not buffer.stuck
-    buffer.unreserve()
+    buffer.unreserve(reserved)
     assert buffer.stuck
 
 
@@ -89,3 +100,100 @@ def test_its_repr_shows_what_is_used() -> None:
     buffer.add(30, deliverable=True)
     buffer.add(12)
     assert repr(buffer) == "<BufferBudget 42 of 100 bytes, 30 deliverable>"
+
+
+def test_r16_small_events_count_what_they_take_in_memory() -> None:
+    small = CheckpointedEvents([Event() for _ in range(1000)], "c", 12_000)
+    large = CheckpointedEvents([Event()], "c", 12_000)
+    assert memory_of(small) >= 1000 * 130
+    assert 12_000 < memory_of(large) < 13_000
+    assert memory_of(CheckpointedEvents([], "c", 16)) > 200, "a batch without events takes memory"
+
+
+def test_r16_room_is_reserved_for_as_much_as_a_read_has_brought() -> None:
+    buffer = BufferBudget(10_000_000)
+    buffer.learn(700_000)
+    assert buffer.reserve() == 700_000
+    buffer.learn(1_000)
+    assert buffer.reserve() == 700_000
+    buffer.learn(50_000_000)
+    assert buffer.reserve() == 5_000_000, "two reads fit, whatever one has brought"
+
+
+MEASURE = """
+import asyncio, sys
+from feedapi_client import FeedConsumer, Limits
+
+LIMIT = 32 * 1024 * 1024
+
+def rss():
+    with open("/proc/self/statm") as found:
+        return int(found.read().split()[1]) * 4096
+
+async def main():
+    limits = Limits(max_buffered_bytes=LIMIT, max_batch_bytes=LIMIT)
+    async with FeedConsumer(sys.argv[1], limits=limits) as consumer:
+        before = rss()
+        batches = consumer.batches()
+        await anext(batches)
+        held = -1
+        while held < (now := consumer.status().buffered_bytes) or now < LIMIT // 2:
+            held = max(held, now)
+            await asyncio.sleep(0.2)  # the application handles the first batch
+        print(consumer.status().buffered_bytes, rss() - before)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize("payload", [b"{}", b'"%s"' % (b"x" * 300)], ids=["tiny", "usual"])
+def test_r16_the_memory_of_the_process_stays_within_the_limit(payload: bytes) -> None:
+    """Counted by their bytes on the wire, tiny events took eight times as much as allowed."""
+    with serving_endless_pages(payload) as url:
+        run = subprocess.run(
+            [sys.executable, "-c", MEASURE, url],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=100,
+        )
+    assert run.returncode == 0, run.stderr
+    buffered, grown = map(int, run.stdout.split())
+    limit = 32 * 1024 * 1024
+    assert limit // 2 <= buffered <= limit
+    # The rest is what the interpreter, httpx and 16 connections take when they are first used.
+    assert grown < limit * 1.5 + 16 * 1024 * 1024
+
+
+@contextmanager
+def serving_endless_pages(payload: bytes) -> Iterator[str]:
+    """A feed of 16 partitions, whose pages hold 64 KiB of events."""
+    line = b'{"data":' + payload + b"}\n"
+    events = line * (65536 // len(line))
+    found = {"token": "t", "partitions": [{"id": str(id)} for id in range(16)]}
+    numbers = count()
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            body = orjson.dumps(found)
+            if "cursor=" in self.path:
+                body = events + b'{"cursor":"%d"}\n' % next(numbers)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/feed"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
