@@ -179,7 +179,7 @@ class FeedConsumer:
 
         A batch is committed when the loop asks for the event after its last one.
         """
-        return _Events(self.batches())
+        return _Events(_Batches(self))
 
     def batches(self) -> AsyncIterator[Batch]:
         """Iterate over batches of all partitions, one at a time.
@@ -287,11 +287,16 @@ class _Batches:
             raise StopAsyncIteration
         return batch
 
+    async def commit(self, batch: Batch) -> None:
+        """Commit a batch in the application's place; see `Delivery.commit`."""
+        assert self._session is not None
+        await self._session.delivery.commit(batch)
+
 
 class _Events:
     """``async for event in consumer``."""
 
-    def __init__(self, batches: AsyncIterator[Batch]) -> None:
+    def __init__(self, batches: _Batches) -> None:
         self._batches = batches
         self._batch: Batch | None = None
         self._events: Iterator[Event] = iter(())
@@ -305,7 +310,7 @@ class _Events:
                 return event
             if self._batch is not None:
                 # Kept until it is through: after an error the next call tries again (R20).
-                await self._batch.commit()
+                await self._batches.commit(self._batch)
                 self._batch = None
             self._batch = await self._batches.__anext__()
             self._events = iter(self._batch.events)

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from feedapi_client.errors import CommitOrderError, FencedError
+from feedapi_client.errors import CommitOrderError, FencedError, ProtocolError
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import Batch
 from feedapi_client.runtime.driver import Driver
@@ -100,8 +100,21 @@ class Delivery:
     async def handled(self, batch: Batch) -> None:
         """A handler has returned: commit what it did not commit itself, and go on."""
         if not self._driver.partitions[batch.partition].has_saves:
-            await batch.commit()
+            await self.commit(batch)
         await self.release(batch.partition)
+
+    async def commit(self, batch: Batch) -> None:
+        """Commit a batch in the application's place.
+
+        With ``on_error="park"`` a cursor that can't be stored parks its partition, and nothing is
+        raised (R18).
+        """
+        try:
+            await batch.commit()
+        except ProtocolError as error:
+            if self._driver.settings.on_error != "park":
+                raise
+            await self._driver.fail_partition(self._driver.partitions[batch.partition], error)
 
     async def _acknowledge(self) -> None:
         """Tell the planner of released batches, and carry out what it makes of that."""

@@ -284,13 +284,7 @@ class _Request:
 
     async def _run(self) -> Outcome | None:
         partition = self._partition
-        opened = self._client.open(
-            self.info,
-            partition.id,
-            partition.read_cursor,
-            stream=self._stream,
-            progress=partition.progress,
-        )
+        opened = self._open()
         outcome: Outcome | None = None
         async with opened as response:
             partition.answered(streamed=bool(self._stream))
@@ -305,6 +299,23 @@ class _Request:
         if outcome is Outcome.END and not self._scope.cancel_called:
             partition.reached_end(ReadEnd(reader.asked, reader.closed))
         return outcome
+
+    def _open(self) -> Response:
+        partition = self._partition
+        try:
+            return self._client.open(
+                self.info,
+                partition.id,
+                partition.read_cursor,
+                stream=self._stream,
+                progress=partition.progress,
+            )
+        except UnicodeError as error:
+            raise ProtocolError(
+                "its cursor can't be sent: it is not text that UTF-8 can carry",
+                feed=self._driver.feed,
+                partition=partition.id,
+            ) from error
 
     async def _read(self, response: Response, idle: anyio.CancelScope) -> None:
         """Read the body. A stream that brings nothing for too long is ended by `idle` (R15)."""

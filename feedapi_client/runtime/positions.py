@@ -7,8 +7,9 @@ from typing import Any, TypeVar
 
 import anyio
 
-from feedapi_client.errors import FeedError, StoreError
+from feedapi_client.errors import FeedError, ProtocolError, StoreError
 from feedapi_client.model import FeedKey, Position
+from feedapi_client.protocol.text import excerpt
 from feedapi_client.stores.base import CursorStore
 
 T = TypeVar("T")
@@ -32,16 +33,31 @@ class Positions:
     async def save(self, positions: Mapping[int, Position], transaction: Any = None) -> None:
         """Save the positions in one atomic save. Raises `StoreError`, `FencedError`.
 
-        Cancelled, it is finished first.
+        A `ProtocolError` if it is the position of one partition, whose cursor the store refuses as
+        a value: that is no failure of the store. Cancelled, it is finished first.
         """
         with anyio.move_on_after(self._timeout, shield=True) as scope:
             save = self._store.save(self._key, positions, transaction=transaction)
-            await self._translated(save, "saving cursors")
+            try:
+                await self._translated(save, "saving cursors")
+            except StoreError as error:
+                if len(positions) == 1 and _is_data_error(error.__cause__):
+                    raise self._unstorable(*positions.items()) from error.__cause__
+                raise
         if scope.cancelled_caught:
             raise StoreError(
                 f"saving cursors took longer than Limits.commit_timeout, {self._timeout} s",
                 feed=self._key.url,
             )
+
+    def _unstorable(self, item: tuple[int, Position]) -> ProtocolError:
+        partition, position = item
+        return ProtocolError(
+            f"its cursor '{excerpt(position.cursor.encode('utf-8', 'surrogatepass'))}' can't be "
+            "stored: the store refuses the value",
+            feed=self._key.url,
+            partition=partition,
+        )
 
     async def _translated(self, call: Awaitable[T], doing: str) -> T:
         try:
@@ -51,3 +67,18 @@ class Positions:
         except Exception as error:
             name = type(error).__name__
             raise StoreError(f"{doing} failed: {name}", feed=self._key.url) from error
+
+
+def _is_data_error(error: BaseException | None) -> bool:
+    """Whether a database driver refuses a value, and not the connection or the statement.
+
+    PEP 249 calls that error DataError in every driver. SQLAlchemy has one of the same name, or
+    chains the driver's.
+    """
+    while error is not None:
+        if isinstance(error, UnicodeError) or any(
+            kind.__name__ == "DataError" for kind in type(error).__mro__
+        ):
+            return True
+        error = error.__cause__
+    return False
