@@ -47,6 +47,7 @@ RUNTIME_LAYERS = (
     ("failures",),
     ("partition",),
     ("driver",),
+    ("request",),
     ("discovery", "fetching"),
     ("delivery",),
     ("session",),

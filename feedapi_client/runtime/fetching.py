@@ -1,10 +1,10 @@
-"""One request after the other for each partition: what is asked, read, retried and refused."""
+"""One request after the other for each partition: what follows from each."""
 
 from __future__ import annotations
 
 import anyio
 
-from feedapi_client.client import FeedClient, Response
+from feedapi_client.client import FeedClient
 from feedapi_client.errors import (
     CursorRejectedError,
     FeedError,
@@ -15,36 +15,18 @@ from feedapi_client.errors import (
 )
 from feedapi_client.lineage.planner import State
 from feedapi_client.model import FIRST, LAST, FeedInfo
-from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import Outcome, PageReader
+from feedapi_client.protocol.page import Outcome
 from feedapi_client.protocol.text import excerpt
-from feedapi_client.runtime.buffer import EVENT_BYTES
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.failures import AskedAs
-from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
+from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.request import Request, SlotPreempted
 from feedapi_client.runtime.slots import Slot, SlotWatch
 
-DELIVERY_BYTES = 256 * 1024
-"""Within a page, delivering less than this at a time costs more than it brings forward."""
-DELIVERY_SECONDS = 0.05
-"""When the next bytes arrive, what came before them waits no longer than this for its page."""
-SHARED_STREAM_MILLISECONDS = 5000
-"""How long a streamed response lasts when more partitions want to be read than there are slots."""
 UNWINDING_SECONDS = 0.05
 """After which a partition is looked at again whose cancelled request is not over yet."""
 EMPTY_PAGES_REPORTED = 100
 """So many responses in a row that only moved the cursor are reported."""
-
-
-class SlotPreempted(Exception):  # noqa: N818 - not an error
-    """The request was given up so that others can go on; what was checkpointed is kept.
-
-    Attributes:
-        silent: the publisher is to blame: it sent no checkpoint while its request had a slot.
-    """
-
-    def __init__(self, *, silent: bool = False) -> None:
-        self.silent = silent
 
 
 class Fetching:
@@ -75,7 +57,7 @@ class Fetching:
         self, partition: RuntimePartition, scope: anyio.CancelScope, slot: Slot
     ) -> None:
         driver, asked = self._driver, partition.read_cursor
-        request = _Request(driver, self._client, partition, scope, slot, self.slots)
+        request = Request(driver, self._client, partition, scope, slot, self.slots)
         partition.begin_request(scope)
         result: Outcome | SlotPreempted | FeedError | None
         try:
@@ -224,196 +206,3 @@ class Fetching:
         final = kind(f"{times}. {advice}", feed=self._driver.feed, partition=partition.id)
         final.__cause__ = error
         return final
-
-
-class _Request:
-    """One request of a partition, from asking to its end."""
-
-    def __init__(
-        self,
-        driver: Driver,
-        client: FeedClient,
-        partition: RuntimePartition,
-        scope: anyio.CancelScope,
-        slot: Slot,
-        slots: SlotWatch,
-    ) -> None:
-        self._driver = driver
-        self._client = client
-        self._partition = partition
-        self._scope = scope
-        self._slot = slot
-        self._slots = slots
-        self._idle_stream = False
-        self.info = driver.discovered
-        self._stream = self._streamed()
-        self._unclosed = 0
-        self._reserved = 0
-        self._undelivered = 0
-        self._delivered_at = 0.0
-
-    def _streamed(self) -> bool | int:
-        """Whether a long response is asked for, and for how many milliseconds.
-
-        The end of a closed partition, and of all without `follow`, shows only in a complete
-        response.
-        """
-        driver = self._driver
-        stream, settings = driver.settings.stream, driver.settings
-        if not stream or not settings.follow or not self.info.stream:
-            return False
-        if driver.planner.is_closed(self._partition.id):
-            return False
-        if len(driver.partitions) <= driver.limits.max_concurrent_fetches:
-            return stream
-        if stream is True:
-            return SHARED_STREAM_MILLISECONDS
-        return min(stream, SHARED_STREAM_MILLISECONDS)
-
-    async def run(self) -> Outcome | None:
-        """Read the response; None when a stream was ended because it was idle for too long.
-
-        What was checkpointed is in the partition, whatever happens. Raises `FeedError`, and
-        `SlotPreempted` when its slot or its bytes are needed elsewhere.
-        """
-        slot = self._slot
-        with slot.scope:
-            return await self._run()
-        innocent = slot.brought or slot.waits_for_room or self._idle_stream
-        raise SlotPreempted(silent=not innocent)
-
-    async def _run(self) -> Outcome | None:
-        partition = self._partition
-        opened = self._open()
-        outcome: Outcome | None = None
-        async with opened as response:
-            partition.answered(streamed=bool(self._stream))
-            self._idle_stream = bool(self._stream)
-            reader = response.reader
-            try:
-                with anyio.CancelScope() as idle:
-                    await self._read(response, idle)
-                    outcome = self._finish(reader)
-            finally:
-                self._close(reader)
-        if outcome is Outcome.END and not self._scope.cancel_called:
-            partition.reached_end(ReadEnd(reader.asked, reader.closed))
-        return outcome
-
-    def _open(self) -> Response:
-        partition = self._partition
-        try:
-            return self._client.open(
-                self.info,
-                partition.id,
-                partition.read_cursor,
-                stream=self._stream,
-                progress=partition.progress,
-            )
-        except UnicodeError as error:
-            raise ProtocolError(
-                "its cursor can't be sent: it is not text that UTF-8 can carry",
-                feed=self._driver.feed,
-                partition=partition.id,
-            ) from error
-
-    async def _read(self, response: Response, idle: anyio.CancelScope) -> None:
-        """Read the body. A stream that brings nothing for too long is ended by `idle` (R15)."""
-        reader, limits, buffer = response.reader, self._driver.limits, self._driver.buffer
-        partition = self._partition
-        self._delivered_at = anyio.current_time()
-        await self._make_room(reader)
-        if self._stream:
-            idle.deadline = anyio.current_time() + limits.stream_idle_timeout
-        async for chunk in response.chunks():
-            if self._stream:
-                idle.deadline = float("inf")
-            before = partition.pending_bytes + self._unclosed
-            for batch in reader.feed(chunk):
-                self._receive(batch)
-            self._update_buffer(reader)
-            buffer.learn(partition.pending_bytes + self._unclosed - before)
-            self._idle_stream = bool(self._stream) and not reader.unclosed_bytes
-            reader.check()
-            self._deliver_in_time()
-            await self._make_room(reader)
-            if self._stream:
-                idle.deadline = anyio.current_time() + limits.stream_idle_timeout
-
-    def _finish(self, reader: PageReader) -> Outcome:
-        finished = reader.finish()
-        for batch in finished.batches:
-            self._receive(batch)
-        empty = self._partition.progress.empty
-        if empty and empty % EMPTY_PAGES_REPORTED == 0 and finished.outcome is Outcome.PROGRESS:
-            self._driver.report_failure(
-                self._partition.id,
-                f"{empty} responses in a row moved the cursor and held no event",
-            )
-        return finished.outcome
-
-    def _close(self, reader: PageReader) -> None:
-        """Keep what was checkpointed; what no checkpoint closed is fetched again."""
-        for batch in reader.rest():
-            self._receive(batch)
-        self._unreserve()
-        self._driver.buffer.free(self._unclosed)
-        self._unclosed = 0
-        self._deliver()
-        if reader.unknown_commands:
-            self._driver.timer.perhaps()  # perhaps "list the partitions again" (R10)
-
-    # ------------------------------------------------------------------ towards the application
-
-    def _receive(self, batch: CheckpointedEvents) -> None:
-        if self._scope.cancel_called:
-            return  # the partition was stopped: it reads again from what was delivered
-        self._partition.received(batch)
-        self._slots.brought(self._slot)
-        self._undelivered += batch.size
-
-    def _deliver_in_time(self) -> None:
-        at_least = 1 if self._stream else DELIVERY_BYTES
-        waited = anyio.current_time() - self._delivered_at
-        if self._undelivered >= at_least or (self._undelivered and waited > DELIVERY_SECONDS):
-            self._deliver()
-
-    def _deliver(self) -> None:
-        self._undelivered = 0
-        self._delivered_at = anyio.current_time()
-        self._driver.announce(self._partition)
-
-    # ------------------------------------------------------------------ back-pressure (R16)
-
-    def _update_buffer(self, reader: PageReader) -> None:
-        """Count what is held back for want of a checkpoint."""
-        self._unreserve()
-        unclosed = reader.unclosed_bytes + reader.unclosed_events * EVENT_BYTES
-        self._driver.buffer.add(unclosed - self._unclosed)
-        self._unclosed = unclosed
-
-    def _unreserve(self) -> None:
-        self._driver.buffer.unreserve(self._reserved)
-        self._reserved = 0
-
-    async def _make_room(self, reader: PageReader) -> None:
-        """Stop reading from the socket until there is room for one more read."""
-        limits, buffer, partition = self._driver.limits, self._driver.buffer, self._partition
-        while partition.pending_bytes >= limits.max_batch_bytes or not buffer.has_room:
-            self._deliver()
-            self._slot.waits_for_room = True
-            await self._wait_for_room(reader)
-            self._slot.waits_for_room = False
-        if not self._stream:  # which may be silent for long, and would keep the room from others
-            self._reserved = buffer.reserve()
-
-    async def _wait_for_room(self, reader: PageReader) -> None:
-        limits, buffer, partition = self._driver.limits, self._driver.buffer, self._partition
-        while not buffer.has_room:
-            if buffer.stuck and self._unclosed >= buffer.used:
-                raise reader.too_much_unclosed()
-            if buffer.stuck:
-                raise SlotPreempted
-            await buffer.changed().wait()
-        while partition.pending_bytes >= limits.max_batch_bytes:
-            await partition.taken().wait()

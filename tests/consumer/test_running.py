@@ -364,7 +364,7 @@ async def test_r15_a_stream_of_a_closed_partition_is_ended_so_that_its_children_
 async def test_r15_streams_of_more_partitions_than_there_are_slots_take_turns(
     serve: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("feedapi_client.runtime.fetching.SHARED_STREAM_MILLISECONDS", 20)
+    monkeypatch.setattr("feedapi_client.runtime.request.SHARED_STREAM_MILLISECONDS", 20)
     publisher = serve(6, dialect="v2-draft", stream=True)
     async with consume(
         publisher, fetch=FetchOptions(stream=True), limit={"max_concurrent_fetches": 2}
