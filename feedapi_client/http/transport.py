@@ -40,7 +40,7 @@ class Transport(Endpoint[httpx.AsyncClient]):
             await self.client.aclose()
 
     async def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
-        """Return status and body of an answer, for negotiation.
+        """Return status and body of a response, for negotiation.
 
         Raises `AuthenticationError`, `FeedUnavailableError`, `TornResponseError`, and
         `NegotiationError` for a body over `max_bytes` or a redirect to another origin.
