@@ -31,14 +31,14 @@ def memory_of(batch: CheckpointedEvents) -> int:
 class BufferBudget:
     """Counts buffered bytes.
 
-    Fetches wait for room before they read on; whoever takes bytes out of a buffer frees them.
+    Fetches wait for room before they read on. Code that takes bytes out of a buffer frees them.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         self.deliverable = 0
-        """Of the used bytes those that the application can take."""
+        """Number of the used bytes that the application can take."""
         self.reserved = 0
         """Room set aside for reads under way."""
         self._largest_step = limit // 2

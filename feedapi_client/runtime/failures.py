@@ -62,7 +62,7 @@ class Failures:
         """When the first error in a row came."""
         self.retry_at: datetime | None = None
         self.refused = False
-        """Its request was refused: it waits for a discovery that begins after that."""
+        """Whether a request was refused and a discovery that began later is awaited."""
         self.refused_as: AskedAs | None = None
         self.slot_doublings = 0
         """How often the time that it may hold a slot is doubled: it was too short before."""
@@ -106,7 +106,7 @@ class Failures:
         self._no_progress = None
 
     def failed(self, error: FeedError) -> float:
-        """A request failed: return the seconds until the next one.
+        """Record that a request failed. Return the seconds until the next one.
 
         Raises the error itself when it is fatal, or when requests have failed for too long.
         """
@@ -196,7 +196,7 @@ class Failures:
         self.slot_doublings = max(0, self.slot_doublings - 1)
 
     def pause_without_progress(self, error: Exception) -> float:
-        """Seconds before another request after a response without progress (R13)."""
+        """Return the seconds to wait after a response without progress (R13)."""
         if self._no_progress is None:
             self._no_progress = self._unlimited()
         return self._no_progress.pause(error)

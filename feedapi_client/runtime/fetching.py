@@ -24,9 +24,7 @@ from feedapi_client.runtime.request import Request, SlotPreempted
 from feedapi_client.runtime.slots import Slot, SlotWatch
 
 UNWINDING_SECONDS = 0.05
-"""After which a partition is looked at again whose cancelled request is not over yet."""
-EMPTY_PAGES_REPORTED = 100
-"""So many responses in a row that only moved the cursor are reported."""
+"""Delay before a partition is scheduled again whose cancelled request is still ending."""
 
 
 class Fetching:
@@ -39,7 +37,7 @@ class Fetching:
         self.slots = SlotWatch(limits.slot_timeout, scheduler.slots, lambda: scheduler.waiting)
 
     async def work(self, partition: RuntimePartition) -> None:
-        """The scheduler's job: one request, and what follows from it. Raises `StoreError`."""
+        """Make one request and act on its result: the job of the scheduler. Raises `StoreError`."""
         if not partition.started:
             return
         if partition.fetching:
@@ -67,8 +65,8 @@ class Fetching:
             result = error
         partition.end_request(scope)
         if scope.cancel_called:
-            # Its last bytes were there before the cancellation was delivered. The partition was
-            # stopped, and perhaps started again: nothing follows from the old request.
+            # The response was complete before the cancellation took effect. The partition was
+            # stopped, and perhaps started again, so the result of this request is ignored.
             return
         if partition.read_cursor != asked:
             partition.failures.recovered()
@@ -85,7 +83,7 @@ class Fetching:
     # ------------------------------------------------------------------ a complete response
 
     async def _finished(self, partition: RuntimePartition, outcome: Outcome | None) -> None:
-        """`outcome` is None for a stream that was idle for too long."""
+        """Act on a complete response. `outcome` is None for a stream idle for too long."""
         driver = self._driver
         if outcome is Outcome.NO_PROGRESS:
             error = NoProgressError(outcome.value, feed=driver.feed, partition=partition.id)
@@ -100,7 +98,7 @@ class Fetching:
             self.resume(partition)
 
     def resume(self, partition: RuntimePartition) -> None:
-        """Fetch on, unless enough is waiting for the application or the end was seen."""
+        """Schedule the next fetch, unless enough is buffered or the end was seen."""
         driver = self._driver
         if not partition.started or partition.fetching or driver.scheduler.is_scheduled(partition):
             return
@@ -112,7 +110,7 @@ class Fetching:
             driver.scheduler.schedule(partition, driver.limits.poll_interval if busy else 0.0)
 
     async def reached_end(self, partition: RuntimePartition) -> None:
-        """The end was seen and everything before it delivered: tell the planner.
+        """Report the end to the planner, once everything before it is delivered.
 
         The end travels behind the last batch, so that it can't overtake one.
         """

@@ -14,11 +14,13 @@ from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
 from feedapi_client.runtime.slots import Slot, SlotWatch
 
 DELIVERY_BYTES = 256 * 1024
-"""Within a page, delivering less than this at a time costs more than it brings forward."""
+"""Minimum bytes to deliver before a page is complete. Smaller batches cost too much."""
 DELIVERY_SECONDS = 0.05
-"""When the next bytes arrive, what came before them waits no longer than this for its page."""
+"""Maximum time that events wait for `DELIVERY_BYTES`, checked when the next bytes arrive."""
 SHARED_STREAM_MILLISECONDS = 5000
 """How long a streamed response lasts when more partitions want to be read than there are slots."""
+EMPTY_PAGES_REPORTED = 100
+"""Number of responses in a row without an event after which a report is made."""
 
 
 class SlotPreempted(Exception):  # noqa: N818 - not an error
@@ -33,7 +35,7 @@ class SlotPreempted(Exception):  # noqa: N818 - not an error
 
 
 class Request:
-    """One request of a partition, from asking to its end."""
+    """One request of a partition, from sending it to the end of its response."""
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class Request:
         self._delivered_at = 0.0
 
     def _streamed(self) -> bool | int:
-        """Whether a long response is asked for, and for how many milliseconds.
+        """Return whether to ask for a long response, or for how many milliseconds.
 
         The end of a closed partition, and of all without `follow`, shows only in a complete
         response.
@@ -79,8 +81,8 @@ class Request:
     async def run(self) -> Outcome | None:
         """Read the response; None when a stream was ended because it was idle for too long.
 
-        What was checkpointed is in the partition, whatever happens. Raises `FeedError`, and
-        `SlotPreempted` when its slot or its bytes are needed elsewhere.
+        Checkpointed events are in the partition's buffer even after an error. Raises `FeedError`,
+        and `SlotPreempted` when its slot or its bytes are needed elsewhere.
         """
         slot = self._slot
         with slot.scope:
@@ -159,7 +161,7 @@ class Request:
         return finished.outcome
 
     def _close(self, reader: PageReader) -> None:
-        """Keep what was checkpointed; what no checkpoint closed is fetched again."""
+        """Keep checkpointed events, and drop the others: they are fetched again."""
         for batch in reader.rest():
             self._receive(batch)
         self._unreserve()
@@ -192,7 +194,7 @@ class Request:
     # ------------------------------------------------------------------ back-pressure (R16)
 
     def _update_buffer(self, reader: PageReader) -> None:
-        """Count what is held back for want of a checkpoint."""
+        """Update the count of bytes that no checkpoint closed yet."""
         self._unreserve()
         unclosed = reader.unclosed_bytes + reader.unclosed_events * EVENT_BYTES
         self._driver.buffer.add(unclosed - self._unclosed)
