@@ -21,6 +21,13 @@ from feedapi_client.errors import (
     TornResponseError,
     TransportError,
 )
+from feedapi_client.http.decompression import (
+    CodingError,
+    Decompressor,
+    UnsupportedCodingError,
+    accept_encoding,
+    decompressor,
+)
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.retry_after import retry_after
 from feedapi_client.http.urls import FeedURL, origin, shown_origin
@@ -88,7 +95,12 @@ class Endpoint(Generic[Client]):
                 "the request's URL is over 64 KiB: the cursor or the filters are too long",
                 **self._where(partition),
             ) from error
-        request = self.client.build_request("GET", url, timeout=self._timeout(idle_timeout))
+        request = self.client.build_request(
+            "GET",
+            url,
+            headers={"Accept-Encoding": accept_encoding()},
+            timeout=self._timeout(idle_timeout),
+        )
         # build_request merges the client's parameters once more and encodes the query anew.
         request.url = url
         return request
@@ -126,6 +138,10 @@ class Endpoint(Generic[Client]):
                 if response.status_code == 200:
                     self.torn(error, partition)
                 body = b""
+            except CodingError as error:
+                if response.status_code == 200:
+                    self.undecodable(error, partition)
+                body = b""
             onward = self._redirect(response, partition, discovery)
             if onward is None:
                 self._classify(response, body, partition, discovery)
@@ -141,6 +157,21 @@ class Endpoint(Generic[Client]):
     def _read(self, response: httpx.Response, limit: int) -> Any:
         """Read the body, or as much of it as is a little over `limit`; close the response."""
         raise NotImplementedError
+
+    def body(self, response: httpx.Response, partition: int | None) -> Decompressor:
+        """What undoes the content coding of a body. Raises `ProtocolError` where nothing does."""
+        try:
+            return decompressor(response.headers.get("content-encoding", ""))
+        except UnsupportedCodingError as error:
+            raise ProtocolError(
+                f"the response can't be read: {error}", **self._where(partition)
+            ) from None
+
+    def undecodable(self, error: CodingError, partition: int | None) -> NoReturn:
+        """Raise our error for a body whose content coding is damaged or incomplete."""
+        raise TornResponseError(
+            f"the response broke off: {error}", **self._where(partition)
+        ) from None
 
     def _redirect(
         self, response: httpx.Response, partition: int | None, discovery: bool

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
 
 import httpx
 
+from feedapi_client.errors import FeedError
+from feedapi_client.http.decompression import CodingError
 from feedapi_client.http.exchange import Endpoint, Exchange, check_client, client_settings
 from feedapi_client.http.urls import parse_url
 from feedapi_client.options import Limits
@@ -67,10 +70,13 @@ class SyncTransport(Endpoint[httpx.Client]):
     def _read(self, response: httpx.Response, limit: int) -> bytes:
         body = bytearray()
         try:
-            for chunk in response.iter_bytes():
-                body += chunk
-                if len(body) > limit:
-                    break
+            inflated = self.body(response, None)
+            for chunk in response.iter_raw():
+                for piece in inflated.feed(chunk):
+                    body += piece
+                    if len(body) > limit:
+                        return bytes(body)
+            inflated.finish()
         finally:
             response.close()
         return bytes(body)
@@ -79,7 +85,15 @@ class SyncTransport(Endpoint[httpx.Client]):
 class SyncResponseStream:
     """See `ResponseStream`."""
 
-    __slots__ = ("_chunks", "_partition", "_request", "_response", "_transport")
+    __slots__ = (
+        "_body",
+        "_chunks",
+        "_partition",
+        "_pieces",
+        "_request",
+        "_response",
+        "_transport",
+    )
 
     def __init__(
         self, transport: SyncTransport, request: httpx.Request, partition: int | None
@@ -87,11 +101,17 @@ class SyncResponseStream:
         self._transport = transport
         self._request = request
         self._partition = partition
+        self._pieces: Iterator[bytes] = iter(())
 
     def __enter__(self) -> Self:
         exchange = self._transport.exchange(self._request, self._partition)
         self._response, _ = self._transport.drive(exchange)
-        self._chunks = self._response.iter_bytes()
+        self._chunks = self._response.iter_raw()
+        try:
+            self._body = self._transport.body(self._response, self._partition)
+        except FeedError:
+            self._response.close()
+            raise
         return self
 
     def __exit__(
@@ -107,6 +127,14 @@ class SyncResponseStream:
 
     def __next__(self) -> bytes:
         try:
-            return next(self._chunks)
+            while (piece := next(self._pieces, None)) is None:
+                chunk = next(self._chunks, None)
+                if chunk is None:
+                    self._body.finish()
+                    raise StopIteration
+                self._pieces = self._body.feed(chunk)
         except httpx.HTTPError as error:
             self._transport.torn(error, self._partition)
+        except CodingError as error:
+            self._transport.undecodable(error, self._partition)
+        return piece

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from types import TracebackType
 from typing import Self
 
 import anyio
 import httpx
 
+from feedapi_client.errors import FeedError
+from feedapi_client.http.decompression import CodingError
 from feedapi_client.http.exchange import Endpoint, Exchange, check_client, client_settings
 from feedapi_client.http.urls import parse_url
 from feedapi_client.options import Limits
@@ -85,13 +87,16 @@ class Transport(Endpoint[httpx.AsyncClient]):
 
     async def _read(self, response: httpx.Response, limit: int) -> bytes:
         body = bytearray()
-        chunks = response.aiter_bytes()
+        chunks = response.aiter_raw()
         try:
+            inflated = self.body(response, None)
             async for chunk in chunks:
-                body += chunk
-                if len(body) > limit:
-                    await _abandon(chunks)
-                    break
+                for piece in inflated.feed(chunk):
+                    body += piece
+                    if len(body) > limit:
+                        await _abandon(chunks)
+                        return bytes(body)
+            inflated.finish()
         finally:
             await response.aclose()
         return bytes(body)
@@ -105,18 +110,33 @@ class ResponseStream:
     breaks off. Leaving closes the connection if the body was not read to its end.
     """
 
-    __slots__ = ("_chunks", "_partition", "_request", "_response", "_transport", "_under_way")
+    __slots__ = (
+        "_body",
+        "_chunks",
+        "_partition",
+        "_pieces",
+        "_request",
+        "_response",
+        "_transport",
+        "_under_way",
+    )
 
     def __init__(self, transport: Transport, request: httpx.Request, partition: int | None) -> None:
         self._transport = transport
         self._request = request
         self._partition = partition
         self._under_way = False
+        self._pieces: Iterator[bytes] = iter(())
 
     async def __aenter__(self) -> Self:
         exchange = self._transport.exchange(self._request, self._partition)
         self._response, _ = await self._transport.drive(exchange)
-        self._chunks = self._response.aiter_bytes()
+        self._chunks = self._response.aiter_raw()
+        try:
+            self._body = self._transport.body(self._response, self._partition)
+        except FeedError:
+            await self._response.aclose()
+            raise
         return self
 
     async def __aexit__(
@@ -135,13 +155,20 @@ class ResponseStream:
         return self
 
     async def __anext__(self) -> bytes:
-        self._under_way = False  # until there is a chunk: an exception ends the iteration
         try:
-            chunk = await self._chunks.__anext__()
+            while (piece := next(self._pieces, None)) is None:
+                self._under_way = False  # until there is a chunk: an exception ends the iteration
+                chunk = await anext(self._chunks, None)
+                if chunk is None:
+                    self._body.finish()
+                    raise StopAsyncIteration
+                self._under_way = True
+                self._pieces = self._body.feed(chunk)
         except httpx.HTTPError as error:
             self._transport.torn(error, self._partition)
-        self._under_way = True
-        return chunk
+        except CodingError as error:
+            self._transport.undecodable(error, self._partition)
+        return piece
 
 
 async def _abandon(chunks: AsyncIterator[bytes]) -> None:
