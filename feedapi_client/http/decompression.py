@@ -70,18 +70,21 @@ class _Zlib:
 
     def __init__(self, wbits: int) -> None:
         self._wbits = wbits
-        self._member: Any = zlib.decompressobj(wbits)
+        self._member: Any = None
+        self._members = 0
         self._is_gzip = wbits > zlib.MAX_WBITS
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         full = False
         while data or full:
             if self._member is None:
-                # Zeros may pad the end of a gzip file.
-                data = data.lstrip(b"\0") if self._is_gzip else b""
+                if self._members:
+                    # Further members, and zeros that pad the end, are gzip's alone.
+                    data = data.lstrip(b"\0") if self._is_gzip else b""
                 if not data:
                     return
                 self._member = zlib.decompressobj(self._wbits)
+                self._members += 1
             try:
                 piece = self._member.decompress(data, STEP)
             except zlib.error as error:
