@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Generator, Iterator
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Generic, NoReturn, TypeVar
 
 import httpx
@@ -129,6 +130,10 @@ class Endpoint(Generic[Client]):
                 response = yield self._send(request)
             except httpx.HTTPError as error:
                 self._unanswered(error, partition)
+            except (httpx.InvalidURL, UnicodeError):
+                raise self._redirect_error(
+                    "the feed redirects to a URL that can't be read", partition, discovery
+                ) from None
             if response.status_code == 200 and not discovery:
                 return response, b""
             self._sent = response.request.headers
@@ -178,7 +183,13 @@ class Endpoint(Generic[Client]):
     ) -> httpx.Request | None:
         """The request that follows a redirect; None for an answer that is none."""
         request = response.next_request
-        if request is None or origin(request.url) == self._url.origin:
+        if request is None:
+            return None
+        try:
+            elsewhere = origin(request.url)
+        except UnicodeError:  # a host name that idna refuses
+            elsewhere = None
+        if elsewhere == self._url.origin:
             return request
         raise self._redirect_error(
             f"the feed redirects (status {response.status_code}) to another origin, "
@@ -292,7 +303,13 @@ def client_settings(url: str, limits: Limits) -> dict[str, Any]:
         # race of its own: it may close a connection that expires after a request took it.
         keepalive_expiry=max(_MIN_KEEPALIVE_EXPIRY, 2 * limits.max_poll_interval),
     )
-    settings: dict[str, Any] = {"limits": pool, "timeout": limits.request_timeout}
+    # Load balancers set cookies under ever new names with each response: none is kept.
+    cookies = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))
+    settings: dict[str, Any] = {
+        "limits": pool,
+        "timeout": limits.request_timeout,
+        "cookies": cookies,
+    }
     if url.lower().startswith("http:"):
         # Another origin is refused, so TLS is never spoken. A context that trusts nobody spares
         # the loading of all certificates, some 20 ms.

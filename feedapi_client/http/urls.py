@@ -60,10 +60,11 @@ def parse_url(url: str) -> httpx.URL:
     """The parsed URL. Raises `NegotiationError` for one that can't be a feed's."""
     try:
         parsed = httpx.URL(url)
+        host = parsed.host
     except (httpx.InvalidURL, TypeError, ValueError) as error:
         # The reason may quote a part of the URL, which may be a part of a password.
         raise NegotiationError(f"the feed's URL can't be read ({type(error).__name__})") from None
-    if parsed.scheme not in _PORTS or not parsed.host:
+    if parsed.scheme not in _PORTS or not host:
         raise NegotiationError("the feed's URL must begin with http:// or https:// and name a host")
     return parsed
 
