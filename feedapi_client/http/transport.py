@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -139,12 +138,7 @@ class ResponseStream:
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         try:
             if self._under_way:
                 await _abandon(self._chunks)

@@ -11,7 +11,6 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 _START_SECONDS = 60.0  # a safety net: it starts within milliseconds on an idle machine
 
@@ -32,12 +31,7 @@ class NatsServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.stop()
 
     @property
