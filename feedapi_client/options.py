@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from feedapi_client.errors import FeedError, FeedUnavailableError, TornResponseError
+from feedapi_client.errors import FeedError, FeedUnavailableError, HostError, TornResponseError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,12 +126,21 @@ def default_decision(error: FeedError) -> Decision:
     return "retry" if isinstance(error, (FeedUnavailableError, TornResponseError)) else "fatal"
 
 
+def entry_decision(error: FeedError) -> Decision:
+    """Return what `default_decision` does, but "fatal" for a `HostError` (R14).
+
+    It decides at the first discovery of a client, where the policy has no function of its own.
+    """
+    return "fatal" if isinstance(error, HostError) else default_decision(error)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """When and how often to try again: exponential backoff with full jitter (R14).
 
     The pause before attempt n+1 is random, from 0 to ``min(max_delay, base_delay * 2**n)`` seconds.
-    A Retry-After of the server replaces it. Progress starts the count anew.
+    What a Retry-After of the server asks for, up to `max_retry_after`, comes on top: 0, a negative
+    number or a date in the past leave the pause as it is. Progress starts the count anew.
     """
 
     base_delay: float = 0.2
@@ -143,7 +152,8 @@ class RetryPolicy:
     give_up_after: float | None = 300.0
     """Seconds without progress after which the last error is raised; None never gives up."""
     decide: Callable[[FeedError], Decision] = default_decision
-    """Decides which errors are retried; a function of your own may replace it."""
+    """Decides which errors are retried; a function of your own may replace it. Without one, a
+    `HostError` ends the first discovery at once; a function of your own decides there too."""
 
     def __post_init__(self) -> None:
         if self.base_delay <= 0 or self.max_delay < self.base_delay:

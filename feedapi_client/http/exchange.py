@@ -16,6 +16,7 @@ from feedapi_client.errors import (
     AuthenticationError,
     FeedError,
     FeedUnavailableError,
+    HostError,
     NegotiationError,
     ProtocolError,
     RequestRefusedError,
@@ -28,6 +29,12 @@ from feedapi_client.http.decompression import (
     UnsupportedCodingError,
     accept_encoding,
     decompressor,
+)
+from feedapi_client.http.failures import (
+    chainable,
+    described,
+    is_about_host,
+    is_about_location,
 )
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.retry_after import retry_after
@@ -52,8 +59,9 @@ _LATER = frozenset({408, 425, 429})
 class Endpoint(Generic[Client]):
     """A feed as both transports see it: how a request is made, and what its answer means."""
 
-    def __init__(self, url: str, client: Client) -> None:
+    def __init__(self, url: str, client: Client, limits: Limits) -> None:
         self.client: Client = client
+        self.limits = limits
         self._url = FeedURL.parse(url)
         self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
         self._sent: httpx.Headers = httpx.Headers()
@@ -86,7 +94,7 @@ class Endpoint(Generic[Client]):
         """A GET of the feed.
 
         With `idle_timeout` (seconds) the response may be silent for that long; else the client's
-        own timeouts hold.
+        own timeouts hold. Raises `ProtocolError` for a cursor that makes the URL too long.
         """
         own = str(self.client.params) if self.client.params else ""
         try:
@@ -100,13 +108,14 @@ class Endpoint(Generic[Client]):
             "GET",
             url,
             headers={"Accept-Encoding": accept_encoding()},
-            timeout=self._timeout(idle_timeout),
+            timeout=self.timeout(idle_timeout),
         )
         # build_request merges the client's parameters once more and encodes the query anew.
         request.url = url
         return request
 
-    def _timeout(self, idle: float | None) -> Any:
+    def timeout(self, idle: float | None) -> Any:
+        """httpx's timeout of one request."""
         if idle is None:
             return httpx.USE_CLIENT_DEFAULT
         own = self.client.timeout
@@ -129,12 +138,12 @@ class Endpoint(Generic[Client]):
             try:
                 response = yield self._send(request)
             except httpx.HTTPError as error:
+                if is_about_location(error):
+                    raise self._unreadable_location(partition, discovery) from None
                 self._unanswered(error, partition)
-            except (httpx.InvalidURL, UnicodeError):
-                raise self._redirect_error(
-                    "the feed redirects to a URL that can't be read", partition, discovery
-                ) from None
-            if response.status_code == 200 and not discovery:
+            except (httpx.InvalidURL, ValueError):
+                raise self._unreadable_location(partition, discovery) from None
+            if response.is_success and not discovery:
                 return response, b""
             self._sent = response.request.headers
             try:
@@ -147,7 +156,7 @@ class Endpoint(Generic[Client]):
                 if response.status_code == 200:
                     self.undecodable(error, partition)
                 body = b""
-            onward = self._redirect(response, partition, discovery)
+            onward = self._onward(response, partition, discovery)
             if onward is None:
                 self._classify(response, body, partition, discovery)
                 return response, body
@@ -164,21 +173,23 @@ class Endpoint(Generic[Client]):
         raise NotImplementedError
 
     def body(self, response: httpx.Response, partition: int | None) -> Decompressor:
-        """What undoes the content coding of a body. Raises `ProtocolError` where nothing does."""
+        """What undoes the content coding of a page. Raises `ProtocolError` where nothing does."""
         try:
-            return decompressor(response.headers.get("content-encoding", ""))
+            return coding_of(response)
         except UnsupportedCodingError as error:
+            self.undecodable(error, partition)
+
+    def undecodable(self, error: CodingError, partition: int | None) -> NoReturn:
+        """Raise our error for a body whose content coding is unknown, damaged or incomplete."""
+        if isinstance(error, UnsupportedCodingError):
             raise ProtocolError(
                 f"the response can't be read: {error}", **self._where(partition)
             ) from None
-
-    def undecodable(self, error: CodingError, partition: int | None) -> NoReturn:
-        """Raise our error for a body whose content coding is damaged or incomplete."""
         raise TornResponseError(
             f"the response broke off: {error}", **self._where(partition)
         ) from None
 
-    def _redirect(
+    def _onward(
         self, response: httpx.Response, partition: int | None, discovery: bool
     ) -> httpx.Request | None:
         """The request that follows a redirect; None for an answer that is none."""
@@ -186,17 +197,23 @@ class Endpoint(Generic[Client]):
         if request is None:
             return None
         try:
-            elsewhere = origin(request.url)
-        except UnicodeError:  # a host name that idna refuses
-            elsewhere = None
-        if elsewhere == self._url.origin:
+            same = origin(request.url) == self._url.origin
+        except ValueError:  # a host name that idna refuses
+            raise self._unreadable_location(partition, discovery) from None
+        if same:
             return request
         raise self._redirect_error(
             f"the feed redirects (status {response.status_code}) to another origin, "
-            f"{shown_origin(request.url)}, which is refused: no credentials are sent there. "
+            f"{self.quote(shown_origin(request.url).encode())}, which is refused: no credentials are sent "
+            "there. "
             "If the feed has moved, use its new URL",
             partition,
             discovery,
+        )
+
+    def _unreadable_location(self, partition: int | None, discovery: bool) -> FeedError:
+        return self._redirect_error(
+            "the feed redirects to a URL that can't be read", partition, discovery
         )
 
     def _redirect_error(self, message: str, partition: int | None, discovery: bool) -> FeedError:
@@ -208,7 +225,7 @@ class Endpoint(Generic[Client]):
     ) -> None:
         """Raise what an answer's status means, unless negotiation is to look at it."""
         status, where = response.status_code, self._where(partition)
-        said = f": {self.quote(body)!r}" if body.strip() else ""
+        said = f": '{self.quote(body)}'" if body.strip() else ""
         if status in _LATER or status >= 500:
             headers = response.headers
             raise FeedUnavailableError(
@@ -270,21 +287,33 @@ class Endpoint(Generic[Client]):
                 "Limits.max_concurrent_fetches",
                 **where,
             ) from error
-        raise FeedUnavailableError(
-            f"no answer: {self.hide(_described(error))}", **where
-        ) from _chainable(error)
+        kind = HostError if is_about_host(error) else FeedUnavailableError
+        raise kind(f"no answer: {self._shown(error)}", **where) from chainable(error)
 
     def torn(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
         """Raise our error for one of httpx that came within the body."""
         raise TornResponseError(
-            f"the response broke off: {self.hide(_described(error))}", **self._where(partition)
-        ) from _chainable(error)
+            f"the response broke off: {self._shown(error)}", **self._where(partition)
+        ) from chainable(error)
+
+    def _shown(self, error: httpx.HTTPError) -> str:
+        return self.quote(described(error).encode("utf-8", "backslashreplace"))
 
     def _where(self, partition: int | None) -> dict[str, Any]:
         return {"feed": self.feed, "partition": partition}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.feed}>"
+
+
+def coding_of(response: httpx.Response) -> Decompressor:
+    """What undoes the content coding of a body. Raises `UnsupportedCodingError`."""
+    return decompressor(response.headers.get("content-encoding", ""))
+
+
+def too_slow(seconds: float) -> httpx.ReadTimeout:
+    """The error of an exchange that goes on for too long although it is never silent."""
+    return httpx.ReadTimeout(f"not complete after {seconds:g} s")
 
 
 def check_client(http: object, kind: type) -> None:
@@ -315,14 +344,3 @@ def client_settings(url: str, limits: Limits) -> dict[str, Any]:
         # the loading of all certificates, some 20 ms.
         settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return settings
-
-
-def _described(error: httpx.HTTPError) -> str:
-    text = str(error)
-    name = type(error).__name__
-    return f"{name}: {text}" if text and _chainable(error) is not None else name
-
-
-def _chainable(error: httpx.HTTPError) -> httpx.HTTPError | None:
-    """The error itself, unless its text quotes received bytes, which may be a payload."""
-    return None if "b'" in str(error) or 'b"' in str(error) else error

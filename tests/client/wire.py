@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from urllib.parse import unquote_plus
@@ -34,13 +34,14 @@ class Request:
 class Reply:
     """Raw bytes to send.
 
-    `close` closes the connection after them, `hold` keeps it open and silent. Without either the
-    connection takes the next request.
+    `drip` is sent piece by piece, ten a second. `close` closes the connection then, `hold` keeps it
+    open and silent. Without either the connection takes the next request.
     """
 
     raw: bytes
     close: bool = False
     hold: bool = False
+    drip: Iterable[bytes] = ()
 
 
 def ok(body: bytes, *headers: str, status: str = "200 OK") -> Reply:
@@ -93,6 +94,9 @@ class Wire:
         self.requests.append(Request(first.split(" ")[1], headers))
         reply = self.reply_to(self.requests[-1])
         await stream.send(reply.raw)
+        for piece in reply.drip:
+            await anyio.sleep(0.1)
+            await stream.send(piece)
         if reply.hold:
             await stream.receive()
         return not reply.close

@@ -22,7 +22,7 @@ from feedapi_client.http.sync import SyncTransport
 from feedapi_client.http.transport import Transport
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, Wire, chunk, ok, start, wire
-from tests.http.helpers import LIMIT, LINE, basic_auth, body_of, fetch_error, opened
+from tests.http.helpers import LIMIT, LINE, basic_auth, body_of, fetch_error, opened, page_of
 
 pytestmark = pytest.mark.anyio
 
@@ -159,8 +159,6 @@ class TestStatuses:
     @pytest.mark.parametrize(
         "status",
         [
-            "204 No Content",
-            "206 Partial",
             "300 Choices",
             "304 Not Modified",
             "405 Not Allowed",
@@ -171,6 +169,24 @@ class TestStatuses:
         error = await fetch_error(Reply(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()))
         assert type(error) is ProtocolError
         assert status[:3] in str(error)
+
+    @pytest.mark.parametrize("sync", [False, True])
+    @pytest.mark.parametrize("status", ["201 Created", "203 Copied", "206 Partial", "299 Fine"])
+    async def test_r03_any_2xx_of_a_fetch_is_a_page(self, status: str, sync: bool) -> None:
+        async with wire(lambda _: ok(LINE, status=status)) as server:
+            assert await page_of(server.url, sync=sync) == LINE
+
+    @pytest.mark.parametrize("sync", [False, True])
+    @pytest.mark.parametrize("status", ["204 No Content", "205 Reset Content"])
+    async def test_r03_204_is_an_empty_page(self, status: str, sync: bool) -> None:
+        raw = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()
+        async with wire(lambda _: Reply(raw)) as server:
+            assert await page_of(server.url, sync=sync) == b""
+
+    async def test_r21_a_body_is_escaped_once_and_cut(self) -> None:
+        error = await fetch_error(ok(b"no\n\x1b[31m " + b"x" * 10_000, status="404 No"))
+        assert r"status 404: 'no\n\x1b[31m xxx" in str(error)
+        assert error.message.count("x") <= 201
 
     @pytest.mark.parametrize("status", ["200 OK", "400 Bad", "404 Gone", "204 No"])
     async def test_r01_discovery_returns_other_statuses(self, status: str) -> None:
