@@ -33,7 +33,7 @@ from feedapi_client.http.decompression import (
 from feedapi_client.http.failures import (
     chainable,
     described,
-    is_about_host,
+    host_problem,
     is_about_location,
 )
 from feedapi_client.http.redaction import hide_secrets, register
@@ -50,6 +50,9 @@ Exchange = Generator[Any, Any, tuple[httpx.Response, bytes]]
 _MAX_REDIRECTS = 5
 _SPARE_CONNECTIONS = 4
 _MIN_KEEPALIVE_EXPIRY = 30.0
+_CONNECT_SHARE = 0.9
+"""Of the time for an exchange. httpcore 1.0 closes the socket of a TLS handshake that its own
+timeout ends, and leaves that of a cancelled one to the garbage collector."""
 _EXCERPT_BYTES = 1600
 _PLAIN_HEADERS = frozenset({"host", "accept", "accept-encoding", "connection", "user-agent"})
 _REFUSED = frozenset({400, 404, 409, 410})
@@ -204,9 +207,8 @@ class Endpoint(Generic[Client]):
             return request
         raise self._redirect_error(
             f"the feed redirects (status {response.status_code}) to another origin, "
-            f"{self.quote(shown_origin(request.url).encode())}, which is refused: no credentials are sent "
-            "there. "
-            "If the feed has moved, use its new URL",
+            f"{self.quote(shown_origin(request.url).encode())}, which is refused: no credentials "
+            "are sent there. If the feed has moved, use its new URL",
             partition,
             discovery,
         )
@@ -287,8 +289,11 @@ class Endpoint(Generic[Client]):
                 "Limits.max_concurrent_fetches",
                 **where,
             ) from error
-        kind = HostError if is_about_host(error) else FeedUnavailableError
-        raise kind(f"no answer: {self._shown(error)}", **where) from chainable(error)
+        if (problem := host_problem(error)) is not None:
+            raise HostError(f"no answer: {problem}", **where) from error
+        raise FeedUnavailableError(f"no answer: {self._shown(error)}", **where) from chainable(
+            error
+        )
 
     def torn(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
         """Raise our error for one of httpx that came within the body."""
@@ -336,7 +341,9 @@ def client_settings(url: str, limits: Limits) -> dict[str, Any]:
     cookies = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))
     settings: dict[str, Any] = {
         "limits": pool,
-        "timeout": limits.request_timeout,
+        "timeout": httpx.Timeout(
+            limits.request_timeout, connect=_CONNECT_SHARE * limits.request_timeout
+        ),
         "cookies": cookies,
     }
     if url.lower().startswith("http:"):

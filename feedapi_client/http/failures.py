@@ -27,16 +27,17 @@ def chainable(error: httpx.HTTPError) -> httpx.HTTPError | None:
     return None if "b'" in str(error) or 'b"' in str(error) else error
 
 
-def is_about_host(error: httpx.HTTPError) -> bool:
-    """Whether the host is unknown, or its certificate can't be verified.
+def host_problem(error: httpx.HTTPError) -> str | None:
+    """What is wrong with the host: it is unknown, or its certificate can't be verified.
 
-    A resolver that is not reachable (`EAI_AGAIN`) says nothing about the host.
+    None for all else. A resolver that is not reachable (`EAI_AGAIN`) says nothing about the host.
     """
-    return any(
-        isinstance(cause, ssl.SSLCertVerificationError)
-        or (isinstance(cause, socket.gaierror) and cause.errno in _UNKNOWN_HOST)
-        for cause in _causes(error)
-    )
+    for cause in _causes(error):
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return f"its certificate can't be verified: {cause.verify_message}"
+        if isinstance(cause, socket.gaierror) and cause.errno in _UNKNOWN_HOST:
+            return "its host, or the proxy's, is unknown"
+    return None
 
 
 def is_about_location(error: httpx.HTTPError) -> bool:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote_plus
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import ByteStream, Listener, SocketAttribute
+from anyio.streams.tls import TLSListener
 
 
 @dataclass
@@ -64,15 +67,16 @@ def chunk(body: bytes) -> bytes:
 class Wire:
     reply_to: Callable[[Request], Reply]
     port: int = 0
+    scheme: str = "http"
     requests: list[Request] = field(default_factory=list)
     closed: anyio.Event = field(default_factory=anyio.Event)
     """Set once the client has closed a connection."""
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/feed"
+        return f"{self.scheme}://127.0.0.1:{self.port}/feed"
 
-    async def _serve(self, stream: SocketStream) -> None:
+    async def _serve(self, stream: ByteStream) -> None:
         async with stream:
             received = b""
             try:
@@ -85,7 +89,7 @@ class Wire:
             except (anyio.EndOfStream, anyio.BrokenResourceError):
                 self.closed.set()
 
-    async def _reply(self, stream: SocketStream, head: str) -> bool:
+    async def _reply(self, stream: ByteStream, head: str) -> bool:
         first, *lines = head.split("\r\n")
         headers = {
             name.lower(): value.strip()
@@ -103,10 +107,15 @@ class Wire:
 
 
 @asynccontextmanager
-async def wire(reply_to: Callable[[Request], Reply]) -> AsyncIterator[Wire]:
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+async def wire(
+    reply_to: Callable[[Request], Reply], *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Wire]:
+    listener: Listener[Any] = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(SocketAttribute.local_port)
+    if tls is not None:
+        listener = TLSListener(listener, tls, standard_compatible=False)
     async with listener, anyio.create_task_group() as tasks:
-        server = Wire(reply_to, listener.extra(SocketAttribute.local_port))
+        server = Wire(reply_to, port, "http" if tls is None else "https")
         tasks.start_soon(listener.serve, server._serve)
         yield server
         tasks.cancel_scope.cancel()
