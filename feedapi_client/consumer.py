@@ -13,7 +13,7 @@ from anyio.abc import TaskGroup
 
 from feedapi_client.client import FeedClient
 from feedapi_client.http.transport import AsyncHTTP
-from feedapi_client.model import Batch, Decoder, Event, FeedKey, public_url
+from feedapi_client.model import Batch, Decoder, Event, FeedKey
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.handler import retrying_handler
 from feedapi_client.quarantine.policy import Handler, OnFailure
@@ -100,10 +100,6 @@ class FeedConsumer:
                 f"start must be 'first', 'last' or a mapping of partition to cursor, not {start!r}"
             )
         fetch, retry, limits = fetch or FetchOptions(), retry or RetryPolicy(), limits or Limits()
-        self.feed = public_url(url)
-        self.store: CursorStore = MemoryCursorStore() if store is None else store
-        self.key = FeedKey(url, name, fetch.selection())
-        self.limits = limits
         self._new_client = partial(
             FeedClient,
             url,
@@ -114,8 +110,12 @@ class FeedConsumer:
             limits=limits,
             decoder=decoder,
         )
-        # Now, to refuse an impossible URL at once.
+        # Now, and before anything else looks at the URL, to refuse an impossible one at once.
         self._client: FeedClient | None = self._new_client()
+        self.feed = self._client.feed
+        self.store: CursorStore = MemoryCursorStore() if store is None else store
+        self.key = FeedKey(url, name, fetch.selection())
+        self.limits = limits
         self._settings = Settings(
             key=self.key,
             start=start,

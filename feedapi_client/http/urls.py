@@ -65,12 +65,13 @@ def parse_url(url: str) -> httpx.URL:
         host = parsed.host
         # What the resolver does with the name: it fails for an empty label, or one that is too
         # long, with an error that httpx lets through.
-        parsed.raw_host.decode("ascii").encode("idna")
+        name = parsed.raw_host.decode("ascii")
+        name.encode("idna")
     except (httpx.InvalidURL, ValueError) as error:
         raise _unreadable(error) from None
-    if parsed.scheme not in _PORTS or not host:
+    if parsed.scheme not in _PORTS or not host or ("%" in name and ":" not in name):
         raise NegotiationError("the feed's URL must begin with http:// or https:// and name a host")
-    if not 0 < (parsed.port or _PORTS[parsed.scheme]) < 65536:
+    if parsed.port is not None and not 0 < parsed.port < 65536:
         raise NegotiationError("the feed's URL names a port that is not from 1 to 65535")
     return parsed
 

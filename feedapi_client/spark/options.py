@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from feedapi_client.errors import NegotiationError
+from feedapi_client.http.urls import FeedURL
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 
 MAX_PARTITION = 32767
@@ -23,6 +25,10 @@ _SPARK_LIMITS = {"max_poll_interval": 2.0, "max_batch_bytes": 4 * 1024 * 1024}
 
 class OptionError(ValueError):
     """An option is unknown, missing or wrong. Its one line names every such option."""
+
+
+class UrlOptionError(NegotiationError, OptionError):
+    """The option `url` can't be the URL of a feed, whatever else is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,14 +111,14 @@ def _names(value: str) -> tuple[str, ...]:
     return names
 
 
+_NO_URL = "must be an http or https URL"
+
+
 def _url(value: str) -> str:
     try:
-        parts = urlsplit(value.strip())
-        credentials = parts.username or parts.password
-    except ValueError:
-        raise ValueError("must be an http or https URL") from None
-    if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
-        raise ValueError("must be an http or https URL")
+        credentials = FeedURL.parse(value.strip()).basic_auth
+    except NegotiationError:
+        raise ValueError(_NO_URL) from None
     if credentials:
         raise ValueError(
             "must not hold credentials, which would show in query plans: use authEnv or "
@@ -241,7 +247,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     ``path`` (the argument of ``load``) means ``url``.
 
     Raises:
-        OptionError: every problem, in one line. No value is quoted: it may be a secret.
+        OptionError: every problem, in one line. No value is quoted: it may be a secret. It is a
+            `UrlOptionError`, and so a `NegotiationError`, when the URL is impossible.
     """
     problems: list[str] = []
     values: dict[str, Any] = {}
@@ -257,7 +264,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             _parse(option, str(value), name, values, problems)
     _check(values, families, problems)
     if problems:
-        raise OptionError(f"feedapi source: {'; '.join(problems)}")
+        kind = UrlOptionError if any(p.endswith(_NO_URL) for p in problems) else OptionError
+        raise kind(f"feedapi source: {'; '.join(problems)}")
     return _build(values, families)
 
 

@@ -12,7 +12,13 @@ from backports import zstd
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedapi_client.errors import FeedError, NegotiationError, ProtocolError, TornResponseError
+from feedapi_client.errors import (
+    FeedError,
+    FeedUnavailableError,
+    NegotiationError,
+    ProtocolError,
+    TornResponseError,
+)
 from feedapi_client.http.decompression import (
     STEP,
     CodingError,
@@ -135,3 +141,20 @@ class TestOverHTTP:
         error = await fetch_error(reply)
         assert isinstance(error, FeedError)
         assert str(error).endswith("status 503")
+
+    @pytest.mark.parametrize("sync", [False, True])
+    @pytest.mark.parametrize("coding", ["br", "gzip, gzip"])
+    async def test_r16_an_error_body_in_a_foreign_coding_is_left_out(
+        self, coding: str, sync: bool
+    ) -> None:
+        error = await fetch_error(
+            ok(b"sorry", f"Content-Encoding: {coding}", status="503 No"), sync=sync
+        )
+        assert isinstance(error, FeedUnavailableError)
+        assert str(error).endswith("status 503")
+
+    async def test_r16_a_discovery_in_a_foreign_coding_is_an_error(self) -> None:
+        reply = ok(b"{}", "Content-Encoding: br")
+        async with wire(lambda _: reply) as server, opened(server.url) as transport:
+            with pytest.raises(ProtocolError, match="not asked for"):
+                await transport.get("", [], max_bytes=LIMIT)
