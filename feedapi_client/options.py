@@ -102,7 +102,8 @@ class Limits:
     stream_idle_timeout: float = 60.0
     """Seconds after which a streamed response that brings nothing is opened again."""
     request_timeout: float = 30.0
-    """Seconds to connect, and of the longest silence within a response that is not streamed."""
+    """Seconds to connect, of the longest silence within a response that is not streamed, and of a
+    whole exchange but for the body of a page: headers, discoveries and errors (R14)."""
     commit_timeout: float = 30.0
     """Seconds that a save may still take after the task around it was cancelled."""
     max_attempts_without_progress: int = 5
