@@ -1,7 +1,7 @@
 """One call for each operation of the protocol.
 
 `FeedClient` is asynchronous, `SyncFeedClient` its twin over `httpx.Client`. Neither schedules,
-retries fetches or keeps cursors: that is `FeedConsumer`'s.
+retries fetches or keeps cursors: `FeedConsumer` does that.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Page:
 
 
 class _Client:
-    """What both clients share."""
+    """Options and checks that both clients share."""
 
     def __init__(
         self,
@@ -299,7 +299,7 @@ class FeedClient(_Client):
 
 
 class Response:
-    """An answer under way, while it is entered. `reader` is what its chunks are to be fed to."""
+    """A response, open while it is entered. Feed its chunks to `reader`."""
 
     __slots__ = ("_info", "_stream", "reader")
 
@@ -352,7 +352,7 @@ class _PageBatches:
             self.broke(error)
 
     def complete(self) -> None:
-        """The body has ended as it should."""
+        """Record that the body is complete."""
         self.over = True
         try:
             finished = self._reader.finish()
@@ -368,7 +368,7 @@ class _PageBatches:
             self._add([CheckpointedEvents([], cursor, 0)])
 
     def broke(self, error: FeedError) -> None:
-        """The body has ended by an error."""
+        """Record that the body ended with an error."""
         self.over = True
         self._error = error
 

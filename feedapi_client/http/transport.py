@@ -49,7 +49,7 @@ class Transport(Endpoint[httpx.AsyncClient]):
             await self.client.aclose()
 
     async def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
-        """Return status and body of an answer, for negotiation.
+        """Return status and body of a response, for negotiation.
 
         Headers and body together may take `Limits.request_timeout`. Raises `AuthenticationError`,
         `FeedUnavailableError`, `TornResponseError`, `ProtocolError` for a content coding that was

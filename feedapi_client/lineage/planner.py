@@ -60,7 +60,7 @@ class Planner:
         ordered: bool = True,
         partitions: Iterable[int] | None = None,
     ) -> None:
-        """Create a planner that knows no partition yet.
+        """Create a planner without any partition.
 
         Arguments:
             feed: the feed's URL, for messages.

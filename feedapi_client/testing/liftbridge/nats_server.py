@@ -94,7 +94,7 @@ def nats_server_path() -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port on loopback that nobody listens on right now."""
+    """Return a TCP port on loopback that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
