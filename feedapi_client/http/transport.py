@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Iterator
-from typing import Self
+from typing import Any, Self
 
 import anyio
 import anyio.lowlevel
@@ -87,6 +87,7 @@ class Transport(Endpoint[httpx.AsyncClient]):
         try:
             step = next(exchange)
             while True:
+                result: Any = None
                 try:
                     with anyio.CancelScope(deadline=deadline) as scope:
                         result = await step
