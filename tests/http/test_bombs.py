@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import json
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 
 import anyio.to_thread
@@ -51,18 +53,18 @@ print(json.dumps([error, peak() - before]))
 """
 
 
-def zstd_bomb(byte: bytes, mebibytes: int) -> bytes:
-    """A zstd frame that inflates to so many MiB of one byte."""
-    compressor = zstd.ZstdCompressor()
-    step = byte * (1 << 20)
-    return b"".join(compressor.compress(step) for _ in range(mebibytes)) + compressor.flush()
+CODINGS = ("gzip", "zstd", "gzip, gzip")
 
 
-BOMBS = {
-    "gzip": gzip.compress(b" " * (512 << 20)),
-    "zstd": zstd_bomb(b" ", 4096),
-    "gzip, gzip": gzip.compress(gzip.compress(b" " * (512 << 20))),
-}
+@functools.cache
+def bomb_of(coding: str) -> bytes:
+    """A body that inflates to 512 MiB of spaces."""
+    compressor = zstd.ZstdCompressor() if coding == "zstd" else zlib.compressobj(wbits=31)
+    step = b" " * (1 << 20)
+    body = b"".join(compressor.compress(step) for _ in range(512)) + compressor.flush()
+    return gzip.compress(body) if "," in coding else body
+
+
 DISCOVERY = b'{"token":"t","partitions":[{"id":"0"}]}'
 
 
@@ -78,11 +80,11 @@ def outcome(url: str, kind: str) -> tuple[str, int]:
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])
-@pytest.mark.parametrize("coding", BOMBS)
+@pytest.mark.parametrize("coding", CODINGS)
 @pytest.mark.parametrize("place", ["discovery", "page", "error"])
 async def test_r16_a_bomb_costs_no_more_than_the_limits(place: str, coding: str, kind: str) -> None:
     status = "503 Later" if place == "error" else "200 OK"
-    bomb = ok(BOMBS[coding], f"Content-Encoding: {coding}", status=status)
+    bomb = ok(bomb_of(coding), f"Content-Encoding: {coding}", status=status)
 
     def reply_to(request: Request) -> Reply:
         return ok(DISCOVERY) if place != "discovery" and "/events" not in request.path else bomb

@@ -135,7 +135,9 @@ class TestOverHTTP:
         assert "sorry sorry" in str(error)
         assert len(str(error)) < 500
 
-    @pytest.mark.parametrize("damaged", [b"no gzip", gzip.compress(b"sorry")[:-4]])
+    @pytest.mark.parametrize(
+        "damaged", [b"no gzip", gzip.compress(b"sorry")[:-4]], ids=["no gzip", "half of it"]
+    )
     async def test_an_error_body_that_can_not_be_inflated_is_left_out(self, damaged: bytes) -> None:
         reply = ok(damaged, "Content-Encoding: gzip", status="503 No")
         error = await fetch_error(reply)
