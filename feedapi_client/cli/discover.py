@@ -27,14 +27,16 @@ def discover(
     give_up_after: GiveUpAfter = 5.0,
 ) -> None:
     """Show a feed's dialect, flags and partitions, and the lineage of the partitions."""
+    from feedapi_client.cli.common.feed_url import checked_url
     from feedapi_client.cli.common.http_client import headers_from_environment
 
     headers = headers_from_environment(auth_env, header_env)
+    checked_url(url)
     feed, info = run_async(_discover, url, headers, v1_partitions, give_up_after)
     if json:
-        import orjson
+        from feedapi_client.cli.common.json_output import print_json
 
-        print(orjson.dumps(as_json(feed, info), option=orjson.OPT_INDENT_2).decode())
+        print_json(as_json(feed, info))
     else:
         _print_info(feed, info)
 
@@ -77,7 +79,8 @@ def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
 
 
 def _print_info(feed: str, info: FeedInfo) -> None:
-    from feedapi_client.cli.common.console import console, plain
+    from feedapi_client.cli.common.console import console, plain_line
+    from feedapi_client.cli.common.escape import shown
 
     flags = [f"dialect {info.dialect}"]
     if info.exactly_once:
@@ -85,9 +88,9 @@ def _print_info(feed: str, info: FeedInfo) -> None:
     if info.stream:
         flags.append("stream")
     if info.filters:
-        flags.append(f"filters {', '.join(info.filters)}")
-    console().print(plain(feed, "bold"))
-    console().print(plain(" · ".join(flags)))
+        flags.append(f"filters {shown(', '.join(info.filters))}")
+    console().print(plain_line(feed, "bold"))
+    console().print(plain_line(" · ".join(flags)))
     _print_partitions(info)
     if any(p.starts_after is not None or p.cursor_from for p in info.partitions.values()):
         _print_lineage(info)

@@ -70,11 +70,12 @@ def cat(
     """
     from feedapi_client.cli.cat.consume import CatSettings, print_events
     from feedapi_client.cli.cat.lines import LineFormat
+    from feedapi_client.cli.common.feed_url import checked_url
     from feedapi_client.cli.common.fetch_options import fetch_options
     from feedapi_client.cli.common.http_client import headers_from_environment
 
     settings = CatSettings(
-        url=url,
+        url=checked_url(url),
         start=_start(start, partitions),
         start_given=start is not None,
         partitions=frozenset(partitions or ()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -30,6 +31,7 @@ V1Partitions = Annotated[
     typer.Option(
         "--v1-partitions",
         min=1,
+        max=32768,
         metavar="N",
         help="Number of partitions of a ZeroEventHub (v1) feed, which does not list them.",
     ),
@@ -50,11 +52,21 @@ SkipEventTypes = Annotated[
     list[str] | None,
     typer.Option("--skip-event-type", metavar="TYPE", help="No events of this type. Repeatable."),
 ]
+
+
+def finite(value: float) -> float:
+    """Return the value of an option. Raises `typer.BadParameter` for nan and infinity."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of this kind")
+    return value
+
+
 GiveUpAfter = Annotated[
     float,
     typer.Option(
         "--give-up-after",
         min=0,
+        callback=finite,
         metavar="SECONDS",
         help="Maximum time to retry while the feed can't be reached.",
     ),

@@ -62,7 +62,14 @@ SetStatus = Annotated[
 ]
 OnlyPartitions = Annotated[
     list[int] | None,
-    typer.Option("--partition", "-p", metavar="ID", help="Only this partition. Repeatable."),
+    typer.Option(
+        "--partition",
+        "-p",
+        min=0,
+        max=32767,
+        metavar="ID",
+        help="Only this partition. Repeatable.",
+    ),
 ]
 Output = Annotated[
     Path | None,
@@ -92,6 +99,7 @@ def ls(
 
     With --url also whether there is more after each cursor.
     """
+    from feedapi_client.cli.common.feed_url import checked_url
     from feedapi_client.cli.common.http_client import headers_from_environment
     from feedapi_client.cli.cursors.lag import LagLookup
     from feedapi_client.cli.cursors.ls import print_positions
@@ -99,7 +107,7 @@ def ls(
     lookup = None
     if url is not None:
         headers = headers_from_environment(auth_env, header_env)
-        lookup = LagLookup(url, headers, v1_partitions)
+        lookup = LagLookup(checked_url(url, "--url"), headers, v1_partitions)
     print_positions(_selection(store, table, feed, name), lookup, json=json)
 
 

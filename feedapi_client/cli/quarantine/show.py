@@ -5,8 +5,9 @@ from __future__ import annotations
 import sys
 
 from feedapi_client import quarantine
+from feedapi_client.cli.common.json_output import print_json
 from feedapi_client.cli.common.run_async import run_async
-from feedapi_client.cli.quarantine.event_json import print_json, with_payload
+from feedapi_client.cli.quarantine.event_json import with_payload
 from feedapi_client.cli.quarantine.selection import Selection
 from feedapi_client.quarantine import QuarantinedEvent
 
