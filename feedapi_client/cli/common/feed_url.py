@@ -25,6 +25,7 @@ def checked_url(url: str, option: str = "URL") -> str:
         raise typer.BadParameter(f"{option}: the feed's URL can't be read ({name})") from None
     if port is not None and not 0 < port <= _MAX_PORT:
         raise typer.BadParameter(f"{option}: the port of the feed's URL is out of range")
-    if not host.isprintable() or " " in host:
+    # Only an IPv6 address may hold "%", before its zone.
+    if not host.isprintable() or " " in host or ("%" in host and ":" not in host):
         raise typer.BadParameter(f"{option}: the host of the feed's URL is no name of a host")
     return url
