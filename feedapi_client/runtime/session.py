@@ -29,6 +29,7 @@ class Session:
             start=settings.start,
             ordered=settings.ordered,
             partitions=settings.partitions,
+            lineage=settings.lineage,
         )
         positions = Positions(store, settings.key, timeout=settings.limits.commit_timeout)
         self._positions = positions
