@@ -26,6 +26,7 @@ from feedapi_client.liftbridge.publisher import LiftbridgePublisher
 from feedapi_client.liftbridge.relay import Key, Relay
 from feedapi_client.liftbridge.stream import Stream
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
+from feedapi_client.lineage.missing_edges import parse_lineage
 from feedapi_client.model import Event
 from feedapi_client.options import FetchOptions, Limits
 from feedapi_client.stores.base import CursorStore
@@ -169,6 +170,15 @@ _FEED_OPTIONS: _Options = (
         },
     ),
     (
+        "--lineage",
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "CHILD:PARENT",
+            "help": "read CHILD after PARENT, where the feed leaves that out (1:0), repeatable",
+        },
+    ),
+    (
         "--auth-env",
         {
             "metavar": "NAME",
@@ -224,6 +234,7 @@ class RelayCommand:
             event_types=options.event_type,
             skip_event_types=options.skip_event_type,
         )
+        self.lineage = _lineage(options.lineage)
         self.servers = (
             [_environment(options.nats_env)] if options.nats_env else options.nats or [_NATS]
         )
@@ -247,6 +258,7 @@ class RelayCommand:
                     start=options.start,
                     follow=not options.no_follow,
                     v1_partitions=options.v1_partitions,
+                    lineage=self.lineage,
                     fetch=self.fetch,
                     limits=Limits(max_batch_bytes=_BATCH_BYTES),
                     http=http,
@@ -369,6 +381,13 @@ def _filters(texts: Sequence[str]) -> dict[str, str]:
     if len(filters) < len(texts):
         raise ValueError("--filter takes NAME=VALUE, each NAME once")
     return filters
+
+
+def _lineage(texts: Sequence[str]) -> dict[int, int]:
+    try:
+        return parse_lineage(",".join(texts)) if texts else {}
+    except ValueError as error:
+        raise ValueError(f"--lineage {error}") from None
 
 
 def _environment(variable: str) -> str:

@@ -198,7 +198,7 @@ def check_storable(feed: FeedKey, positions: Mapping[int, Position]) -> None:
         cursor = position.cursor
         if "\0" in cursor or not (cursor.isascii() or is_encodable(cursor)):
             raise StoreError(
-                "the cursor can't be stored: it holds a NUL or is no valid Unicode",
+                "saving the cursor failed: it holds a NUL or is no valid Unicode",
                 feed=feed.url,
                 partition=partition,
             )

@@ -28,9 +28,11 @@ from feedapi_client.cli.common.options import (
     Filters,
     GiveUpAfter,
     HeaderEnv,
+    Lineage,
     SkipEventTypes,
     Url,
     V1Partitions,
+    edges,
 )
 from feedapi_client.cli.common.run_async import run_async
 
@@ -56,6 +58,7 @@ def cat(
     page_size_hint: PageSizeHint = None,
     stream: Stream = False,
     unordered: Unordered = False,
+    lineage: Lineage = None,
     auth_env: AuthEnv = None,
     header_env: HeaderEnv = None,
     give_up_after: GiveUpAfter = 30.0,
@@ -81,6 +84,7 @@ def cat(
         partitions=frozenset(partitions or ()),
         follow=follow,
         ordered=not unordered,
+        lineage=edges(lineage),
         store=store,
         name=name,
         journal=journal,

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +37,7 @@ class CatSettings:
     partitions: frozenset[int]
     follow: bool
     ordered: bool
+    lineage: Mapping[int, int]
     store: str | None
     name: str
     journal: bool
@@ -138,6 +139,7 @@ class EventPrinter:
             name=settings.name,
             start=settings.start,
             ordered=settings.ordered,
+            lineage=settings.lineage,
             follow=settings.follow,
             partitions=settings.partitions or None,
             v1_partitions=settings.v1_partitions,

@@ -72,6 +72,14 @@ GiveUpAfter = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Lineage = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lineage",
+        metavar="CHILD:PARENT",
+        help="Read CHILD after PARENT, where the feed leaves that out (1:0). Repeatable.",
+    ),
+]
 Store = Annotated[
     str,
     typer.Option(
@@ -107,6 +115,19 @@ Name = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
+
+
+def edges(values: list[str] | None) -> dict[int, int]:
+    """Return the values of ``--lineage`` as `FeedConsumer` takes them, from child to parent.
+
+    Raises `typer.BadParameter` for another form, and for a child with two parents.
+    """
+    from feedapi_client.lineage.missing_edges import parse_lineage
+
+    try:
+        return parse_lineage(",".join(values)) if values else {}
+    except ValueError as error:
+        raise typer.BadParameter(f"--lineage {error}") from None
 
 
 def pairs(values: list[str] | None, option: str) -> dict[str, str]:
