@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import anyio
 import anyio.lowlevel
+import orjson
 
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
@@ -211,6 +212,21 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def stored_key(url: str, name: str, filters: str) -> FeedKey:
+    """Return a key from its stored parts; `filters` is JSON.
+
+    Raises:
+        StoreError: they are no key.
+    """
+    try:
+        return FeedKey(url, name, orjson.loads(filters))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"a stored feed key can't be read: {type(error).__name__}: was it saved by another "
+            "program?"
+        ) from error
 
 
 def stored_position(

@@ -74,16 +74,27 @@ async def keys_elsewhere(store: CursorStore, key: FeedKey) -> list[FeedKey]:
 
 
 def cursors_elsewhere(found: FeedKey, url: str) -> str:
-    """Return the message for a consumer of `url` whose cursors are stored under another URL."""
+    """Return the message for a consumer of `url` whose cursors are stored under another URL.
+
+    Arguments:
+        found: the key of those cursors.
+        url: that of the consumer's own key.
+    """
+    address, query, _ = url.partition("?")
+    new = f"{address}?..." if query else address
     return (
-        f"no cursor is stored for this feed, but the consumer {_short(found.name)!r} has some "
-        f"under {_short(found.url)}. If the feed moved from there: stop the consumer, run 'feedapi "
-        f"cursors move {_short(found.url)} {url} --overwrite', and start it again"
+        f"no cursor is stored for this feed, but the consumer '{_shown(found.name)}' has some "
+        f"under {_shown(found.url)}. If the feed moved from there: stop the consumer, run 'feedapi "
+        f"cursors move {_shown(found.url)} {new} --overwrite', and start it again"
     )
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _MAX_SHOWN else text[: _MAX_SHOWN - 1] + "…"
+def _shown(text: str) -> str:
+    line = "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in text[:_MAX_SHOWN]
+    )
+    return line if len(text) <= _MAX_SHOWN else f"{line}…"
 
 
 def _is_elsewhere(found: FeedKey, key: FeedKey) -> bool:

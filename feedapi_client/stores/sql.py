@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
-import orjson
-
 try:
     import sqlalchemy as sa
     from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
@@ -29,6 +27,7 @@ from feedapi_client.stores.base import (
     check_predecessor,
     check_storable,
     consumer_interferes,
+    stored_key,
     stored_position,
     with_next_revisions,
 )
@@ -175,9 +174,7 @@ class SQLAlchemyCursorStore(Closable):
         """See `AdministrableStore.feeds`."""
         async with self._operation(None), self.engine.connect() as connection:
             rows = await connection.execute(self._statements.select_feeds())
-            return sorted(
-                (FeedKey(url, name, orjson.loads(filters)) for url, name, filters in rows), key=str
-            )
+            return sorted((stored_key(*row) for row in rows), key=str)
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """See `AdministrableStore.delete`."""

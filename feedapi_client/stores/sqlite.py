@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import orjson
 from anyio.lowlevel import RunVar
 
 from feedapi_client.errors import FeedError, StoreError
@@ -26,6 +25,7 @@ from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
     Closable,
     check_storable,
+    stored_key,
     stored_position,
 )
 from feedapi_client.stores.journal import Journal, microseconds
@@ -98,9 +98,7 @@ class SQLiteCursorStore(Closable):
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`."""
         rows = await self._read(None, self._scripts.feeds())
-        return sorted(
-            (FeedKey(url, name, orjson.loads(filters)) for url, name, filters in rows), key=str
-        )
+        return sorted((stored_key(*row) for row in rows), key=str)
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """See `AdministrableStore.delete`."""

@@ -604,3 +604,19 @@ def test_on_trio_operations_say_what_to_use() -> None:
     store = SQLAlchemyCursorStore(create_async_engine("sqlite+aiosqlite://"))
     with pytest.raises(StoreError, match="asyncio only"):
         anyio.run(store.load, FEED, backend="trio")
+
+
+async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/app.db")
+    store = SQLAlchemyCursorStore(engine)
+    await store.create_tables()
+
+    @sa.event.listens_for(engine.sync_engine, "before_cursor_execute")
+    def fail(*_: object) -> None:
+        raise RuntimeError("with a payload")
+
+    with pytest.raises(StoreError, match="RuntimeError") as failed:
+        await store.load(FEED)
+    assert isinstance(failed.value.__cause__, RuntimeError)
+    assert (failed.value.feed, "payload" in str(failed.value)) == (FEED.url, False)
+    await engine.dispose()
