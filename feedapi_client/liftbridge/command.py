@@ -14,12 +14,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import FeedError
+from feedapi_client.http.urls import FeedURL
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher
@@ -188,9 +189,16 @@ _FEED_OPTIONS: _Options = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong command line on one line, as all commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"feedapi relay: {_one_line(message)} (feedapi relay --help says more)\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's options."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="feedapi relay",
         description="Publish the events of a feed to a Liftbridge stream, "
         "and commit cursors when the events are acked.",
@@ -218,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(RelayCommand(options).run())
     except (ValueError, FeedError) as error:
-        sys.stderr.write(f"feedapi relay: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"feedapi relay: {_one_line(str(error))}\n")
         return 2 if isinstance(error, ValueError) else 1
 
 
@@ -227,6 +235,7 @@ class RelayCommand:
 
     def __init__(self, options: argparse.Namespace) -> None:
         _check(options)
+        _check_url(options.url)
         self.options = options
         self.stream = Stream(options.stream, options.subject, options.partitions)
         self.fetch = FetchOptions(
@@ -358,6 +367,25 @@ def _check(options: argparse.Namespace) -> None:
         )
     if options.create and not options.api:
         raise ValueError("--create needs --api HOST:PORT")
+
+
+def _check_url(url: str) -> None:
+    """Raise ValueError for a URL that no feed can have."""
+    try:
+        FeedURL.parse(url)
+    except FeedError as error:
+        raise ValueError(error.message) from None
+    except ValueError as error:
+        # Only its type: the reason may quote a part of a password.
+        raise ValueError(f"the feed's URL can't be read ({type(error).__name__})") from None
+
+
+def _one_line(text: str) -> str:
+    """Return the text without line ends and other characters that a terminal would act upon."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in " ".join(text.split())
+    )
 
 
 def _key(path: str) -> Key:

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from feedapi_client import FeedKey, Position, SQLiteCursorStore
 from feedapi_client.cli.common.databases import url_without_secrets
 from feedapi_client.cli.common.escape import escape_json, one_line, shown
+from feedapi_client.cli.common.stdout import for_terminal
 from feedapi_client.testing import Publisher, faults
-from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
+from tests.cli.conftest import TIMEOUT, Feedapi, OnTerminal, Spawn
 
 FUZZ = settings(
     max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -415,3 +416,23 @@ def test_a_stream_that_the_caller_closed(filled: Path, closed: str) -> None:
             "2": b"",
         }[closed]
     )
+
+
+# ---------------------------------------------------------------------- events on a terminal
+
+
+def test_r21_events_on_a_terminal_are_escaped(
+    on_terminal: OnTerminal, feedapi_publisher: Publisher
+) -> None:
+    text = "\x7f\x9b2J\u202e漢"
+    feedapi_publisher.append(0, {"a": text})
+    for options in ([], ["--raw"]):
+        code, shown = on_terminal("stdout", "cat", feedapi_publisher.url, *options)
+        assert code == 0
+        assert all(line.isprintable() for line in shown.replace("\r\n", "\n").split("\n"))
+        assert text in orjson.dumps(orjson.loads(shown)).decode()
+
+
+def test_events_for_a_terminal_mean_the_same() -> None:
+    assert for_terminal(b'{"a":1}\n') == b'{"a":1}\n'
+    assert for_terminal(b'{"a":"\x1b"}\n"\xff"\n') == b'{"a":"\\u001b"}\n"\\xff"\n'

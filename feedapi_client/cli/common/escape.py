@@ -36,7 +36,7 @@ def escape_json(text: str, encoding: str | None) -> str:
 
     These are the characters that are not printable, and those that `encoding` does not have.
     """
-    if text.isascii() and "\x7f" not in text:
+    if text.isascii() and _JSON_ESCAPED.search(text) is None:
         return text
     unicode = (encoding or "").lower().replace("-", "").replace("_", "").startswith("utf")
     return _JSON_ESCAPED.sub(
