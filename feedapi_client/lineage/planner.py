@@ -66,7 +66,7 @@ class Planner:
         partitions: Iterable[int] | None = None,
         lineage: Mapping[int, int] | None = None,
     ) -> None:
-        """Create a planner that knows no partition yet.
+        """Create a planner without any partition.
 
         Arguments:
             feed: the feed's URL, for messages.

@@ -34,7 +34,7 @@ class FeedChoice:
         return self.feed is None or self.feed in key.url or _key_url(self.feed) == key.url
 
     def exact_key(self) -> FeedKey | None:
-        """Return the key that a complete URL names, whether or not a store knows it.
+        """Return the key that a complete URL names, whether or not a store has positions of it.
 
         Raises `typer.BadParameter` for a URL that no feed can have.
         """

@@ -18,7 +18,7 @@ _CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f\x7f]")
 
 
 class OutputClosedError(Exception):
-    """Nobody reads stdout any more."""
+    """The reader of stdout has closed it."""
 
 
 async def write(data: bytes) -> None:
