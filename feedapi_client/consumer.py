@@ -13,6 +13,7 @@ from anyio.abc import TaskGroup
 
 from feedapi_client.client import FeedClient
 from feedapi_client.http.transport import AsyncHTTP
+from feedapi_client.lineage.missing_edges import checked_lineage
 from feedapi_client.model import Batch, Decoder, Event, FeedKey
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.handler import retrying_handler
@@ -63,6 +64,10 @@ class FeedConsumer:
         decoder: what `Event.json` uses.
         v1_partitions: the number of partitions of a ZeroEventHub (version 1) feed, which can't be
             discovered.
+        lineage: the parent of each child that has to wait for it, where the publisher leaves
+            `startsAfterPartition` out: ``{1: 0, 2: 0}``. Such edges are added to every discovery.
+            One that contradicts the discovery, or that names a partition that is neither listed
+            nor stored, is a `LineageError`.
         fetch, retry, limits: see `FetchOptions`, `RetryPolicy`, `Limits`.
         on_error: what a partition that can't go on does: "raise" ends the iteration, "park" stops
             it and its descendants.
@@ -85,6 +90,7 @@ class FeedConsumer:
         partitions: Collection[int] | None = None,
         decoder: Decoder = orjson.loads,
         v1_partitions: int | None = None,
+        lineage: Mapping[int, int] | None = None,
         fetch: FetchOptions | None = None,
         retry: RetryPolicy | None = None,
         limits: Limits | None = None,
@@ -122,6 +128,7 @@ class FeedConsumer:
             ordered=ordered,
             follow=follow,
             partitions=None if partitions is None else frozenset(partitions),
+            lineage=checked_lineage(lineage),
             on_error=on_error,
             stream=fetch.streaming,
             limits=limits,

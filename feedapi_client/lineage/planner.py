@@ -18,6 +18,11 @@ from feedapi_client.lineage.actions import Action, Fail, Rediscover, Report, Sav
 from feedapi_client.lineage.bootstrap import StartAt, checked_start, first_positions
 from feedapi_client.lineage.entry import Entry
 from feedapi_client.lineage.graph import Graph, validate
+from feedapi_client.lineage.missing_edges import (
+    checked_lineage,
+    suspected_missing_edges,
+    with_edges,
+)
 from feedapi_client.lineage.order import blockers, check_parent
 from feedapi_client.lineage.selection import Selection
 from feedapi_client.lineage.text import names
@@ -59,6 +64,7 @@ class Planner:
         start: StartAt = "first",
         ordered: bool = True,
         partitions: Iterable[int] | None = None,
+        lineage: Mapping[int, int] | None = None,
     ) -> None:
         """Create a planner without any partition.
 
@@ -69,9 +75,10 @@ class Planner:
             partitions: the partitions to read; None for all. Only these are started and saved.
                 Order and cursor transfer are kept among them. A parent that is not selected is
                 not waited for, and the stored positions of others stay as they are.
+            lineage: the parent of each child whose edge the publisher leaves out.
 
         Raises:
-            ValueError: another `start`, or `partitions` that are not ids.
+            ValueError: another `start`, or `partitions` or `lineage` that hold no ids.
         """
         self.feed = feed
         self.start: StartAt = checked_start(start)
@@ -79,6 +86,9 @@ class Planner:
         self.entries: dict[int, Entry] = {}
         self.graph = Graph({})
         self._selection = Selection(partitions)
+        self._lineage = checked_lineage(lineage)
+        self._known: set[int] = set()  # every partition that was ever stored or listed
+        self._suspects: set[int] = set()  # closed partitions that were reported (R8)
         self._first_start = True
         self._counts: Counter[State] = Counter()
         self._in_flight: set[int] = set()
@@ -99,6 +109,7 @@ class Planner:
         start (R7).
         """
         selected = self._selection.load(positions)
+        self._known.update(positions)
         self._first_start = not selected
         for partition, position in selected.items():
             self._add(partition, position)
@@ -127,13 +138,28 @@ class Planner:
             if p.id in self._selection and not p.closed and p.last_cursor is None
         ]
 
-    def discover(self, info: FeedInfo, *, ends: Mapping[int, str] | None = None) -> list[Action]:
+    def discover(
+        self,
+        info: FeedInfo,
+        *,
+        ends: Mapping[int, str] | None = None,
+        earlier: bool = False,
+    ) -> list[Action]:
         """Take a discovery.
+
+        Arguments:
+            info: what was discovered.
+            ends: the present ends of the partitions that `unresolved` named.
+            earlier: whether it was made by an earlier driver. It may lack partitions that
+                `lineage` names.
 
         Raises:
             LineageError: the partitions make no graph (R12), a selected partition was never listed,
-                or `start` names one that is not there. Everything stays as it was.
+                `start` or `lineage` names one that is not there, or `lineage` contradicts the
+                publisher. Everything stays as it was.
         """
+        known = None if earlier else self._known
+        info = with_edges(info, self._lineage, known=known, feed=self.feed)
         self._selection.check(info, self.entries, feed=self.feed)
         graph = validate(self._selection.narrow(info), feed=self.feed)
         first_start = self._first_start
@@ -146,7 +172,9 @@ class Planner:
         self._first_start = False
         self.graph = graph
         self._parents |= {p.id: p.starts_after for p in graph if p.starts_after is not None}
-        actions = self._stop_unlisted() + self._transfer_cursors()
+        actions = self._report_missing_edges(info, first_start)
+        self._known.update(info.partitions)
+        actions += self._stop_unlisted() + self._transfer_cursors()
         for listed in graph:
             actions += self._start_or_wait(listed)
         return self._in_one_save(actions) if first_start else actions
@@ -267,6 +295,17 @@ class Planner:
                 positions[entry.id] = entry.position
         others: list[Action] = [action for action in actions if not isinstance(action, Save)]
         return [Save(positions), *others] if positions else others
+
+    def _report_missing_edges(self, info: FeedInfo, first_start: bool) -> list[Action]:
+        """Report closed partitions without descendants beside new roots, each once (R8)."""
+        if not self.ordered or (first_start and self.start == "last"):
+            return []
+        previous = None if first_start else self._known
+        suspected = suspected_missing_edges(previous, info.partitions)
+        if suspected is None or self._suspects.issuperset(suspected.parents):
+            return []
+        self._suspects.update(suspected.parents)
+        return [Report(None, str(suspected))]
 
     def _stop_unlisted(self) -> list[Action]:
         actions: list[Action] = []

@@ -13,6 +13,7 @@ import orjson
 
 from feedapi_client.errors import NegotiationError
 from feedapi_client.http.urls import FeedURL
+from feedapi_client.lineage.missing_edges import parse_lineage
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 
 MAX_PARTITION = 32767
@@ -43,6 +44,7 @@ class SourceOptions:
     start: Any = "first"
     ordered: bool = True
     partitions: frozenset[int] | None = None
+    lineage: Mapping[int, int] = field(default_factory=dict)
     max_events_per_partition: int = 100_000
     max_partitions_per_task: int | None = None
     staging_location: str | None = None
@@ -201,6 +203,7 @@ _SOURCE: dict[str, Callable[[str], Any]] = {
     "v1_partitions": _integer(1),
     "ordered": _boolean,
     "partitions": _partitions,
+    "lineage": parse_lineage,
     "max_events_per_partition": _integer(1),
     "max_partitions_per_task": _integer(1),
     "staging_location": _text,
