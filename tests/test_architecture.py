@@ -461,7 +461,7 @@ def test_the_parameters_of_the_consumer_are_pinned() -> None:
         "partitions",
         "decoder",
         "v1_partitions",
-            "lineage",
+        "lineage",
         "fetch",
         "retry",
         "limits",

@@ -117,7 +117,7 @@ class Endpoint(Generic[Client]):
                 response = yield self._send(request)
             except httpx.HTTPError as error:
                 self._unanswered(error, partition)
-            if response.status_code == 200 and not discovery:
+            if response.is_success and not discovery:
                 return response, b""
             self._sent = response.request.headers
             try:

@@ -26,6 +26,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from feedapi_client.model import Event, EventOrigin
+from feedapi_client.protocol.cursors import is_valid
 from feedapi_client.protocol.dialects import Dialect, V1Line
 
 _NO_PAYLOAD = msgspec.Raw()
@@ -116,7 +117,7 @@ class BlockDecoder:
 
     def _checkpoints_fit(self, records: list[Event]) -> bool:
         for record in records:
-            if not record._cursor or record._payload != _NO_PAYLOAD:
+            if record._payload != _NO_PAYLOAD or not is_valid(record._cursor or ""):
                 return False
         return self.names_partition(records)
 

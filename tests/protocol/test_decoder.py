@@ -165,10 +165,34 @@ class TestRecords:
         events, cursors, error = read(decoder(), b'{"event":{},"cursor":null}\n{"cursor":"c"}\n')
         assert (len(events), cursors, error) == (1, ["c"], None)
 
-    def test_a_cursor_may_hold_any_text(self) -> None:
-        cursor = "+ & = % / ? # é \u2028 " + "x" * 10_000
+    def test_a_cursor_may_hold_any_printable_ascii(self) -> None:
+        cursor = bytes(range(32, 127)).decode() + "x" * (16 * 1024 - 95)
         _, cursors, _ = read(decoder(), orjson.dumps({"cursor": cursor}) + b"\n")
         assert cursors == [cursor]
+
+    @pytest.mark.parametrize(
+        ("cursor", "problem"),
+        [
+            ("a\x00b", "not printable ASCII: 'a\\\\x00b'"),
+            ("a\nb", "not printable ASCII"),
+            ("é", "not printable ASCII: '\\\\xe9'"),
+            ("\x7f", "not printable ASCII"),
+            ("\u2028" * 100, "not printable ASCII"),
+            ("x" * (16 * 1024 + 1), "16385 characters long: at most 16384 are accepted"),
+        ],
+        ids=["NUL", "newline", "accent", "DEL", "separators", "long"],
+    )
+    def test_r18_any_other_cursor_is_refused_behind_what_was_closed_before(
+        self, cursor: str, problem: str
+    ) -> None:
+        page = decoder()
+        body = b'{"event":"a"}\n{"cursor":"1"}\n{"event":"b"}\n'
+        with pytest.raises(ProtocolError, match=f"a cursor that is {problem}") as caught:
+            page.feed(body + orjson.dumps({"cursor": cursor}) + b"\n" + b'{"event":"c"}\n' * 100)
+        assert len(str(caught.value)) < 300
+        batch = page.take()
+        assert batch is not None
+        assert (len(batch.events), batch.cursor) == (1, "1")
 
 
 class TestBatches:
@@ -427,7 +451,8 @@ class TestSpeed:
             + b"".join(line % (payload % number) + b"\n" for number in range(100))
             + b'{"cursor":"1"}\n'
         )
-        assert len(raws(decoder(dialect), body, body)) == 200
+        again = body.replace(b'cursor":"', b'cursor":"next ')
+        assert len(raws(decoder(dialect), body, again)) == 200
         assert [block is not None for block in blocks] == [way == "many lines at once"] * 2
 
 
