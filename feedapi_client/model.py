@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
 import orjson
 
-from feedapi_client.errors import CommitOrderError
+from feedapi_client.errors import CommitOrderError, NegotiationError
 
 T = TypeVar("T")
 
@@ -285,10 +286,14 @@ class FeedKey:
 
     Attributes:
         url: the feed's URL. It loses its credentials, its fragment and its query; of the query a
-            digest is kept.
+            digest is kept, as a fragment: ``https://host/feed#sha256=0123456789abcdef``. No query
+            can pass for that, and the `url` of a key makes the same key again.
         name: the consumer's name.
         filters: the selection of events, because a cursor is valid only for the same filters. Given
             as a mapping or as pairs, kept as sorted pairs.
+
+    Raises:
+        NegotiationError: no feed can be at this URL.
     """
 
     url: str
@@ -305,31 +310,48 @@ class FeedKey:
     @property
     def id(self) -> str:
         """64 hexadecimal digits that identify the key, for stores that need a fixed width."""
-        return hashlib.sha256(
-            "\x00".join(
-                [self.url, self.name, *(part for pair in self.filters for part in pair)]
-            ).encode()
-        ).hexdigest()
+        digest = hashlib.sha256()
+        for part in (self.url, self.name, *(part for pair in self.filters for part in pair)):
+            encoded = part.encode("utf-8", "surrogatepass")
+            # With its length before it no part can be taken for two, nor two for one.
+            digest.update(b"%d:%b" % (len(encoded), encoded))
+        return digest.hexdigest()
 
     def __str__(self) -> str:
         filters = "".join(f" {name}={value}" for name, value in self.filters)
         return f"{self.name} @ {self.url}{filters}"
 
 
-_QUERY_MARK = "?sha256="
+_DIGEST = re.compile("sha256=[0-9a-f]{16}")
 
 
 def public_url(url: str) -> str:
-    """Return the URL without credentials, query and fragment, as messages and logs may show it."""
-    parts = urlsplit(url)
+    """Return the URL without credentials, query and fragment, as messages and logs may show it.
+
+    Raises `NegotiationError` for a text that is no http or https URL. The error quotes none of it,
+    because any part may be a part of a password.
+    """
+    parts = _split(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme.lower(), host.lower(), parts.path, "", ""))
 
 
 def _key_url(url: str) -> str:
-    query = urlsplit(url).query
-    if not query:
-        return public_url(url)
-    if query.startswith(_QUERY_MARK[1:]):
-        return public_url(url) + "?" + query  # the `url` of another key stays as it is
-    return public_url(url) + _QUERY_MARK + hashlib.sha256(query.encode()).hexdigest()[:16]
+    parts = _split(url)
+    if parts.query:
+        digest = hashlib.sha256(parts.query.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        return f"{public_url(url)}#sha256={digest}"
+    if _DIGEST.fullmatch(parts.fragment):
+        return f"{public_url(url)}#{parts.fragment}"  # the `url` of another key stays as it is
+    return public_url(url)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        possible = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except (TypeError, ValueError, AttributeError):
+        possible = False
+    if not possible:
+        raise NegotiationError("the feed's URL must begin with http:// or https:// and name a host")
+    return parts

@@ -29,6 +29,7 @@ from feedapi_client.lineage.text import names
 from feedapi_client.lineage.transfer import transferred_positions, unreleased_ancestors
 from feedapi_client.lineage.transitions import State, check_transition
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
+from feedapi_client.protocol.cursors import shown
 
 __all__ = [
     "Action",
@@ -333,7 +334,7 @@ class Planner:
             if entry.position is not None and entry.id not in self.graph.successors:
                 text = (
                     "is no longer listed and has no successor: it stops at its cursor "
-                    f"{entry.cursor!r}"
+                    f"{shown(entry.cursor)}"
                 )
                 actions.append(Report(entry.id, text))
         return actions

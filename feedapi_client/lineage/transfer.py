@@ -11,6 +11,9 @@ from feedapi_client.lineage.selection import Selection
 from feedapi_client.lineage.text import names
 from feedapi_client.lineage.transitions import State
 from feedapi_client.model import Partition, Position
+from feedapi_client.protocol.cursors import shown
+
+_SHOWN = 8
 
 
 def unreleased_ancestors(
@@ -54,7 +57,7 @@ def transferred_positions(
     selection.check_ancestors(successor, feed=feed)
     live = [entries[a] for a in successor.cursor_from if a in entries and entries[a].live]
     if len({entry.cursor for entry in live}) > 1:
-        stand = ", ".join(f"{entry.id} at {entry.cursor!r}" for entry in live)
+        stand = ", ".join(f"{entry.id} at {shown(entry.cursor)}" for entry in live[:_SHOWN])
         raise AmbiguousLineageError(
             "may take its cursor from several ancestors that stand at different ones: "
             f"{stand}. Set its cursor by hand",
