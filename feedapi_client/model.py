@@ -29,6 +29,22 @@ LAST = "_last"
 _TYPED_DECODERS = 256  # types whose decoders are kept
 
 _load = msgspec.json.Decoder().decode
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
+    rb"|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+
+
+def without_lone_surrogates(data: bytes) -> bytes:
+    """Return JSON in which escapes of surrogates without a partner are ``\\ufffd``.
+
+    JSON's grammar allows them, and no UTF-8 text can hold what they mean: msgspec and orjson
+    refuse them. U+FFFD is what Go's decoder makes of them. The length stays the same.
+    """
+    if b"\\u" not in data:
+        return data
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found["lone"] else found[0], data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +130,10 @@ class Event(msgspec.Struct, gc=False, eq=False):
 
     @property
     def raw(self) -> bytes:
-        """The payload as the publisher sent it: a JSON object, or a JSON string with its quotes."""
+        """The payload as the publisher sent it: a JSON object, or a JSON string with its quotes.
+
+        Its bytes may be invalid UTF-8, or hold the escape of a surrogate without a partner.
+        """
         return bytes(self._payload)
 
     @property
@@ -129,20 +148,24 @@ class Event(msgspec.Struct, gc=False, eq=False):
         """Return the payload, decoded by the `decoder` of the consumer.
 
         Without a decoder of the consumer's own the result is what orjson gives, except that
-        integers of any size are exact.
+        integers of any size are exact, and that the escape of a surrogate without a partner is
+        U+FFFD.
 
         Raises:
-            ValueError: the payload is not valid JSON (orjson.JSONDecodeError). A decoder of the
-                consumer's own may raise what it likes.
+            ValueError: the payload is not valid JSON or not valid UTF-8 (orjson.JSONDecodeError).
+                A decoder of the consumer's own may raise what it likes.
         """
         origin = self._origin
         try:
             return origin.load(self._payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return origin.decoder(bytes(self._payload))
+            payload = bytes(self._payload)
+            if origin.decoder is orjson.loads:
+                payload = without_lone_surrogates(payload)
+            return origin.decoder(payload)
 
     def decode(self, type: type[T]) -> T:
-        """Return the payload as a `type`.
+        """Return the payload as a `type`. What `json` does with a lone surrogate holds here too.
 
         Arguments:
             type: a msgspec Struct, a dataclass, a TypedDict, an attrs class, a builtin type, or a
@@ -154,10 +177,15 @@ class Event(msgspec.Struct, gc=False, eq=False):
         """
         validate: Callable[[bytes], T] | None = getattr(type, "model_validate_json", None)
         if validate is not None:
-            return validate(bytes(self._payload))
+            return validate(without_lone_surrogates(bytes(self._payload)))
         kind: Any = type
         decoder: msgspec.json.Decoder[T] = _typed_decoder(kind)
-        return decoder.decode(self._payload)
+        try:
+            return decoder.decode(self._payload)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            return decoder.decode(without_lone_surrogates(bytes(self._payload)))
 
     def __repr__(self) -> str:
         # Never the payload, because events end up in log records (R19).

@@ -13,7 +13,7 @@ import msgspec
 import orjson
 
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
-from feedapi_client.model import Event, EventOrigin
+from feedapi_client.model import Event, EventOrigin, without_lone_surrogates
 from feedapi_client.protocol import cursors
 from feedapi_client.protocol.dialects import Dialect, V1Line
 from feedapi_client.protocol.fast_lines import Block, BlockDecoder, line_decoder
@@ -239,13 +239,43 @@ class PageDecoder:
         try:
             record = self._lines.decode(line)
         except (ValueError, RecursionError) as error:
-            self._fail(self._torn(line, error, complete))
+            record = self._decode_text(line, error, complete)
         if not self._blocks.names_partition([record]):
             named = cast("V1Line", record)._line_partition
             self._fail(
                 self._error_of(ProtocolError, f"the response holds a line of partition {named}")
             )
         self._accept(record, size)
+
+    def _decode_text(self, line: bytes, error: Exception, complete: bool) -> Event:
+        """Decode a line that msgspec refuses, if only its text is to blame.
+
+        The escape of a surrogate without a partner is valid JSON, and the event is delivered as it
+        was sent. A cursor or header that is not UTF-8 is an error of the publisher's that no retry
+        mends.
+        """
+        mended = without_lone_surrogates(line)
+        try:
+            record = self._lines.decode(mended)
+        except UnicodeDecodeError:
+            self._fail(self._not_utf8(mended, error, complete))
+        except (ValueError, RecursionError):
+            self._fail(self._torn(line, error, complete))
+        payload = bytes(record._payload)
+        if payload:
+            at = mended.rfind(payload)  # of a payload that is given twice the last one counts
+            record._payload = msgspec.Raw(line[at : at + len(payload)])
+        return record
+
+    def _not_utf8(self, line: bytes, error: Exception, complete: bool) -> FeedError:
+        """Return the error for text that is not UTF-8: the line's own, or that it is torn."""
+        try:
+            self._lines.decode(line.decode("utf-8", "replace").encode())
+        except (ValueError, RecursionError):
+            return self._torn(line, error, complete)
+        return self._error_of(
+            ProtocolError, "the response holds a cursor or a header that is not valid UTF-8"
+        )
 
     def _accept(self, record: Event, size: int) -> None:
         payload, cursor = bytes(record._payload), record._cursor
