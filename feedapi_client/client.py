@@ -1,7 +1,7 @@
 """One call for each operation of the protocol.
 
 `FeedClient` is asynchronous, `SyncFeedClient` its twin over `httpx.Client`. Neither schedules,
-retries fetches or keeps cursors: that is `FeedConsumer`'s.
+retries fetches or keeps cursors: `FeedConsumer` does that.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Page:
 
 
 class _Client:
-    """What both clients share."""
+    """Options and checks that both clients share."""
 
     def __init__(
         self,
@@ -173,12 +173,7 @@ class FeedClient(_Client):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -286,7 +281,7 @@ class FeedClient(_Client):
 
 
 class Response:
-    """An answer under way, while it is entered. `reader` is what its chunks are to be fed to."""
+    """A response, open while it is entered. Feed its chunks to `reader`."""
 
     __slots__ = ("_stream", "reader")
 
@@ -334,7 +329,7 @@ class _PageBatches:
             self.broke(error)
 
     def complete(self) -> None:
-        """The body has ended as it should."""
+        """Record that the body is complete."""
         self.over = True
         try:
             finished = self._reader.finish()
@@ -350,7 +345,7 @@ class _PageBatches:
             self._add([CheckpointedEvents([], cursor, 0)])
 
     def broke(self, error: FeedError) -> None:
-        """The body has ended by an error."""
+        """Record that the body ended with an error."""
         self.over = True
         self._error = error
 
@@ -396,12 +391,7 @@ class Fetch:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.aclose()
 
     async def aclose(self) -> None:
@@ -473,12 +463,7 @@ class SyncFeedClient(_Client):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -564,12 +549,7 @@ class SyncFetch:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:

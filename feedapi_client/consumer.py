@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from functools import partial
-from types import TracebackType
 from typing import Literal, Self
 
 import anyio
@@ -155,12 +154,7 @@ class FeedConsumer:
         self._tasks = tasks
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         assert self._tasks is not None
         if self._session is not None:
             self._session.close()

@@ -377,9 +377,8 @@ def _key_url(url: str) -> str:
 def _split(url: str) -> SplitResult:
     try:
         parts = urlsplit(url)
-        possible = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
     except (TypeError, ValueError, AttributeError):
-        possible = False
-    if not possible:
-        raise NegotiationError("the feed's URL must begin with http:// or https:// and name a host")
-    return parts
+        pass  # not chained: the reason may quote a part of a password
+    raise NegotiationError("the feed's URL must begin with http:// or https:// and name a host")

@@ -135,7 +135,7 @@ class RetryPolicy:
     """
 
     base_delay: float = 0.2
-    """Seconds of the first pause, at most; positive."""
+    """Seconds; the first pause is at most twice as long. Positive."""
     max_delay: float = 20.0
     """Seconds of any pause, at most; not less than `base_delay`."""
     max_retry_after: float = 300.0

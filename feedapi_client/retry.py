@@ -1,7 +1,7 @@
 """When to try again: pauses and deadlines, on tenacity's wait and stop strategies.
 
-`Backoff` is the only place that works them out. Who repeats a call in a loop uses `retry` or
-`retry_sync`; who schedules the next attempt itself (the runtime's scheduler) asks `Backoff.pause`.
+`Backoff` is the only place that computes them. Code that repeats a call in a loop uses `retry` or
+`retry_sync`. Code that schedules the next attempt itself (the runtime) calls `Backoff.pause`.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class Backoff:
         return 0.0 if state is None else state.seconds_since_start or 0.0
 
     def reset(self) -> None:
-        """Forget the failures: there was progress."""
+        """Reset the failures, after progress."""
         self._state = None
 
     def pause(self, error: Exception) -> float:

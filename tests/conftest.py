@@ -7,6 +7,7 @@ import os
 import pytest
 
 _MAX_PROCESSES = 4
+_SERVERS = {"postgres", "mariadb", "redis_server"}
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -28,9 +29,19 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the files with slow tests first, so that no process ends long after the others."""
+    """Mark what needs a server or a JVM as slow, and run the files with slow tests first.
+
+    Then no process ends long after the others.
+    """
+    for item in items:
+        if item.get_closest_marker("spark") or _SERVERS.intersection(_fixtures(item)):
+            item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
+
+
+def _fixtures(item: pytest.Item) -> list[str]:
+    return item.fixturenames if isinstance(item, pytest.Function) else []
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -1,4 +1,4 @@
-"""HTTP: what is sent, what an answer means, and what stays secret.
+"""HTTP: requests, the classification of responses, and redaction of secrets.
 
 The only package, beside adapters, that imports httpx. `transport` and `sync` do the I/O, `exchange`
 holds what they share.

@@ -1,4 +1,4 @@
-"""One request and its answer, without I/O: what is sent, and which error an answer means.
+"""One request and its response, without I/O: what is sent, and which error a status means.
 
 `Transport` and `SyncTransport` drive it and hold little more than the I/O.
 """
@@ -30,7 +30,7 @@ from feedapi_client.protocol.text import excerpt
 
 Client = TypeVar("Client", httpx.AsyncClient, httpx.Client)
 Exchange = Generator[Any, Any, tuple[httpx.Response, bytes]]
-"""Yields what `_send` and `_read` return, is sent what comes of it, and returns the answer."""
+"""Yields I/O for a transport to do, is sent its result, and returns the response and its body."""
 
 _MAX_REDIRECTS = 5
 _SPARE_CONNECTIONS = 4
@@ -42,7 +42,7 @@ _LATER = frozenset({408, 425, 429})
 
 
 class Endpoint(Generic[Client]):
-    """A feed as both transports see it: how a request is made, and what its answer means."""
+    """A feed for both transports: makes requests and classifies responses."""
 
     def __init__(self, url: str, client: Client) -> None:
         self.client: Client = client
@@ -62,7 +62,7 @@ class Endpoint(Generic[Client]):
 
     @property
     def auth(self) -> Any:
-        """The client's own auth comes first, then the credentials in the feed's URL."""
+        """Auth of the request: the client's own, otherwise the credentials in the feed's URL."""
         if self._basic is not None and self.client.auth is None:
             return self._basic
         return httpx.USE_CLIENT_DEFAULT
@@ -107,10 +107,10 @@ class Endpoint(Generic[Client]):
         discovery: bool = False,
         limit: int = _EXCERPT_BYTES,
     ) -> Exchange:
-        """Send a request, follow redirects, and return an answer that is to be read.
+        """Send a request, follow redirects, and return the final response.
 
-        A fetch's body is still to come then; at a discovery it is there, up to a little over
-        `limit` bytes.
+        The body of a fetch is not read yet. The body of a discovery is returned too, up to a little
+        over `limit` bytes.
         """
         for _ in range(_MAX_REDIRECTS + 1):
             try:
@@ -139,13 +139,13 @@ class Endpoint(Generic[Client]):
         raise NotImplementedError
 
     def _read(self, response: httpx.Response, limit: int) -> Any:
-        """Read the body, or as much of it as is a little over `limit`; close the response."""
+        """Read the body, up to a little over `limit` bytes, and close the response."""
         raise NotImplementedError
 
     def _redirect(
         self, response: httpx.Response, partition: int | None, discovery: bool
     ) -> httpx.Request | None:
-        """The request that follows a redirect; None for an answer that is none."""
+        """Return the request that follows a redirect; None for any other response."""
         request = response.next_request
         if request is None or origin(request.url) == self._url.origin:
             return request
@@ -164,7 +164,7 @@ class Endpoint(Generic[Client]):
     def _classify(
         self, response: httpx.Response, body: bytes, partition: int | None, discovery: bool
     ) -> None:
-        """Raise what an answer's status means, unless negotiation is to look at it."""
+        """Raise the error for a status, unless negotiation classifies it."""
         status, where = response.status_code, self._where(partition)
         said = f": {self.quote(body)!r}" if body.strip() else ""
         if status in _LATER or status >= 500:
@@ -195,7 +195,7 @@ class Endpoint(Generic[Client]):
         return hide_secrets(text, self.secrets())
 
     def secrets(self) -> set[str]:
-        """What `hide` takes out."""
+        """Return the texts that `hide` removes."""
         sent: Iterator[str] = (
             word
             for name, value in self._sent.items()
@@ -215,7 +215,7 @@ class Endpoint(Generic[Client]):
         )
 
     def _unanswered(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
-        """Raise our error for one of httpx that came before the answer."""
+        """Raise our error for an error of httpx before the response began."""
         where = self._where(partition)
         if isinstance(error, (httpx.LocalProtocolError, httpx.UnsupportedProtocol)):
             # Its text may quote a header of ours, credentials included: not shown, not chained.
@@ -233,7 +233,7 @@ class Endpoint(Generic[Client]):
         ) from _chainable(error)
 
     def torn(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
-        """Raise our error for one of httpx that came within the body."""
+        """Raise our error for an error of httpx within the body."""
         raise TornResponseError(
             f"the response broke off: {self.hide(_described(error))}", **self._where(partition)
         ) from _chainable(error)
@@ -263,8 +263,8 @@ def client_settings(url: str, limits: Limits) -> dict[str, Any]:
     )
     settings: dict[str, Any] = {"limits": pool, "timeout": limits.request_timeout}
     if url.lower().startswith("http:"):
-        # Another origin is refused, so TLS is never spoken. A context that trusts nobody spares
-        # the loading of all certificates, some 20 ms.
+        # Another origin is refused, so TLS is never spoken. A context without certificates
+        # saves the time to load them, some 20 ms.
         settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return settings
 

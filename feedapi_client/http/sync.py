@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import Self
 
 import httpx
@@ -94,12 +93,7 @@ class SyncResponseStream:
         self._chunks = self._response.iter_bytes()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._response.close()
 
     def __iter__(self) -> Self:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable
-from types import TracebackType
 from typing import Self
 
 import anyio
@@ -40,7 +39,7 @@ class Transport(Endpoint[httpx.AsyncClient]):
             await self.client.aclose()
 
     async def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
-        """Return status and body of an answer, for negotiation.
+        """Return status and body of a response, for negotiation.
 
         Raises `AuthenticationError`, `FeedUnavailableError`, `TornResponseError`, and
         `NegotiationError` for a body over `max_bytes` or a redirect to another origin.
@@ -119,12 +118,7 @@ class ResponseStream:
         self._chunks = self._response.aiter_bytes()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         try:
             if self._under_way:
                 await _abandon(self._chunks)

@@ -37,7 +37,7 @@ class Rediscover:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Tell the operator. Nothing has failed."""
+    """Report something to the operator. Nothing has failed."""
 
     partition: int | None
     text: str

@@ -1,4 +1,4 @@
-"""What the planner remembers of one partition."""
+"""The planner's state of one partition."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Entry:
         waits_for: the partitions that have to be drained or released before it can start.
         end: the cursor behind which a closed partition was seen to hold nothing.
         error: why it is parked.
-        warned: whether the operator was told that it can't go on by itself.
+        warned: whether it was reported that it can't go on by itself.
     """
 
     id: int

@@ -68,7 +68,7 @@ class Planner:
         lineage: Mapping[int, int] | None = None,
         selects_events: bool = False,
     ) -> None:
-        """Create a planner that knows no partition yet.
+        """Create a planner without any partition.
 
         Arguments:
             feed: the feed's URL, for messages.

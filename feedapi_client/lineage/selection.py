@@ -1,4 +1,4 @@
-"""The partitions that a consumer was told to read (`partitions=`)."""
+"""The selection of partitions to read (`partitions=`)."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from feedapi_client.model import FeedInfo, Partition, Position
 class Selection:
     """The selected partitions, and the stored positions of all others.
 
-    A discovery is narrowed to the selection before the planner sees it. Edges between selected
-    partitions are kept. A parent that is not selected is dropped: nobody waits for it. An ancestor
-    that is not selected is kept only when a position is stored for it, because then it matters
-    where its successor starts.
+    A discovery is narrowed to the selection before the planner uses it. Edges between selected
+    partitions are kept. A parent that is not selected is dropped: no partition waits for it. An
+    ancestor that is not selected is kept only when a position is stored for it, because then it
+    matters where its successor starts.
     """
 
     def __init__(self, partitions: Iterable[int] | None = None) -> None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import anyio
 
 _STEP = 64 * 1024
-"""What one read from a socket brings at most."""
+"""Maximum bytes of one read from a socket."""
 
 
 class BufferBudget:
     """Counts buffered bytes.
 
-    Fetches wait for room before they read on; whoever takes bytes out of a buffer frees them.
+    Fetches wait for room before they read on. Code that takes bytes out of a buffer frees them.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.used = 0
         self.deliverable = 0
-        """Of the used bytes those that the application can take."""
+        """Number of the used bytes that the application can take."""
         self.reserved = 0
         """Room set aside for reads under way."""
         self._step = min(_STEP, limit // 2)
@@ -43,7 +43,7 @@ class BufferBudget:
         return not self.has_room and not self.deliverable and not self.reserved
 
     def reserve(self) -> None:
-        """Set room for one read aside, so that many fetches don't all take the last of it."""
+        """Set aside room for one read, so that concurrent fetches don't all use the same room."""
         self.reserved += self._step
 
     def unreserve(self) -> None:

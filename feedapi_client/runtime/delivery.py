@@ -88,7 +88,7 @@ class Delivery:
         return batch
 
     async def release(self, partition_id: int) -> None:
-        """The application asks for the next batch: what it committed of this one counts (R5)."""
+        """Release the batch: what was committed of it counts from now on (R5)."""
         partition = self._driver.partitions[partition_id]
         partition.release()
         self._released.append(partition)
@@ -97,13 +97,13 @@ class Delivery:
             await self._acknowledge()
 
     async def handled(self, batch: Batch) -> None:
-        """A handler has returned: commit what it did not commit itself, and go on."""
+        """Commit the batch of a handler that returned, unless it did so, and release it."""
         if not self._driver.partitions[batch.partition].has_saves:
             await batch.commit()
         await self.release(batch.partition)
 
     async def _acknowledge(self) -> None:
-        """Tell the planner of released batches, and carry out what it makes of that."""
+        """Pass released batches to the planner, and carry out its actions."""
         driver = self._driver
         while self._released:
             partition = self._released.popleft()
@@ -145,7 +145,7 @@ class Delivery:
             await driver.positions.save({partition.id: position}, transaction)
             partition.saved(number, position, durable=transaction is None)
         except FencedError as error:
-            driver.fail(error)  # whatever the application does: this consumer was replaced (R17)
+            driver.fail(error)  # another consumer has replaced this one (R17)
             raise
         finally:
             partition.end_commit()

@@ -1,4 +1,4 @@
-"""What a discovery changes, and for how long it may fail (R2, R10, R12)."""
+"""Discover at the start and again while the consumer runs (R2, R10, R12)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Discovery:
         self._timer = driver.timer
 
     async def first(self) -> None:
-        """Discover for the first time, and carry out what the planner makes of it.
+        """Discover for the first time, and carry out the planner's actions.
 
         For an empty store that is the bootstrap: the first positions are saved (R7). Raises what
         discovery, the fetches of present ends and the store raise.
@@ -77,8 +77,8 @@ class Discovery:
 
     async def _discover(self) -> None:
         driver = self._driver
-        # Those refused from here on need a discovery that begins later: this one may bring what was
-        # true before.
+        # A partition that is refused from here on needs a discovery that begins later, because this
+        # one may describe the time before the refusal.
         refused = [p for p in driver.partitions.values() if p.refused]
         before = driver.discovered
         info = await self._client.discover()
@@ -93,9 +93,9 @@ class Discovery:
         driver.wake()
 
     def _reopen_streams(self, moved: bool) -> None:
-        """End responses that would not end by themselves.
+        """End streamed responses that would not end by themselves.
 
-        Those are held open on an old token, or on a partition that was closed.
+        They are held open on an old token, or on a partition that was closed.
         """
         driver = self._driver
         for partition in driver.partitions.values() if driver.settings.stream else ():

@@ -5,9 +5,9 @@ from __future__ import annotations
 import anyio
 
 _GAP_SECONDS = 0.05
-"""Between two discoveries, however many ask for one."""
+"""Minimum time between two discoveries, however often one is requested."""
 UNKNOWN_COMMAND_GAP_SECONDS = 5.0
-"""Between two discoveries that only an unknown command asks for."""
+"""Minimum time between two discoveries that only unknown commands caused."""
 
 
 class DiscoveryTimer:
@@ -15,7 +15,7 @@ class DiscoveryTimer:
 
     def __init__(self, interval: float) -> None:
         self.wanted = False
-        """Somebody asked, and no discovery that began since has succeeded."""
+        """Whether a discovery was requested and none that began later has succeeded."""
         self._interval = interval
         self._again = False
         self._last = 0.0
@@ -23,26 +23,26 @@ class DiscoveryTimer:
         self._sooner = anyio.Event()
 
     def soon(self) -> None:
-        """Something depends on a new discovery."""
+        """Request a discovery soon, because something depends on it."""
         self.wanted = self._again = True
         self._by(max(anyio.current_time(), self._last + _GAP_SECONDS))
 
     def perhaps(self) -> None:
-        """A new discovery may tell something new."""
+        """Request a discovery that may bring something new, at a limited rate."""
         self._by(max(anyio.current_time(), self._last + UNKNOWN_COMMAND_GAP_SECONDS))
 
     def begun(self) -> None:
-        """A discovery begins; who asks from now on asks for another one."""
+        """Record that a discovery begins. A later request is for another one."""
         self._again, self._next = False, float("inf")
 
     def succeeded(self) -> None:
-        """A discovery has succeeded."""
+        """Record that a discovery succeeded."""
         self.wanted, self._again = self._again, False
         self._last = anyio.current_time()
         self._next = self._last + (_GAP_SECONDS if self.wanted else self._interval)
 
     def failed(self, pause: float) -> None:
-        """A discovery has failed and is tried again after a pause."""
+        """Record that a discovery failed, to be tried again after a pause."""
         self._last = anyio.current_time()
         self._next = self._last + max(_GAP_SECONDS, pause)
 

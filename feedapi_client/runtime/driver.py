@@ -58,7 +58,7 @@ class Settings:
 
 
 class Driver:
-    """What is shared by the parts of one session. May be used by several tasks at once."""
+    """State that the parts of one session share. Several tasks may use it at once."""
 
     def __init__(self, settings: Settings, planner: Planner, positions: Positions) -> None:
         self.settings = settings
@@ -76,7 +76,7 @@ class Driver:
         """The last good discovery."""
         self.reports: deque[str] = deque(maxlen=_REPORTS_KEPT)
         self.failure: BaseException | None = None
-        """What the iterating task is to raise."""
+        """The error that the iterating task raises; None while there is none."""
         self.over = False
         self.stopping = False
         self._actions: deque[Action] = deque()
@@ -94,21 +94,21 @@ class Driver:
         return self.info
 
     def update_info(self, info: FeedInfo) -> None:
-        """A discovery has succeeded."""
+        """Store the result of a successful discovery."""
         self.info = info
 
     # ------------------------------------------------------------------ the planner's actions
 
     @property
     def applying(self) -> bool:
-        """The planner is ahead of what was carried out."""
+        """Whether some of the planner's actions are not carried out yet."""
         return bool(self._actions)
 
     async def apply(self, actions: Iterable[Action] = ()) -> None:
-        """Carry out actions in the planner's order, those first that nobody could finish before.
+        """Carry out actions in the planner's order, after those that are still unfinished.
 
-        Several callers take turns. An action stays in the queue until it is done: after a
-        cancellation or a `StoreError` whoever calls next carries out the rest.
+        Several callers take turns. An action stays in the queue until it is done. After a
+        cancellation or a `StoreError` the next caller carries out the rest.
         """
         self._actions.extend(actions)
         if not self._actions:
@@ -157,7 +157,7 @@ class Driver:
             self.report(None, f"parked: {error}")
 
     def partition(self, id: int) -> RuntimePartition:
-        """The partition at run time, made when it is first asked for."""
+        """Return the partition at run time. It is created at the first call."""
         if id not in self.partitions:
             self.partitions[id] = RuntimePartition(
                 self.planner.entries[id],
@@ -168,7 +168,7 @@ class Driver:
         return self.partitions[id]
 
     async def fail_partition(self, partition: RuntimePartition, error: FeedError) -> None:
-        """The partition can't go on: park it and its descendants, or end the iteration (R18)."""
+        """Park a partition that can't go on and its descendants, or end the iteration (R18)."""
         partition.fails_by(error)
         await self.apply([*self.planner.fail(partition.id, error), Fail(partition.id, error)])
 
@@ -197,23 +197,23 @@ class Driver:
         return None
 
     def wake(self) -> None:
-        """Have the iterating task look again."""
+        """Wake the iterating task, so that it checks the state again."""
         self._wake.set()
 
     async def woken(self) -> None:
-        """Wait for `wake`. Nothing may change between the caller's last look and this call."""
+        """Wait for `wake`. The caller must not await between its last check and this call."""
         self._wake = anyio.Event()
         await self._wake.wait()
 
     # ------------------------------------------------------------------ how it ends
 
     def close(self) -> None:
-        """Nothing is delivered or committed any more."""
+        """End the session: nothing more is delivered or committed."""
         self.over = True
         self.wake()
 
     def stop(self) -> None:
-        """Nothing more is delivered."""
+        """Stop delivering. Batches in flight can still be committed."""
         self.stopping = True
         self.wake()
 
@@ -226,14 +226,14 @@ class Driver:
     # ------------------------------------------------------------------ for people
 
     def report(self, partition: int | None, text: str) -> None:
-        """Tell the operator: in the log, and in `status()`."""
+        """Report something to the operator, in the log and in `status()`."""
         where = "" if partition is None else f", partition {partition}"
         line = f"feed {self.feed}{where}: {text}"
         self.reports.append(line)
         log.warning("%s", line)
 
     def status(self) -> ConsumerStatus:
-        """A snapshot."""
+        """Return a snapshot of the session."""
         entries = self.planner.entries
         return ConsumerStatus(
             feed=self.feed,
@@ -247,7 +247,7 @@ class Driver:
         )
 
     def _since(self, id: int) -> datetime | None:
-        """When the error began; that of a descendant began with its ancestor's."""
+        """Return when the error began. For a descendant that is when its ancestor's began."""
         own = self.partitions.get(id)
         if own is not None and own.since is not None:
             return own.since

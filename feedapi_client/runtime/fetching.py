@@ -24,9 +24,9 @@ from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
 log = logging.getLogger("feedapi_client")
 
 DELIVERY_BYTES = 256 * 1024
-"""Within a page, delivering less than this at a time costs more than it brings forward."""
+"""Minimum bytes to deliver before a page is complete. Smaller batches cost too much."""
 DELIVERY_SECONDS = 0.05
-"""When the next bytes arrive, what came before them waits no longer than this for its page."""
+"""Maximum time that events wait for `DELIVERY_BYTES`, checked when the next bytes arrive."""
 SLOW_APPLICATION_SECONDS = 5.0
 """How long a response is held open for a slow application while others want its slot."""
 SHARED_STREAM_MILLISECONDS = 5000
@@ -34,13 +34,13 @@ SHARED_STREAM_MILLISECONDS = 5000
 FAILING_SHARE = 4
 """At most 1/N of the fetch slots may be used by failing partitions (R14)."""
 UNWINDING_SECONDS = 0.05
-"""After which a partition is looked at again whose cancelled request is not over yet."""
+"""Delay before a partition is scheduled again whose cancelled request is still ending."""
 EMPTY_PAGES_REPORTED = 100
-"""So many responses in a row that only moved the cursor are reported."""
+"""Number of responses in a row without an event after which a report is made."""
 
 
 class SlotPreempted(Exception):  # noqa: N818 - not an error
-    """The response was given up so that others can go on; what was checkpointed is kept."""
+    """The response was ended early to free its slot. Checkpointed events are kept."""
 
 
 class Fetching:
@@ -52,7 +52,7 @@ class Fetching:
         self._failing = 0
 
     async def work(self, partition: RuntimePartition) -> None:
-        """The scheduler's job: one request, and what follows from it. Raises `StoreError`."""
+        """Make one request and act on its result: the job of the scheduler. Raises `StoreError`."""
         driver = self._driver
         if not partition.started:
             return
@@ -83,8 +83,8 @@ class Fetching:
             result = error
         partition.end_request(scope)
         if scope.cancel_called:
-            # Its last bytes were there before the cancellation was delivered. The partition was
-            # stopped, and perhaps started again: nothing follows from the old request.
+            # The response was complete before the cancellation took effect. The partition was
+            # stopped, and perhaps started again, so the result of this request is ignored.
             return
         if isinstance(result, SlotPreempted):
             if not partition.pending:
@@ -102,7 +102,7 @@ class Fetching:
     # ------------------------------------------------------------------ a complete response
 
     async def _finished(self, partition: RuntimePartition, outcome: Outcome | None) -> None:
-        """`outcome` is None for a stream that was idle for too long."""
+        """Act on a complete response. `outcome` is None for a stream idle for too long."""
         driver = self._driver
         if outcome is Outcome.NO_PROGRESS:
             error = NoProgressError(outcome.value, feed=driver.feed, partition=partition.id)
@@ -119,7 +119,7 @@ class Fetching:
             self.resume(partition)
 
     def resume(self, partition: RuntimePartition) -> None:
-        """Fetch on, unless enough is waiting for the application or the end was seen."""
+        """Schedule the next fetch, unless enough is buffered or the end was seen."""
         driver = self._driver
         if not partition.started or partition.fetching or driver.scheduler.is_scheduled(partition):
             return
@@ -131,7 +131,7 @@ class Fetching:
             driver.scheduler.schedule(partition, driver.limits.poll_interval if busy else 0.0)
 
     async def reached_end(self, partition: RuntimePartition) -> None:
-        """The end was seen and everything before it delivered: tell the planner.
+        """Report the end to the planner, once everything before it is delivered.
 
         The end travels behind the last batch, so that it can't overtake one.
         """
@@ -186,7 +186,7 @@ class Fetching:
     async def _refused(
         self, partition: RuntimePartition, error: RequestRefusedError, asked_of: FeedInfo
     ) -> None:
-        """400, 404, 409, 410: discover again, then ask again (R10)."""
+        """Request a discovery after a 400, 404, 409 or 410, to fetch again after it (R10)."""
         driver = self._driver
         info = driver.discovered
         if asked_of is not info:
@@ -224,7 +224,7 @@ class Fetching:
 
 
 class _Request:
-    """One request of a partition, from asking to its end."""
+    """One request of a partition, from sending it to the end of its response."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class _Request:
         self._delivered_at = 0.0
 
     def _streamed(self) -> bool | int:
-        """Whether a long response is asked for, and for how many milliseconds.
+        """Return whether to ask for a long response, or for how many milliseconds.
 
         The end of a closed partition, and of all without `follow`, shows only in a complete
         response.
@@ -265,8 +265,8 @@ class _Request:
     async def run(self) -> Outcome | None:
         """Read the response; None when a stream was ended because it was idle for too long.
 
-        What was checkpointed is in the partition, whatever happens. Raises `FeedError`, and
-        `SlotPreempted` when its slot or its bytes are needed elsewhere.
+        Checkpointed events are in the partition's buffer even after an error. Raises `FeedError`,
+        and `SlotPreempted` when its slot or its bytes are needed elsewhere.
         """
         partition = self._partition
         opened = self._client.open(
@@ -322,7 +322,7 @@ class _Request:
         return finished.outcome
 
     def _close(self, reader: PageReader) -> None:
-        """Keep what was checkpointed; what no checkpoint closed is fetched again."""
+        """Keep checkpointed events, and drop the others: they are fetched again."""
         for batch in reader.rest():
             self._receive(batch)
         self._unreserve()
@@ -354,7 +354,7 @@ class _Request:
     # ------------------------------------------------------------------ back-pressure (R16)
 
     def _update_buffer(self, reader: PageReader) -> None:
-        """Count what is held back for want of a checkpoint."""
+        """Update the count of bytes that no checkpoint closed yet."""
         self._unreserve()
         unclosed = reader.unclosed_bytes
         self._driver.buffer.add(unclosed - self._unclosed)

@@ -1,4 +1,4 @@
-"""One partition at run time: all that is known of it, and a method for each change.
+"""One partition at run time: its whole state, and a method for each change.
 
 A partition is plain state while it pauses, so that a feed may have all its 32,768 partitions. No
 other module writes its fields; `Fetching`, `Delivery` and `Driver` call its methods.
@@ -38,9 +38,9 @@ class ReadEnd(NamedTuple):
 
 
 class SavedBatch(NamedTuple):
-    """A commit that the planner was not told of yet: the application may still roll it back.
+    """A commit not yet passed to the planner: the application may still roll it back.
 
-    `durable`: it was not part of a transaction of the application's.
+    `durable`: it was not part of a transaction of the application.
     """
 
     number: int
@@ -49,7 +49,7 @@ class SavedBatch(NamedTuple):
 
 
 class RuntimePartition:
-    """One partition of one session. `entry` is what the planner holds of it, read only here."""
+    """One partition of one session. `entry` is its state in the planner, read-only here."""
 
     __slots__ = (
         "_announced",
@@ -101,47 +101,47 @@ class RuntimePartition:
         self.entry = entry
         self._buffer = buffer
         self._retry = retry
-        # What is read.
+        # Reading.
         self.started = False
         self.read_cursor = entry.cursor
         self.progress = Progress(limits.max_attempts_without_progress)
         self.streamed = False
         self.end: ReadEnd | None = None
-        """The end that was seen and not told to the planner yet, since batches come before it."""
+        """The end that was seen. It is passed to the planner after the batches before it."""
         self.poll_delay = limits.poll_interval
         self._scope: anyio.CancelScope | None = None
-        # What is buffered.
+        # Buffer.
         self.pending: deque[CheckpointedEvents] = deque()
         self.pending_bytes = 0
         self._announced = False
         self._taken: anyio.Event | None = None
-        # What is delivered and committed.
+        # Delivery and commits.
         self.queued = False
-        """In the queue of partitions that have something for the application."""
+        """Whether it is in the queue of partitions that have something to deliver."""
         self.in_flight = False
-        """The application has a batch and did not ask for the next one yet."""
+        """Whether a batch is delivered and not released yet."""
         self.at_end = False
-        """Read to the end of a closed partition, which is not committed."""
+        """Whether it is closed and read to its end, and the end is not committed yet."""
         self.delivered_cursor = entry.cursor
         self.batches = 0
         self.committed = 0
-        """The number of the last batch that the planner knows to be committed."""
+        """The number of the last committed batch that was passed to the planner."""
         self.committing = 0
-        """Commits under way. One may outlast the release of its batch."""
+        """Number of commits under way. A commit may take longer than its batch is in flight."""
         self._saves: list[SavedBatch] = []
-        # What fails.
+        # Errors.
         self.error: FeedError | None = None
         self.since: datetime | None = None
         self.retry_at: datetime | None = None
         self.refused = False
-        """Its request was refused: it waits for a discovery that begins after that."""
+        """Whether a request was refused and a discovery that began later is awaited."""
         self.refused_as: tuple[str, str | None] | None = None
         self._failures: Backoff | None = None
         self._refusals: Backoff | None = None
         self._no_progress: Backoff | None = None
         self._lag: Backoff | None = None
         self._lag_reported = False
-        # For people.
+        # For `status()`.
         self.events = 0
         self.last_event: datetime | None = None
         self.last_contact: datetime | None = None
@@ -154,17 +154,17 @@ class RuntimePartition:
 
     @property
     def fetching(self) -> bool:
-        """A request is under way, or was cancelled and is not over yet."""
+        """Whether a request is under way. A cancelled one counts until its task has ended."""
         return self._scope is not None
 
     @property
     def failing(self) -> bool:
-        """The last request failed by an error that is retried."""
+        """Whether the last request failed with an error that is retried."""
         return self._failures is not None
 
     @property
     def deliverable(self) -> bool:
-        """Holds what the application should take now."""
+        """Whether it holds a batch that can be delivered now."""
         return self._announced and not self.in_flight
 
     def __repr__(self) -> str:
@@ -191,7 +191,7 @@ class RuntimePartition:
         self.end = None
 
     def read_on(self) -> None:
-        """Ask again, whatever end was seen."""
+        """Fetch again, even if an end was seen."""
         self.end = None
 
     def stop(self) -> None:
@@ -208,21 +208,21 @@ class RuntimePartition:
         self.read_cursor = self.delivered_cursor
 
     def begin_request(self, scope: anyio.CancelScope) -> None:
-        """A request begins, which `cancel_request` can end."""
+        """Record that a request begins. `cancel_request` cancels `scope`."""
         self._scope = scope
 
     def end_request(self, scope: anyio.CancelScope) -> None:
-        """That request is over. Does nothing when another one has begun since."""
+        """Record that the request of `scope` is over, unless another one has begun since."""
         if self._scope is scope:
             self._scope = None
 
     def cancel_request(self) -> None:
-        """Cancel the request under way; it is over once its task has unwound."""
+        """Cancel the request under way. It is over when its task has called `end_request`."""
         if self._scope is not None:
             self._scope.cancel()
 
     def answered(self, *, streamed: bool) -> None:
-        """The publisher has begun to answer."""
+        """Record that a response has begun."""
         self.streamed = streamed
         self.last_contact = datetime.now(UTC)
 
@@ -236,22 +236,22 @@ class RuntimePartition:
             self.last_event = datetime.now(UTC)
 
     def reached_end(self, end: ReadEnd) -> None:
-        """A complete response showed the end; it counts behind what is pending."""
+        """Record the end that a complete response showed. It counts after all pending batches."""
         self.end = end
 
     def take_end(self) -> ReadEnd:
-        """The end to tell the planner, once nothing is pending before it."""
+        """Return the end, to be passed to the planner when no batch is pending."""
         assert self.end is not None
         end, self.end = self.end, None
         return end
 
     def end_uncommitted(self, end: ReadEnd) -> None:
-        """The end of a closed partition was told to the planner, and is not committed yet."""
+        """Record that the planner has the end of the closed partition, uncommitted so far."""
         self.end = end
         self.at_end = True
 
     def note_caught_up(self) -> None:
-        """Remember the time, if everything that the publisher has is committed."""
+        """Record the time if everything that the publisher has is committed."""
         if self.is_caught_up:
             self.caught_up_at = datetime.now(UTC)
 
@@ -262,33 +262,33 @@ class RuntimePartition:
         return self.entry.state in (State.CAUGHT_UP, State.DRAINED) and not uncommitted
 
     def polled(self, limits: Limits) -> None:
-        """Nothing new came: wait longer before the next poll (R15)."""
+        """Increase the delay before the next poll, after a response with nothing new (R15)."""
         if not self.streamed:  # a stream has done the waiting itself
             self.poll_delay = max(
                 self.poll_delay, min(self.poll_delay * 2, limits.max_poll_interval)
             )
 
     def progressed(self, limits: Limits) -> None:
-        """Something new came: poll quickly again."""
+        """Reset the delay before the next poll, after a response with something new (R15)."""
         self.poll_delay = limits.poll_interval
         self._no_progress = None
 
     # ------------------------------------------------------------------ what is delivered
 
     def announce(self) -> None:
-        """Let the application take what is pending."""
+        """Make the pending events deliverable."""
         self._announced = bool(self.pending)
 
     def queue(self) -> None:
-        """It was put into the queue of partitions that hold something for the application."""
+        """Record that it is in the queue of partitions with something to deliver."""
         self.queued = True
 
     def unqueue(self) -> None:
-        """It was taken off that queue."""
+        """Record that it was taken off that queue."""
         self.queued = False
 
     def take(self, max_bytes: int) -> tuple[list[Event], str]:
-        """Deliver what is pending, coalesced up to `max_bytes`, and the cursor behind it."""
+        """Return pending events, coalesced up to `max_bytes`, and the cursor after them."""
         batch = self.pending.popleft()
         events, size = batch.events, batch.size
         while self.pending and size + self.pending[0].size <= max_bytes:
@@ -307,23 +307,23 @@ class RuntimePartition:
         return events, batch.cursor
 
     def taken(self) -> anyio.Event:
-        """An event that is set when the application takes something."""
+        """Return an event that is set when the next batch is delivered."""
         self._taken = anyio.Event()
         return self._taken
 
     def release(self) -> None:
-        """The application is done with the batch in flight."""
+        """Record that the application is done with the batch in flight."""
         self.in_flight = False
 
     # ------------------------------------------------------------------ what is committed
 
     @property
     def has_saves(self) -> bool:
-        """A commit was made that the planner was not told of yet."""
+        """Whether a commit was not passed to the planner yet."""
         return bool(self._saves)
 
     def position_before(self, number: int) -> Position | None:
-        """What was saved for the batch before `number`, as far as the planner doesn't have it."""
+        """Return what was saved before batch `number`; None when the planner has it."""
         earlier = self._saves_before(number)
         return earlier[-1].position if earlier else None
 
@@ -338,19 +338,19 @@ class RuntimePartition:
         return bool(self._saves) and self._saves[-1].number > number
 
     def begin_commit(self) -> None:
-        """A batch is being saved: until `end_commit` its position is for nobody else to save."""
+        """Block other saves of this position until `end_commit`: a batch is being saved."""
         self.committing += 1
 
     def end_commit(self) -> None:
-        """That save is through, or has failed."""
+        """Record that the save has succeeded or failed."""
         self.committing -= 1
 
     def saved(self, number: int, position: Position, *, durable: bool) -> None:
-        """Batch `number` was saved; an earlier save of it, rolled back since, is forgotten."""
+        """Record the save of batch `number`. It replaces an earlier one that was rolled back."""
         self._saves = [*self._saves_before(number), SavedBatch(number, position, durable)]
 
     def acknowledge(self) -> Position | None:
-        """The position to tell the planner: of the last save, which counts from now on (R5)."""
+        """Return the position of the last save, which can't be rolled back any more (R5)."""
         if not self._saves:
             return None
         last = self._saves[-1]
@@ -364,13 +364,13 @@ class RuntimePartition:
     # ------------------------------------------------------------------ what fails
 
     def recovered(self) -> None:
-        """A request succeeded, or brought something before it failed."""
+        """Reset the failures: a request succeeded, or brought something before it failed."""
         self._failures = self._refusals = self._lag = None
         self._lag_reported = False
         self.error = self.since = self.retry_at = None
 
     def failed(self, error: FeedError) -> float:
-        """A request failed: return the seconds until the next one.
+        """Record that a request failed. Return the seconds until the next one.
 
         Raises the error itself when it is fatal, or when requests have failed for too long.
         """
@@ -386,7 +386,7 @@ class RuntimePartition:
             self.since = datetime.now(UTC)
 
     def refuse(self, error: RequestRefusedError, asked_as: tuple[str, str | None]) -> int:
-        """A request was refused: wait for a discovery. Return the refusals in a row.
+        """Record that a request was refused. Return the number of refusals in a row.
 
         `asked_as` are the dialect and the token of the request.
         """
@@ -399,14 +399,14 @@ class RuntimePartition:
         return self._refusals.failures
 
     def ask_again(self) -> float:
-        """A discovery that began after the refusal is there: seconds until the next request."""
+        """Record a discovery after a refusal. Return the seconds until the next request."""
         self.refused = False
         if self._refusals is None or self._refusals.failures <= 1 or self.retry_at is None:
             return 0.0
         return max(0.0, (self.retry_at - datetime.now(UTC)).total_seconds())
 
     def pause_without_progress(self, error: Exception) -> float:
-        """Seconds before another request after a response without progress (R13)."""
+        """Return the seconds to wait after a response without progress (R13)."""
         if self._no_progress is None:
             self._no_progress = self._unlimited()
         return self._no_progress.pause(error)
@@ -440,7 +440,7 @@ class RuntimePartition:
         return self._failures.failures if self._failures else 0
 
     def _unlimited(self) -> Backoff:
-        """For what is limited by the number of attempts elsewhere, not by time."""
+        """Return a backoff without a limit. The callers count the attempts."""
         policy = self._retry
         return Backoff(base_delay=policy.base_delay, max_delay=policy.max_delay)
 
@@ -452,7 +452,7 @@ class RuntimePartition:
 def partition_status(
     entry: Entry, partition: RuntimePartition | None, since: datetime | None
 ) -> PartitionStatus:
-    """A snapshot of what planner and runtime know of one partition.
+    """Return a snapshot of the state of one partition in planner and runtime.
 
     `partition` is None for one that was never read in this session, `since` the time of its error.
     """
@@ -483,7 +483,7 @@ def partition_status(
 
 
 def _state(entry: Entry, error: FeedError | None) -> PartitionState:
-    """The planner's state; a partition that is read and fails is retrying."""
+    """Return the state for `status()`: the planner's, or retrying while requests fail."""
     if entry.running and error is not None:
         return PartitionState.RETRYING
     return PartitionState(entry.state.value)

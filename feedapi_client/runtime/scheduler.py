@@ -97,7 +97,7 @@ class Scheduler(Generic[J]):
         self._wake_slot()
 
     def _holds(self, job: J, number: int) -> bool:
-        """Whether a place in a queue is still the job's: it may have been moved or forgotten."""
+        """Return whether a place in a queue is still valid: the job may have been moved."""
         ticket = self._tickets.get(job)
         return ticket is not None and ticket.number == number
 

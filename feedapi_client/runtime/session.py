@@ -1,7 +1,7 @@
 """One iteration over a feed: its parts put together, opened, run and closed.
 
 A session starts from what the store holds and ends with its iteration; the next iteration gets a
-new one. That is why leaving a loop loses nothing: what was not committed is read again.
+new one. Leaving a loop therefore loses nothing: what was not committed is read again.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Session:
     async def aclose(self) -> None:
         """End the session and wait until a save under way is through.
 
-        Whoever loads the positions next would be fenced by it.
+        Otherwise that save could fence the session that loads the positions next.
         """
         self.close()
         await self._unwound.wait()

@@ -1,4 +1,4 @@
-"""The data source that Spark knows as ``feedapi``."""
+"""The Spark data source ``feedapi``."""
 
 from __future__ import annotations
 

@@ -139,7 +139,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if last not in (self._current, _BEFORE_FIRST) and staging.exists(
             staging.plan_key(epoch.number)
         ):
-            return self._adopt(epoch)  # an earlier driver planned it and died before Spark knew
+            return self._adopt(epoch)  # an earlier driver planned it and died before it returned
         plan = planner.next_plan(limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         if plan is None:
             self._current = last
@@ -273,7 +273,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             except MissingObjectError as error:
                 raise StagingError(
                     f"the plan of epoch {epoch.number} is gone from the staging location: without "
-                    "it nobody knows what this micro-batch held. Was stagingLocation changed, or "
+                    "it this micro-batch can't be repeated. Was stagingLocation changed, or "
                     "cleaned by hand? Give the query the location that it ran with"
                 ) from error
         return self._plans[epoch]

@@ -1,4 +1,4 @@
-"""What the SQL stores need to know of SQLAlchemy's connections, transactions and errors."""
+"""Properties of SQLAlchemy's connections, transactions and errors, for the SQL stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The SQL statements of `SQLAlchemyCursorStore`, for every database that SQLAlchemy knows.
+"""The SQL statements of `SQLAlchemyCursorStore`, for every database that SQLAlchemy supports.
 
 The statements of a save are `update_positions`, `insert_positions` and, with a journal,
 `archive_positions`. Nothing here executes a statement.

@@ -151,7 +151,7 @@ class SQLiteCursorStore(Closable):
                     self._connection = open_connection(
                         self.path, self._busy_timeout, self._scripts.create_tables
                     )
-                    # A store that nobody closes must not end with a ResourceWarning.
+                    # A store that is never closed must not end with a ResourceWarning.
                     self._finalizer = weakref.finalize(self, self._connection.close)
                 return function(self._connection)
             except _FOREIGN_ERRORS as error:
@@ -202,7 +202,7 @@ class SQLiteCursorStore(Closable):
                     "BEGIN one first",
                     feed=feed.url,
                 )
-            # A transaction that has read fails at once when it wants to write beside another
+            # A transaction that has read fails at once when it writes beside another
             # writer; this one waits for it.
             yield Query("BEGIN IMMEDIATE")
         if self._connection is None:

@@ -1,6 +1,6 @@
 """What the consumer's tests share: short intervals, a store that records its saves, and reading.
 
-Tests wait for a condition, never for a while: what they prove must not depend on the machine.
+Tests wait for a condition, never for a time: their result must not depend on the machine.
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ async def nothing_comes(iterator: AsyncIterator[Any]) -> AsyncIterator[None]:
 
 
 async def rediscovered(publisher: Publisher, times: int = 2) -> None:
-    """Wait until the consumer has discovered anew.
+    """Wait until the consumer has discovered again.
 
     By default twice: when the second discovery begins, the first one has had its effect.
     """

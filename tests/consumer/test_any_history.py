@@ -88,15 +88,20 @@ class History:
 
 
 class Application:
-    """Keeps effects and cursor in one transaction; a careless one applies the effects before it."""
+    """Keeps effects and cursor in one transaction; `outside_transaction` breaks that on purpose."""
 
     def __init__(
-        self, publisher: Publisher, random: Random, way: str, stream: bool, careless: bool
+        self,
+        publisher: Publisher,
+        random: Random,
+        way: str,
+        stream: bool,
+        outside_transaction: bool,
     ) -> None:
         self.publisher = publisher
         self.random = random
         self.way = way
-        self.careless = careless
+        self.outside_transaction = outside_transaction
         self.fetch = FetchOptions(stream=True) if stream else None
         self.store = RecordingStore()
         self.effects: list[Any] = []
@@ -114,7 +119,7 @@ class Application:
                 await self.handle(batch)
 
     async def handle(self, batch: Any) -> None:
-        if self.careless:
+        if self.outside_transaction:
             self.effects += [event.json() for event in batch.events]
             await anyio.sleep(self.random.random() * 0.01)
             await batch.commit()
@@ -129,7 +134,9 @@ class Application:
         self.effects += [event.json() for event in batch.events]
 
 
-async def run_with_crashes(seed: int, way: str, *, careless: bool = False) -> Application:
+async def run_with_crashes(
+    seed: int, way: str, *, outside_transaction: bool = False
+) -> Application:
     """Let an application crash again and again, and at last read what is left.
 
     Crashes come after a number of steps of the history, not after a time: a slow machine sees as
@@ -147,7 +154,7 @@ async def run_with_crashes(seed: int, way: str, *, careless: bool = False) -> Ap
         stream=stream,
     )
     history = History(publisher, random)
-    application = Application(publisher, Random(f"{seed} {way}"), way, stream, careless)
+    application = Application(publisher, Random(f"{seed} {way}"), way, stream, outside_transaction)
     async with publisher.serve():
         history.publish(20)
         for _ in range(8):
@@ -173,9 +180,9 @@ async def test_any_history_is_applied_in_order_and_exactly_once(seed: int, way: 
     assert_each_entity_in_order_and_once(application.effects, application.publisher)
 
 
-async def test_effects_outside_the_transaction_are_found_out() -> None:
+async def test_effects_outside_the_transaction_are_detected() -> None:
     for seed in range(20):
-        application = await run_with_crashes(seed, "run", careless=True)
+        application = await run_with_crashes(seed, "run", outside_transaction=True)
         if by_entity(application.effects) != by_entity(application.publisher.payloads()):
             return
     raise AssertionError("an application that is not exactly once passes")

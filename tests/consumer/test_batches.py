@@ -369,7 +369,7 @@ async def test_r04_a_childs_first_batch_comes_only_after_the_parents_last_is_com
         assert n_of((await next_batch(batches)).events) == [2]
 
 
-async def test_r04_a_child_waits_and_says_so_while_the_parents_last_batch_is_not_committed(
+async def test_r04_a_child_waits_with_a_report_while_the_parents_last_batch_is_not_committed(
     publisher: Publisher,
 ) -> None:
     numbers(publisher, 0, [0, 1])

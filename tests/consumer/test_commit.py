@@ -102,7 +102,7 @@ async def test_r05_run_does_not_commit_again_what_the_handler_committed(
 
 
 @pytest.mark.parametrize("how", ["break", "exception", "cancellation", "leaving the block"])
-async def test_r05_however_the_loop_is_left_nothing_more_is_committed(
+async def test_r05_leaving_the_loop_in_any_way_commits_nothing_more(
     publisher: Publisher, store: RecordingStore, how: str
 ) -> None:
     publisher.page_size = publisher.checkpoint_every = 3
@@ -557,7 +557,7 @@ async def test_r07_bootstrap_saves_every_position_in_one_save(
         assert store.saves == [{partition: Position("_first") for partition in range(20)}]
 
 
-async def test_r07_start_last_gets_nothing_that_was_there_and_everything_that_comes(
+async def test_r07_start_last_delivers_only_events_published_after_the_start(
     serve: Callable[..., Publisher],
 ) -> None:
     publisher = serve(2)
@@ -624,7 +624,7 @@ async def test_r07_a_partition_that_appears_later_is_read_from_its_first_event(
 
 
 @pytest.mark.parametrize("method", ["starts-after", "cursor-from"])
-async def test_r07_after_start_last_the_children_of_a_later_split_are_read_whole(
+async def test_r07_after_start_last_the_children_of_a_later_split_are_read_from_their_first_event(
     publisher: Publisher, method: str
 ) -> None:
     fill(publisher, 10)

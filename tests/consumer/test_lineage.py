@@ -474,7 +474,7 @@ async def test_r09_history_is_not_silently_read_again_when_a_partition_is_lost(
     assert 5 not in {request.partition for request in publisher.requests}
 
 
-async def test_r09_an_ancestor_that_stays_listed_is_superseded_all_the_same(
+async def test_r09_an_ancestor_that_stays_listed_is_superseded_too(
     publisher: Publisher, store: RecordingStore
 ) -> None:
     numbers(publisher, 0, [0])

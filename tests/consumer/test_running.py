@@ -136,7 +136,7 @@ async def test_r14_a_partition_that_never_recovers_is_given_up_after_its_time(
 
 
 async def test_r14_progress_resets_the_time_to_give_up(publisher: Publisher) -> None:
-    """Each response breaks off, but after a checkpoint: that is slow, and no failure."""
+    """Each response breaks off after a checkpoint. That is slow progress, not a failure."""
     numbers(publisher, 0, range(100))
     publisher.fail(faults.Both((faults.Delay(0.02), faults.Truncate(after_lines=7))), times=None)
     async with consume(
@@ -282,7 +282,7 @@ async def test_r15_stream_is_not_asked_for_where_the_feed_has_none(publisher: Pu
 
 
 async def test_r15_an_idle_stream_is_reopened_and_never_given_up(streaming: Publisher) -> None:
-    """A quiet feed is no error, however long it is quiet."""
+    """A feed without events is not an error, even for a long time."""
     policy = RetryPolicy(base_delay=0.01, max_delay=0.02, give_up_after=0.2)
     async with consume(
         streaming,

@@ -249,7 +249,7 @@ async def test_a_consumer_whose_entry_failed_can_be_entered_again(publisher: Pub
         assert await read_n(consumer) == [1]
 
 
-async def test_a_consumer_that_is_not_open_says_so(publisher: Publisher) -> None:
+async def test_using_a_consumer_that_is_not_open_is_an_error(publisher: Publisher) -> None:
     consumer = consume(publisher)
     with pytest.raises(RuntimeError, match="async with"):
         await anext(aiter(consumer))
@@ -373,7 +373,9 @@ async def test_cancelling_run_cancels_the_handlers(
     assert await store.cursors() == {0: "_first"}
 
 
-async def test_run_keeps_to_its_concurrency(serve: Callable[..., Publisher]) -> None:
+async def test_run_handles_at_most_max_concurrency_batches_at_once(
+    serve: Callable[..., Publisher],
+) -> None:
     publisher = serve(6)
     for partition in range(6):
         numbers(publisher, partition, [partition])

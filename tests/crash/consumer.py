@@ -38,7 +38,7 @@ _PAUSE_SECONDS = 0.003
 
 
 class PoisonError(Exception):
-    """The application's own."""
+    """Raised by the application for an event that it can't handle."""
 
 
 async def reach(step: bytes) -> None:

@@ -9,7 +9,7 @@ from tests.crash.runner import run_crash_test
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-async def test_each_event_is_there_once_in_order_however_often_the_consumer_is_killed(
+async def test_each_event_is_stored_once_in_order_although_the_consumer_is_killed(
     database: str,
 ) -> None:
     outcome = await run_crash_test(database, kills=11)
@@ -20,7 +20,7 @@ async def test_each_event_is_there_once_in_order_however_often_the_consumer_is_k
     assert outcome.exactly_once
 
 
-async def test_quarantined_events_are_there_once_however_often_the_consumer_is_killed(
+async def test_quarantined_events_are_stored_once_although_the_consumer_is_killed(
     database: str,
 ) -> None:
     outcome = await run_crash_test(database, kills=6, poison=True)

@@ -276,7 +276,7 @@ class TestConnections:
         assert isinstance(error, FeedUnavailableError)
         assert "ReadTimeout" in str(error)
 
-    async def test_r14_a_pool_that_is_too_small_says_so(self) -> None:
+    async def test_r14_the_error_of_a_pool_that_is_too_small_names_the_limit(self) -> None:
         http = httpx.AsyncClient(
             limits=httpx.Limits(max_connections=1), timeout=httpx.Timeout(60, pool=0.01)
         )

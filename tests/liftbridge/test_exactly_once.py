@@ -472,7 +472,7 @@ async def test_after_a_failed_save_the_store_has_to_be_loaded_again(
     assert await read(api, broker) == [1]
 
 
-async def test_a_broker_that_stays_away_is_an_error_and_a_later_load_knows_what_was_written(
+async def test_a_broker_that_stays_away_is_an_error_and_a_later_load_finds_what_was_written(
     nats_server: NatsServer, make: Make, broker: LiftbridgeBroker
 ) -> None:
     async with (

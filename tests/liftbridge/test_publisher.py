@@ -253,7 +253,7 @@ async def test_one_lost_message_among_many_fails_the_call_with_its_index(
     assert values(broker) == [b"0", b"1", b"3", b"4", b"5"]
 
 
-async def test_many_messages_are_acked_once_each_whatever_else_the_broker_sends(
+async def test_many_messages_are_acked_once_each_among_unrelated_acks(
     nats_server: NatsServer, broker: LiftbridgeBroker
 ) -> None:
     await broker.create_stream("s")
@@ -548,7 +548,7 @@ async def test_a_callers_own_connection_stays_open(
     await client.close()
 
 
-async def test_a_publisher_that_is_not_open_says_so() -> None:
+async def test_using_a_publisher_that_is_not_open_is_an_error() -> None:
     with pytest.raises(LiftbridgeError, match="async with"):
         await LiftbridgePublisher().publish("s", b"x")
 

@@ -1,4 +1,4 @@
-"""R12, the part that concerns the graph; field errors are the protocol's."""
+"""R12 for the graph of partitions. The tests of the protocol cover errors in fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def graph(*partitions: Partition) -> Graph:
     return Graph({p.id: p for p in partitions}, feed="http://feed")
 
 
-def test_r12_edges_are_known_in_both_directions() -> None:
+def test_r12_edges_are_indexed_in_both_directions() -> None:
     built = graph(
         Partition(0, closed=True),
         Partition(1, starts_after=0),

@@ -1,4 +1,4 @@
-"""The planner, input by input: what each rule makes it do."""
+"""The planner's actions for each input, rule by rule."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def commit(made: Planner, partition: int, cursor: str) -> list[Action]:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_r04_only_an_ordered_child_waits(ordered: bool) -> None:
+def test_r04_a_child_waits_only_when_ordered(ordered: bool) -> None:
     made = planner(ordered=ordered)
     actions = made.discover(info(Partition(0, closed=True), Partition(1, starts_after=0)))
     assert {action.partition for action in of(Start, actions)} == ({0} if ordered else {0, 1})

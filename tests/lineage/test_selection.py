@@ -1,4 +1,4 @@
-"""`Planner(partitions=...)`: only these are read, and nothing of the others is touched."""
+"""`Planner(partitions=...)`: only these are read, and the positions of others do not change."""
 
 from __future__ import annotations
 
@@ -218,7 +218,7 @@ def test_r09_a_superseded_cursor_of_others_is_taken_and_left_as_it_is(start: Any
     assert started(actions) == {1: "a"}
 
 
-def test_r09_an_ancestor_that_nobody_stored_and_that_is_not_selected_does_not_count() -> None:
+def test_r09_an_ancestor_that_is_neither_stored_nor_selected_does_not_count() -> None:
     made = planner([1])
     assert started(made.discover(info(0, Partition(1, cursor_from=(0,))))) == {1: FIRST}
 

@@ -127,7 +127,7 @@ def test_a_listed_transition_is_reached(pair: Pair, monkeypatch: pytest.MonkeyPa
 
 
 def forced(state: State) -> Planner:
-    """A planner whose only partition is in the state, however it came there."""
+    """A planner whose only partition is in the given state."""
     planner = Planner(feed="http://feed")
     planner.entries[5] = Entry(5, state=state)
     return planner
@@ -161,7 +161,7 @@ def test_only_superseded_and_parked_are_final() -> None:
     assert set(State) - {source for source, _ in LISTED} == {State.SUPERSEDED, State.PARKED}
 
 
-def test_a_final_state_is_kept_whatever_discovery_says() -> None:
+def test_a_final_state_is_kept_after_any_discovery() -> None:
     planner = started(Partition(0), SUCCESSOR)
     failed_child = Partition(3, starts_after=2)
     planner.discover(info(Partition(0), SUCCESSOR, failed_child))

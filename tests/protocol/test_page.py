@@ -107,7 +107,7 @@ class TestBatches:
         page.feed(b'{"resync":true}\n' + event(1) + b"{}\n" + checkpoint("a"))
         assert page.unknown_commands == 2
 
-    def test_it_knows_what_it_was_asked(self) -> None:
+    def test_it_shows_its_request_and_starts_without_a_checkpoint(self) -> None:
         page = reader(asked="x", closed=True)
         assert (page.asked, page.closed, page.cursor, page.last_checkpoint) == (
             "x",
@@ -273,14 +273,14 @@ class TestProgress:
         [[event(1), checkpoint("b")], [checkpoint("b")], [checkpoint(ASKED)], []],
         ids=["events", "moved", "end", "nothing"],
     )
-    def test_r13_progress_or_an_end_starts_the_count_anew(self, lines: list[bytes]) -> None:
+    def test_r13_progress_or_an_end_resets_the_count(self, lines: list[bytes]) -> None:
         progress = Progress(2)
         for _ in range(3):
             assert respond(progress, event(1)) is Outcome.NO_PROGRESS
             respond(progress, *lines)
             assert progress.stuck == 0
 
-    def test_r13_a_response_that_breaks_off_after_a_checkpoint_starts_the_count_anew(self) -> None:
+    def test_r13_a_response_that_breaks_off_after_a_checkpoint_resets_the_count(self) -> None:
         progress = Progress(2)
         respond(progress, event(1))
         torn = reader(progress=progress)

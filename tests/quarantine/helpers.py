@@ -14,7 +14,7 @@ from feedapi_client.testing import Publisher
 
 
 class PoisonError(Exception):
-    """The handler's own."""
+    """Raised by the handler for an event that it can't handle."""
 
 
 class Ledger:

@@ -231,7 +231,7 @@ async def test_an_error_of_the_store_quarantines_nothing(
     assert await kept(quarantine_beside(store)) == []
 
 
-async def test_r17_a_fenced_consumer_ends_whatever_on_failure_says(
+async def test_r17_a_fenced_consumer_ends_with_any_on_failure(
     publisher: Publisher, store: SQLiteCursorStore, ledger: Ledger
 ) -> None:
     calls = 0

@@ -81,7 +81,7 @@ async def store(
         await engine.dispose()
 
 
-async def test_an_event_comes_back_as_it_was_put(store: QuarantineStore) -> None:
+async def test_an_event_is_stored_and_returned_unchanged(store: QuarantineStore) -> None:
     await store.prepare()
     put = record()
     await store.add([put])

@@ -30,7 +30,7 @@ def test_r16_reserved_room_counts_as_used() -> None:
     assert buffer.has_room
 
 
-def test_r16_an_empty_buffer_has_room_for_a_read_however_small_it_is() -> None:
+def test_r16_an_empty_buffer_of_any_size_has_room_for_a_read() -> None:
     buffer = BufferBudget(1)
     assert buffer.has_room
     buffer.add(10)
@@ -55,7 +55,7 @@ def test_r16_waiting_helps_while_a_read_may_bring_a_checkpoint() -> None:
     assert buffer.stuck
 
 
-async def test_r16_who_waits_is_told_when_space_frees_up() -> None:
+async def test_r16_a_waiting_task_is_woken_when_space_frees_up() -> None:
     buffer = BufferBudget(4 * READ)
     buffer.add(4 * READ, deliverable=True)
     changed = buffer.changed()
@@ -65,7 +65,7 @@ async def test_r16_who_waits_is_told_when_space_frees_up() -> None:
     assert changed.is_set()
 
 
-async def test_r16_who_waits_is_told_when_waiting_can_not_free_any_space() -> None:
+async def test_r16_a_waiting_task_is_woken_when_waiting_can_not_free_any_space() -> None:
     buffer = BufferBudget(4 * READ)
     buffer.add(3 * READ + 1)
     buffer.add(READ, deliverable=True)
@@ -75,7 +75,7 @@ async def test_r16_who_waits_is_told_when_waiting_can_not_free_any_space() -> No
     assert buffer.stuck
 
 
-async def test_all_who_wait_share_one_event_and_the_next_ones_get_another() -> None:
+async def test_waiting_tasks_share_one_event_and_later_ones_get_another() -> None:
     buffer = BufferBudget(READ)
     buffer.add(READ, deliverable=True)
     first = buffer.changed()

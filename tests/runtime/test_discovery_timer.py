@@ -54,7 +54,7 @@ async def test_r10_a_discovery_that_somebody_needs_is_due_soon() -> None:
     await due(timer)
 
 
-async def test_r10_who_waits_already_is_woken() -> None:
+async def test_r10_a_waiting_task_is_woken() -> None:
     timer = timer_after_a_discovery()
     with safety_limit():
         async with anyio.create_task_group() as tasks:
@@ -72,7 +72,7 @@ async def test_r10_a_discovery_that_succeeds_is_what_was_wanted() -> None:
     assert await is_waiting(timer)
 
 
-async def test_r10_who_asks_while_a_discovery_is_under_way_gets_another_one() -> None:
+async def test_r10_a_request_during_a_discovery_leads_to_another_one() -> None:
     timer = timer_after_a_discovery()
     timer.begun()
     timer.soon()

@@ -1,4 +1,4 @@
-"""`Driver`: the planner's actions are carried out, in their order, whoever does it (R20)."""
+"""`Driver`: the planner's actions are carried out in order, by any of its callers (R20)."""
 
 from __future__ import annotations
 

@@ -114,9 +114,7 @@ async def test_a_partition_whose_cancelled_request_is_not_over_is_looked_at_agai
     [(200, b'{"cursor":"_first"}\n'), (200, EVENT), (200, b"not the protocol\n"), (503, b"")],
     ids=["end", "no progress", "torn", "unavailable"],
 )
-async def test_nothing_follows_from_a_request_that_was_cancelled_however_it_ends(
-    status: int, content: bytes
-) -> None:
+async def test_the_result_of_a_cancelled_request_is_ignored(status: int, content: bytes) -> None:
     """Its last bytes may be there before the cancellation is delivered, and the partition started
     anew meanwhile."""
     driver = driver_of(RecordingStore())

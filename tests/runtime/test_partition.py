@@ -198,7 +198,7 @@ def test_r04_a_partition_with_a_batch_in_flight_delivers_nothing_more() -> None:
     assert partition.deliverable
 
 
-def test_r16_who_waits_for_the_application_is_told_when_it_takes_something() -> None:
+def test_r16_a_waiting_fetch_is_woken_when_the_application_takes_something() -> None:
     partition = started()
     partition.received(batch("b"))
     taken = partition.taken()

@@ -1,4 +1,4 @@
-"""`Scheduler`: who gets a slot, and when."""
+"""`Scheduler`: which job gets a slot, and when."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ async def test_forgetting_an_unknown_job_does_nothing() -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.0, 0.0), (LATER, 0.0)])
-async def test_a_job_is_queued_once_however_often_it_is_scheduled(
+async def test_a_job_that_is_scheduled_several_times_is_queued_once(
     before: float, after: float
 ) -> None:
     scheduler: Scheduler[str] = Scheduler(1)

@@ -210,7 +210,7 @@ def test_r6_empty_pages_that_move_the_cursor_are_not_the_end(publisher: Publishe
     assert numbers(read(publisher)[0]) == list(range(100))
 
 
-def test_r15_response_is_held_open_unless_told_otherwise(publisher: Publisher) -> None:
+def test_r15_response_is_held_open_unless_the_caller_forbids_it(publisher: Publisher) -> None:
     publisher.stream = True
     batches, result = read(publisher, given={"stream": "50"})
     assert numbers(batches) == list(range(100))

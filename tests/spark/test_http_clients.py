@@ -1,4 +1,4 @@
-"""The HTTP clients of a process: shared, bounded in number, and closed once nobody uses them."""
+"""The HTTP clients of a process: shared, bounded in number, and closed after their last use."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ class JournalContract:
             await store.positions_at(FEED, known)
         assert await store.positions_at(FEED, now()) == await store.load(FEED)
 
-    async def test_a_journal_switched_on_late_knows_what_was_stored_then(self, make: Make) -> None:
+    async def test_a_journal_enabled_later_has_the_positions_of_that_time(self, make: Make) -> None:
         plain = await make(None)
         await plain.save(FEED, opening(range(2)))
         await plain.save(FEED, advanced(opening(range(2))))

@@ -204,7 +204,7 @@ async def test_an_aiosqlite_connection_is_a_transaction(
     store: SQLiteCursorStore, anyio_backend: str
 ) -> None:
     if anyio_backend != "asyncio":
-        return  # aiosqlite knows asyncio only
+        return  # aiosqlite supports asyncio only
     async with aiosqlite.connect(store.path) as connection:
         for finish, expected in ((connection.rollback, {}), (connection.commit, opening(range(3)))):
             await store.save(FEED, opening(range(3)), transaction=connection)

@@ -39,7 +39,7 @@ def test_a_status_applies_once(token_feed: ServedFeed, status: int) -> None:
     assert [token_feed.fetch().status_code for _ in range(2)] == [status, 200]
 
 
-def test_a_fault_applies_as_often_as_told(token_feed: ServedFeed) -> None:
+def test_a_fault_applies_to_the_given_number_of_requests(token_feed: ServedFeed) -> None:
     rule = token_feed.publisher.fail(503, times=2)
     assert [token_feed.fetch().status_code for _ in range(3)] == [503, 503, 200]
     assert rule.hits == 2

@@ -38,7 +38,7 @@ class FeedChoice:
         )
 
     def exact_key(self) -> FeedKey | None:
-        """Return the key that a complete URL names, whether or not a store knows it."""
+        """Return the key that a complete URL names, whether or not a store has positions of it."""
         if self.feed is None or not _is_url(self.feed):
             return None
         return FeedKey(self.feed, self.name or "default", self._selection())

@@ -14,7 +14,7 @@ _POLL_INTERVAL = 0.5
 
 
 class OutputClosedError(Exception):
-    """Nobody reads stdout any more."""
+    """The reader of stdout has closed it."""
 
 
 async def write(data: bytes) -> None:

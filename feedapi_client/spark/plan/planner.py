@@ -1,4 +1,4 @@
-"""`EpochPlanner`: what the driver of a streaming query knows of its feed. Imports no Spark.
+"""`EpochPlanner`: the state of a streaming query on the driver. Imports no Spark.
 
 The driver alternates two steps: `EpochPlanner.add_results` of the last epoch, then
 `EpochPlanner.next_plan`. A plan holds the whole state as it was when the plan was made. A query

@@ -11,7 +11,6 @@ import sysconfig
 import tempfile
 import time
 from pathlib import Path
-from types import TracebackType
 
 _START_SECONDS = 60.0  # a safety net: it starts within milliseconds on an idle machine
 
@@ -32,12 +31,7 @@ class NatsServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.stop()
 
     @property
@@ -100,7 +94,7 @@ def nats_server_path() -> str:
 
 
 def free_port() -> int:
-    """Return a TCP port on loopback that nobody listens on right now."""
+    """Return a TCP port on loopback that is free at the moment."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

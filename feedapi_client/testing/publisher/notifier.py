@@ -1,4 +1,4 @@
-"""Tell those who follow a partition that it may have something new."""
+"""Notify the followers of a partition that it may have something new."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ChangeNotifier:
 
     @property
     def subscribed(self) -> set[int]:
-        """The partitions that somebody follows."""
+        """The partitions that have followers."""
         with self._lock:
             return set(self._callbacks)
 
@@ -38,7 +38,7 @@ class ChangeNotifier:
                     del self._callbacks[partition]
 
     def notify(self, partition: int) -> None:
-        """Call those who follow one partition."""
+        """Call the followers of one partition."""
         if not self._callbacks:  # also the fast way of an append without followers
             return
         with self._lock:
@@ -46,7 +46,7 @@ class ChangeNotifier:
                 callback()
 
     def notify_all(self) -> None:
-        """Call those who follow any partition."""
+        """Call the followers of any partition."""
         with self._lock:
             for partition in tuple(self._callbacks):
                 self.notify(partition)

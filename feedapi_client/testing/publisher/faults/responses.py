@@ -107,7 +107,7 @@ class Rewrite:
 
 @dataclass(frozen=True)
 class Gzip:
-    """The body is compressed, although nobody asked for it."""
+    """The body is compressed, although the request did not allow it."""
 
     def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
         whole = without_stream(response)
