@@ -17,6 +17,13 @@ def is_valid(cursor: str) -> bool:
     return 0 < len(cursor) <= MAX_CURSOR and cursor.isascii() and cursor.isprintable()
 
 
+def are_valid(cursors: list[str]) -> bool:
+    """Return whether all of these cursors, none of them empty, are valid. Checks them at once."""
+    text = "".join(cursors)
+    short = len(text) <= MAX_CURSOR or max(map(len, cursors)) <= MAX_CURSOR
+    return short and text.isascii() and text.isprintable()
+
+
 def problem(cursor: str) -> str:
     """Return what is wrong with a text that is not valid, for "... is ..."."""
     if not cursor:

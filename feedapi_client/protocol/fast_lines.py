@@ -26,7 +26,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from feedapi_client.model import Event, EventOrigin
-from feedapi_client.protocol.cursors import is_valid
+from feedapi_client.protocol.cursors import are_valid
 from feedapi_client.protocol.dialects import Dialect, V1Line
 
 _NO_PAYLOAD = msgspec.Raw()
@@ -117,8 +117,10 @@ class BlockDecoder:
 
     def _checkpoints_fit(self, records: list[Event]) -> bool:
         for record in records:
-            if record._payload != _NO_PAYLOAD or not is_valid(record._cursor or ""):
+            if not record._cursor or record._payload != _NO_PAYLOAD:
                 return False
+        if not are_valid([record._cursor or "" for record in records]):
+            return False
         return self.names_partition(records)
 
     def _events_fit(self, records: list[Event]) -> bool:

@@ -159,8 +159,6 @@ class TestStatuses:
     @pytest.mark.parametrize(
         "status",
         [
-            "204 No Content",
-            "206 Partial",
             "300 Choices",
             "304 Not Modified",
             "405 Not Allowed",
