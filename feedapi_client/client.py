@@ -83,6 +83,7 @@ class _Client:
         self._quote = endpoint.quote
         self.v1_partitions = v1_partitions
         self.options = fetch or FetchOptions()
+        self._selects_events = bool(self.options.selection())
         self.retry = retry or RetryPolicy()
         self.limits = limits
         self.decoder = decoder
@@ -143,6 +144,7 @@ class _Client:
             partition=partition,
             asked=cursor,
             closed=listed is not None and listed.closed,
+            last_cursor=None if listed is None or self._selects_events else listed.last_cursor,
             progress=progress,
             max_unclosed_bytes=self.limits.max_buffered_bytes,
         )
@@ -269,7 +271,8 @@ class FeedClient(_Client):
                 raise
             if cursor is None:
                 raise NoProgressError(
-                    "the publisher answers a fetch from _last without a cursor",
+                    "the publisher answers a fetch from _last without a cursor: a consumer can't "
+                    "start at its end. 'feedapi cursors skip' reads to the end without delivering",
                     feed=self.feed,
                     partition=partition,
                 )

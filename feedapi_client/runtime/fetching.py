@@ -17,7 +17,7 @@ from feedapi_client.errors import (
 from feedapi_client.lineage.planner import State
 from feedapi_client.model import FeedInfo
 from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import Outcome, PageReader
+from feedapi_client.protocol.page import Outcome, PageReader, lagging_error
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
 
@@ -93,6 +93,8 @@ class Fetching:
             if partition.read_cursor != asked:
                 partition.recovered()
             await self._failed(partition, result, request.info)
+        elif result is Outcome.LAGGING:
+            await self._lagging(partition, request.info)
         else:
             partition.recovered()
             await self._finished(partition, result)
@@ -105,6 +107,8 @@ class Fetching:
         if outcome is Outcome.NO_PROGRESS:
             error = NoProgressError(outcome.value, feed=driver.feed, partition=partition.id)
             driver.scheduler.schedule(partition, partition.pause_without_progress(error))
+        elif outcome is Outcome.SILENT:
+            driver.scheduler.schedule(partition, driver.limits.poll_interval)
         elif outcome is Outcome.END:
             if not partition.pending:
                 await self.reached_end(partition)
@@ -145,6 +149,22 @@ class Fetching:
         elif entry.state is State.READING:
             driver.scheduler.schedule(partition)
         driver.wake()
+
+    async def _lagging(self, partition: RuntimePartition, asked_of: FeedInfo) -> None:
+        """A closed partition seems to end before its `lastCursor`: ask again for a while (R6)."""
+        driver = self._driver
+        last_cursor = asked_of.partitions[partition.id].last_cursor
+        error = lagging_error(
+            partition.read_cursor, last_cursor, feed=driver.feed, partition=partition.id
+        )
+        try:
+            pause = partition.lags(error)
+        except FeedError as final:
+            await driver.fail_partition(partition, final)
+            return
+        if partition.lags_for_long():
+            driver.report(partition.id, error.message)
+        driver.scheduler.schedule(partition, pause)
 
     # ------------------------------------------------------------------ errors
 

@@ -23,6 +23,9 @@ from feedapi_client.retry import Backoff
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.status import PartitionState, PartitionStatus
 
+LAG_REPORTED_SECONDS = 5.0
+"""After which a closed partition that does not reach its end is reported (R6)."""
+
 
 class ReadEnd(NamedTuple):
     """The end of a partition as a response showed it.
@@ -52,6 +55,8 @@ class RuntimePartition:
         "_announced",
         "_buffer",
         "_failures",
+        "_lag",
+        "_lag_reported",
         "_no_progress",
         "_refusals",
         "_retry",
@@ -134,6 +139,8 @@ class RuntimePartition:
         self._failures: Backoff | None = None
         self._refusals: Backoff | None = None
         self._no_progress: Backoff | None = None
+        self._lag: Backoff | None = None
+        self._lag_reported = False
         # For `status()`.
         self.events = 0
         self.last_event: datetime | None = None
@@ -358,7 +365,8 @@ class RuntimePartition:
 
     def recovered(self) -> None:
         """Reset the failures: a request succeeded, or brought something before it failed."""
-        self._failures = self._refusals = None
+        self._failures = self._refusals = self._lag = None
+        self._lag_reported = False
         self.error = self.since = self.retry_at = None
 
     def failed(self, error: FeedError) -> float:
@@ -402,6 +410,29 @@ class RuntimePartition:
         if self._no_progress is None:
             self._no_progress = self._unlimited()
         return self._no_progress.pause(error)
+
+    def lags(self, error: FeedError) -> float:
+        """A replica does not reach the end yet: seconds until the next request (R6).
+
+        Raises the error itself when that has lasted for `RetryPolicy.give_up_after`.
+        """
+        self.fails_by(error)
+        if self._lag is None:
+            policy = self._retry
+            self._lag = Backoff(
+                base_delay=policy.base_delay,
+                max_delay=policy.max_delay,
+                give_up_after=policy.give_up_after,
+                clock=anyio.current_time,
+            )
+        return self._retry_in(self._lag.pause(error))
+
+    def lags_for_long(self) -> bool:
+        """Return whether the lag is to be reported: once, after 5 seconds."""
+        if self._lag is None or self._lag_reported or self._lag.elapsed < LAG_REPORTED_SECONDS:
+            return False
+        self._lag_reported = True
+        return True
 
     @property
     def attempts(self) -> int:

@@ -30,6 +30,7 @@ class Session:
             ordered=settings.ordered,
             partitions=settings.partitions,
             lineage=settings.lineage,
+            selects_events=bool(settings.key.filters),
         )
         positions = Positions(store, settings.key, timeout=settings.limits.commit_timeout)
         self._positions = positions

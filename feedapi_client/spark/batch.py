@@ -95,6 +95,7 @@ def chains(
         ordered=False,
         partitions=options.partitions,
         lineage=options.lineage,
+        selects_events=bool(connection.fetch_options.selection()),
     )
     planner.load({})
     ends = {partition: read_end(connection, partition) for partition in planner.unresolved(info)}

@@ -83,6 +83,7 @@ class EpochPlanner:
             ordered=options.ordered,
             partitions=_selected(options, plan),
             lineage=options.lineage,
+            selects_events=bool(connection.fetch_options.selection()),
         )
         self.available_now: AvailableNow | None = None
         self._sequences: dict[int, int] = {}

@@ -78,14 +78,20 @@ class LogReader:
             if group.checkpoint is not None:
                 lines.append(self.writer.checkpoint(self._cursor(group.checkpoint)))
         if not page.groups:
-            lines.append(self.writer.checkpoint(self._cursor(page.end)))
+            at_last_cursor = self.log.closed and page.at_end_of_log
+            lines.append(
+                self.writer.checkpoint(
+                    self.feed.end_cursor(self.log.id) if at_last_cursor else self._cursor(page.end)
+                )
+            )
         if page.end != self.position:
             self.cursor, self.symbolic = self.feed.encode(page.end), False
         self.position = page.end
         return b"".join(lines), page.at_end_of_log
 
     def _cursor(self, position: LogPosition) -> str:
-        # At the end a consumer gets back the very cursor that it asked with.
+        # At the end a consumer gets back the very cursor that it asked with. (At the end of a
+        # closed partition it gets `lastCursor`, whatever equivalent cursor it has.)
         unmoved = position == self.position and not self.symbolic
         return self.cursor if unmoved else self.feed.encode(position)
 
