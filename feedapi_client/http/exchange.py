@@ -312,8 +312,13 @@ class Endpoint(Generic[Client]):
 
 
 def coding_of(response: httpx.Response) -> Decompressor:
-    """What undoes the content coding of a body. Raises `UnsupportedCodingError`."""
-    return decompressor(response.headers.get("content-encoding", ""))
+    """What undoes the content coding of a body. Raises `UnsupportedCodingError`.
+
+    A response that is in memory already, as those of `httpx.MockTransport` are, was decoded by
+    httpx. Its raw bytes can't be had again: read `iter_bytes` or `aiter_bytes` then.
+    """
+    encoding = "" if response.is_stream_consumed else response.headers.get("content-encoding", "")
+    return decompressor(encoding)
 
 
 def too_slow(seconds: float) -> httpx.ReadTimeout:

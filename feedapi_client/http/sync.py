@@ -91,7 +91,7 @@ class SyncTransport(Endpoint[httpx.Client]):
         body = bytearray()
         try:
             inflated = coding_of(response)
-            for chunk in response.iter_raw():
+            for chunk in _received(response):
                 for piece in inflated.feed(chunk):
                     body += piece
                     if len(body) > limit:
@@ -160,7 +160,7 @@ class SyncResponseStream:
     def __enter__(self) -> Self:
         exchange = self._transport.exchange(self._request, self._partition)
         self._response, _ = self._transport.drive(exchange, self._request)
-        self._chunks = self._response.iter_raw()
+        self._chunks = _received(self._response)
         try:
             self._body = self._transport.body(self._response, self._partition)
         except FeedError:
@@ -187,3 +187,8 @@ class SyncResponseStream:
         except CodingError as error:
             self._transport.undecodable(error, self._partition)
         return piece
+
+
+def _received(response: httpx.Response) -> Iterator[bytes]:
+    """The chunks that `coding_of` is for."""
+    return response.iter_bytes() if response.is_stream_consumed else response.iter_raw()

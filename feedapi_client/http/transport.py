@@ -105,7 +105,7 @@ class Transport(Endpoint[httpx.AsyncClient]):
 
     async def _read(self, response: httpx.Response, limit: int) -> bytes:
         body = bytearray()
-        chunks = response.aiter_raw()
+        chunks = _received(response)
         try:
             inflated = coding_of(response)
             async for chunk in chunks:
@@ -153,7 +153,7 @@ class ResponseStream:
     async def __aenter__(self) -> Self:
         exchange = self._transport.exchange(self._request, self._partition)
         self._response, _ = await self._transport.drive(exchange, self._seconds)
-        self._chunks = self._response.aiter_raw()
+        self._chunks = _received(self._response)
         try:
             self._body = self._transport.body(self._response, self._partition)
         except FeedError:
@@ -191,6 +191,11 @@ class ResponseStream:
         except CodingError as error:
             self._transport.undecodable(error, self._partition)
         return piece
+
+
+def _received(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The chunks that `coding_of` is for."""
+    return response.aiter_bytes() if response.is_stream_consumed else response.aiter_raw()
 
 
 async def _abandon(chunks: AsyncIterator[bytes]) -> None:

@@ -22,7 +22,16 @@ from feedapi_client.http.sync import SyncTransport
 from feedapi_client.http.transport import Transport
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, Wire, chunk, ok, start, wire
-from tests.http.helpers import LIMIT, LINE, basic_auth, body_of, fetch_error, opened, page_of
+from tests.http.helpers import (
+    LIMIT,
+    LINE,
+    basic_auth,
+    body_of,
+    fetch_error,
+    opened,
+    page_of,
+    sync_body_of,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -107,6 +116,21 @@ class TestRequests:
                 await body_of(transport)
                 await body_of(transport)
         assert not any("cookie" in request.headers for request in server.requests)
+
+    async def test_a_response_that_is_in_memory_already_is_read(self) -> None:
+        def reply(_: httpx.Request) -> httpx.Response:
+            encoded = gzip.compress(LINE)
+            return httpx.Response(200, content=encoded, headers={"Content-Encoding": "gzip"})
+
+        url = "http://service/feed"
+        async with httpx.AsyncClient(transport=httpx.MockTransport(reply)) as http:
+            transport = Transport(url, http=http)
+            assert await body_of(transport) == LINE
+            assert await transport.get("", [], max_bytes=LIMIT) == (200, LINE)
+        with httpx.Client(transport=httpx.MockTransport(reply)) as blocking:
+            sync = SyncTransport(url, http=blocking)
+            assert sync_body_of(sync) == LINE
+            assert sync.get("", [], max_bytes=LIMIT) == (200, LINE)
 
     async def test_our_own_client_is_closed(self) -> None:
         async with opened("http://127.0.0.1:9/feed") as transport:
