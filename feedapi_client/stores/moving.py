@@ -80,8 +80,8 @@ def cursors_elsewhere(found: FeedKey, url: str) -> str:
         found: the key of those cursors.
         url: that of the consumer's own key.
     """
-    address, query, _ = url.partition("?")
-    new = f"{address}?..." if query else address
+    address, digest, _ = url.partition("#")
+    new = f"{address}?..." if digest else address
     return (
         f"no cursor is stored for this feed, but the consumer '{_shown(found.name)}' has some "
         f"under {_shown(found.url)}. If the feed moved from there: stop the consumer, run 'feedapi "

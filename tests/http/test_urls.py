@@ -78,7 +78,7 @@ def test_r19_the_command_line_refuses_an_impossible_url(command: str) -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "the feed's URL can't be read" in done.stderr
     assert "sesame" not in done.stdout + done.stderr

@@ -10,6 +10,7 @@ import typer
 
 from feedapi_client.cli.common.json_output import to_json
 from feedapi_client.cli.cursors.feed_positions import FeedPositions
+from feedapi_client.errors import NegotiationError
 from feedapi_client.model import FeedKey, Position
 
 FORMAT = "feedapi-cursors/1"
@@ -65,7 +66,7 @@ def parse_export(text: bytes) -> dict[FeedKey, dict[int, Position]]:
             raise ValueError
         feeds = [(_parse_key(feed), _parse_positions(feed)) for feed in value["feeds"]]
         return _unique(feeds)
-    except (ValueError, KeyError, TypeError, AttributeError):
+    except (ValueError, KeyError, TypeError, AttributeError, NegotiationError):
         raise typer.BadParameter(
             f"the input is no export of cursors (JSON of the format {FORMAT})"
         ) from None
