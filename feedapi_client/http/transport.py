@@ -115,6 +115,9 @@ class Transport(Endpoint[httpx.AsyncClient]):
                         await _abandon(chunks)
                         return bytes(body)
             inflated.finish()
+        except CodingError:
+            await _abandon(chunks)
+            raise
         finally:
             await response.aclose()
         return bytes(body)
