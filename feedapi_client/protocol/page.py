@@ -51,10 +51,16 @@ class Progress:
         self.empty = 0
         """Responses in a row that moved the cursor and held no event. An end is not counted."""
 
-    def asked(self, cursor: str) -> list[str]:
-        """Note the cursor of a request. Return `recent`, which ends with it."""
+    def asked(self, cursor: str, end: str | None = None) -> list[str]:
+        """Note the cursor of a request. Return `recent`, which ends with it.
+
+        `end` is the known end of a closed partition. To come back to it is always progress, because
+        nothing is asked for behind it.
+        """
         if self.recent[-1:] != [cursor]:  # a restart: what came after this cursor comes again
             self.recent[:] = [cursor]
+        if end in self.recent[:-1]:
+            self.recent.remove(end)
         return self.recent
 
     def moved(self, *, events: bool) -> None:
@@ -133,10 +139,10 @@ class PageReader:
         self._progress = progress
         self._max_unclosed = max_unclosed_bytes
         self._error: FeedError | None = None
-        decoder.recent = [asked] if progress is None else progress.asked(asked)
         self.asked = asked
         self.closed = closed
         self.last_cursor = last_cursor if closed else None
+        decoder.recent = [asked] if progress is None else progress.asked(asked, self.last_cursor)
         self.cursor = asked
         """The cursor of the last batch given so far; at first the one asked with."""
 

@@ -288,7 +288,7 @@ def test_import_asks_before_it_replaces_positions(
 
 def _export_of(position: str) -> str:
     """An export with one feed and one position."""
-    feed = f'{{"url":"u","name":"n","filters":{{}},"positions":[{position}]}}'
+    feed = f'{{"url":"http://u/f","name":"n","filters":{{}},"positions":[{position}]}}'
     return f'{{"format":"feedapi-cursors/1","feeds":[{feed}]}}'
 
 

@@ -367,6 +367,15 @@ class TestCycles:
             assert respond(progress, checkpoint("a"), asked="b") is Outcome.END
         assert respond(progress, event(2), checkpoint("c"), asked="b") is Outcome.PROGRESS
 
+    def test_r06_to_return_to_last_cursor_is_progress(self) -> None:
+        progress = Progress(1)
+        for asked, cursor in [("0", "end"), ("end", "same place"), ("same place", "end")]:
+            page = reader(asked=asked, closed=True, last_cursor="end", progress=progress)
+            page.feed(checkpoint(cursor))
+            assert page.finish().outcome is Outcome.PROGRESS
+        page = reader(asked="end", closed=True, last_cursor="end", progress=progress)
+        assert page.finish().outcome is Outcome.END
+
     def test_r13_an_empty_way_back_over_events_is_a_cycle(self) -> None:
         progress = Progress(2)
         respond(progress, event(1), checkpoint("a"), asked="0")
