@@ -7,22 +7,34 @@ retries fetches or keeps cursors: `FeedConsumer` does that.
 from __future__ import annotations
 
 import logging
+import re
 from collections import deque
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 import orjson
 
-from feedapi_client.errors import FeedError, NoProgressError, RequestRefusedError
+from feedapi_client.errors import (
+    FeedError,
+    NoProgressError,
+    ProtocolError,
+    RequestRefusedError,
+)
 from feedapi_client.http.exchange import Endpoint
 from feedapi_client.http.sync import SyncHTTP, SyncResponseStream, SyncTransport
 from feedapi_client.http.transport import AsyncHTTP, ResponseStream, Transport
 from feedapi_client.lineage import graph
 from feedapi_client.model import LAST, Batch, Decoder, Event, FeedInfo
-from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+from feedapi_client.options import (
+    FetchOptions,
+    Limits,
+    RetryPolicy,
+    default_decision,
+    entry_decision,
+)
 from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, Dialect, Params, check_options
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
@@ -30,6 +42,9 @@ from feedapi_client.protocol.page import PageReader, Progress
 from feedapi_client.retry import Backoff, retry, retry_sync
 
 log = logging.getLogger("feedapi_client")
+
+_WRONG_COUNT = re.compile(r"partition count (mismatch|does ?n.t match)", re.IGNORECASE)
+"""What publishers of dialect v1 say when `n` is not their number of partitions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +83,7 @@ class _Client:
         self._quote = endpoint.quote
         self.v1_partitions = v1_partitions
         self.options = fetch or FetchOptions()
+        self._selects_events = bool(self.options.selection())
         self.retry = retry or RetryPolicy()
         self.limits = limits
         self.decoder = decoder
@@ -91,6 +107,12 @@ class _Client:
             v1_partitions=self.v1_partitions,
             quote=self._quote,
         )
+
+    def _discovery_policy(self) -> RetryPolicy:
+        """Before anything is known, a wrong URL is likelier than an outage of DNS (R14)."""
+        if self.info is None and self.retry.decide is default_decision:
+            return replace(self.retry, decide=entry_decision)
+        return self.retry
 
     def _plan(
         self, info: FeedInfo, partition: int, cursor: str, stream: bool | int
@@ -122,6 +144,7 @@ class _Client:
             partition=partition,
             asked=cursor,
             closed=listed is not None and listed.closed,
+            last_cursor=None if listed is None or self._selects_events else listed.last_cursor,
             progress=progress,
             max_unclosed_bytes=self.limits.max_buffered_bytes,
         )
@@ -181,10 +204,12 @@ class FeedClient(_Client):
     async def discover(self) -> FeedInfo:
         """Negotiate (R1, at each call anew: R2) and validate what was found.
 
-        Retried as the policy says. Raises `NegotiationError`, `AuthenticationError`,
+        Retried as the policy says; a `HostError` only once a discovery has succeeded. Raises
+        `NegotiationError`, `AuthenticationError`, `FeedUnavailableError`, `TornResponseError`,
         `ProtocolError`, `LineageError`; `info` then stays what it was.
         """
-        info = await retry(self._discover, self._backoff(), sleep=anyio.sleep, on_retry=log_attempt)
+        backoff = Backoff.of(self._discovery_policy(), clock=anyio.current_time)
+        info = await retry(self._discover, backoff, sleep=anyio.sleep, on_retry=log_attempt)
         return self._checked(info)
 
     async def discover_once(self) -> FeedInfo:
@@ -199,9 +224,6 @@ class FeedClient(_Client):
     async def _discover(self) -> FeedInfo:
         limit = self.limits.max_discovery_bytes
         return self._negotiate(*await self.transport.get("", [], max_bytes=limit))
-
-    def _backoff(self) -> Backoff:
-        return Backoff.of(self.retry, clock=anyio.current_time)
 
     def open(
         self,
@@ -223,7 +245,8 @@ class FeedClient(_Client):
         stream_of_bytes = self.transport.stream(
             dialect.suffix, params, partition=partition, idle_timeout=idle_timeout
         )
-        return Response(stream_of_bytes, self._page_reader(info, partition, cursor, progress))
+        reader = self._page_reader(info, partition, cursor, progress)
+        return Response(stream_of_bytes, reader, info)
 
     def fetch(self, partition: int, cursor: str) -> Fetch:
         """One fetch: await it for a `Page`, or iterate for each `Batch` as its checkpoint arrives.
@@ -246,7 +269,7 @@ class FeedClient(_Client):
             try:
                 cursor = await retry(
                     lambda: self._first_cursor(partition),
-                    self._backoff(),
+                    Backoff.of(self.retry, clock=anyio.current_time),
                     sleep=anyio.sleep,
                     on_retry=log_attempt,
                 )
@@ -255,7 +278,8 @@ class FeedClient(_Client):
                 raise
             if cursor is None:
                 raise NoProgressError(
-                    "the publisher answers a fetch from _last without a cursor",
+                    "the publisher answers a fetch from _last without a cursor: a consumer can't "
+                    "start at its end. 'feedapi cursors skip' reads to the end without delivering",
                     feed=self.feed,
                     partition=partition,
                 )
@@ -287,14 +311,19 @@ class FeedClient(_Client):
 class Response:
     """A response, open while it is entered. Feed its chunks to `reader`."""
 
-    __slots__ = ("_stream", "reader")
+    __slots__ = ("_info", "_stream", "reader")
 
-    def __init__(self, stream: ResponseStream, reader: PageReader) -> None:
+    def __init__(self, stream: ResponseStream, reader: PageReader, info: FeedInfo) -> None:
         self._stream = stream
         self.reader = reader
+        self._info = info
 
     async def __aenter__(self) -> Self:
-        await self._stream.__aenter__()
+        try:
+            await self._stream.__aenter__()
+        except RequestRefusedError as error:
+            _check_count(error, self._info)
+            raise
         return self
 
     async def __aexit__(
@@ -476,7 +505,8 @@ class SyncFeedClient(_Client):
 
     def discover(self) -> FeedInfo:
         """See `FeedClient.discover`."""
-        info = retry_sync(self._discover, Backoff.of(self.retry), on_retry=log_attempt)
+        backoff = Backoff.of(self._discovery_policy())
+        info = retry_sync(self._discover, backoff, on_retry=log_attempt)
         self.check(info)
         self.info = info
         return info
@@ -499,7 +529,8 @@ class SyncFeedClient(_Client):
         stream_of_bytes = self.transport.stream(
             dialect.suffix, params, partition=partition, idle_timeout=idle_timeout
         )
-        return SyncResponse(stream_of_bytes, self._page_reader(info, partition, cursor, progress))
+        reader = self._page_reader(info, partition, cursor, progress)
+        return SyncResponse(stream_of_bytes, reader, info)
 
     def fetch(self, partition: int, cursor: str) -> SyncFetch:
         """One fetch: `read()` it for a `Page`, or iterate over it for each `Batch`.
@@ -512,14 +543,19 @@ class SyncFeedClient(_Client):
 class SyncResponse:
     """See `Response`."""
 
-    __slots__ = ("_stream", "reader")
+    __slots__ = ("_info", "_stream", "reader")
 
-    def __init__(self, stream: SyncResponseStream, reader: PageReader) -> None:
+    def __init__(self, stream: SyncResponseStream, reader: PageReader, info: FeedInfo) -> None:
         self._stream = stream
         self.reader = reader
+        self._info = info
 
     def __enter__(self) -> Self:
-        self._stream.__enter__()
+        try:
+            self._stream.__enter__()
+        except RequestRefusedError as error:
+            _check_count(error, self._info)
+            raise
         return self
 
     def __exit__(
@@ -597,6 +633,20 @@ class SyncFetch:
                 batches.complete()
             else:
                 batches.feed(chunk)
+
+
+def _check_count(error: RequestRefusedError, info: FeedInfo) -> None:
+    """Raise ProtocolError where a v1 publisher refuses our number of partitions.
+
+    No discovery and no other cursor repairs that.
+    """
+    if info.dialect == "v1" and error.status == 400 and _WRONG_COUNT.search(error.message):
+        raise ProtocolError(
+            f"{error.message}. The feed has another number of partitions than "
+            f"v1_partitions={len(info.partitions)}: give the number that its publisher documents",
+            feed=error.feed,
+            partition=error.partition,
+        ) from error
 
 
 def _check_unused(batches: _PageBatches | None) -> None:

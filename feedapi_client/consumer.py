@@ -13,7 +13,8 @@ from anyio.abc import TaskGroup
 
 from feedapi_client.client import FeedClient
 from feedapi_client.http.transport import AsyncHTTP
-from feedapi_client.model import Batch, Decoder, Event, FeedKey, public_url
+from feedapi_client.lineage.missing_edges import checked_lineage
+from feedapi_client.model import Batch, Decoder, Event, FeedKey
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.handler import retrying_handler
 from feedapi_client.quarantine.policy import Handler, OnFailure
@@ -63,6 +64,10 @@ class FeedConsumer:
         decoder: what `Event.json` uses.
         v1_partitions: the number of partitions of a ZeroEventHub (version 1) feed, which can't be
             discovered.
+        lineage: the parent of each child that has to wait for it, where the publisher leaves
+            `startsAfterPartition` out: ``{1: 0, 2: 0}``. Such edges are added to every discovery.
+            One that contradicts the discovery, or that names a partition that is neither listed
+            nor stored, is a `LineageError`.
         fetch, retry, limits: see `FetchOptions`, `RetryPolicy`, `Limits`.
         on_error: what a partition that can't go on does: "raise" ends the iteration, "park" stops
             it and its descendants.
@@ -85,6 +90,7 @@ class FeedConsumer:
         partitions: Collection[int] | None = None,
         decoder: Decoder = orjson.loads,
         v1_partitions: int | None = None,
+        lineage: Mapping[int, int] | None = None,
         fetch: FetchOptions | None = None,
         retry: RetryPolicy | None = None,
         limits: Limits | None = None,
@@ -100,10 +106,6 @@ class FeedConsumer:
                 f"start must be 'first', 'last' or a mapping of partition to cursor, not {start!r}"
             )
         fetch, retry, limits = fetch or FetchOptions(), retry or RetryPolicy(), limits or Limits()
-        self.feed = public_url(url)
-        self.store: CursorStore = MemoryCursorStore() if store is None else store
-        self.key = FeedKey(url, name, fetch.selection())
-        self.limits = limits
         self._new_client = partial(
             FeedClient,
             url,
@@ -114,14 +116,19 @@ class FeedConsumer:
             limits=limits,
             decoder=decoder,
         )
-        # Now, to refuse an impossible URL at once.
+        # Now, and before anything else looks at the URL, to refuse an impossible one at once.
         self._client: FeedClient | None = self._new_client()
+        self.feed = self._client.feed
+        self.store: CursorStore = MemoryCursorStore() if store is None else store
+        self.key = FeedKey(url, name, fetch.selection())
+        self.limits = limits
         self._settings = Settings(
             key=self.key,
             start=start,
             ordered=ordered,
             follow=follow,
             partitions=None if partitions is None else frozenset(partitions),
+            lineage=checked_lineage(lineage),
             on_error=on_error,
             stream=fetch.streaming,
             limits=limits,

@@ -17,6 +17,7 @@ translated once, where they enter, and kept as ``__cause__``::
     ├── TransportError               the network, or the publisher's server
     │   ├── AuthenticationError      401 or 403
     │   ├── FeedUnavailableError     connection errors, timeouts, 408, 425, 429, 5xx
+    │   │   └── HostError                the host is unknown, or its certificate is refused
     │   └── TornResponseError        a response that broke off, or holds a line of something else
     └── StoreError                   the cursor store failed
         ├── FencedError              another consumer of the same name advanced the partition
@@ -144,6 +145,14 @@ class FeedUnavailableError(TransportError):
         super().__init__(message, feed=feed, partition=partition)
         self.status = status
         self.retry_after = retry_after
+
+
+class HostError(FeedUnavailableError):
+    """The host of the feed's URL is unknown, or its TLS certificate can't be verified.
+
+    A running consumer retries it like any outage. The first discovery of a client, and so the entry
+    into a consumer, raises it at once: most likely the URL or the trusted certificates are wrong.
+    """
 
 
 class TornResponseError(TransportError):

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
 import orjson
 
-from feedapi_client.errors import CommitOrderError
+from feedapi_client.errors import CommitOrderError, NegotiationError
 
 T = TypeVar("T")
 
@@ -28,6 +29,22 @@ LAST = "_last"
 _TYPED_DECODERS = 256  # types whose decoders are kept
 
 _load = msgspec.json.Decoder().decode
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"  # a pair
+    rb"|(?P<lone>u[dD][89a-fA-F][0-9a-fA-F]{2})|.)",
+    re.DOTALL,
+)
+
+
+def without_lone_surrogates(data: bytes) -> bytes:
+    """Return JSON in which escapes of surrogates without a partner are ``\\ufffd``.
+
+    JSON's grammar allows them, and no UTF-8 text can hold what they mean: msgspec and orjson
+    refuse them. U+FFFD is what Go's decoder makes of them. The length stays the same.
+    """
+    if b"\\u" not in data:
+        return data
+    return _ESCAPE.sub(lambda found: b"\\ufffd" if found["lone"] else found[0], data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +130,10 @@ class Event(msgspec.Struct, gc=False, eq=False):
 
     @property
     def raw(self) -> bytes:
-        """The payload as the publisher sent it: a JSON object, or a JSON string with its quotes."""
+        """The payload as the publisher sent it: a JSON object, or a JSON string with its quotes.
+
+        Its bytes may be invalid UTF-8, or hold the escape of a surrogate without a partner.
+        """
         return bytes(self._payload)
 
     @property
@@ -128,20 +148,24 @@ class Event(msgspec.Struct, gc=False, eq=False):
         """Return the payload, decoded by the `decoder` of the consumer.
 
         Without a decoder of the consumer's own the result is what orjson gives, except that
-        integers of any size are exact.
+        integers of any size are exact, and that the escape of a surrogate without a partner is
+        U+FFFD.
 
         Raises:
-            ValueError: the payload is not valid JSON (orjson.JSONDecodeError). A decoder of the
-                consumer's own may raise what it likes.
+            ValueError: the payload is not valid JSON or not valid UTF-8 (orjson.JSONDecodeError).
+                A decoder of the consumer's own may raise what it likes.
         """
         origin = self._origin
         try:
             return origin.load(self._payload)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            return origin.decoder(bytes(self._payload))
+            payload = bytes(self._payload)
+            if origin.decoder is orjson.loads:
+                payload = without_lone_surrogates(payload)
+            return origin.decoder(payload)
 
     def decode(self, type: type[T]) -> T:
-        """Return the payload as a `type`.
+        """Return the payload as a `type`. What `json` does with a lone surrogate holds here too.
 
         Arguments:
             type: a msgspec Struct, a dataclass, a TypedDict, an attrs class, a builtin type, or a
@@ -153,10 +177,15 @@ class Event(msgspec.Struct, gc=False, eq=False):
         """
         validate: Callable[[bytes], T] | None = getattr(type, "model_validate_json", None)
         if validate is not None:
-            return validate(bytes(self._payload))
+            return validate(without_lone_surrogates(bytes(self._payload)))
         kind: Any = type
         decoder: msgspec.json.Decoder[T] = _typed_decoder(kind)
-        return decoder.decode(self._payload)
+        try:
+            return decoder.decode(self._payload)
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError:
+            return decoder.decode(without_lone_surrogates(bytes(self._payload)))
 
     def __repr__(self) -> str:
         # Never the payload, because events end up in log records (R19).
@@ -285,10 +314,14 @@ class FeedKey:
 
     Attributes:
         url: the feed's URL. It loses its credentials, its fragment and its query; of the query a
-            digest is kept.
+            digest is kept, as a fragment: ``https://host/feed#sha256=0123456789abcdef``. No query
+            can pass for that, and the `url` of a key makes the same key again.
         name: the consumer's name.
         filters: the selection of events, because a cursor is valid only for the same filters. Given
             as a mapping or as pairs, kept as sorted pairs.
+
+    Raises:
+        NegotiationError: no feed can be at this URL.
     """
 
     url: str
@@ -305,31 +338,47 @@ class FeedKey:
     @property
     def id(self) -> str:
         """64 hexadecimal digits that identify the key, for stores that need a fixed width."""
-        return hashlib.sha256(
-            "\x00".join(
-                [self.url, self.name, *(part for pair in self.filters for part in pair)]
-            ).encode()
-        ).hexdigest()
+        digest = hashlib.sha256()
+        for part in (self.url, self.name, *(part for pair in self.filters for part in pair)):
+            encoded = part.encode("utf-8", "surrogatepass")
+            # With its length before it no part can be taken for two, nor two for one.
+            digest.update(b"%d:%b" % (len(encoded), encoded))
+        return digest.hexdigest()
 
     def __str__(self) -> str:
         filters = "".join(f" {name}={value}" for name, value in self.filters)
         return f"{self.name} @ {self.url}{filters}"
 
 
-_QUERY_MARK = "?sha256="
+_DIGEST = re.compile("sha256=[0-9a-f]{16}")
 
 
 def public_url(url: str) -> str:
-    """Return the URL without credentials, query and fragment, as messages and logs may show it."""
-    parts = urlsplit(url)
+    """Return the URL without credentials, query and fragment, as messages and logs may show it.
+
+    Raises `NegotiationError` for a text that is no http or https URL. The error quotes none of it,
+    because any part may be a part of a password.
+    """
+    parts = _split(url)
     host = parts.netloc.rpartition("@")[2]
     return urlunsplit((parts.scheme.lower(), host.lower(), parts.path, "", ""))
 
 
 def _key_url(url: str) -> str:
-    query = urlsplit(url).query
-    if not query:
-        return public_url(url)
-    if query.startswith(_QUERY_MARK[1:]):
-        return public_url(url) + "?" + query  # the `url` of another key stays as it is
-    return public_url(url) + _QUERY_MARK + hashlib.sha256(query.encode()).hexdigest()[:16]
+    parts = _split(url)
+    if parts.query:
+        digest = hashlib.sha256(parts.query.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        return f"{public_url(url)}#sha256={digest}"
+    if _DIGEST.fullmatch(parts.fragment):
+        return f"{public_url(url)}#{parts.fragment}"  # the `url` of another key stays as it is
+    return public_url(url)
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url)
+        if parts.scheme in ("http", "https") and parts.hostname and parts.port != 0:
+            return parts
+    except (TypeError, ValueError, AttributeError):
+        pass  # not chained: the reason may quote a part of a password
+    raise NegotiationError("the feed's URL must begin with http:// or https:// and name a host")

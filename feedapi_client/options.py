@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
-from feedapi_client.errors import FeedError, FeedUnavailableError, TornResponseError
+from feedapi_client.errors import FeedError, FeedUnavailableError, HostError, TornResponseError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,8 @@ class Limits:
     stream_idle_timeout: float = 60.0
     """Seconds after which a streamed response that brings nothing is opened again."""
     request_timeout: float = 30.0
-    """Seconds to connect, and of the longest silence within a response that is not streamed."""
+    """Seconds to connect, of the longest silence within a response that is not streamed, and of a
+    whole exchange but for the body of a page: headers, discoveries and errors (R14)."""
     slot_timeout: float = 5.0
     """Seconds that a request keeps its slot while other partitions wait for one. If it brought no
     checkpoint in that time, it is repeated after a pause and may then take twice as long."""
@@ -132,12 +133,21 @@ def default_decision(error: FeedError) -> Decision:
     return "retry" if isinstance(error, (FeedUnavailableError, TornResponseError)) else "fatal"
 
 
+def entry_decision(error: FeedError) -> Decision:
+    """Return what `default_decision` does, but "fatal" for a `HostError` (R14).
+
+    It decides at the first discovery of a client, where the policy has no function of its own.
+    """
+    return "fatal" if isinstance(error, HostError) else default_decision(error)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """When and how often to try again: exponential backoff with full jitter (R14).
 
     The pause before attempt n+1 is random, from 0 to ``min(max_delay, base_delay * 2**n)`` seconds.
-    A Retry-After of the server replaces it. Progress starts the count anew.
+    What a Retry-After of the server asks for, up to `max_retry_after`, comes on top: 0, a negative
+    number or a date in the past leave the pause as it is. Progress starts the count anew.
     """
 
     base_delay: float = 0.2
@@ -152,7 +162,8 @@ class RetryPolicy:
     """Seconds for which a partition may refuse its requests (400, 404, 409, 410) although discovery
     lists it, before that is an error (R10). A rolling deployment should take no longer."""
     decide: Callable[[FeedError], Decision] = default_decision
-    """Decides which errors are retried; a function of your own may replace it."""
+    """Decides which errors are retried; a function of your own may replace it. Without one, a
+    `HostError` ends the first discovery at once; a function of your own decides there too."""
 
     def __post_init__(self) -> None:
         if self.base_delay <= 0 or self.max_delay < self.base_delay:

@@ -36,7 +36,8 @@ class Backoff:
     """The attempts at one thing, from its first failure on.
 
     The pause before attempt n+1 is random, from 0 to ``min(max_delay, base_delay * 2**n)`` seconds
-    (full jitter), or what the server's Retry-After asks for, up to `max_retry_after`.
+    (full jitter). What the server's Retry-After asks for, up to `max_retry_after`, comes on top: it
+    never makes a pause shorter, and those whom one server sends away don't come back at once.
 
     Arguments:
         base_delay, max_delay, max_retry_after: seconds.
@@ -130,9 +131,8 @@ class Backoff:
             raise error
         retry_after = error.retry_after if isinstance(error, FeedUnavailableError) else None
         state.prepare_for_next_attempt()
-        if retry_after is not None:
-            return min(retry_after, self._max_retry_after)
-        return float(self._rules.wait(state))
+        floor = min(max(retry_after or 0.0, 0.0), self._max_retry_after)
+        return floor + float(self._rules.wait(state))
 
     def _failed(self) -> tenacity.RetryCallState:
         now = self._clock()

@@ -75,7 +75,7 @@ PUBLIC = {
     feedapi_client: """
         FIRST LAST AmbiguousLineageError AuthenticationError Batch BufferLimitError CommitOrderError
         ConsumerStatus CursorRejectedError CursorStore Event FeedClient FeedConsumer FeedError
-        FeedInfo FeedKey FeedUnavailableError FencedError FetchOptions Journal Limits
+        FeedInfo FeedKey FeedUnavailableError FencedError FetchOptions HostError Journal Limits
         LineTooLongError LineageError LostPartitionError MemoryCursorStore NegotiationError
         NoProgressError Page Partition PartitionState PartitionStatus Position ProtocolError
         Quarantine RequestRefusedError Retry RetryPolicy SQLiteCursorStore StoreError SyncFeedClient
@@ -464,6 +464,7 @@ def test_the_parameters_of_the_consumer_are_pinned() -> None:
         "partitions",
         "decoder",
         "v1_partitions",
+        "lineage",
         "fetch",
         "retry",
         "limits",

@@ -68,10 +68,19 @@ def test_r14_pauses_are_jittered_below_a_doubling_bound_and_a_maximum() -> None:
         assert all(0 <= pause <= bound for pause, bound in found)
 
 
-def test_r14_retry_after_replaces_the_pause_up_to_its_maximum() -> None:
-    backoff = Backoff(max_retry_after=60)
-    assert backoff.pause(FeedUnavailableError("busy", retry_after=7.0)) == 7.0
-    assert backoff.pause(FeedUnavailableError("busy", retry_after=3600.0)) == 60
+def test_r14_retry_after_is_a_floor_under_a_jittered_pause() -> None:
+    backoff = Backoff(base_delay=1.0, max_delay=8.0, max_retry_after=100.0)
+    asked = [backoff.pause(FeedUnavailableError("", retry_after=7.0)) for _ in range(100)]
+    assert all(7.0 <= pause <= 15.0 for pause in asked)
+    assert len(set(asked)) == len(asked)
+    assert 100.0 <= backoff.pause(FeedUnavailableError("", retry_after=7000.0)) <= 108.0
+
+
+@pytest.mark.parametrize("seconds", [0.0, -5.0])
+def test_r14_retry_after_is_no_way_around_the_pause(seconds: float) -> None:
+    backoff = Backoff(base_delay=1.0, max_delay=8.0)
+    pauses = [backoff.pause(FeedUnavailableError("", retry_after=seconds)) for _ in range(100)]
+    assert sum(pauses) > 100.0
 
 
 def test_a_number_of_attempts_bounds_the_failures() -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 
+from feedapi_client.cli.common.streams import require_streams
+
 
 def main() -> None:
     """Run the command line and exit, with an exit code that ``feedapi --help`` explains."""
-    if sys.stdout is None or sys.stderr is None:
-        # The caller closed them, so there is no way to report anything.
-        raise SystemExit(1)
+    require_streams()
     try:
         from feedapi_client.cli.app import app
     except ModuleNotFoundError as missing:

@@ -9,13 +9,19 @@ from feedapi_client.cli.common.options import (
     GiveUpAfter,
     HeaderEnv,
     Json,
+    Lineage,
     Url,
     V1Partitions,
+    edges,
 )
 from feedapi_client.cli.common.run_async import run_async
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from feedapi_client.model import FeedInfo
+
+_SHOWN = 8
 
 
 def discover(
@@ -24,19 +30,29 @@ def discover(
     auth_env: AuthEnv = None,
     header_env: HeaderEnv = None,
     v1_partitions: V1Partitions = None,
+    lineage: Lineage = None,
     give_up_after: GiveUpAfter = 5.0,
 ) -> None:
-    """Show a feed's dialect, flags and partitions, and the lineage of the partitions."""
+    """Show a feed's dialect, flags and partitions, and the lineage of the partitions.
+
+    Says where the feed seems to leave out which partition starts after which. Try --lineage then:
+    the tree is drawn as a consumer with the same option sees it.
+    """
+    from feedapi_client.cli.common.feed_url import checked_url
     from feedapi_client.cli.common.http_client import headers_from_environment
+    from feedapi_client.lineage.missing_edges import with_edges
 
     headers = headers_from_environment(auth_env, header_env)
+    checked_url(url)
+    added = edges(lineage)
     feed, info = run_async(_discover, url, headers, v1_partitions, give_up_after)
+    info = with_edges(info, added, known=(), feed=feed)
     if json:
-        import orjson
+        from feedapi_client.cli.common.json_output import print_json
 
-        print(orjson.dumps(as_json(feed, info), option=orjson.OPT_INDENT_2).decode())
+        print_json(as_json(feed, info))
     else:
-        _print_info(feed, info)
+        _print_info(feed, info, added)
 
 
 async def _discover(
@@ -56,6 +72,9 @@ async def _discover(
 
 def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
     """Return the discovery as JSON, in one form for all dialects."""
+    from feedapi_client.lineage.missing_edges import suspected_missing_edges
+
+    suspected = suspected_missing_edges(None, info.partitions)
     return {
         "feed": feed,
         "dialect": info.dialect,
@@ -73,11 +92,15 @@ def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
             }
             for p in info.partitions.values()
         ],
+        "suspected_missing_edges": None
+        if suspected is None
+        else {"parents": list(suspected.parents), "children": list(suspected.children)},
     }
 
 
-def _print_info(feed: str, info: FeedInfo) -> None:
-    from feedapi_client.cli.common.console import console, plain
+def _print_info(feed: str, info: FeedInfo, added: Mapping[int, int]) -> None:
+    from feedapi_client.cli.common.console import console, plain_line
+    from feedapi_client.cli.common.escape import shown
 
     flags = [f"dialect {info.dialect}"]
     if info.exactly_once:
@@ -85,12 +108,13 @@ def _print_info(feed: str, info: FeedInfo) -> None:
     if info.stream:
         flags.append("stream")
     if info.filters:
-        flags.append(f"filters {', '.join(info.filters)}")
-    console().print(plain(feed, "bold"))
-    console().print(plain(" · ".join(flags)))
+        flags.append(f"filters {shown(', '.join(info.filters))}")
+    console().print(plain_line(feed, "bold"))
+    console().print(plain_line(" · ".join(flags)))
     _print_partitions(info)
     if any(p.starts_after is not None or p.cursor_from for p in info.partitions.values()):
-        _print_lineage(info)
+        _print_lineage(info, added)
+    _print_suspected_edges(info)
 
 
 def _print_partitions(info: FeedInfo) -> None:
@@ -111,7 +135,20 @@ def _print_partitions(info: FeedInfo) -> None:
     )
 
 
-def _print_lineage(info: FeedInfo) -> None:
+def _print_suspected_edges(info: FeedInfo) -> None:
+    from feedapi_client.cli.common.console import console, plain_line
+    from feedapi_client.lineage.missing_edges import suspected_missing_edges
+
+    suspected = suspected_missing_edges(None, info.partitions)
+    if suspected is None:
+        return
+    console().print(plain_line(f"suspected: {suspected}", "yellow"))
+    parent = suspected.parents[0]
+    options = " ".join(f"--lineage {child}:{parent}" for child in suspected.children[:_SHOWN])
+    console().print(plain_line(f"on the command line: {options}", "yellow"))
+
+
+def _print_lineage(info: FeedInfo, added: Mapping[int, int]) -> None:
     from rich.text import Text
 
     from feedapi_client.cli.common.console import console
@@ -122,4 +159,4 @@ def _print_lineage(info: FeedInfo) -> None:
             return Text(f"{id}  closed", style="dim")
         return Text(f"{id}  open", style="green")
 
-    console().print(lineage_tree(info.partitions, Text("lineage", style="bold"), label))
+    console().print(lineage_tree(info.partitions, Text("lineage", style="bold"), label, added))

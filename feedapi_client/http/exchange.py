@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Generator, Iterator
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Generic, NoReturn, TypeVar
 
 import httpx
@@ -15,11 +16,25 @@ from feedapi_client.errors import (
     AuthenticationError,
     FeedError,
     FeedUnavailableError,
+    HostError,
     NegotiationError,
     ProtocolError,
     RequestRefusedError,
     TornResponseError,
     TransportError,
+)
+from feedapi_client.http.decompression import (
+    CodingError,
+    Decompressor,
+    UnsupportedCodingError,
+    accept_encoding,
+    decompressor,
+)
+from feedapi_client.http.failures import (
+    chainable,
+    described,
+    host_problem,
+    is_about_location,
 )
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.retry_after import retry_after
@@ -35,6 +50,9 @@ Exchange = Generator[Any, Any, tuple[httpx.Response, bytes]]
 _MAX_REDIRECTS = 5
 _SPARE_CONNECTIONS = 4
 _MIN_KEEPALIVE_EXPIRY = 30.0
+_CONNECT_SHARE = 0.9
+"""Of the time for an exchange. httpcore 1.0 closes the socket of a TLS handshake that its own
+timeout ends, and leaves that of a cancelled one to the garbage collector."""
 _EXCERPT_BYTES = 1600
 _PLAIN_HEADERS = frozenset({"host", "accept", "accept-encoding", "connection", "user-agent"})
 _REFUSED = frozenset({400, 404, 409, 410})
@@ -44,8 +62,9 @@ _LATER = frozenset({408, 425, 429})
 class Endpoint(Generic[Client]):
     """A feed for both transports: makes requests and classifies responses."""
 
-    def __init__(self, url: str, client: Client) -> None:
+    def __init__(self, url: str, client: Client, limits: Limits) -> None:
         self.client: Client = client
+        self.limits = limits
         self._url = FeedURL.parse(url)
         self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
         self._sent: httpx.Headers = httpx.Headers()
@@ -78,7 +97,7 @@ class Endpoint(Generic[Client]):
         """A GET of the feed.
 
         With `idle_timeout` (seconds) the response may be silent for that long; else the client's
-        own timeouts hold.
+        own timeouts hold. Raises `ProtocolError` for a cursor that makes the URL too long.
         """
         own = str(self.client.params) if self.client.params else ""
         try:
@@ -88,12 +107,18 @@ class Endpoint(Generic[Client]):
                 "the request's URL is over 64 KiB: the cursor or the filters are too long",
                 **self._where(partition),
             ) from error
-        request = self.client.build_request("GET", url, timeout=self._timeout(idle_timeout))
+        request = self.client.build_request(
+            "GET",
+            url,
+            headers={"Accept-Encoding": accept_encoding()},
+            timeout=self.timeout(idle_timeout),
+        )
         # build_request merges the client's parameters once more and encodes the query anew.
         request.url = url
         return request
 
-    def _timeout(self, idle: float | None) -> Any:
+    def timeout(self, idle: float | None) -> Any:
+        """httpx's timeout of one request."""
         if idle is None:
             return httpx.USE_CLIENT_DEFAULT
         own = self.client.timeout
@@ -116,8 +141,12 @@ class Endpoint(Generic[Client]):
             try:
                 response = yield self._send(request)
             except httpx.HTTPError as error:
+                if is_about_location(error):
+                    raise self._unreadable_location(partition, discovery) from None
                 self._unanswered(error, partition)
-            if response.status_code == 200 and not discovery:
+            except (httpx.InvalidURL, ValueError):
+                raise self._unreadable_location(partition, discovery) from None
+            if response.is_success and not discovery:
                 return response, b""
             self._sent = response.request.headers
             try:
@@ -126,7 +155,11 @@ class Endpoint(Generic[Client]):
                 if response.status_code == 200:
                     self.torn(error, partition)
                 body = b""
-            onward = self._redirect(response, partition, discovery)
+            except CodingError as error:
+                if response.status_code == 200:
+                    self.undecodable(error, partition)
+                body = b""
+            onward = self._onward(response, partition, discovery)
             if onward is None:
                 self._classify(response, body, partition, discovery)
                 return response, body
@@ -142,19 +175,47 @@ class Endpoint(Generic[Client]):
         """Read the body, up to a little over `limit` bytes, and close the response."""
         raise NotImplementedError
 
-    def _redirect(
+    def body(self, response: httpx.Response, partition: int | None) -> Decompressor:
+        """What undoes the content coding of a page. Raises `ProtocolError` where nothing does."""
+        try:
+            return coding_of(response)
+        except UnsupportedCodingError as error:
+            self.undecodable(error, partition)
+
+    def undecodable(self, error: CodingError, partition: int | None) -> NoReturn:
+        """Raise our error for a body whose content coding is unknown, damaged or incomplete."""
+        if isinstance(error, UnsupportedCodingError):
+            raise ProtocolError(
+                f"the response can't be read: {error}", **self._where(partition)
+            ) from None
+        raise TornResponseError(
+            f"the response broke off: {error}", **self._where(partition)
+        ) from None
+
+    def _onward(
         self, response: httpx.Response, partition: int | None, discovery: bool
     ) -> httpx.Request | None:
         """Return the request that follows a redirect; None for any other response."""
         request = response.next_request
-        if request is None or origin(request.url) == self._url.origin:
+        if request is None:
+            return None
+        try:
+            same = origin(request.url) == self._url.origin
+        except ValueError:  # a host name that idna refuses
+            raise self._unreadable_location(partition, discovery) from None
+        if same:
             return request
         raise self._redirect_error(
             f"the feed redirects (status {response.status_code}) to another origin, "
-            f"{shown_origin(request.url)}, which is refused: no credentials are sent there. "
-            "If the feed has moved, use its new URL",
+            f"{self.quote(shown_origin(request.url).encode())}, which is refused: no credentials "
+            "are sent there. If the feed has moved, use its new URL",
             partition,
             discovery,
+        )
+
+    def _unreadable_location(self, partition: int | None, discovery: bool) -> FeedError:
+        return self._redirect_error(
+            "the feed redirects to a URL that can't be read", partition, discovery
         )
 
     def _redirect_error(self, message: str, partition: int | None, discovery: bool) -> FeedError:
@@ -166,7 +227,7 @@ class Endpoint(Generic[Client]):
     ) -> None:
         """Raise the error for a status, unless negotiation classifies it."""
         status, where = response.status_code, self._where(partition)
-        said = f": {self.quote(body)!r}" if body.strip() else ""
+        said = f": '{self.quote(body)}'" if body.strip() else ""
         if status in _LATER or status >= 500:
             headers = response.headers
             raise FeedUnavailableError(
@@ -228,21 +289,41 @@ class Endpoint(Generic[Client]):
                 "Limits.max_concurrent_fetches",
                 **where,
             ) from error
-        raise FeedUnavailableError(
-            f"no answer: {self.hide(_described(error))}", **where
-        ) from _chainable(error)
+        if (problem := host_problem(error)) is not None:
+            raise HostError(f"no answer: {problem}", **where) from error
+        raise FeedUnavailableError(f"no answer: {self._shown(error)}", **where) from chainable(
+            error
+        )
 
     def torn(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
         """Raise our error for an error of httpx within the body."""
         raise TornResponseError(
-            f"the response broke off: {self.hide(_described(error))}", **self._where(partition)
-        ) from _chainable(error)
+            f"the response broke off: {self._shown(error)}", **self._where(partition)
+        ) from chainable(error)
+
+    def _shown(self, error: httpx.HTTPError) -> str:
+        return self.quote(described(error).encode("utf-8", "backslashreplace"))
 
     def _where(self, partition: int | None) -> dict[str, Any]:
         return {"feed": self.feed, "partition": partition}
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.feed}>"
+
+
+def coding_of(response: httpx.Response) -> Decompressor:
+    """What undoes the content coding of a body. Raises `UnsupportedCodingError`.
+
+    A response that is in memory already, as those of `httpx.MockTransport` are, was decoded by
+    httpx. Its raw bytes can't be had again: read `iter_bytes` or `aiter_bytes` then.
+    """
+    encoding = "" if response.is_stream_consumed else response.headers.get("content-encoding", "")
+    return decompressor(encoding)
+
+
+def too_slow(seconds: float) -> httpx.ReadTimeout:
+    """The error of an exchange that goes on for too long although it is never silent."""
+    return httpx.ReadTimeout(f"not complete after {seconds:g} s")
 
 
 def check_client(http: object, kind: type) -> None:
@@ -261,20 +342,17 @@ def client_settings(url: str, limits: Limits) -> dict[str, Any]:
         # race of its own: it may close a connection that expires after a request took it.
         keepalive_expiry=max(_MIN_KEEPALIVE_EXPIRY, 2 * limits.max_poll_interval),
     )
-    settings: dict[str, Any] = {"limits": pool, "timeout": limits.request_timeout}
+    # Load balancers set cookies under ever new names with each response: none is kept.
+    cookies = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))
+    settings: dict[str, Any] = {
+        "limits": pool,
+        "timeout": httpx.Timeout(
+            limits.request_timeout, connect=_CONNECT_SHARE * limits.request_timeout
+        ),
+        "cookies": cookies,
+    }
     if url.lower().startswith("http:"):
         # Another origin is refused, so TLS is never spoken. A context without certificates
         # saves the time to load them, some 20 ms.
         settings["verify"] = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return settings
-
-
-def _described(error: httpx.HTTPError) -> str:
-    text = str(error)
-    name = type(error).__name__
-    return f"{name}: {text}" if text and _chainable(error) is not None else name
-
-
-def _chainable(error: httpx.HTTPError) -> httpx.HTTPError | None:
-    """The error itself, unless its text quotes received bytes, which may be a payload."""
-    return None if "b'" in str(error) or 'b"' in str(error) else error

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import re
 import weakref
 from collections.abc import Iterable
+from functools import lru_cache
+from html.entities import html5
 from typing import Protocol
 
 import httpx
@@ -24,6 +27,12 @@ _HTTP_LOGGERS = (
 )
 
 
+# As httpcore logs the headers of a response: pairs of bytes.
+_SECRET_RESPONSE_HEADER = re.compile(
+    r"""(?i)(\(b'(?:set-cookie|location)', )b(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
+)
+
+
 class SecretHolder(Protocol):
     """A feed in use, whose requests other libraries log."""
 
@@ -40,12 +49,46 @@ _feeds_in_use: weakref.WeakSet[SecretHolder] = weakref.WeakSet()
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Replace the secrets in a text by ``***``; those of fewer than four characters are left."""
+    """Replace the secrets in a text by ``***``, also where they are escaped.
+
+    Found in any case: plain, percent-encoded, and as JSON, Python or HTML write them, also several
+    times over. Secrets of fewer than four characters are left.
+    """
+    chosen = frozenset(secret for secret in secrets if len(secret) >= _SHORTEST_SECRET)
+    return _pattern(chosen).sub("***", text) if chosen else text
+
+
+@lru_cache(maxsize=128)
+def _pattern(secrets: frozenset[str]) -> re.Pattern[str]:
     # The longest first, so that no rest of one stays when another is a part of it.
-    for secret in sorted(secrets, key=len, reverse=True):
-        if len(secret) >= _SHORTEST_SECRET:
-            text = text.replace(secret, "***")
-    return text
+    longest_first = sorted(secrets, key=lambda secret: (-len(secret), secret))
+    return re.compile("|".join("".join(map(_any_form, secret)) for secret in longest_first))
+
+
+@lru_cache(maxsize=1024)
+def _any_form(character: str) -> str:
+    """The regular expression of a character in every form that an encoder gives it."""
+    if character.isascii() and character.isalnum():
+        return character
+    plain = r"\\+" if character == "\\" else r"\\*" + re.escape(character)
+    encoded = character.encode("utf-8", "surrogatepass")
+    units = character.encode("utf-16-be", "surrogatepass")
+    forms = [
+        plain,
+        "".join(rf"%(?:25)*(?i:{byte:02x})" for byte in encoded),
+        "".join(rf"\\+u(?i:{units[at : at + 2].hex()})" for at in range(0, len(units), 2)),
+        "".join(rf"\\+x(?i:{byte:02x})" for byte in encoded),
+        rf"\\+x(?i:{ord(character):02x})",
+        rf"&(?:amp;)*#(?:0*{ord(character)}|[xX]0*(?i:{ord(character):x}));",
+        *(rf"&(?:amp;)*{name}" for name in _html_names(character)),
+    ]
+    if character == " ":
+        forms.append(r"\+")
+    return f"(?:{'|'.join(forms)})"
+
+
+def _html_names(character: str) -> list[str]:
+    return [name for name, value in html5.items() if value == character and name.endswith(";")]
 
 
 def register(holder: SecretHolder) -> None:
@@ -62,6 +105,7 @@ class _Redact(logging.Filter):
             record.args = tuple(_without_query(arg, feeds) for arg in record.args)
         text = record.getMessage()
         hidden = hide_secrets(text, {secret for feed in feeds for secret in feed.secrets()})
+        hidden = _SECRET_RESPONSE_HEADER.sub(r"\1b'***'", hidden)
         if hidden != text:
             record.msg, record.args = hidden, ()
         return True
@@ -76,7 +120,8 @@ def redact_http_logs() -> None:
     httpx logs the URL of each request at INFO, the layers below log headers at DEBUG. Call this
     once at the start of an application that shows these logs: queries, credentials and values of
     sent headers of the feeds in use are replaced by ``***``. Calling it again changes nothing.
-    Records about other requests are left as they are, apart from values that are secrets of a feed.
+    Records about other requests are left as they are, apart from values that are secrets of a feed,
+    and from the values of Set-Cookie and Location, whose records do not name the request.
     """
     for name in _HTTP_LOGGERS:
         logging.getLogger(name).addFilter(_redact)

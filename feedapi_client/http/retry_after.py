@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 
 
@@ -26,7 +27,11 @@ def retry_after(value: str | None, now: str | None = None) -> float | None:
 
 
 def _timestamp(date: str | None) -> float | None:
+    if not date:
+        return None
     try:
-        return parsedate_to_datetime(date).timestamp() if date else None
-    except (ValueError, OverflowError, OSError):
+        moment = parsedate_to_datetime(date)
+        # The oldest of the three formats names no zone; all of them are in GMT.
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError, OSError):
         return None

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable
-from typing import Self
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from typing import Any, Self
 
 import anyio
+import anyio.lowlevel
 import httpx
 
-from feedapi_client.http.exchange import Endpoint, Exchange, check_client, client_settings
+from feedapi_client.errors import FeedError
+from feedapi_client.http.decompression import CodingError
+from feedapi_client.http.exchange import (
+    Endpoint,
+    Exchange,
+    check_client,
+    client_settings,
+    coding_of,
+    too_slow,
+)
 from feedapi_client.http.urls import parse_url
 from feedapi_client.options import Limits
 from feedapi_client.protocol.dialects import Params
@@ -30,7 +40,7 @@ class Transport(Endpoint[httpx.AsyncClient]):
         limits = limits or Limits()
         parse_url(url)
         check_client(http, httpx.AsyncClient)
-        super().__init__(url, http or httpx.AsyncClient(**client_settings(url, limits)))
+        super().__init__(url, http or httpx.AsyncClient(**client_settings(url, limits)), limits)
         self._owned = http is None
 
     async def aclose(self) -> None:
@@ -41,12 +51,14 @@ class Transport(Endpoint[httpx.AsyncClient]):
     async def get(self, suffix: str, params: Params, *, max_bytes: int) -> tuple[int, bytes]:
         """Return status and body of a response, for negotiation.
 
-        Raises `AuthenticationError`, `FeedUnavailableError`, `TornResponseError`, and
-        `NegotiationError` for a body over `max_bytes` or a redirect to another origin.
+        Headers and body together may take `Limits.request_timeout`. Raises `AuthenticationError`,
+        `FeedUnavailableError`, `TornResponseError`, `ProtocolError` for a content coding that was
+        not asked for, and `NegotiationError` for a body over `max_bytes` or a redirect to another
+        origin.
         """
         request = self.request(suffix, params)
         exchange = self.exchange(request, None, discovery=True, limit=max_bytes)
-        response, body = await self.drive(exchange)
+        response, body = await self.drive(exchange, self.limits.request_timeout)
         return response.status_code, self.bounded(body, max_bytes)
 
     def stream(
@@ -59,19 +71,28 @@ class Transport(Endpoint[httpx.AsyncClient]):
     ) -> ResponseStream:
         """A fetch, to be entered.
 
+        Its headers, or an error's headers and body together, may take `idle_timeout` (seconds;
+        `Limits.request_timeout` without it).
+
         ``async with transport.stream(...) as response: async for chunk in response: ...``
         """
         request = self.request(suffix, params, partition=partition, idle_timeout=idle_timeout)
-        return ResponseStream(self, request, partition)
+        seconds = self.limits.request_timeout if idle_timeout is None else idle_timeout
+        return ResponseStream(self, request, partition, seconds)
 
     @staticmethod
-    async def drive(exchange: Exchange) -> tuple[httpx.Response, bytes]:
-        """Do an exchange's I/O."""
+    async def drive(exchange: Exchange, seconds: float) -> tuple[httpx.Response, bytes]:
+        """Do an exchange's I/O, which may take so many seconds as a whole."""
+        deadline = anyio.current_time() + seconds
         try:
             step = next(exchange)
             while True:
+                result: Any = None
                 try:
-                    result = await step
+                    with anyio.CancelScope(deadline=deadline) as scope:
+                        result = await step
+                    if scope.cancelled_caught:
+                        raise too_slow(seconds)
                 except BaseException as error:  # noqa: BLE001 - a cancellation ends it too
                     step = exchange.throw(error)
                 else:
@@ -84,38 +105,63 @@ class Transport(Endpoint[httpx.AsyncClient]):
 
     async def _read(self, response: httpx.Response, limit: int) -> bytes:
         body = bytearray()
-        chunks = response.aiter_bytes()
+        chunks = _received(response)
         try:
+            inflated = coding_of(response)
             async for chunk in chunks:
-                body += chunk
-                if len(body) > limit:
-                    await _abandon(chunks)
-                    break
+                for piece in inflated.feed(chunk):
+                    body += piece
+                    if len(body) > limit:
+                        await _abandon(chunks)
+                        return bytes(body)
+            inflated.finish()
+        except CodingError:
+            await _abandon(chunks)
+            raise
         finally:
             await response.aclose()
         return bytes(body)
 
 
 class ResponseStream:
-    """A 200 response, while it is entered: an asynchronous iterator of its chunks.
+    """A response of status 2xx, while it is entered: an asynchronous iterator of its chunks.
 
     Entering sends the request and raises what `Transport.get` does, and `RequestRefusedError` and
     `ProtocolError` for the other statuses. Iterating raises `TornResponseError` when the body
     breaks off. Leaving closes the connection if the body was not read to its end.
     """
 
-    __slots__ = ("_chunks", "_partition", "_request", "_response", "_transport", "_under_way")
+    __slots__ = (
+        "_body",
+        "_chunks",
+        "_partition",
+        "_pieces",
+        "_request",
+        "_response",
+        "_seconds",
+        "_transport",
+        "_under_way",
+    )
 
-    def __init__(self, transport: Transport, request: httpx.Request, partition: int | None) -> None:
+    def __init__(
+        self, transport: Transport, request: httpx.Request, partition: int | None, seconds: float
+    ) -> None:
         self._transport = transport
+        self._seconds = seconds
         self._request = request
         self._partition = partition
         self._under_way = False
+        self._pieces: Iterator[bytes] = iter(())
 
     async def __aenter__(self) -> Self:
         exchange = self._transport.exchange(self._request, self._partition)
-        self._response, _ = await self._transport.drive(exchange)
-        self._chunks = self._response.aiter_bytes()
+        self._response, _ = await self._transport.drive(exchange, self._seconds)
+        self._chunks = _received(self._response)
+        try:
+            self._body = self._transport.body(self._response, self._partition)
+        except FeedError:
+            await self._response.aclose()
+            raise
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -129,13 +175,30 @@ class ResponseStream:
         return self
 
     async def __anext__(self) -> bytes:
-        self._under_way = False  # until there is a chunk: an exception ends the iteration
         try:
-            chunk = await self._chunks.__anext__()
+            piece = next(self._pieces, None)
+            if piece is not None:
+                # A chunk may inflate a thousandfold: the other tasks get their turn within it.
+                await anyio.lowlevel.checkpoint()
+            while piece is None:
+                self._under_way = False  # until there is a chunk: an exception ends the iteration
+                chunk = await anext(self._chunks, None)
+                if chunk is None:
+                    self._body.finish()
+                    raise StopAsyncIteration
+                self._under_way = True
+                self._pieces = self._body.feed(chunk)
+                piece = next(self._pieces, None)
         except httpx.HTTPError as error:
             self._transport.torn(error, self._partition)
-        self._under_way = True
-        return chunk
+        except CodingError as error:
+            self._transport.undecodable(error, self._partition)
+        return piece
+
+
+def _received(response: httpx.Response) -> AsyncIterator[bytes]:
+    """The chunks that `coding_of` is for."""
+    return response.aiter_bytes() if response.is_stream_consumed else response.aiter_raw()
 
 
 async def _abandon(chunks: AsyncIterator[bytes]) -> None:

@@ -42,7 +42,7 @@ class FeedURL:
             origin=origin(base),
             basic_auth=(base.username, base.password) if base.userinfo else None,
             secrets=_secrets(query, base),
-            public=public_url(url),
+            public=_public(url),
         )
 
     def request_url(self, suffix: str, params: Params, client_params: str = "") -> httpx.URL:
@@ -58,14 +58,34 @@ class FeedURL:
 
 def parse_url(url: str) -> httpx.URL:
     """The parsed URL. Raises `NegotiationError` for one that can't be a feed's."""
+    if not isinstance(url, str):
+        raise NegotiationError(f"the feed's URL must be a string, not {type(url).__name__}")
     try:
         parsed = httpx.URL(url)
-    except (httpx.InvalidURL, TypeError, ValueError) as error:
-        # The reason may quote a part of the URL, which may be a part of a password.
-        raise NegotiationError(f"the feed's URL can't be read ({type(error).__name__})") from None
-    if parsed.scheme not in _PORTS or not parsed.host:
+        host = parsed.host
+        # What the resolver does with the name: it fails for an empty label, or one that is too
+        # long, with an error that httpx lets through.
+        name = parsed.raw_host.decode("ascii")
+        name.encode("idna")
+    except (httpx.InvalidURL, ValueError) as error:
+        raise _unreadable(error) from None
+    if parsed.scheme not in _PORTS or not host or ("%" in name and ":" not in name):
         raise NegotiationError("the feed's URL must begin with http:// or https:// and name a host")
+    if parsed.port is not None and not 0 < parsed.port < 65536:
+        raise NegotiationError("the feed's URL names a port that is not from 1 to 65535")
     return parsed
+
+
+def _public(url: str) -> str:
+    try:
+        return public_url(url)
+    except ValueError as error:
+        raise _unreadable(error) from None
+
+
+def _unreadable(error: Exception) -> NegotiationError:
+    # The reason may quote a part of the URL, which may be a part of a password.
+    return NegotiationError(f"the feed's URL can't be read ({type(error).__name__})")
 
 
 def origin(url: httpx.URL) -> Origin:

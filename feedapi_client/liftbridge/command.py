@@ -14,18 +14,20 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
-from typing import Any
+from typing import Any, NoReturn
 
 import httpx
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import FeedError
+from feedapi_client.http.urls import FeedURL
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher
 from feedapi_client.liftbridge.relay import Key, Relay
 from feedapi_client.liftbridge.stream import Stream
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
+from feedapi_client.lineage.missing_edges import parse_lineage
 from feedapi_client.model import Event
 from feedapi_client.options import FetchOptions, Limits
 from feedapi_client.stores.base import CursorStore
@@ -169,6 +171,15 @@ _FEED_OPTIONS: _Options = (
         },
     ),
     (
+        "--lineage",
+        {
+            "action": "append",
+            "default": [],
+            "metavar": "CHILD:PARENT",
+            "help": "read CHILD after PARENT, where the feed leaves that out (1:0), repeatable",
+        },
+    ),
+    (
         "--auth-env",
         {
             "metavar": "NAME",
@@ -178,9 +189,16 @@ _FEED_OPTIONS: _Options = (
 )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Reports a wrong command line on one line, as all commands do."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"feedapi relay: {_one_line(message)} (feedapi relay --help says more)\n")
+
+
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's options."""
-    made = argparse.ArgumentParser(
+    made = _Parser(
         prog="feedapi relay",
         description="Publish the events of a feed to a Liftbridge stream, "
         "and commit cursors when the events are acked.",
@@ -208,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return asyncio.run(RelayCommand(options).run())
     except (ValueError, FeedError) as error:
-        sys.stderr.write(f"feedapi relay: {' '.join(str(error).split())}\n")
+        sys.stderr.write(f"feedapi relay: {_one_line(str(error))}\n")
         return 2 if isinstance(error, ValueError) else 1
 
 
@@ -217,6 +235,7 @@ class RelayCommand:
 
     def __init__(self, options: argparse.Namespace) -> None:
         _check(options)
+        _check_url(options.url)
         self.options = options
         self.stream = Stream(options.stream, options.subject, options.partitions)
         self.fetch = FetchOptions(
@@ -224,6 +243,7 @@ class RelayCommand:
             event_types=options.event_type,
             skip_event_types=options.skip_event_type,
         )
+        self.lineage = _lineage(options.lineage)
         self.servers = (
             [_environment(options.nats_env)] if options.nats_env else options.nats or [_NATS]
         )
@@ -247,6 +267,7 @@ class RelayCommand:
                     start=options.start,
                     follow=not options.no_follow,
                     v1_partitions=options.v1_partitions,
+                    lineage=self.lineage,
                     fetch=self.fetch,
                     limits=Limits(max_batch_bytes=_BATCH_BYTES),
                     http=http,
@@ -348,6 +369,25 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError("--create needs --api HOST:PORT")
 
 
+def _check_url(url: str) -> None:
+    """Raise ValueError for a URL that no feed can have."""
+    try:
+        FeedURL.parse(url)
+    except FeedError as error:
+        raise ValueError(error.message) from None
+    except ValueError as error:
+        # Only its type: the reason may quote a part of a password.
+        raise ValueError(f"the feed's URL can't be read ({type(error).__name__})") from None
+
+
+def _one_line(text: str) -> str:
+    """Return the text without line ends and other characters that a terminal would act upon."""
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode()
+        for char in " ".join(text.split())
+    )
+
+
 def _key(path: str) -> Key:
     names = path.split(".")
 
@@ -369,6 +409,13 @@ def _filters(texts: Sequence[str]) -> dict[str, str]:
     if len(filters) < len(texts):
         raise ValueError("--filter takes NAME=VALUE, each NAME once")
     return filters
+
+
+def _lineage(texts: Sequence[str]) -> dict[int, int]:
+    try:
+        return parse_lineage(",".join(texts)) if texts else {}
+    except ValueError as error:
+        raise ValueError(f"--lineage {error}") from None
 
 
 def _environment(variable: str) -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 from feedapi_client.errors import LineageError
 from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.selection import Selection
-from feedapi_client.model import FIRST, LAST, Partition, Position
+from feedapi_client.model import FIRST, LAST, Position
 
 StartAt = Literal["first", "last"] | Mapping[int, str]
 
@@ -25,7 +25,13 @@ def checked_start(start: StartAt) -> StartAt:
 
 
 def first_positions(
-    graph: Graph, start: StartAt, ends: Mapping[int, str], selection: Selection, *, feed: str
+    graph: Graph,
+    start: StartAt,
+    ends: Mapping[int, str],
+    selection: Selection,
+    *,
+    selects_events: bool = False,
+    feed: str,
 ) -> dict[int, Position]:
     """Return the position of every partition of the first discovery.
 
@@ -35,8 +41,9 @@ def first_positions(
     Arguments:
         graph: the partitions that are listed and selected.
         start: as in `FeedConsumer`.
-        ends: the present ends of partitions that discovery lists without `last_cursor`.
-        selection: of the consumer.
+        ends: the present ends of the partitions that were asked for them.
+        selection: the partitions that the consumer reads.
+        selects_events: whether `Partition.last_cursor` means nothing, because events are selected.
         feed: for messages.
 
     Raises:
@@ -53,7 +60,8 @@ def first_positions(
             # The successors hold the whole history: to read the ancestor too would bring it twice.
             positions[listed.id] = Position(FIRST, "superseded")
         elif start == "last":
-            positions[listed.id] = _last_position(listed, ends)
+            end = ends.get(listed.id) or (None if selects_events else listed.last_cursor)
+            positions[listed.id] = Position(end or LAST, "drained" if listed.closed else "open")
         else:
             positions[listed.id] = Position(FIRST)
     return positions
@@ -68,9 +76,3 @@ def _check_given(given: Mapping[int, str], graph: Graph, selection: Selection, f
         else:
             continue
         raise LineageError(f"start names this partition, {problem}", feed=feed, partition=partition)
-
-
-def _last_position(partition: Partition, ends: Mapping[int, str]) -> Position:
-    if partition.closed:
-        return Position(partition.last_cursor or LAST, "drained")
-    return Position(ends.get(partition.id) or partition.last_cursor or LAST)

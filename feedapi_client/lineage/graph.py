@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from feedapi_client.errors import LineageError
+from feedapi_client.lineage.text import cycle_text
 from feedapi_client.model import FeedInfo, Partition
 
 _EDGES_SHOWN = 8
@@ -78,7 +79,7 @@ class Graph:
         except CycleError as error:
             cycle = error.args[1]
             raise LineageError(
-                f"the lineage has a cycle: {' → '.join(map(str, cycle))}",
+                f"the lineage has a cycle: {cycle_text(cycle)}",
                 feed=feed,
                 partition=cycle[0],
             ) from None

@@ -18,12 +18,18 @@ from feedapi_client.lineage.actions import Action, Fail, Rediscover, Report, Sav
 from feedapi_client.lineage.bootstrap import StartAt, checked_start, first_positions
 from feedapi_client.lineage.entry import Entry
 from feedapi_client.lineage.graph import Graph, validate
+from feedapi_client.lineage.missing_edges import (
+    checked_lineage,
+    suspected_missing_edges,
+    with_edges,
+)
 from feedapi_client.lineage.order import blockers, check_parent
 from feedapi_client.lineage.selection import Selection
 from feedapi_client.lineage.text import names
 from feedapi_client.lineage.transfer import transferred_positions, unreleased_ancestors
 from feedapi_client.lineage.transitions import State, check_transition
-from feedapi_client.model import FeedInfo, Partition, Position
+from feedapi_client.model import FIRST, FeedInfo, Partition, Position
+from feedapi_client.protocol.cursors import shown
 
 __all__ = [
     "Action",
@@ -59,6 +65,8 @@ class Planner:
         start: StartAt = "first",
         ordered: bool = True,
         partitions: Iterable[int] | None = None,
+        lineage: Mapping[int, int] | None = None,
+        selects_events: bool = False,
     ) -> None:
         """Create a planner without any partition.
 
@@ -69,9 +77,12 @@ class Planner:
             partitions: the partitions to read; None for all. Only these are started and saved.
                 Order and cursor transfer are kept among them. A parent that is not selected is
                 not waited for, and the stored positions of others stay as they are.
+            lineage: the parent of each child whose edge the publisher leaves out.
+            selects_events: whether the consumer reads a selection of the events (filters, event
+                types). Cursors of a selection are not comparable with `Partition.last_cursor`.
 
         Raises:
-            ValueError: another `start`, or `partitions` that are not ids.
+            ValueError: another `start`, or `partitions` or `lineage` that hold no ids.
         """
         self.feed = feed
         self.start: StartAt = checked_start(start)
@@ -79,12 +90,18 @@ class Planner:
         self.entries: dict[int, Entry] = {}
         self.graph = Graph({})
         self._selection = Selection(partitions)
+        self._lineage = checked_lineage(lineage)
+        self._selects_events = selects_events
+        self._known: set[int] = set()  # every partition that was ever stored or listed
+        self._suspects: set[int] = set()  # closed partitions that were reported (R8)
         self._first_start = True
         self._counts: Counter[State] = Counter()
         self._in_flight: set[int] = set()
         self._waiters: dict[int, set[int]] = defaultdict(set)
         # Kept for partitions that are gone: their successors wait for what they waited for.
         self._parents: dict[int, int] = {}
+        # Kept likewise: every successor that was ever listed, by its ancestors.
+        self._successors: dict[int, set[int]] = defaultdict(set)
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{n} {state}" for state, n in self._counts.items() if n)
@@ -99,6 +116,7 @@ class Planner:
         start (R7).
         """
         selected = self._selection.load(positions)
+        self._known.update(positions)
         self._first_start = not selected
         for partition, position in selected.items():
             self._add(partition, position)
@@ -124,29 +142,55 @@ class Planner:
         return [
             p.id
             for p in info.partitions.values()
-            if p.id in self._selection and not p.closed and p.last_cursor is None
+            if p.id in self._selection
+            and not p.closed
+            and (self._selects_events or p.last_cursor is None)
         ]
 
-    def discover(self, info: FeedInfo, *, ends: Mapping[int, str] | None = None) -> list[Action]:
+    def discover(
+        self,
+        info: FeedInfo,
+        *,
+        ends: Mapping[int, str] | None = None,
+        earlier: bool = False,
+    ) -> list[Action]:
         """Take a discovery.
+
+        Arguments:
+            info: what was discovered.
+            ends: the present ends of the partitions that `unresolved` named.
+            earlier: whether it was made by an earlier driver. It may lack partitions that
+                `lineage` names.
 
         Raises:
             LineageError: the partitions make no graph (R12), a selected partition was never listed,
-                or `start` names one that is not there. Everything stays as it was.
+                `start` or `lineage` names one that is not there, or `lineage` contradicts the
+                publisher. Everything stays as it was.
         """
+        known = None if earlier else self._known
+        info = with_edges(info, self._lineage, known=known, feed=self.feed)
         self._selection.check(info, self.entries, feed=self.feed)
         graph = validate(self._selection.narrow(info), feed=self.feed)
         first_start = self._first_start
         if first_start:
             positions = first_positions(
-                graph, self.start, ends or {}, self._selection, feed=self.feed
+                graph,
+                self.start,
+                ends or {},
+                self._selection,
+                selects_events=self._selects_events,
+                feed=self.feed,
             )
             for partition, position in positions.items():
                 self._add(partition, position)
         self._first_start = False
         self.graph = graph
         self._parents |= {p.id: p.starts_after for p in graph if p.starts_after is not None}
-        actions = self._stop_unlisted() + self._transfer_cursors()
+        for ancestor, successors in graph.successors.items():
+            self._successors[ancestor].update(successors)
+        actions = self._report_missing_edges(info, first_start)
+        self._known.update(info.partitions)
+        actions += self._stop_unlisted() + self._transfer_cursors()
         for listed in graph:
             actions += self._start_or_wait(listed)
         return self._in_one_save(actions) if first_start else actions
@@ -204,15 +248,15 @@ class Planner:
 
         Call it once all that was read before is delivered. `asked_closed` says whether the
         discovery before the request listed the partition as closed. Only then is it the end of the
-        partition (R6). Otherwise an open partition is caught up, and one that was closed in the
-        meantime is asked once more.
+        partition (R6), if it is where discovery says that it ends. Otherwise an open partition is
+        caught up, and one that was closed in the meantime is asked once more.
         """
         entry = self.entries[partition]
         if not entry.running:
             return []
         if not self.is_closed(partition):
             self._move(entry, State.CAUGHT_UP)
-        elif asked_closed:
+        elif asked_closed and cursor == (self._last_cursor(partition) or cursor):
             entry.end = cursor
             return self._drain_if_at_end(entry)
         return []
@@ -268,6 +312,17 @@ class Planner:
         others: list[Action] = [action for action in actions if not isinstance(action, Save)]
         return [Save(positions), *others] if positions else others
 
+    def _report_missing_edges(self, info: FeedInfo, first_start: bool) -> list[Action]:
+        """Report closed partitions without descendants beside new roots, each once (R8)."""
+        if not self.ordered or (first_start and self.start == "last"):
+            return []
+        previous = None if first_start else self._known
+        suspected = suspected_missing_edges(previous, info.partitions)
+        if suspected is None or self._suspects.issuperset(suspected.parents):
+            return []
+        self._suspects.update(suspected.parents)
+        return [Report(None, str(suspected))]
+
     def _stop_unlisted(self) -> list[Action]:
         actions: list[Action] = []
         for entry in list(self.entries.values()):
@@ -279,7 +334,7 @@ class Planner:
             if entry.position is not None and entry.id not in self.graph.successors:
                 text = (
                     "is no longer listed and has no successor: it stops at its cursor "
-                    f"{entry.cursor!r}"
+                    f"{shown(entry.cursor)}"
                 )
                 actions.append(Report(entry.id, text))
         return actions
@@ -305,7 +360,7 @@ class Planner:
         for partition, position in positions.items():
             entry = self._entry(partition)
             entry.position = position
-            if position.status == "superseded":
+            if position.status == "superseded" and entry.state is not State.PARKED:
                 actions += [Stop(partition)] if entry.running else []
                 self._move(entry, State.SUPERSEDED)
         if positions:
@@ -321,11 +376,15 @@ class Planner:
         if parked is not None:
             return self.fail(successor.id, parked)
         try:
-            positions |= transferred_positions(
+            transferred = transferred_positions(
                 successor, self.entries, self.graph, self._selection, feed=self.feed
             )
         except LineageError as error:
             return [*self.fail(successor.id, error), Fail(successor.id, error)]
+        for partition, position in transferred.items():
+            # A successor that is itself an ancestor of another one is superseded at once.
+            if partition not in positions or position.status == "superseded":
+                positions[partition] = position
         return []
 
     # ------------------------------------------------------------------ order (R4, R8)
@@ -333,6 +392,10 @@ class Planner:
     def _start_or_wait(self, partition: Partition) -> list[Action]:
         """Start the listed partition, or note what it waits for."""
         entry = self._entry(partition.id)
+        if entry.position is None and entry.state is State.WAITING and self._is_outlived(entry):
+            entry.position = Position(FIRST, "superseded")
+            self._move(entry, State.SUPERSEDED)
+            return [Save({entry.id: entry.position})]
         if entry.state in (State.PARKED, State.SUPERSEDED) or (
             entry.state is State.DRAINED and partition.closed
         ):
@@ -370,6 +433,14 @@ class Planner:
             "be closed"
         )
         return [Report(entry.id, text)]
+
+    def _is_outlived(self, entry: Entry) -> bool:
+        """Whether a partition that nobody read was listed as an ancestor of one that is read (R9).
+
+        Its events are in the successor. Only a discovery that lags still lists it.
+        """
+        successors = self._successors.get(entry.id, ())
+        return any(self.entries[id].position is not None for id in successors)
 
     # ------------------------------------------------------------------ the end (R6)
 
@@ -409,10 +480,18 @@ class Planner:
         return [Report(entry.id, text)]
 
     def _is_end(self, entry: Entry, cursor: str) -> bool:
-        return self.is_closed(entry.id) and cursor in (
-            self.graph.partitions[entry.id].last_cursor,
-            entry.end,
-        )
+        end = self._last_cursor(entry.id) or entry.end
+        return end is not None and cursor == end and self.is_closed(entry.id)
+
+    def _last_cursor(self, partition: int) -> str | None:
+        """Return the end that discovery lists for a closed partition; None where it gives none.
+
+        What it lists is the end of all events, and means nothing to a selection of them.
+        """
+        listed = self.graph.partitions.get(partition)
+        if self._selects_events or listed is None or not listed.closed:
+            return None
+        return listed.last_cursor
 
     # ------------------------------------------------------------------ entries
 

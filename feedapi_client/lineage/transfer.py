@@ -11,6 +11,9 @@ from feedapi_client.lineage.selection import Selection
 from feedapi_client.lineage.text import names
 from feedapi_client.lineage.transitions import State
 from feedapi_client.model import Partition, Position
+from feedapi_client.protocol.cursors import shown
+
+_SHOWN = 8
 
 
 def unreleased_ancestors(
@@ -41,6 +44,9 @@ def transferred_positions(
 ) -> dict[int, Position]:
     """Return what has to be saved for the successor and its ancestors, in one save.
 
+    That includes every ancestor named before the one whose cursor is taken, known or not: it was
+    split before the consumer saw it, and a discovery that lags must not start it.
+
     Nothing, when no ancestor has a position: then the successor starts at its first event.
 
     Raises:
@@ -51,7 +57,7 @@ def transferred_positions(
     selection.check_ancestors(successor, feed=feed)
     live = [entries[a] for a in successor.cursor_from if a in entries and entries[a].live]
     if len({entry.cursor for entry in live}) > 1:
-        stand = ", ".join(f"{entry.id} at {entry.cursor!r}" for entry in live)
+        stand = ", ".join(f"{entry.id} at {shown(entry.cursor)}" for entry in live[:_SHOWN])
         raise AmbiguousLineageError(
             "may take its cursor from several ancestors that stand at different ones: "
             f"{stand}. Set its cursor by hand",
@@ -60,16 +66,37 @@ def transferred_positions(
         )
     if live:
         superseded = {e.id: e.position.advance(status="superseded") for e in live if e.position}
-        return {successor.id: Position(live[0].cursor), **superseded}
+        before = _skipped_before(successor, live[0].id, live[0].cursor, entries, selection)
+        return {successor.id: Position(live[0].cursor), **superseded, **before}
     # A successor that is listed late finds its ancestors superseded by others. Their cursors are as
     # valid here.
     for ancestor in successor.cursor_from:
         entry = entries.get(ancestor)
         position = entry.position if entry else selection.others.get(ancestor)
         if position is not None:
-            return {successor.id: Position(position.cursor)}
+            before = _skipped_before(successor, ancestor, position.cursor, entries, selection)
+            return {successor.id: Position(position.cursor), **before}
     _check_nothing_lost(successor, entries, graph, feed)
     return {}
+
+
+def _skipped_before(
+    successor: Partition,
+    ancestor: int,
+    cursor: str,
+    entries: Mapping[int, Entry],
+    selection: Selection,
+) -> dict[int, Position]:
+    """Return superseded positions for the ancestors without one that are named before `ancestor`.
+
+    Those that are not selected stay as they are: nothing of theirs is ever saved or started.
+    """
+    before = successor.cursor_from[: successor.cursor_from.index(ancestor)]
+    return {
+        skipped: Position(cursor, "superseded")
+        for skipped in before
+        if skipped in selection and (skipped not in entries or entries[skipped].position is None)
+    }
 
 
 def _check_nothing_lost(

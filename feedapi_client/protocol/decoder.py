@@ -13,11 +13,14 @@ import msgspec
 import orjson
 
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
-from feedapi_client.model import Event, EventOrigin
+from feedapi_client.model import Event, EventOrigin, without_lone_surrogates
+from feedapi_client.protocol import cursors
 from feedapi_client.protocol.dialects import Dialect, V1Line
 from feedapi_client.protocol.fast_lines import Block, BlockDecoder, line_decoder
 from feedapi_client.protocol.text import excerpt
 
+RECENT = 8
+"""Cursors that are remembered: so long is the longest cycle that is found (R13)."""
 _KINDS = {ord("["): "a list", ord("t"): "a boolean", ord("f"): "a boolean", ord("n"): "null"}
 
 
@@ -55,6 +58,7 @@ class PageDecoder:
         "_closed_by",
         "_error",
         "_feed",
+        "_held_by",
         "_held_bytes",
         "_held_events",
         "_lines",
@@ -66,9 +70,9 @@ class PageDecoder:
         "_quote",
         "_ready",
         "_tail",
-        "asked",
         "cursor",
         "ready_bytes",
+        "recent",
         "saw_events",
         "unknown_commands",
     )
@@ -98,9 +102,10 @@ class PageDecoder:
         self._closed_by: str | None = None  # the cursor that closes `_ready`
         self._held_events = 0  # of `_open`: how many are before the last checkpoint
         self._held_bytes = 0
-        self.asked: str | None = None
-        """The cursor that the response was asked for with. A checkpoint that repeats it closes
-        nothing, because the events before it would come again (R13)."""
+        self._held_by = ""
+        self.recent: list[str] = []
+        """The last cursors that closed something, the one asked with included. A checkpoint that
+        repeats one of them closes nothing, because the events before it would come again (R13)."""
         self.cursor: str | None = None
         """The last checkpoint of the response so far, whether it closed something or not."""
         self.saw_events = False
@@ -122,10 +127,10 @@ class PageDecoder:
 
     @property
     def held(self) -> CheckpointedEvents | None:
-        """Events before a checkpoint that repeats `asked`, with no other behind them; or None."""
-        if not self._held_events or self.asked is None:
+        """Events before a checkpoint that repeats a recent one, with no other behind; or None."""
+        if not self._held_events:
             return None
-        return CheckpointedEvents(self._open[: self._held_events], self.asked, self._held_bytes)
+        return CheckpointedEvents(self._open[: self._held_events], self._held_by, self._held_bytes)
 
     def feed(self, data: bytes) -> None:
         """Decode the next bytes of the response.
@@ -136,7 +141,7 @@ class PageDecoder:
         Raises:
             TornResponseError: a line is not a message of the protocol.
             LineTooLongError: a line is longer than `max_line_bytes`.
-            ProtocolError: a payload or a partition that the protocol forbids.
+            ProtocolError: a payload, a partition or a cursor that the protocol forbids.
         """
         self._check()
         cut = data.rfind(b"\n") + 1
@@ -178,24 +183,48 @@ class PageDecoder:
     def _add(self, block: Block, size: int) -> None:
         lines, records, checkpoints = block
         self.saw_events = self.saw_events or len(records) > len(checkpoints)
-        closing = next((i for i in reversed(checkpoints) if records[i]._cursor != self.asked), -1)
+        closing = self._last_closing([records[at]._cursor or "" for at in checkpoints])
         start = 0
-        for index in checkpoints:
+        last = len(checkpoints) - 1
+        for number, index in enumerate(checkpoints):
             self._open += records[start:index]
             start = index + 1
             # Of all that close something only the last counts, and so it is with those behind it.
-            if index in (closing, checkpoints[-1]):
+            if number in (closing, last):
                 after = sum(map(len, lines[start:]))
-                self._checkpoint(records[index]._cursor or "", size - after)
+                cursor = records[index]._cursor or ""
+                self._checkpoint(cursor, size - after, closes=number == closing)
                 size = after
         self._open += records[start:]
         self._open_bytes += size
 
-    def _checkpoint(self, cursor: str, size: int) -> None:
+    def _last_closing(self, found: list[str]) -> int:
+        """Return the index of the last cursor that closes something; -1 without one."""
+        new = set(found)
+        if len(new) == len(found) and new.isdisjoint(self.recent):  # as it should be
+            self.recent += found[-RECENT:]
+            del self.recent[:-RECENT]
+            return len(found) - 1
+        closing = -1
+        for index, cursor in enumerate(found):
+            if self._closes(cursor):
+                closing = index
+        return closing
+
+    def _closes(self, cursor: str) -> bool:
+        """Note a checkpoint. Return whether it closes what is before it."""
+        if cursor in self.recent:
+            return False
+        self.recent.append(cursor)
+        del self.recent[:-RECENT]
+        return True
+
+    def _checkpoint(self, cursor: str, size: int, *, closes: bool) -> None:
         self._open_bytes += size
         self.cursor = cursor
-        if cursor == self.asked:
+        if not closes:
             self._held_events, self._held_bytes = len(self._open), self._open_bytes
+            self._held_by = cursor
             return
         if self._ready:
             self._ready += self._open
@@ -215,13 +244,43 @@ class PageDecoder:
         try:
             record = self._lines.decode(line)
         except (ValueError, RecursionError) as error:
-            self._fail(self._torn(line, error, complete))
+            record = self._decode_text(line, error, complete)
         if not self._blocks.names_partition([record]):
             named = cast("V1Line", record)._line_partition
             self._fail(
                 self._error_of(ProtocolError, f"the response holds a line of partition {named}")
             )
         self._accept(record, size)
+
+    def _decode_text(self, line: bytes, error: Exception, complete: bool) -> Event:
+        """Decode a line that msgspec refuses, if only its text is to blame.
+
+        The escape of a surrogate without a partner is valid JSON, and the event is delivered as it
+        was sent. A cursor or header that is not UTF-8 is an error of the publisher's that no retry
+        mends.
+        """
+        mended = without_lone_surrogates(line)
+        try:
+            record = self._lines.decode(mended)
+        except UnicodeDecodeError:
+            self._fail(self._not_utf8(mended, error, complete))
+        except (ValueError, RecursionError):
+            self._fail(self._torn(line, error, complete))
+        payload = bytes(record._payload)
+        if payload:
+            at = mended.rfind(payload)  # of a payload that is given twice the last one counts
+            record._payload = msgspec.Raw(line[at : at + len(payload)])
+        return record
+
+    def _not_utf8(self, line: bytes, error: Exception, complete: bool) -> FeedError:
+        """Return the error for text that is not UTF-8: the line's own, or that it is torn."""
+        try:
+            self._lines.decode(line.decode("utf-8", "replace").encode())
+        except (ValueError, RecursionError):
+            return self._torn(line, error, complete)
+        return self._error_of(
+            ProtocolError, "the response holds a cursor or a header that is not valid UTF-8"
+        )
 
     def _accept(self, record: Event, size: int) -> None:
         payload, cursor = bytes(record._payload), record._cursor
@@ -235,6 +294,9 @@ class PageDecoder:
             )
         if cursor == "":
             self._fail(self._error_of(TornResponseError, "the response holds an empty cursor"))
+        if cursor is not None and not cursors.is_valid(cursor):
+            problem = f"the response holds a cursor that is {cursors.problem(cursor)}"
+            self._fail(self._error_of(ProtocolError, problem))
         if payload:
             record._origin = self._origin
             record._cursor = None
@@ -245,7 +307,7 @@ class PageDecoder:
         if cursor is None:
             self._open_bytes += size
         else:
-            self._checkpoint(cursor, size)
+            self._checkpoint(cursor, size, closes=self._closes(cursor))
 
     def _check(self) -> None:
         if self._error is not None:

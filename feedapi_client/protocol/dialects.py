@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,11 @@ import msgspec
 from feedapi_client.errors import ProtocolError
 from feedapi_client.model import DialectName, Event, FeedInfo
 from feedapi_client.options import FetchOptions
+from feedapi_client.protocol.text import printable
 
 Params = list[tuple[str, str]]
+_NAMES_SHOWN = 8
+_NAME_SHOWN = 20
 
 
 class V1Line(Event, gc=False, eq=False):
@@ -181,9 +184,10 @@ def check_options(info: FeedInfo, options: FetchOptions, *, feed: str) -> None:
         )
     unknown = sorted(set(options.filters) - set(info.filters))
     if unknown:
-        known = ", ".join(info.filters) or "none"
+        missing = ", ".join(f"'{_names([name])}'" for name in unknown)
+        known = _names(info.filters) or "none"
         raise ProtocolError(
-            f"the feed does not offer filter {', '.join(map(repr, unknown))}; it offers: {known}. "
+            f"the feed does not offer filter {missing}; it offers: {known}. "
             "Remove it from FetchOptions.filters",
             feed=feed,
         )
@@ -193,5 +197,12 @@ def _instead(info: FeedInfo) -> str:
     if info.dialect == "v2-token":
         return "use event_types"
     if info.filters:
-        return f"use filters ({', '.join(info.filters)})"
+        return f"use filters ({_names(info.filters)})"
     return "leave them out"
+
+
+def _names(names: Iterable[str]) -> str:
+    """Return names for a message: escaped and cut. A publisher may list any, and any number."""
+    listed = list(names)
+    shown = ", ".join(printable(name, _NAME_SHOWN) for name in listed[:_NAMES_SHOWN])
+    return f"{shown} and others" if len(listed) > _NAMES_SHOWN else shown

@@ -26,6 +26,7 @@ from typing import NamedTuple, cast
 import msgspec
 
 from feedapi_client.model import Event, EventOrigin
+from feedapi_client.protocol.cursors import are_valid
 from feedapi_client.protocol.dialects import Dialect, V1Line
 
 _NO_PAYLOAD = msgspec.Raw()
@@ -118,6 +119,8 @@ class BlockDecoder:
         for record in records:
             if not record._cursor or record._payload != _NO_PAYLOAD:
                 return False
+        if not are_valid([record._cursor or "" for record in records]):
+            return False
         return self.names_partition(records)
 
     def _events_fit(self, records: list[Event]) -> bool:

@@ -9,6 +9,7 @@ import orjson
 
 from feedapi_client.errors import FeedError, LineageError, NegotiationError, ProtocolError
 from feedapi_client.model import FeedInfo, Partition
+from feedapi_client.protocol import cursors
 from feedapi_client.protocol.text import excerpt
 
 MAX_PARTITION = 32767
@@ -63,20 +64,20 @@ def negotiate(
         return _v1(v1_partitions, body, feed, quote)
     if status != 200:
         raise NegotiationError(
-            f"no feed answers here: status {status}: {quote(body)!r}. Check the URL", feed=feed
+            f"no feed answers here: status {status}: '{quote(body)}'. Check the URL", feed=feed
         )
     try:
         found = orjson.loads(body)
     except ValueError as error:
         raise NegotiationError(
             "no feed answers here: status 200 with a body that is not JSON: "
-            f"{quote(body)!r}. Check the URL",
+            f"'{quote(body)}'. Check the URL",
             feed=feed,
         ) from error
     if not isinstance(found, dict) or not isinstance(found.get("partitions"), list):
         raise NegotiationError(
             "no feed answers here: status 200 with JSON that lists no partitions: "
-            f"{quote(body)!r}. Check the URL",
+            f"'{quote(body)}'. Check the URL",
             feed=feed,
         )
     return _Discovery(found, feed).info()
@@ -90,7 +91,7 @@ def _v1(
             "the feed answers 400 to discovery, as a ZeroEventHub (v1) feed does: give "
             "v1_partitions, the number of partitions that its publisher documents "
             "(FeedConsumer(url, v1_partitions=4)), or check the URL if it is not one: "
-            f"{quote(body)!r}",
+            f"'{quote(body)}'",
             feed=feed,
         )
     return FeedInfo("v1", {id: Partition(id) for id in range(v1_partitions)})
@@ -116,9 +117,12 @@ class _Discovery:
 
     def _token(self) -> str | None:
         token = self._document.get("token")
-        if token is None or isinstance(token, str):
+        if token is None or token == "":
             return token
-        raise self._wrong("token", token, "a string")
+        if not isinstance(token, str):
+            raise self._wrong("token", token, "a string")
+        self._check_cursor("token", token)
+        return token
 
     def _flag(self, name: str) -> bool:
         value = self._document.get(name)
@@ -165,6 +169,8 @@ class _Discovery:
             raise self._wrong("closed", closed, "a boolean", id)
         if last_cursor is not None and not isinstance(last_cursor, str):
             raise self._wrong("lastCursor", last_cursor, "a string", id)
+        if last_cursor:
+            self._check_cursor("lastCursor", last_cursor, id)
         parent, ancestors = (self._lineage_field(id, entry, *names) for names in _SPELLINGS)
         return Partition(
             id,
@@ -217,6 +223,15 @@ class _Discovery:
             ancestors.append(ancestor)
         return tuple(ancestors)
 
+    def _check_cursor(self, name: str, value: str, partition: int | None = None) -> None:
+        """Refuse what can't be stored or sent (R18)."""
+        if not cursors.is_valid(value):
+            raise self._error(
+                ProtocolError,
+                f"{name} in the discovery is {cursors.problem(value)}",
+                partition,
+            )
+
     def _wrong(
         self,
         name: str,
@@ -245,7 +260,7 @@ def _id(value: Any) -> int | None:
 def _shown(value: Any) -> str:
     """Return a short value as it was sent, and the kind of anything else."""
     return (
-        repr(value)
+        ascii(value)
         if isinstance(value, (int, float, str)) and len(repr(value)) <= 40
         else _kind(value)
     )

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from feedapi_client.errors import BufferLimitError, FeedError, NoProgressError
+from feedapi_client.protocol.cursors import shown
 from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
 
 
@@ -18,6 +19,8 @@ class Outcome(Enum):
 
     PROGRESS = "the cursor moved"
     END = "no event and no other cursor than the one asked with"
+    SILENT = "no event and no cursor at all, of a closed partition, for the first time"
+    LAGGING = "no event and no other cursor, of a closed partition that ends at another one"
     NO_PROGRESS = "no other cursor than the one asked with, although that is not the end"
 
 
@@ -35,26 +38,50 @@ class Progress:
         limit: the number of responses in a row without progress that is an error (R13).
     """
 
-    __slots__ = ("empty", "limit", "stuck")
+    __slots__ = ("empty", "limit", "recent", "silent", "stuck")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.recent: list[str] = []
+        """The last cursors that closed something, over all responses (see `PageDecoder`)."""
+        self.silent = False
+        """Whether the last response of a closed partition held no cursor and no event."""
         self.stuck = 0
         """Responses in a row without progress."""
         self.empty = 0
         """Responses in a row that moved the cursor and held no event. An end is not counted."""
 
+    def asked(self, cursor: str, end: str | None = None) -> list[str]:
+        """Note the cursor of a request. Return `recent`, which ends with it.
+
+        `end` is the known end of a closed partition. To come back to it is always progress, because
+        nothing is asked for behind it.
+        """
+        if self.recent[-1:] != [cursor]:  # a restart: what came after this cursor comes again
+            self.recent[:] = [cursor]
+        if end in self.recent[:-1]:
+            self.recent.remove(end)
+        return self.recent
+
     def moved(self, *, events: bool) -> None:
         """Count a response that moved the cursor; `events` says whether it also held events."""
         self.stuck = 0
+        self.silent = False
         self.empty = 0 if events else self.empty + 1
 
     def at_end(self) -> None:
         """Count a response that said that the cursor asked with is the present end."""
         self.stuck = 0
+        self.silent = False
+
+    def was_silent(self) -> bool:
+        """Count a response without a cursor. Return whether the one before was silent too."""
+        before, self.silent = self.silent, True
+        return before
 
     def not_moved(self) -> bool:
         """Count a response without progress. Return whether there were too many in a row."""
+        self.silent = False
         self.stuck += 1
         return self.stuck >= self.limit
 
@@ -66,14 +93,16 @@ class PageReader:
     Only the division into batches depends on it: what one chunk closes is one batch. And the bound
     on bytes without a checkpoint applies to what is left after a chunk.
 
-    A checkpoint that repeats the cursor asked with closes nothing. The events before it would come
-    again with the next request, so they are held until another checkpoint follows.
+    A checkpoint that repeats the cursor asked with, or one of the last 8, closes nothing. The
+    events before it would come again, so they are held until another checkpoint follows (R13).
 
     Arguments:
         decoder: a new one, for this response.
         feed, partition: for messages.
         asked: the cursor of the request.
         closed: whether the discovery before the request listed the partition as closed.
+        last_cursor: the end that this discovery listed for a closed partition. None where it is
+            not known, or where events are selected: it is then another place.
         progress: the counts of the partition. Without them each response stands alone, and there is
             never a `NoProgressError`.
         max_unclosed_bytes: the bytes that may come without a checkpoint that closes them.
@@ -89,6 +118,7 @@ class PageReader:
         "asked",
         "closed",
         "cursor",
+        "last_cursor",
     )
 
     def __init__(
@@ -99,6 +129,7 @@ class PageReader:
         partition: int,
         asked: str,
         closed: bool = False,
+        last_cursor: str | None = None,
         progress: Progress | None = None,
         max_unclosed_bytes: int,
     ) -> None:
@@ -108,9 +139,10 @@ class PageReader:
         self._progress = progress
         self._max_unclosed = max_unclosed_bytes
         self._error: FeedError | None = None
-        decoder.asked = asked
         self.asked = asked
         self.closed = closed
+        self.last_cursor = last_cursor if closed else None
+        decoder.recent = [asked] if progress is None else progress.asked(asked, self.last_cursor)
         self.cursor = asked
         """The cursor of the last batch given so far; at first the one asked with."""
 
@@ -136,7 +168,7 @@ class PageReader:
 
     @property
     def held(self) -> CheckpointedEvents | None:
-        """The events that only a checkpoint with the cursor asked with closes; None without any."""
+        """The events that only a checkpoint with a recent cursor closes; None without any."""
         return self._decoder.held
 
     def feed(self, chunk: bytes) -> list[CheckpointedEvents]:
@@ -161,7 +193,7 @@ class PageReader:
         Raises:
             TornResponseError: a line is not a message of the protocol.
             LineTooLongError: a line is longer than `Limits.max_line_bytes`.
-            ProtocolError: a payload or a partition that the protocol forbids.
+            ProtocolError: a payload, a partition or a cursor that the protocol forbids.
             BufferLimitError: more bytes without a checkpoint than `max_unclosed_bytes`.
         """
         if self._error is not None:
@@ -175,7 +207,7 @@ class PageReader:
         Raises:
             TornResponseError: the last line does not parse.
             NoProgressError: too many responses in a row made no progress (R13): they brought events
-                and no new cursor, or for a closed partition neither an event nor a cursor.
+                and no new cursor, or returned to a recent one.
             FeedError: what `check` raises.
         """
         self.check()
@@ -216,24 +248,48 @@ class PageReader:
             if progress is not None:
                 progress.moved(events=decoder.saw_events)
             return Outcome.PROGRESS
-        # A closed partition has to repeat the cursor: an empty body may be a fault on the way (R6).
-        silent = decoder.cursor is None and self.closed
-        if not decoder.saw_events and not silent:
-            if progress is not None:
-                progress.at_end()
-            return Outcome.END
-        if progress is not None and progress.not_moved():
-            raise self._no_progress(progress.stuck)
-        return Outcome.NO_PROGRESS
+        if decoder.saw_events or self._returned():
+            if progress is not None and progress.not_moved():
+                raise self._no_progress(progress.stuck)
+            return Outcome.NO_PROGRESS
+        return self._end()
+
+    def _returned(self) -> bool:
+        """Whether the cursor went back to a recent one, for no good reason.
+
+        Two replicas may name the end of an open partition differently. Where every response of such
+        a cycle was empty, it is the end; a lagging replica of a closed one is found by its end.
+        """
+        cursor, recent = self._decoder.cursor, self._decoder.recent
+        if cursor in (None, self.asked) or self.last_cursor is not None:
+            return False
+        back = len(recent) - 1 - recent.index(cursor)
+        empty = 0 if self._progress is None else self._progress.empty
+        return self.closed or back > empty
+
+    def _end(self) -> Outcome:
+        """Return what a response without events and without another cursor means (R6)."""
+        progress = self._progress
+        if self.last_cursor is not None and self.last_cursor != self.asked:
+            return Outcome.LAGGING
+        if self.closed and self.last_cursor is None and self._decoder.cursor is None:
+            # An empty body may be a fault on the way, and two of them are not.
+            if progress is None or not progress.was_silent():
+                return Outcome.SILENT
+        elif progress is not None:
+            progress.at_end()
+        return Outcome.END
 
     def _no_progress(self, times: int) -> NoProgressError:
         what = (
             "brought events and no new cursor"
-            if self._decoder.saw_events
-            else "of a closed partition brought neither an event nor a cursor"
+            if self._decoder.cursor in (None, self.asked)
+            else "returned to a cursor that was asked with before, as in a cycle"
         )
         return NoProgressError(
-            f"{times} responses in a row {what}", feed=self._feed, partition=self._partition
+            f"{times} responses in a row {what}. Asked with {shown(self.asked)}",
+            feed=self._feed,
+            partition=self._partition,
         )
 
     def __repr__(self) -> str:
@@ -241,3 +297,20 @@ class PageReader:
             f"<PageReader of partition {self._partition}: asked {self.asked!r}, at {self.cursor!r},"
             f" {self.unclosed_bytes} bytes unclosed>"
         )
+
+
+def lagging_error(asked: str, last_cursor: str | None, *, feed: str, partition: int) -> FeedError:
+    """Return the error for a closed partition whose replica does not reach its end (R6).
+
+    Arguments:
+        asked: the cursor behind which nothing came.
+        last_cursor: the end that discovery lists.
+        feed, partition: for the message.
+    """
+    return NoProgressError(
+        f"the partition is closed and ends at lastCursor {shown(last_cursor or '')}, but nothing "
+        f"comes behind {shown(asked)}: the replica that answers may lag behind. If nothing is "
+        f"missing, 'feedapi cursors drain {partition}' ends it here",
+        feed=feed,
+        partition=partition,
+    )

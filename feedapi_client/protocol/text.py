@@ -15,8 +15,12 @@ def excerpt(body: bytes, hide: Callable[[str], str] = str) -> str:
         hide: removes secrets. It gets more than 200 characters, so that no part of a secret is left
             that reaches beyond the cut.
     """
-    text = hide(body[: 8 * _QUOTED].decode("utf-8", "backslashreplace"))
+    return printable(hide(body[: 8 * _QUOTED].decode("utf-8", "backslashreplace")))
+
+
+def printable(text: str, length: int = _QUOTED) -> str:
+    """Return the text with its unprintable characters escaped, once, and cut to `length`."""
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in text[:_QUOTED]
-    )[:_QUOTED]
+        for char in text[:length]
+    )[:length]

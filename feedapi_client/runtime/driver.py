@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
@@ -55,6 +55,7 @@ class Settings:
     stream: bool | int
     limits: Limits
     retry: RetryPolicy
+    lineage: Mapping[int, int] = field(default_factory=dict)
 
 
 class Driver:

@@ -20,6 +20,8 @@ REFUSED_ATTEMPTS = 30
 On average it takes twice as many requests to give up. Where half of a publisher's instances refuse,
 all of them are refused once in 2**60 times.
 """
+LAG_REPORTED_SECONDS = 5.0
+"""After which a closed partition that does not reach its end is reported (R6)."""
 _QUIET = 2
 """The pauses after refusals grow until none came for the longest pause times this."""
 
@@ -41,6 +43,8 @@ class Failures:
 
     __slots__ = (
         "_failures",
+        "_lag",
+        "_lag_reported",
         "_no_progress",
         "_refusals",
         "_refused_at",
@@ -68,6 +72,8 @@ class Failures:
         """How often the time that it may hold a slot is doubled: it was too short before."""
         self._failures: Backoff | None = None
         self._no_progress: Backoff | None = None
+        self._lag: Backoff | None = None
+        self._lag_reported = False
         self._without_checkpoint: Backoff | None = None
         self._refusals: Backoff | None = None
         self._refused_at = 0.0
@@ -97,7 +103,8 @@ class Failures:
         The pauses after refusals are remembered: a publisher that refuses every third request must
         not be asked as fast as one that never does.
         """
-        self._failures = self._without_checkpoint = None
+        self._failures = self._without_checkpoint = self._lag = None
+        self._lag_reported = False
         self._refused_since = None
         self.error = self.since = self.retry_at = None
 
@@ -120,6 +127,30 @@ class Failures:
         self.error = error
         if self.since is None:
             self.since = datetime.now(UTC)
+
+    def lags(self, error: FeedError) -> float:
+        """A replica does not reach the end yet: seconds until the next request (R6).
+
+        Raises the error itself when that has lasted for `RetryPolicy.give_up_after`.
+        """
+        self.show(error)
+        self._failures = self._without_checkpoint = self._refused_since = None
+        if self._lag is None:
+            policy = self._retry
+            self._lag = Backoff(
+                base_delay=policy.base_delay,
+                max_delay=policy.max_delay,
+                give_up_after=policy.give_up_after,
+                clock=anyio.current_time,
+            )
+        return self._retry_in(self._lag.pause(error))
+
+    def lags_for_long(self) -> bool:
+        """Return whether the lag is to be reported: once, after 5 seconds."""
+        if self._lag is None or self._lag_reported or self._lag.elapsed < LAG_REPORTED_SECONDS:
+            return False
+        self._lag_reported = True
+        return True
 
     # ------------------------------------------------------------------ refusals (R10)
 

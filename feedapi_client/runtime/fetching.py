@@ -15,7 +15,7 @@ from feedapi_client.errors import (
 )
 from feedapi_client.lineage.planner import State
 from feedapi_client.model import FIRST, LAST, FeedInfo
-from feedapi_client.protocol.page import Outcome
+from feedapi_client.protocol.page import Outcome, lagging_error
 from feedapi_client.protocol.text import excerpt
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.failures import AskedAs
@@ -74,6 +74,8 @@ class Fetching:
             self._preempted(partition, slot, silent=result.silent)
         elif isinstance(result, FeedError):
             await self._failed(partition, result, request.info)
+        elif result is Outcome.LAGGING:
+            await self._lagging(partition, request.info)
         else:
             partition.failures.recovered()
             if slot.held < driver.limits.slot_timeout / 2:
@@ -88,6 +90,8 @@ class Fetching:
         if outcome is Outcome.NO_PROGRESS:
             error = NoProgressError(outcome.value, feed=driver.feed, partition=partition.id)
             driver.scheduler.schedule(partition, partition.failures.pause_without_progress(error))
+        elif outcome is Outcome.SILENT:
+            driver.scheduler.schedule(partition, driver.limits.poll_interval)
         elif outcome is Outcome.END:
             if not partition.pending:
                 await self.reached_end(partition)
@@ -128,6 +132,22 @@ class Fetching:
         elif entry.state is State.READING:
             driver.scheduler.schedule(partition)
         driver.wake()
+
+    async def _lagging(self, partition: RuntimePartition, asked_of: FeedInfo) -> None:
+        """A closed partition seems to end before its `lastCursor`: ask again for a while (R6)."""
+        driver = self._driver
+        last_cursor = asked_of.partitions[partition.id].last_cursor
+        error = lagging_error(
+            partition.read_cursor, last_cursor, feed=driver.feed, partition=partition.id
+        )
+        try:
+            pause = partition.failures.lags(error)
+        except FeedError as final:
+            await driver.fail_partition(partition, final)
+            return
+        if partition.failures.lags_for_long():
+            driver.report(partition.id, error.message)
+        driver.scheduler.schedule(partition, pause)
 
     # ------------------------------------------------------------------ errors
 

@@ -118,7 +118,7 @@ class RuntimePartition:
         self.committing = 0
         """Number of commits under way. A commit may take longer than its batch is in flight."""
         self._saves: list[SavedBatch] = []
-        # For people.
+        # For `status()`.
         self.events = 0
         self.last_event: datetime | None = None
         self.last_contact: datetime | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Mapping
 from typing import Any, TypeVar
 
@@ -11,6 +12,9 @@ from feedapi_client.errors import FeedError, ProtocolError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import excerpt
 from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.moving import keys_elsewhere
+
+log = logging.getLogger("feedapi_client")
 
 T = TypeVar("T")
 
@@ -29,6 +33,17 @@ class Positions:
     async def load(self) -> Mapping[int, Position]:
         """Load all positions. Raises `StoreError`."""
         return await self._translated(self._store.load(self._key), "loading cursors")
+
+    async def keys_elsewhere(self) -> list[FeedKey]:
+        """Return the stored keys of this consumer under another origin; none if the store can't.
+
+        A store that fails at this is no reason not to start: the keys are only reported.
+        """
+        try:
+            return await self._translated(keys_elsewhere(self._store, self._key), "listing keys")
+        except StoreError as error:
+            log.info("cursors under another origin are not looked for: %s", error)
+            return []
 
     async def save(self, positions: Mapping[int, Position], transaction: Any = None) -> None:
         """Save the positions in one atomic save. Raises `StoreError`, `FencedError`.

@@ -17,6 +17,7 @@ from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.status import ConsumerStatus
 from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.moving import cursors_elsewhere
 
 
 class Session:
@@ -28,6 +29,8 @@ class Session:
             start=settings.start,
             ordered=settings.ordered,
             partitions=settings.partitions,
+            lineage=settings.lineage,
+            selects_events=bool(settings.key.filters),
         )
         positions = Positions(store, settings.key, timeout=settings.limits.commit_timeout)
         self._positions = positions
@@ -46,10 +49,21 @@ class Session:
 
         Raises what these raise.
         """
-        self._driver.planner.load(await self._positions.load())
+        positions = await self._positions.load()
+        if not positions:
+            await self._report_cursors_elsewhere()
+        self._driver.planner.load(positions)
         await self._discovery.first()
         if self._driver.failure is not None:
             raise self._driver.failure
+
+    async def _report_cursors_elsewhere(self) -> None:
+        """Report stored cursors of this feed under another origin: the feed may have moved there.
+
+        Without them the consumer reads all again.
+        """
+        for key in await self._positions.keys_elsewhere():
+            self._driver.report(None, cursors_elsewhere(key, self._driver.feed))
 
     async def run(self) -> None:
         """Fetch and discover until the iteration ends.

@@ -90,7 +90,12 @@ def chains(
         check_partitions(options, info)
     # Unordered: a batch reads children whether or not their parents were read before.
     planner = Planner(
-        feed=connection.url, start=options.start, ordered=False, partitions=options.partitions
+        feed=connection.url,
+        start=options.start,
+        ordered=False,
+        partitions=options.partitions,
+        lineage=options.lineage,
+        selects_events=bool(connection.fetch_options.selection()),
     )
     planner.load({})
     ends = {partition: read_end(connection, partition) for partition in planner.unresolved(info)}

@@ -85,13 +85,14 @@ class FeedConnection:
                 filters = _resolve_filters(self.options.filters, info)
                 fetch = replace(self.options.fetch, filters=filters)
                 check_options(info, fetch, feed=self.url)
+                self._info = info
                 self.client, self._resolved = self._client(fetch), True
             self._info = info
             return info
 
     def _client(self, fetch: FetchOptions) -> SyncFeedClient:
         options = self.options
-        return SyncFeedClient(
+        client = SyncFeedClient(
             options.url,
             http=self._shared.http,
             fetch=fetch,
@@ -99,6 +100,8 @@ class FeedConnection:
             retry=options.retry,
             v1_partitions=options.v1_partitions,
         )
+        client.info = self._info  # an outage from here on is not a wrong URL
+        return client
 
     def __repr__(self) -> str:
         return f"<FeedConnection {self.client!r}>"

@@ -10,10 +10,16 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from feedapi_client.errors import BufferLimitError, FeedError, ProtocolError, RequestRefusedError
+from feedapi_client.errors import (
+    BufferLimitError,
+    FeedError,
+    NoProgressError,
+    ProtocolError,
+    RequestRefusedError,
+)
 from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import Outcome, PageReader, Progress
+from feedapi_client.protocol.page import Outcome, PageReader, Progress, lagging_error
 from feedapi_client.retry import Backoff
 from feedapi_client.spark.connection import FeedConnection
 from feedapi_client.spark.options import with_option_names
@@ -100,6 +106,11 @@ class PartitionReader:
         policy = connection.options.retry
         self._progress = Progress(attempts)
         self._failures = Backoff.of(policy, give_up_after=grace_period)
+        self._lag = Backoff(
+            base_delay=policy.base_delay,
+            max_delay=policy.max_delay,
+            give_up_after=policy.give_up_after if grace_period is None else grace_period,
+        )
         self._conflicts = Backoff(
             base_delay=policy.base_delay, max_delay=policy.max_delay, attempts=attempts + 1
         )
@@ -163,10 +174,16 @@ class PartitionReader:
                 reader.check()
             finished = reader.finish()
             yield from self._deliver(finished.batches)
+        if finished.outcome is not Outcome.LAGGING:
+            self._lag.reset()
         if finished.outcome is Outcome.PROGRESS:
             self._failures.reset()
         elif finished.outcome is Outcome.END:
             self.result.ended, self.result.asked_closed = True, reader.closed
+        elif finished.outcome is Outcome.SILENT:
+            time.sleep(self.connection.options.limits.poll_interval)
+        elif finished.outcome is Outcome.LAGGING:
+            self._wait_for_replica(asked, reader.last_cursor)
 
     def _pieces(self, reader: PageReader, chunk: bytes) -> Iterator[bytes]:
         """Yield the chunk whole, or by line near the limit.
@@ -203,7 +220,9 @@ class PartitionReader:
 
     def _at_last_cursor(self) -> bool:
         listed = self.connection.info.partitions.get(self.target.partition)
-        return listed is not None and listed.closed and listed.last_cursor == self.result.cursor
+        if listed is None or not listed.closed or self.connection.fetch_options.selection():
+            return False
+        return listed.last_cursor == self.result.cursor
 
     def _in_option_names(self, error: BufferLimitError) -> BufferLimitError:
         return BufferLimitError(
@@ -231,6 +250,20 @@ class PartitionReader:
             self.connection.discover(seen=info)
         except FeedError as failed:
             self._retry(failed)
+
+    def _wait_for_replica(self, asked: str, last_cursor: str | None) -> None:
+        """Sleep until a replica that lags may have the rest of a closed partition, or give up."""
+        error = lagging_error(
+            asked, last_cursor, feed=self.connection.url, partition=self.target.partition
+        )
+        try:
+            pause = self._lag.pause(error)
+        except FeedError:
+            if self._grace_period is None:
+                raise
+            self._give_up(error)
+            return
+        time.sleep(pause)
 
     def _retry(self, error: FeedError) -> None:
         """Sleep until the next attempt, or give up."""
@@ -266,8 +299,17 @@ def read_end(connection: FeedConnection, partition: int) -> str:
     """Return the cursor behind the newest event of an open partition, by a fetch of ``_last``.
 
     Raises:
+        NoProgressError: the publisher gives no cursor.
         FeedError: as `PartitionReader.read`.
     """
     target = Target(partition, LAST)
     reader = PartitionReader(connection, target, full=lambda: True, hold_open=False)
-    return reader.read().cursor
+    cursor = reader.read().cursor
+    if cursor == LAST:
+        raise NoProgressError(
+            "the publisher answers a fetch from _last without a cursor: option startingCursors "
+            "can't be last. Give a cursor, or start at first",
+            feed=connection.url,
+            partition=partition,
+        )
+    return cursor

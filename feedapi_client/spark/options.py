@@ -11,6 +11,9 @@ from urllib.parse import urlsplit
 
 import orjson
 
+from feedapi_client.errors import NegotiationError
+from feedapi_client.http.urls import FeedURL
+from feedapi_client.lineage.missing_edges import parse_lineage
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 
 MAX_PARTITION = 32767
@@ -25,6 +28,10 @@ class OptionError(ValueError):
     """An option is unknown, missing or wrong. Its one line names every such option."""
 
 
+class UrlOptionError(NegotiationError, OptionError):
+    """The option `url` can't be the URL of a feed, whatever else is wrong."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
     """Validated options of a read or a stream.
@@ -37,6 +44,7 @@ class SourceOptions:
     start: Any = "first"
     ordered: bool = True
     partitions: frozenset[int] | None = None
+    lineage: Mapping[int, int] = field(default_factory=dict)
     max_events_per_partition: int = 100_000
     max_partitions_per_task: int | None = None
     staging_location: str | None = None
@@ -105,14 +113,14 @@ def _names(value: str) -> tuple[str, ...]:
     return names
 
 
+_NO_URL = "must be an http or https URL"
+
+
 def _url(value: str) -> str:
     try:
-        parts = urlsplit(value.strip())
-        credentials = parts.username or parts.password
-    except ValueError:
-        raise ValueError("must be an http or https URL") from None
-    if parts.scheme.lower() not in ("http", "https") or not parts.hostname:
-        raise ValueError("must be an http or https URL")
+        credentials = FeedURL.parse(value.strip()).basic_auth
+    except NegotiationError:
+        raise ValueError(_NO_URL) from None
     if credentials:
         raise ValueError(
             "must not hold credentials, which would show in query plans: use authEnv or "
@@ -195,6 +203,7 @@ _SOURCE: dict[str, Callable[[str], Any]] = {
     "v1_partitions": _integer(1),
     "ordered": _boolean,
     "partitions": _partitions,
+    "lineage": parse_lineage,
     "max_events_per_partition": _integer(1),
     "max_partitions_per_task": _integer(1),
     "staging_location": _text,
@@ -241,7 +250,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     ``path`` (the argument of ``load``) means ``url``.
 
     Raises:
-        OptionError: every problem, in one line. No value is quoted: it may be a secret.
+        OptionError: every problem, in one line. No value is quoted: it may be a secret. It is a
+            `UrlOptionError`, and so a `NegotiationError`, when the URL is impossible.
     """
     problems: list[str] = []
     values: dict[str, Any] = {}
@@ -257,7 +267,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             _parse(option, str(value), name, values, problems)
     _check(values, families, problems)
     if problems:
-        raise OptionError(f"feedapi source: {'; '.join(problems)}")
+        kind = UrlOptionError if any(p.endswith(_NO_URL) for p in problems) else OptionError
+        raise kind(f"feedapi source: {'; '.join(problems)}")
     return _build(values, families)
 
 

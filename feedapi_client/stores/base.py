@@ -10,6 +10,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import anyio
 import anyio.lowlevel
+import orjson
 
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
@@ -69,6 +70,9 @@ class AdministrableStore(CursorStore, Protocol):
     async def feeds(self) -> list[FeedKey]:
         """Return the keys of all feeds with positions, sorted.
 
+        A consumer whose own key has no position calls this at its start, to find cursors of the
+        same feed under another origin.
+
         Raises:
             StoreError
         """
@@ -97,6 +101,26 @@ class AdministrableStore(CursorStore, Protocol):
 
         Raises:
             StoreError
+        """
+        ...
+
+    async def move(
+        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
+    ) -> dict[FeedKey, dict[int, Position]]:
+        """Move all positions of each key to another key: all of them or none.
+
+        The old keys have no position afterwards, so that a consumer of one of them ends with
+        `FencedError`. Each moved position gets a revision above those of both keys.
+
+        Arguments:
+            keys: the new key of each old one. No key is in it twice.
+            overwrite: delete what is stored under the new keys.
+
+        Returns the positions as saved, by new key. Old keys without a position are left out.
+
+        Raises:
+            StoreError: a new key has positions and `overwrite` is not set. Nothing is moved.
+            ValueError: a key is in `keys` twice.
         """
         ...
 
@@ -162,6 +186,49 @@ def fenced(feed: FeedKey, partition: int, revision: int, stored: int | None) -> 
     )
 
 
+def check_storable(feed: FeedKey, positions: Mapping[int, Position]) -> None:
+    """Check that every store can keep these cursors.
+
+    PostgreSQL takes no NUL in a text, and no database takes a surrogate. All stores refuse the
+    same, so that positions can be copied from one to another.
+
+    Raises:
+        StoreError: one of them can't be stored. It names the partition.
+    """
+    for partition, position in positions.items():
+        cursor = position.cursor
+        if "\0" in cursor or not (cursor.isascii() or is_encodable(cursor)):
+            raise StoreError(
+                "saving the cursor failed: it holds a NUL or is no valid Unicode",
+                feed=feed.url,
+                partition=partition,
+            )
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether the text can be encoded: it holds no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def stored_key(url: str, name: str, filters: str) -> FeedKey:
+    """Return a key from its stored parts; `filters` is JSON.
+
+    Raises:
+        StoreError: they are no key.
+    """
+    try:
+        return FeedKey(url, name, orjson.loads(filters))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"a stored feed key can't be read: {type(error).__name__}: was it saved by another "
+            "program?"
+        ) from error
+
+
 def stored_position(
     feed: FeedKey, partition: int, cursor: str, status: str, revision: int
 ) -> Position:
@@ -208,10 +275,11 @@ async def replace_positions(
     raise consumer_interferes(feed)
 
 
-def consumer_interferes(feed: FeedKey) -> StoreError:
+def consumer_interferes(feed: FeedKey | None) -> StoreError:
     """Return the error of an operation that lost every race against a running consumer."""
     return StoreError(
-        "a running consumer keeps changing the positions: stop it and try again", feed=feed.url
+        "a running consumer keeps changing the positions: stop it and try again",
+        feed=None if feed is None else feed.url,
     )
 
 

@@ -9,7 +9,13 @@ import anyio.lowlevel
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import Closable, check_predecessor, replace_positions
+from feedapi_client.stores.base import (
+    Closable,
+    check_predecessor,
+    check_storable,
+    replace_positions,
+)
+from feedapi_client.stores.moving import check_moves, moved_positions
 
 
 class MemoryCursorStore(Closable):
@@ -37,6 +43,7 @@ class MemoryCursorStore(Closable):
                 feed=feed.url,
             )
         await anyio.lowlevel.checkpoint_if_cancelled()
+        check_storable(feed, positions)
         stored = self._feeds.get(feed, {})
         for partition, position in positions.items():
             found = stored.get(partition)
@@ -63,6 +70,25 @@ class MemoryCursorStore(Closable):
     ) -> dict[int, Position]:
         """See `AdministrableStore.replace`."""
         return await replace_positions(self, feed, positions)
+
+    async def move(
+        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
+    ) -> dict[FeedKey, dict[int, Position]]:
+        """See `AdministrableStore.move`."""
+        check_moves(keys)
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        moved = {
+            new: moved_positions(
+                new, self._feeds[old], self._feeds.get(new, {}), overwrite=overwrite
+            )
+            for old, new in keys.items()
+            if old in self._feeds
+        }
+        for old, new in keys.items():
+            if new in moved:
+                del self._feeds[old]
+                self._feeds[new] = dict(moved[new])
+        return moved
 
     def __repr__(self) -> str:
         positions = sum(map(len, self._feeds.values()))

@@ -11,21 +11,22 @@ import orjson
 
 try:
     import redis.asyncio as aioredis
-    from redis.exceptions import RedisError
 except ImportError as error:
     raise ImportError(
         "RedisCursorStore needs redis-py: pip install 'feedapi-client[redis]'"
     ) from error
 
-from feedapi_client.errors import StoreError
+from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
     Closable,
     asyncio_operation,
+    check_storable,
     fenced,
     replace_positions,
     stored_position,
 )
+from feedapi_client.stores.moving import already_stored, check_moves
 
 # KEYS[1]: the feed's hash. ARGV[1]: the feed as JSON; then for each position: partition, the
 # revision that must be stored (0: none), the new value.
@@ -55,6 +56,40 @@ if redis.call('HLEN', KEYS[1]) == 1 and redis.call('HEXISTS', KEYS[1], 'feed') =
     redis.call('DEL', KEYS[1])
 end
 return 0
+"""
+
+# KEYS: pairs of an old and a new hash. ARGV[1]: "1" to overwrite; then for each pair the new feed
+# as JSON. Returns {"refused", number of the pair} or {"moved"}. All pairs are checked before one
+# is written.
+_MOVE_SCRIPT = """
+for pair = 1, #KEYS / 2 do
+    local old, new = KEYS[2 * pair - 1], KEYS[2 * pair]
+    if ARGV[1] ~= '1' and redis.call('EXISTS', old) == 1 and redis.call('EXISTS', new) == 1 then
+        return {'refused', pair}
+    end
+end
+for pair = 1, #KEYS / 2 do
+    local old, new = KEYS[2 * pair - 1], KEYS[2 * pair]
+    local fields = redis.call('HGETALL', old)
+    if #fields > 0 then
+        local moved = {'feed', ARGV[pair + 1]}
+        for i = 1, #fields, 2 do
+            if fields[i] ~= 'feed' then
+                local revision, rest = string.match(fields[i + 1], '^(%d+)(.*)$')
+                local stored = redis.call('HGET', new, fields[i])
+                local other = stored and string.match(stored, '^%d+') or '0'
+                local above = math.max(tonumber(revision), tonumber(other)) + 1
+                moved[#moved + 1] = fields[i]
+                moved[#moved + 1] = string.format('%.0f', above) .. rest
+            end
+        end
+        redis.call('DEL', old, new)
+        for i = 1, #moved, 2 do
+            redis.call('HSET', new, moved[i], moved[i + 1])
+        end
+    end
+end
+return {'moved'}
 """
 
 _FEED_FIELD = "feed"
@@ -102,17 +137,18 @@ class RedisCursorStore(Closable):
         self._timeout = timeout
         self._save = self._client.register_script(_SAVE_SCRIPT)
         self._delete = self._client.register_script(_DELETE_SCRIPT)
+        self._move = self._client.register_script(_MOVE_SCRIPT)
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
         async with self._operation(feed):
             fields = await self._client.hgetall(self._key(feed))
-        texts = ((_text(name), _text(value)) for name, value in fields.items())
-        return {
-            int(name): _position(feed, int(name), value)
-            for name, value in texts
-            if name != _FEED_FIELD
-        }
+            texts = ((_text(name), _text(value)) for name, value in fields.items())
+            return {
+                int(name): _position(feed, int(name), value)
+                for name, value in texts
+                if name != _FEED_FIELD
+            }
 
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
@@ -126,9 +162,9 @@ class RedisCursorStore(Closable):
             )
         if not positions:
             return
+        check_storable(feed, positions)
         async with self._operation(feed):
-            key = {"url": feed.url, "name": feed.name, "filters": feed.filters}
-            arguments = [orjson.dumps(key)]
+            arguments = [_description(feed)]
             for partition, new in positions.items():
                 arguments += [
                     b"%d" % partition,
@@ -167,6 +203,26 @@ class RedisCursorStore(Closable):
         """See `AdministrableStore.replace`."""
         return await replace_positions(self, feed, positions)
 
+    async def move(
+        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
+    ) -> dict[FeedKey, dict[int, Position]]:
+        """See `AdministrableStore.move`.
+
+        On a cluster the hashes of the keys are on different nodes: `StoreError`.
+        """
+        check_moves(keys)
+        pairs = [(old, new) for old, new in keys.items() if await self.load(old)]
+        if not pairs:
+            return {}
+        async with self._operation(None):
+            answer = await self._move(
+                keys=[self._key(key) for pair in pairs for key in pair],
+                args=[b"1" if overwrite else b"0", *(_description(new) for _, new in pairs)],
+            )
+        if _text(answer[0]) == "refused":
+            raise already_stored(pairs[int(answer[1]) - 1][1])
+        return {new: await self.load(new) for _, new in pairs}
+
     async def aclose(self) -> None:
         """See `Closable.aclose`."""
         if self._owned:
@@ -188,7 +244,11 @@ class RedisCursorStore(Closable):
         try:
             async with asyncio_operation("RedisCursorStore", "Redis", feed, self._timeout):
                 yield
-        except (RedisError, OSError, UnicodeError) as error:
+        except FeedError:
+            raise
+        except Exception as error:
+            # Any: redis-py raises also TypeError and RuntimeError, and a value that another program
+            # wrote raises ValueError.
             # Only the name of the error: its text can quote the command. The cause is chained.
             raise StoreError(
                 f"Redis failed: {type(error).__name__}{_error_code(error)}",
@@ -208,6 +268,11 @@ def _sync_clients() -> tuple[type, ...]:
 def _position(feed: FeedKey, partition: int, value: str) -> Position:
     revision, status, cursor = value.split(" ", 2)
     return stored_position(feed, partition, cursor, status, int(revision))
+
+
+def _description(feed: FeedKey) -> bytes:
+    """Return the field ``feed`` of the feed's hash."""
+    return orjson.dumps({"url": feed.url, "name": feed.name, "filters": feed.filters})
 
 
 def _text(value: Any) -> str:

@@ -10,8 +10,6 @@ from contextlib import asynccontextmanager, nullcontext
 from datetime import datetime
 from typing import Any, NoReturn, TypeVar
 
-import orjson
-
 try:
     import sqlalchemy as sa
     from sqlalchemy.exc import DBAPIError, IntegrityError, SQLAlchemyError
@@ -21,13 +19,15 @@ except ImportError as error:
         "SQLAlchemyCursorStore needs SQLAlchemy: pip install 'feedapi-client[sql]'"
     ) from error
 
-from feedapi_client.errors import StoreError
+from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
     Closable,
     asyncio_operation,
     check_predecessor,
+    check_storable,
     consumer_interferes,
+    stored_key,
     stored_position,
     with_next_revisions,
 )
@@ -36,9 +36,11 @@ from feedapi_client.stores.journal import (
     Pruner,
     check_reach,
     check_rewind,
+    microseconds,
     now,
     reconstruct,
 )
+from feedapi_client.stores.moving import check_moves, moved_positions
 from feedapi_client.stores.sql_connection import (
     connection_of,
     database_message,
@@ -139,14 +141,17 @@ class SQLAlchemyCursorStore(Closable):
             self.table.metadata.create_all(connection, tables=tables)
 
         async with self._operation(None):
-            try:
-                async with self.engine.begin() as connection:
-                    await connection.run_sync(create)
-            except DBAPIError:
-                # Another process may have created them between the look and the creation. The
-                # second look sees them.
-                async with self.engine.begin() as connection:
-                    await connection.run_sync(create)
+            for attempt in range(len(tables) + 1):
+                try:
+                    async with self.engine.begin() as connection:
+                        await connection.run_sync(create)
+                except DBAPIError:
+                    # Another process may have created a table between the look and the creation.
+                    # The next look sees that one at least.
+                    if attempt == len(tables):
+                        raise
+                else:
+                    return
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
@@ -157,6 +162,7 @@ class SQLAlchemyCursorStore(Closable):
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
     ) -> None:
         """See `CursorStore.save`. `transaction` is an `AsyncConnection` or an `AsyncSession`."""
+        check_storable(feed, positions)
         async with self._operation(feed):
             if transaction is not None:
                 connection = await self._callers_connection(feed, transaction)
@@ -168,9 +174,7 @@ class SQLAlchemyCursorStore(Closable):
         """See `AdministrableStore.feeds`."""
         async with self._operation(None), self.engine.connect() as connection:
             rows = await connection.execute(self._statements.select_feeds())
-            return sorted(
-                (FeedKey(url, name, orjson.loads(filters)) for url, name, filters in rows), key=str
-            )
+            return sorted((stored_key(*row) for row in rows), key=str)
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """See `AdministrableStore.delete`."""
@@ -187,6 +191,7 @@ class SQLAlchemyCursorStore(Closable):
         self, feed: FeedKey, positions: Mapping[int, Position]
     ) -> dict[int, Position]:
         """See `AdministrableStore.replace`."""
+        check_storable(feed, positions)
 
         async def work(connection: AsyncConnection) -> dict[int, Position]:
             stored = await self._load(connection, feed, lock=True)
@@ -194,13 +199,30 @@ class SQLAlchemyCursorStore(Closable):
 
         return await self._administer(feed, work)
 
+    async def move(
+        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
+    ) -> dict[FeedKey, dict[int, Position]]:
+        """See `AdministrableStore.move`."""
+        check_moves(keys)
+
+        async def work(connection: AsyncConnection) -> dict[FeedKey, dict[int, Position]]:
+            moved: dict[FeedKey, dict[int, Position]] = {}
+            for old, new in keys.items():
+                if positions := await self._load(connection, old, lock=True):
+                    moved[new] = await self._move(connection, old, new, positions, overwrite)
+            return moved
+
+        return await self._administer(None, work)
+
     async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
         """See `JournalledStore.positions_at`."""
+        microseconds(when)
         async with self._operation(feed), self.engine.connect() as connection:
             return await self._history(connection, feed, when)
 
     async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
         """See `JournalledStore.rewind`."""
+        microseconds(to)
 
         async def work(connection: AsyncConnection) -> dict[int, Position]:
             stored = await self._load(connection, feed, lock=True)
@@ -250,7 +272,7 @@ class SQLAlchemyCursorStore(Closable):
             _give_up(feed, error)
 
     async def _administer(
-        self, feed: FeedKey, work: Callable[[AsyncConnection], Awaitable[T]]
+        self, feed: FeedKey | None, work: Callable[[AsyncConnection], Awaitable[T]]
     ) -> T:
         """Do an operator's work in a transaction; again while consumers interfere."""
         async with self._operation(feed):
@@ -284,12 +306,12 @@ class SQLAlchemyCursorStore(Closable):
             )
         return connection
 
-    async def _check_rolls_back(self, connection: AsyncConnection, feed: FeedKey) -> None:
+    async def _check_rolls_back(self, connection: AsyncConnection, feed: FeedKey | None) -> None:
         if await is_autocommit(connection):
             raise StoreError(
                 "the connection is in autocommit mode: "
                 "there is no transaction that the save could be part of",
-                feed=feed.url,
+                feed=None if feed is None else feed.url,
             )
 
     @asynccontextmanager
@@ -300,13 +322,18 @@ class SQLAlchemyCursorStore(Closable):
                 "SQLAlchemyCursorStore", "the cursor database", feed, self._timeout
             ):
                 yield
-        except self._foreign_errors as error:
+        except FeedError:
+            raise
+        except Exception as error:
+            # Any: drivers raise also ValueError, TypeError and RuntimeError of their own.
             raise StoreError(
                 f"the cursor database ({self.engine.dialect.name}) failed: {self._reason(error)}",
                 feed=None if feed is None else feed.url,
             ) from error
 
     def _reason(self, error: BaseException) -> str:
+        if not isinstance(error, self._foreign_errors):
+            return type(error).__name__  # its text may quote a cursor
         text = database_message(self.engine, error)
         return f"{text} (has create_tables() been called?)" if self.table.name in text else text
 
@@ -379,6 +406,22 @@ class SQLAlchemyCursorStore(Closable):
         replaced = with_next_revisions(positions, revisions)
         await self._write(connection, feed, replaced)
         return replaced
+
+    async def _move(
+        self,
+        connection: AsyncConnection,
+        old: FeedKey,
+        new: FeedKey,
+        positions: Mapping[int, Position],
+        overwrite: bool,
+    ) -> dict[int, Position]:
+        stored = await self._load(connection, new, lock=True)
+        moved = moved_positions(new, positions, stored, overwrite=overwrite)
+        await self._delete(connection, new, stored)
+        await self._delete(connection, old, positions)
+        insert, rows = self._statements.insert_positions(new, moved, now())
+        await connection.execute(insert, rows)
+        return moved
 
     async def _find_conflict(
         self, connection: AsyncConnection, feed: FeedKey, positions: Mapping[int, Position]

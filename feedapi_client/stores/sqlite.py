@@ -18,13 +18,18 @@ from typing import Any, TypeVar
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
-import orjson
 from anyio.lowlevel import RunVar
 
-from feedapi_client.errors import StoreError
+from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import Closable, stored_position
-from feedapi_client.stores.journal import Journal
+from feedapi_client.stores.base import (
+    Closable,
+    check_storable,
+    stored_key,
+    stored_position,
+)
+from feedapi_client.stores.journal import Journal, microseconds
+from feedapi_client.stores.moving import check_moves
 from feedapi_client.stores.sqlite_connection import (
     BUSY_CODES,
     open_connection,
@@ -35,8 +40,6 @@ from feedapi_client.stores.sqlite_connection import (
 from feedapi_client.stores.sqlite_statements import CursorScripts, Query, Script
 
 T = TypeVar("T")
-
-_FOREIGN_ERRORS = (sqlite3.Error, sqlite3.Warning, OverflowError, UnicodeError)
 
 
 class SQLiteCursorStore(Closable):
@@ -86,6 +89,7 @@ class SQLiteCursorStore(Closable):
 
         `transaction` is a `sqlite3.Connection` or an `aiosqlite.Connection` to the same file.
         """
+        check_storable(feed, positions)
         if transaction is not None:
             await self._save_within(feed, positions, transaction)
         elif positions:
@@ -94,9 +98,7 @@ class SQLiteCursorStore(Closable):
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`."""
         rows = await self._read(None, self._scripts.feeds())
-        return sorted(
-            (FeedKey(url, name, orjson.loads(filters)) for url, name, filters in rows), key=str
-        )
+        return sorted((stored_key(*row) for row in rows), key=str)
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
         """See `AdministrableStore.delete`."""
@@ -107,14 +109,24 @@ class SQLiteCursorStore(Closable):
         self, feed: FeedKey, positions: Mapping[int, Position]
     ) -> dict[int, Position]:
         """See `AdministrableStore.replace`."""
+        check_storable(feed, positions)
         return await self._write(feed, self._scripts.replace(feed, positions))
+
+    async def move(
+        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
+    ) -> dict[FeedKey, dict[int, Position]]:
+        """See `AdministrableStore.move`."""
+        check_moves(keys)
+        return await self._write(None, self._scripts.move(keys, overwrite=overwrite))
 
     async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
         """See `JournalledStore.positions_at`."""
+        microseconds(when)
         return await self._write(feed, self._scripts.positions_at(feed, when))
 
     async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
         """See `JournalledStore.rewind`."""
+        microseconds(to)
         return await self._write(feed, self._scripts.rewind(feed, to))
 
     async def aclose(self) -> None:
@@ -127,7 +139,7 @@ class SQLiteCursorStore(Closable):
     async def _read(self, feed: FeedKey | None, script: Script[T]) -> T:
         return await self._in_thread(feed, lambda connection: run_script(connection, script))
 
-    async def _write(self, feed: FeedKey, script: Script[T]) -> T:
+    async def _write(self, feed: FeedKey | None, script: Script[T]) -> T:
         return await self._in_thread(feed, lambda connection: transact(connection, script))
 
     async def _in_thread(
@@ -154,7 +166,9 @@ class SQLiteCursorStore(Closable):
                     # A store that is never closed must not end with a ResourceWarning.
                     self._finalizer = weakref.finalize(self, self._connection.close)
                 return function(self._connection)
-            except _FOREIGN_ERRORS as error:
+            except FeedError:
+                raise
+            except Exception as error:
                 raise self._failure(feed, error) from error
 
     def _close(self) -> None:
@@ -184,7 +198,9 @@ class SQLiteCursorStore(Closable):
                     f"not a {kind}",
                     feed=feed.url,
                 )
-        except _FOREIGN_ERRORS as error:
+        except FeedError:
+            raise
+        except Exception as error:
             raise self._failure(feed, error) from error
 
     def _save_in_transaction(
@@ -237,8 +253,10 @@ class SQLiteCursorStore(Closable):
             )
         elif getattr(error, "sqlite_errorcode", None) in BUSY_CODES:
             hint = ". Another writer holds the file: keep write transactions short"
+        # Of any other error only the name: its text may quote a cursor.
+        text = str(error) if isinstance(error, sqlite3.Error) else type(error).__name__
         return StoreError(
-            f"the cursor database {self.path} failed: {error}{hint}",
+            f"the cursor database {self.path} failed: {text}{hint}",
             feed=feed.url if feed else None,
         )
 

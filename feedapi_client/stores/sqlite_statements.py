@@ -14,7 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 import orjson
 
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import check_predecessor, with_next_revisions
+from feedapi_client.stores.base import (
+    check_predecessor,
+    stored_position,
+    with_next_revisions,
+)
 from feedapi_client.stores.journal import (
     Journal,
     Pruner,
@@ -23,6 +27,7 @@ from feedapi_client.stores.journal import (
     now,
     reconstruct,
 )
+from feedapi_client.stores.moving import moved_positions
 
 # The same tables as SQLAlchemyCursorStore creates: both stores can work on one file.
 _CREATE_TABLE = """
@@ -142,8 +147,15 @@ class CursorScripts:
         stored = yield from self._revisions(feed, positions)
         for partition, position in sorted(positions.items()):
             check_predecessor(feed, partition, position, stored.get(partition))
+        yield from self._write(feed, positions, stored)
+
+    def _write(
+        self, feed: FeedKey, positions: Mapping[int, Position], stored: Iterable[int]
+    ) -> Script[None]:
+        """Save the positions; of `stored` partitions they replace those that are there."""
         at = now()
-        yield from self._archive(feed, [p for p in positions if p in stored], at)
+        replaced = set(stored)
+        yield from self._archive(feed, [p for p in positions if p in replaced], at)
         key = (feed.url, feed.name, orjson.dumps(feed.filters).decode())
         rows = [
             (feed.id, partition, new.cursor, new.status, new.revision, at, *key)
@@ -159,6 +171,21 @@ class CursorScripts:
         replaced = with_next_revisions(positions, stored)
         yield from self.save(feed, replaced)
         return replaced
+
+    def move(
+        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool
+    ) -> Script[dict[FeedKey, dict[int, Position]]]:
+        """Move the positions of each key to another one; return them as saved."""
+        moved: dict[FeedKey, dict[int, Position]] = {}
+        for old, new in keys.items():
+            if not (positions := (yield from self._positions(old))):
+                continue
+            stored = yield from self._positions(new)
+            moved[new] = moved_positions(new, positions, stored, overwrite=overwrite)
+            yield from self.delete(new, set(stored) - set(positions))
+            yield from self.delete(old, None)
+            yield from self._write(new, moved[new], set(stored) & set(positions))
+        return moved
 
     def delete(self, feed: FeedKey, partitions: set[int] | None) -> Script[None]:
         """Delete the positions of the partitions, or of all."""
@@ -181,6 +208,10 @@ class CursorScripts:
         rows = yield Query(_LOAD, (feed.id,))
         yield from self.delete(feed, {row[0] for row in rows} - target.keys())
         return (yield from self.replace(feed, target))
+
+    def _positions(self, feed: FeedKey) -> Script[dict[int, Position]]:
+        rows = yield Query(_LOAD, (feed.id,))
+        return {row[0]: stored_position(feed, *row) for row in rows}
 
     def _revisions(self, feed: FeedKey, partitions: Iterable[int]) -> Script[dict[int, int]]:
         wanted = set(partitions)

@@ -140,7 +140,7 @@ def test_without_a_stdout_it_ends_at_once(spawn: Spawn, feedapi_publisher: Publi
     result = subprocess.run(
         ["sh", "-c", '"$@" >&-', "sh", *command], check=False, capture_output=True, timeout=TIMEOUT
     )
-    assert (result.returncode, result.stderr) == (1, b"")
+    assert (result.returncode, result.stderr) == (1, b"feedapi: stdout is closed\n")
 
 
 def test_follow_prints_what_comes_later(spawn: Spawn, feedapi_publisher: Publisher) -> None:

@@ -53,6 +53,14 @@ async def both(sync: bool, **options: Any) -> FeedInfo:
     return sync_discover(**options) if sync else await discover(**options)
 
 
+async def fetch(sync: bool, **options: Any) -> Page:
+    if sync:
+        with SyncFeedClient(URL, retry=QUICK, **options) as blocking:
+            return blocking.fetch(1, "x").read()
+    async with FeedClient(URL, retry=QUICK, **options) as client:
+        return await client.fetch(1, "x")
+
+
 @pytest.mark.parametrize("sync", [False, True])
 class TestNegotiation:
     async def test_r01_discovery_has_no_arguments(self, httpx_mock: HTTPXMock, sync: bool) -> None:
@@ -65,6 +73,31 @@ class TestNegotiation:
         httpx_mock.add_response(url=URL, content=DISCOVERY)
         found = await both(sync)
         assert (found.dialect, found.token, sorted(found.partitions)) == ("v2-token", "t", [0, 1])
+
+    @pytest.mark.parametrize("words", ["partition count mismatch", "Partition count doesn't match"])
+    async def test_r01_a_wrong_v1_partitions_gives_the_publishers_words_first(
+        self, httpx_mock: HTTPXMock, sync: bool, words: str
+    ) -> None:
+        httpx_mock.add_response(url=URL, status_code=400, text="partition count missing")
+        httpx_mock.add_response(
+            url=httpx.URL(URL, params={"n": 4, "cursor1": "x"}), status_code=400, text=words
+        )
+        with pytest.raises(ProtocolError) as caught:
+            await fetch(sync, v1_partitions=4)
+        assert not isinstance(caught.value, RequestRefusedError)
+        message = str(caught.value)
+        assert 0 < message.index(words) < message.index("v1_partitions=4")
+        assert "cursor" not in message
+
+    async def test_r01_another_400_of_a_v1_feed_is_a_refusal(
+        self, httpx_mock: HTTPXMock, sync: bool
+    ) -> None:
+        httpx_mock.add_response(url=URL, status_code=400, text="partition count missing")
+        httpx_mock.add_response(
+            url=httpx.URL(URL, params={"n": 4, "cursor1": "x"}), status_code=400, text="no cursor"
+        )
+        with pytest.raises(RequestRefusedError, match="no cursor"):
+            await fetch(sync, v1_partitions=4)
 
     async def test_r01_400_is_v1_when_the_partitions_are_given(
         self, httpx_mock: HTTPXMock, sync: bool

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import unquote_plus
 
 import anyio
-from anyio.abc import SocketAttribute, SocketStream
+from anyio.abc import ByteStream, Listener, SocketAttribute
+from anyio.streams.tls import TLSListener
 
 
 @dataclass
@@ -34,13 +37,14 @@ class Request:
 class Reply:
     """Raw bytes to send.
 
-    `close` closes the connection after them, `hold` keeps it open and silent. Without either the
-    connection takes the next request.
+    `drip` is sent piece by piece, ten a second. `close` closes the connection then, `hold` keeps it
+    open and silent. Without either the connection takes the next request.
     """
 
     raw: bytes
     close: bool = False
     hold: bool = False
+    drip: Iterable[bytes] = ()
 
 
 def ok(body: bytes, *headers: str, status: str = "200 OK") -> Reply:
@@ -63,15 +67,16 @@ def chunk(body: bytes) -> bytes:
 class Wire:
     reply_to: Callable[[Request], Reply]
     port: int = 0
+    scheme: str = "http"
     requests: list[Request] = field(default_factory=list)
     closed: anyio.Event = field(default_factory=anyio.Event)
     """Set once the client has closed a connection."""
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/feed"
+        return f"{self.scheme}://127.0.0.1:{self.port}/feed"
 
-    async def _serve(self, stream: SocketStream) -> None:
+    async def _serve(self, stream: ByteStream) -> None:
         async with stream:
             received = b""
             try:
@@ -84,7 +89,7 @@ class Wire:
             except (anyio.EndOfStream, anyio.BrokenResourceError):
                 self.closed.set()
 
-    async def _reply(self, stream: SocketStream, head: str) -> bool:
+    async def _reply(self, stream: ByteStream, head: str) -> bool:
         first, *lines = head.split("\r\n")
         headers = {
             name.lower(): value.strip()
@@ -93,16 +98,24 @@ class Wire:
         self.requests.append(Request(first.split(" ")[1], headers))
         reply = self.reply_to(self.requests[-1])
         await stream.send(reply.raw)
+        for piece in reply.drip:
+            await anyio.sleep(0.1)
+            await stream.send(piece)
         if reply.hold:
             await stream.receive()
         return not reply.close
 
 
 @asynccontextmanager
-async def wire(reply_to: Callable[[Request], Reply]) -> AsyncIterator[Wire]:
-    listener = await anyio.create_tcp_listener(local_host="127.0.0.1")
+async def wire(
+    reply_to: Callable[[Request], Reply], *, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[Wire]:
+    listener: Listener[Any] = await anyio.create_tcp_listener(local_host="127.0.0.1")
+    port = listener.extra(SocketAttribute.local_port)
+    if tls is not None:
+        listener = TLSListener(listener, tls, standard_compatible=False)
     async with listener, anyio.create_task_group() as tasks:
-        server = Wire(reply_to, listener.extra(SocketAttribute.local_port))
+        server = Wire(reply_to, port, "http" if tls is None else "https")
         tasks.start_soon(listener.serve, server._serve)
         yield server
         tasks.cancel_scope.cancel()

@@ -15,7 +15,6 @@ from feedapi_client import (
     CommitOrderError,
     FencedError,
     LineageError,
-    NoProgressError,
     Position,
     SQLiteCursorStore,
     StoreError,
@@ -533,16 +532,6 @@ async def test_r06_many_empty_pages_in_a_row_are_reported_and_never_the_end(
         assert consumer.status()[0].state == "reading"
         publisher.heal()
     assert consumer.status()[0].state == "drained"
-
-
-async def test_r06_a_partition_without_a_cursor_at_its_end_is_not_taken_for_drained(
-    publisher: Publisher,
-) -> None:
-    publisher.close(0)
-    publisher.fail(faults.Replace(b""), times=None)
-    async with consume(publisher, follow=False) as consumer:
-        with anyio.fail_after(SAFETY_LIMIT), pytest.raises(NoProgressError):
-            await read_n(consumer)
 
 
 async def test_r06_a_reopened_partition_is_read_on(

@@ -40,6 +40,24 @@ def opened(url: str, **more: Any) -> aclosing[Transport]:
     return aclosing(Transport(url, **more))
 
 
+async def page_of(url: str, *, sync: bool, **more: Any) -> bytes:
+    """The body of a fetch, by the transport of either kind."""
+    if sync:
+        with closing(SyncTransport(url, **more)) as transport:
+            return await anyio.to_thread.run_sync(sync_body_of, transport)
+    async with opened(url, **more) as transport:
+        return await body_of(transport)
+
+
+async def discovery_of(url: str, *, sync: bool, **more: Any) -> tuple[int, bytes]:
+    """Status and body of a discovery, by the transport of either kind."""
+    if sync:
+        with closing(SyncTransport(url, **more)) as transport:
+            return await anyio.to_thread.run_sync(lambda: transport.get("", [], max_bytes=LIMIT))
+    async with opened(url, **more) as transport:
+        return await transport.get("", [], max_bytes=LIMIT)
+
+
 async def fetch_error(
     reply: Reply, *, sync: bool = False, limits: Limits | None = None
 ) -> FeedError:

@@ -22,7 +22,16 @@ from feedapi_client.http.sync import SyncTransport
 from feedapi_client.http.transport import Transport
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, Wire, chunk, ok, start, wire
-from tests.http.helpers import LIMIT, LINE, basic_auth, body_of, fetch_error, opened
+from tests.http.helpers import (
+    LIMIT,
+    LINE,
+    basic_auth,
+    body_of,
+    fetch_error,
+    opened,
+    page_of,
+    sync_body_of,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -90,6 +99,38 @@ class TestRequests:
                 assert (request.headers["x-key"], request.headers["cookie"]) == ("1", "s=1")
                 assert request.headers["authorization"] == basic_auth("a", "b")
             assert not http.is_closed
+
+    @pytest.mark.parametrize("sync", [False, True])
+    async def test_r19_our_own_client_keeps_no_cookies(self, sync: bool) -> None:
+        def reply_to(request: Request) -> Reply:
+            number = len(server.requests)
+            headers = (f"Set-Cookie: c{number}=1", "Set-Cookie: d=1; Domain=127.0.0.1; Path=/")
+            if request.path.endswith("/new"):
+                return ok(LINE, *headers)
+            return ok(b"", "Location: /new", *headers, status="307 On")
+
+        async with wire(reply_to) as server:
+            for _ in range(2):
+                await page_of(server.url, sync=sync)
+            async with opened(server.url) as transport:
+                await body_of(transport)
+                await body_of(transport)
+        assert not any("cookie" in request.headers for request in server.requests)
+
+    async def test_a_response_that_is_in_memory_already_is_read(self) -> None:
+        def reply(_: httpx.Request) -> httpx.Response:
+            encoded = gzip.compress(LINE)
+            return httpx.Response(200, content=encoded, headers={"Content-Encoding": "gzip"})
+
+        url = "http://service/feed"
+        async with httpx.AsyncClient(transport=httpx.MockTransport(reply)) as http:
+            transport = Transport(url, http=http)
+            assert await body_of(transport) == LINE
+            assert await transport.get("", [], max_bytes=LIMIT) == (200, LINE)
+        with httpx.Client(transport=httpx.MockTransport(reply)) as blocking:
+            sync = SyncTransport(url, http=blocking)
+            assert sync_body_of(sync) == LINE
+            assert sync.get("", [], max_bytes=LIMIT) == (200, LINE)
 
     async def test_our_own_client_is_closed(self) -> None:
         async with opened("http://127.0.0.1:9/feed") as transport:
@@ -159,8 +200,6 @@ class TestStatuses:
     @pytest.mark.parametrize(
         "status",
         [
-            "204 No Content",
-            "206 Partial",
             "300 Choices",
             "304 Not Modified",
             "405 Not Allowed",
@@ -171,6 +210,24 @@ class TestStatuses:
         error = await fetch_error(Reply(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()))
         assert type(error) is ProtocolError
         assert status[:3] in str(error)
+
+    @pytest.mark.parametrize("sync", [False, True])
+    @pytest.mark.parametrize("status", ["201 Created", "203 Copied", "206 Partial", "299 Fine"])
+    async def test_r03_any_2xx_of_a_fetch_is_a_page(self, status: str, sync: bool) -> None:
+        async with wire(lambda _: ok(LINE, status=status)) as server:
+            assert await page_of(server.url, sync=sync) == LINE
+
+    @pytest.mark.parametrize("sync", [False, True])
+    @pytest.mark.parametrize("status", ["204 No Content", "205 Reset Content"])
+    async def test_r03_204_is_an_empty_page(self, status: str, sync: bool) -> None:
+        raw = f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode()
+        async with wire(lambda _: Reply(raw)) as server:
+            assert await page_of(server.url, sync=sync) == b""
+
+    async def test_r21_a_body_is_escaped_once_and_cut(self) -> None:
+        error = await fetch_error(ok(b"no\n\x1b[31m " + b"x" * 10_000, status="404 No"))
+        assert r"status 404: 'no\n\x1b[31m xxx" in str(error)
+        assert error.message.count("x") <= 201
 
     @pytest.mark.parametrize("status", ["200 OK", "400 Bad", "404 Gone", "204 No"])
     async def test_r01_discovery_returns_other_statuses(self, status: str) -> None:
@@ -227,7 +284,7 @@ class TestTornBodies:
     async def test_r14_a_body_that_can_not_be_decompressed_is_torn(self) -> None:
         error = await fetch_error(ok(b"sesame no gzip", "Content-Encoding: gzip"), sync=True)
         assert type(error) is TornResponseError
-        assert "DecodingError" in str(error)
+        assert "its compressed data is damaged" in str(error)
 
     async def test_what_came_before_is_returned_first(self) -> None:
         async with (
@@ -386,10 +443,6 @@ class TestRedirects:
         error = await fetch_error(ok(b"", "Location: /feed", status="302 Again"), sync=sync)
         assert type(error) is TransportError
         assert "more than 5 redirects" in str(error)
-
-    async def test_a_redirect_to_an_impossible_url_is_an_error(self) -> None:
-        error = await fetch_error(ok(b"", "Location: http://[/", status="302 Elsewhere"))
-        assert isinstance(error, (TransportError, ProtocolError))
 
 
 def test_the_url_of_a_scripted_server_is_that_of_its_port() -> None:

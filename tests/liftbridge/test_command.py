@@ -14,7 +14,8 @@ import orjson
 import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi, RelayReader
-from feedapi_client.testing import Publisher
+from feedapi_client.liftbridge.command import main
+from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
 from tests.liftbridge.helpers import SAFETY_NET, eventually
 
@@ -188,3 +189,45 @@ async def test_credentials_come_from_the_environment(
     ]
     code, errors = await ended(relay(*arguments, FEED_AUTH="Bearer sesame", NATS=nats_server.url))
     assert (code, numbers(broker)) == (0, [1]), errors
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["ftp://h/feed"],
+        ["http://[::1/feed"],
+        ["http://me:secret@/feed"],
+        ["http://h/feed", "--lineage", "1"],
+        ["http://h/feed", "--lineage", "1:40000"],
+        ["http://h/feed", "--partitions", "\x1b[2J"],
+        ["http://h/feed", "--no-such-option"],
+    ],
+)
+def test_r19_a_wrong_command_line_is_one_line_with_exit_code_2(
+    arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    try:
+        code = main([*arguments, "--stream", "s", "--store", str(tmp_path / "cursors.db")])
+    except SystemExit as exit:
+        code = exit.code  # type: ignore[assignment]
+    errors = capsys.readouterr().err
+    assert code == 2
+    assert errors.startswith("feedapi relay: ")
+    assert errors.rstrip("\n").isprintable()
+    assert "secret" not in errors
+
+
+async def test_r8_relay_takes_the_edges_that_a_feed_leaves_out(
+    feedapi_publisher: Publisher, relay: Start, broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
+    await broker.create_stream("s")
+    feedapi_publisher.quirks = Quirks(omit_parent_zero=True)
+    feedapi_publisher.append(0, {"n": 0})
+    feedapi_publisher.split(0, into=(9,), method="starts-after")
+    feedapi_publisher.append(9, {"n": 1})
+    store = str(tmp_path / "cursors.db")
+    code, errors = await ended(
+        relay("--stream", "s", "--store", store, "--no-follow", "--lineage", "9:0")
+    )
+    assert (code, numbers(broker)) == (0, [0, 1]), errors
+    assert "closed and no partition starts after" not in errors

@@ -82,3 +82,10 @@ def test_the_repr_shows_the_edges() -> None:
     assert "3 partitions" in shown
     assert "0→1" in shown
     assert "9⇒2" in shown
+
+
+def test_r21_the_middle_of_a_long_cycle_is_left_out_of_the_message() -> None:
+    partitions = [Partition(n, starts_after=(n + 1) % 1000) for n in range(1000)]
+    with pytest.raises(LineageError, match=r"more \.\.\.") as caught:
+        graph(*partitions)
+    assert len(str(caught.value)) < 200

@@ -363,6 +363,62 @@ def test_r09_without_any_position_a_successor_starts_at_the_first_event_or_is_lo
     assert isinstance(fail.error, LostPartitionError)
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_r09_ancestors_named_before_the_one_with_a_cursor_are_superseded_unknown_or_not(
+    order: int,
+) -> None:
+    """3 was split into 5 and 6, and 5 into 2 and 4, before the consumer discovered again."""
+    listed = [
+        Partition(5, cursor_from=(3,)),
+        Partition(6, cursor_from=(3,)),
+        Partition(2, cursor_from=(7, 5, 3)),
+        Partition(4, cursor_from=(5, 3)),
+    ]
+    made = planner({3: Position("c", revision=4)})
+    actions = made.discover(info(*listed[::order]))
+    (save,) = of(Save, actions)
+    assert save.positions == {
+        3: Position("c", "superseded", 5),
+        5: Position("c", "superseded"),
+        7: Position("c", "superseded"),
+        2: Position("c"),
+        4: Position("c"),
+        6: Position("c"),
+    }
+    assert {action.partition for action in of(Start, actions)} == {2, 4, 6}
+    # Discoveries that lag can't revive one, nor can they after a restart.
+    assert of(Start, made.discover(info(3))) == []
+    lagging = [Partition(5, cursor_from=(3,)), Partition(7, cursor_from=(5, 3)), 3]
+    assert of(Start, made.discover(info(*lagging))) == []
+    assert of(Start, planner(save.positions).discover(info(*lagging))) == []
+
+
+def test_r09_a_late_successor_supersedes_those_named_before_too() -> None:
+    made = planner({3: Position("c", "superseded", 2), 2: Position("far")})
+    actions = made.discover(info(2, Partition(4, cursor_from=(5, 3))))
+    assert of(Save, actions) == [Save({4: Position("c"), 5: Position("c", "superseded")})]
+
+
+def test_r09_an_ancestor_that_is_not_selected_is_not_saved() -> None:
+    made = Planner(feed="http://feed", partitions=[4])
+    made.load({3: Position("c", "superseded", 2)})
+    made.discover(info(Partition(4, cursor_from=(5, 3))))
+    actions = made.discover(info(Partition(4, cursor_from=(5, 3))))
+    assert of(Save, actions) == []
+    assert 5 not in made.entries
+
+
+def test_r09_a_discovery_that_lags_does_not_revive_the_ancestor_of_the_first_start() -> None:
+    made = planner(start="last")
+    made.discover(info(Partition(1, cursor_from=(0,))), ends={1: "z"})
+    assert made.discover(info(0)) == [
+        Stop(1),
+        Report(1, "is no longer listed and has no successor: it stops at its cursor 'z'"),
+        Save({0: Position(FIRST, "superseded")}),
+    ]
+    assert of(Start, made.discover(info(0, Partition(1, cursor_from=(0,))))) == [Start(1, "z")]
+
+
 def test_r09_at_the_first_start_a_listed_ancestor_is_superseded_by_its_successors() -> None:
     actions = planner().discover(info(0, Partition(1, cursor_from=(0,))))
     assert actions[0] == Save({0: Position(FIRST, "superseded"), 1: Position(FIRST)})

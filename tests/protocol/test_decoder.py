@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import sys
 from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
-from feedapi_client.model import DialectName
+from feedapi_client.model import DialectName, make_event, without_lone_surrogates
 from feedapi_client.protocol import fast_lines
 from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS
@@ -165,10 +166,34 @@ class TestRecords:
         events, cursors, error = read(decoder(), b'{"event":{},"cursor":null}\n{"cursor":"c"}\n')
         assert (len(events), cursors, error) == (1, ["c"], None)
 
-    def test_a_cursor_may_hold_any_text(self) -> None:
-        cursor = "+ & = % / ? # é \u2028 " + "x" * 10_000
+    def test_a_cursor_may_hold_any_printable_ascii(self) -> None:
+        cursor = bytes(range(32, 127)).decode() + "x" * (16 * 1024 - 95)
         _, cursors, _ = read(decoder(), orjson.dumps({"cursor": cursor}) + b"\n")
         assert cursors == [cursor]
+
+    @pytest.mark.parametrize(
+        ("cursor", "problem"),
+        [
+            ("a\x00b", "not printable ASCII: 'a\\\\x00b'"),
+            ("a\nb", "not printable ASCII"),
+            ("é", "not printable ASCII: '\\\\xe9'"),
+            ("\x7f", "not printable ASCII"),
+            ("\u2028" * 100, "not printable ASCII"),
+            ("x" * (16 * 1024 + 1), "16385 characters long: at most 16384 are accepted"),
+        ],
+        ids=["NUL", "newline", "accent", "DEL", "separators", "long"],
+    )
+    def test_r18_any_other_cursor_is_refused_behind_what_was_closed_before(
+        self, cursor: str, problem: str
+    ) -> None:
+        page = decoder()
+        body = b'{"event":"a"}\n{"cursor":"1"}\n{"event":"b"}\n'
+        with pytest.raises(ProtocolError, match=f"a cursor that is {problem}") as caught:
+            page.feed(body + orjson.dumps({"cursor": cursor}) + b"\n" + b'{"event":"c"}\n' * 100)
+        assert len(str(caught.value)) < 300
+        batch = page.take()
+        assert batch is not None
+        assert (len(batch.events), batch.cursor) == (1, "1")
 
 
 class TestBatches:
@@ -262,10 +287,8 @@ class TestErrors:
             b'{"cursor":7}',
             b'{"cursor":""}',
             b'{"cursor":{"a":"sesame"}}',
-            b'{"cursor":"\\ud800"}',
             b'{"event":"sesame\x01"}',
             b'{"a":' + b"[" * 100_000,
-            b'{"cursor":"\xff"}',
         ],
     )
     @pytest.mark.parametrize("newline", [b"\n", b""])
@@ -427,7 +450,8 @@ class TestSpeed:
             + b"".join(line % (payload % number) + b"\n" for number in range(100))
             + b'{"cursor":"1"}\n'
         )
-        assert len(raws(decoder(dialect), body, body)) == 200
+        again = body.replace(b'cursor":"', b'cursor":"next ')
+        assert len(raws(decoder(dialect), body, again)) == 200
         assert [block is not None for block in blocks] == [way == "many lines at once"] * 2
 
 
@@ -525,3 +549,95 @@ def test_a_torn_tail_never_loses_or_invents_a_checkpointed_event(
     events, cursors, _ = read(decoder(max_line_bytes=1000), body[:cut])
     assert [raw for raw, _ in events] == [raw for _, raw in whole][: len(events)]
     assert cursors[-1:] == ([str(len(events) - 1)] if events else [])
+
+
+class TestText:
+    """Bytes that are not text: delivered as sent, or refused, the same for every driver."""
+
+    LONE: ClassVar = [
+        rb'{"a":"\ud800"}',
+        rb'"\uDC00 \\ud800 \ud83d\ude00 \ud83d"',
+        rb'{"\udfff":"\uD800\uD800"}',
+    ]
+
+    @pytest.mark.parametrize("payload", LONE)
+    @pytest.mark.parametrize("around", [0, 100])
+    def test_a_lone_surrogate_escape_is_delivered_as_it_was_sent(
+        self, payload: bytes, around: int
+    ) -> None:
+        others = [b'{"n":%d}' % n for n in range(around)]
+        body = b"".join(b'{"event":%b}\n' % raw for raw in [*others, payload, *others])
+        assert raws(decoder(), body + b'{"cursor":"a"}\n') == [*others, payload, *others]
+
+    def test_the_payload_is_found_whatever_else_the_line_holds(self) -> None:
+        line = rb'{"x":{"a":"\ufffd"},"event":{"a":"\ud800"},"event":{"a":"\udc00"},"y":"\ud800"}'
+        assert raws(decoder(), line + b'\n{"cursor":"a"}\n') == [rb'{"a":"\udc00"}']
+
+    def test_a_lone_surrogate_in_a_header_is_the_replacement_character(self) -> None:
+        page = decoder("v1")
+        page.feed(b'{"partition":2,"headers":{"a":"\\ud800"},"data":{}}\n')
+        page.feed(b'{"partition":2,"cursor":"c"}\n')
+        batch = page.take()
+        assert batch is not None
+        assert batch.events[0].headers == {"a": "\ufffd"}
+
+    @pytest.mark.parametrize("payload", [b'"\xff"', b'{"\xc3":1}', b'{"a":"\xed\xa0\x80"}'])
+    @pytest.mark.parametrize("around", [0, 100])
+    def test_a_payload_that_is_not_utf8_is_delivered_as_it_was_sent(
+        self, payload: bytes, around: int
+    ) -> None:
+        others = [b'{"n":%d}' % n for n in range(around)]
+        body = b"".join(b'{"event":%b}\n' % raw for raw in [*others, payload])
+        assert raws(decoder(), body + b'{"cursor":"a"}\n') == [*others, payload]
+        with pytest.raises(ValueError, match="UTF-8"):
+            make_event(0, payload).json()
+
+    @pytest.mark.parametrize(
+        ("dialect", "line"),
+        [
+            ("v2-draft", b'{"cursor":"\xff"}'),
+            ("v2-draft", rb'{"cursor":"\ud800"}'),
+            ("v1", b'{"partition":2,"headers":{"a":"\xff"},"data":{}}'),
+            ("v1", b'{"partition":2,"headers":{"a":"\xff\\ud800"},"data":{}}'),
+        ],
+    )
+    def test_r18_a_cursor_or_header_that_is_not_text_is_refused(
+        self, dialect: DialectName, line: bytes
+    ) -> None:
+        for around in (b"", b'{"%s":{}}\n' % (b"data" if dialect == "v1" else b"event") * 200):
+            with pytest.raises(ProtocolError, match=r"not valid UTF-8|not printable ASCII"):
+                decoder(dialect).feed(around + line + b"\n")
+
+    @pytest.mark.parametrize(
+        "line", [b"Erreur \xe9", b'{"cursor":"\xff', b'{"event":{"a":tru}}', rb'{"event":"\x"}']
+    )
+    def test_a_line_that_is_not_json_is_torn_whatever_its_bytes(self, line: bytes) -> None:
+        with pytest.raises(TornResponseError):
+            decoder().feed(line + b"\n")
+
+    @pytest.mark.parametrize(
+        ("payload", "expected"),
+        [
+            (LONE[0], {"a": "\ufffd"}),
+            (LONE[1], "\ufffd \\ud800 \U0001f600 \ufffd"),
+            (LONE[2], {"\ufffd": "\ufffd\ufffd"}),
+        ],
+    )
+    def test_json_reads_lone_surrogates_as_go_does(self, payload: bytes, expected: object) -> None:
+        event = make_event(0, payload)
+        assert event.json() == expected
+        assert event.decode(type(expected)) == expected
+        assert event.raw == payload
+
+    def test_a_decoder_of_ones_own_gets_the_bytes_as_sent(self) -> None:
+        event = make_event(0, self.LONE[0], decoder=json.loads)
+        assert event.json() == {"a": "\ud800"}
+
+
+@given(st.binary(max_size=60))
+def test_mending_escapes_keeps_the_length_and_everything_else(data: bytes) -> None:
+    mended = without_lone_surrogates(data)
+    assert len(mended) == len(data)
+    assert without_lone_surrogates(mended) == mended
+    if b"\\u" not in data:
+        assert mended == data

@@ -159,3 +159,13 @@ def test_what_can_be_carried_or_selects_no_events_is_fine(
     dialect: DialectName, options: FetchOptions
 ) -> None:
     check_options(info(dialect, filters=("subject",)), options, feed="F")
+
+
+def test_r21_the_names_of_filters_are_escaped_and_cut_in_messages() -> None:
+    names = ("\x1b[31m" + "x" * 20_000_000, *(f"f{n}" for n in range(10_000)))
+    info = FeedInfo("v2-draft", {}, filters=names)
+    with pytest.raises(ProtocolError) as caught:
+        check_options(info, FetchOptions(filters={"a\x00" * 1000: "1"}), feed="F")
+    assert len(str(caught.value)) < 400
+    assert str(caught.value).isprintable()
+    assert "and others" in str(caught.value)

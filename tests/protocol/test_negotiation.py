@@ -342,3 +342,23 @@ def test_any_document_is_a_feed_or_an_error(document: dict[str, Any], listed: li
 def test_any_response_is_a_feed_or_an_error(status: int, body: bytes) -> None:
     with pytest.raises(FeedError):
         negotiate(status, body, feed=FEED)
+
+
+@pytest.mark.parametrize("text", ["a\x00", "é", "x" * (16 * 1024 + 1), "\x1b[2J"])
+@pytest.mark.parametrize("field", ["token", "lastCursor"])
+def test_r18_tokens_and_last_cursors_that_cannot_be_sent_are_refused(field: str, text: str) -> None:
+    partition: dict[str, object] = {"id": "3", "closed": True}
+    document: dict[str, object] = {"partitions": [partition]}
+    (document if field == "token" else partition)[field] = text
+    with pytest.raises(ProtocolError, match=f"{field} in the discovery is") as caught:
+        negotiate(200, orjson.dumps(document), feed="http://feed")
+    assert len(str(caught.value)) < 300
+    assert str(caught.value).isprintable()
+    assert caught.value.partition == (3 if field == "lastCursor" else None)
+
+
+def test_r21_a_quoted_body_is_escaped_once_and_cut() -> None:
+    with pytest.raises(NegotiationError) as caught:
+        negotiate(200, b"<html>\n\x1b[31m\\ " + b"x" * 1000, feed="http://feed")
+    assert "'<html>\\n\\x1b[31m\\ xxx" in str(caught.value)
+    assert len(str(caught.value)) < 350

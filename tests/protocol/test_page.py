@@ -21,7 +21,7 @@ from feedapi_client.errors import (
 from feedapi_client.protocol import fast_lines
 from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS
-from feedapi_client.protocol.page import Outcome, PageReader, Progress
+from feedapi_client.protocol.page import Outcome, PageReader, Progress, lagging_error
 
 FEED = "https://service/feed"
 ASKED = "asked"
@@ -31,6 +31,7 @@ def reader(
     *,
     asked: str = ASKED,
     closed: bool = False,
+    last_cursor: str | None = None,
     progress: Progress | None = None,
     max_unclosed_bytes: int = 1 << 20,
     max_line_bytes: int = 1 << 16,
@@ -44,6 +45,7 @@ def reader(
         partition=2,
         asked=asked,
         closed=closed,
+        last_cursor=last_cursor,
         progress=progress,
         max_unclosed_bytes=max_unclosed_bytes,
     )
@@ -183,9 +185,53 @@ class TestOutcome:
             page.feed(checkpoint(ASKED))
             assert page.finish() == ([], Outcome.END)
 
-    def test_r06_no_line_at_all_is_the_end_of_an_open_partition_only(self) -> None:
+    def test_r06_no_line_at_all_is_the_end_of_an_open_partition(self) -> None:
         assert reader(closed=False).finish().outcome is Outcome.END
-        assert reader(closed=True).finish().outcome is Outcome.NO_PROGRESS
+
+    def test_r06_no_line_at_all_is_the_end_of_a_closed_partition_the_second_time(self) -> None:
+        progress = Progress(1)
+        assert respond(progress, closed=True) is Outcome.SILENT
+        assert respond(progress, closed=True) is Outcome.END
+        assert progress.stuck == 0
+
+    @pytest.mark.parametrize(
+        "between",
+        [[checkpoint(ASKED)], [event(1)], [checkpoint("b")], [event(1), checkpoint("b")]],
+        ids=["end", "no progress", "moved", "events"],
+    )
+    def test_r06_any_other_response_between_the_two_silent_ones_counts_anew(
+        self, between: list[bytes]
+    ) -> None:
+        progress = Progress(9)
+        respond(progress, closed=True)
+        respond(progress, *between, closed=True)
+        assert respond(progress, closed=True) is Outcome.SILENT
+
+    def test_r06_at_last_cursor_any_empty_response_is_the_end(self) -> None:
+        for lines in ([], [checkpoint(ASKED)]):
+            page = reader(closed=True, last_cursor=ASKED)
+            page.feed(b"".join(lines))
+            assert page.finish() == ([], Outcome.END)
+
+    def test_r06_before_last_cursor_an_empty_response_is_a_lagging_replica(self) -> None:
+        progress = Progress(1)
+        for lines in ([], [checkpoint(ASKED)], []):
+            page = reader(closed=True, last_cursor="z", progress=progress)
+            page.feed(b"".join(lines))
+            assert page.finish() == ([], Outcome.LAGGING)
+        assert progress.stuck == 0
+
+    def test_r06_last_cursor_of_an_open_partition_is_not_its_end(self) -> None:
+        assert reader(closed=False, last_cursor="z").finish() == ([], Outcome.END)
+
+    def test_r06_the_error_of_a_lagging_replica_names_both_cursors(self) -> None:
+        error = lagging_error("a", "z", feed=FEED, partition=2)
+        assert isinstance(error, NoProgressError)
+        assert str(error) == (
+            f"feed {FEED}, partition 2: the partition is closed and ends at lastCursor 'z', but "
+            "nothing comes behind 'a': the replica that answers may lag behind. If nothing is "
+            "missing, 'feedapi cursors drain 2' ends it here"
+        )
 
     def test_r13_events_without_a_checkpoint_are_no_progress(self) -> None:
         page = reader()
@@ -203,8 +249,8 @@ class TestOutcome:
         assert page.finish().outcome is Outcome.END
 
 
-def respond(progress: Progress, *lines: bytes, closed: bool = False) -> Outcome:
-    page = reader(progress=progress, closed=closed)
+def respond(progress: Progress, *lines: bytes, asked: str = ASKED, closed: bool = False) -> Outcome:
+    page = reader(asked=asked, progress=progress, closed=closed)
     page.feed(b"".join(lines))
     return page.finish().outcome
 
@@ -218,14 +264,9 @@ class TestProgress:
         with pytest.raises(NoProgressError) as caught:
             respond(progress, event(1), checkpoint(ASKED))
         assert str(caught.value) == (
-            f"feed {FEED}, partition 2: 3 responses in a row brought events and no new cursor"
+            f"feed {FEED}, partition 2: 3 responses in a row brought events and no new cursor. "
+            "Asked with 'asked'"
         )
-
-    def test_r13_silence_of_a_closed_partition_has_words_of_its_own(self) -> None:
-        progress = Progress(2)
-        assert respond(progress, closed=True) is Outcome.NO_PROGRESS
-        with pytest.raises(NoProgressError, match="2 responses in a row of a closed partition"):
-            respond(progress, closed=True)
 
     @pytest.mark.parametrize(
         "lines",
@@ -272,6 +313,75 @@ class TestProgress:
             page = reader()
             page.feed(event(1))
             assert page.finish().outcome is Outcome.NO_PROGRESS
+
+
+class TestCycles:
+    """R13: cursors that return would bring the same events again, for ever."""
+
+    @pytest.mark.parametrize("length", range(2, 9))
+    @pytest.mark.parametrize("closed", [True, False])
+    def test_r13_a_cycle_of_up_to_8_cursors_ends_after_one_round(
+        self, length: int, closed: bool
+    ) -> None:
+        progress, delivered, asked = Progress(3), 0, "0"
+        outcomes: list[Outcome] = []
+        while outcomes[-2:] != [Outcome.NO_PROGRESS] * 2:
+            page = reader(asked=asked, progress=progress, closed=closed)
+            following = str((int(asked) + 1) % length)
+            delivered += sum(len(b.events) for b in page.feed(event(1) + checkpoint(following)))
+            outcomes.append(page.finish().outcome)
+            asked = page.cursor
+        page = reader(asked=asked, progress=progress, closed=closed)
+        page.feed(event(1) + checkpoint("0"))
+        with pytest.raises(NoProgressError, match="3 responses in a row returned to a cursor"):
+            page.finish()
+        assert delivered == length - 1
+
+    def test_r13_a_cycle_within_one_endless_response_delivers_nothing_twice(self) -> None:
+        page = reader()
+        round_trip = event(1) + checkpoint("a") + event(2) + checkpoint("b")
+        assert shown(page.feed(round_trip)) == [([1, 2], "b")]
+        assert page.feed(round_trip * 3) == []
+        assert page.cursor == "b"
+        assert page.unclosed_bytes == 3 * len(round_trip)
+
+    def test_r13_a_restart_from_an_earlier_cursor_is_no_cycle(self) -> None:
+        progress = Progress(1)
+        respond(progress, event(1), checkpoint("a"), event(2), checkpoint("b"))
+        assert respond(progress, event(2), checkpoint("b"), asked="a") is Outcome.PROGRESS
+
+    def test_r13_a_cursor_that_returns_after_more_than_8_others_is_not_remembered(self) -> None:
+        progress, asked = Progress(1), "0"
+        for number in [*range(1, 9), 0, 1]:
+            assert respond(progress, event(1), checkpoint(str(number)), asked=asked) is (
+                Outcome.PROGRESS
+            )
+            asked = str(number)
+        assert len(progress.recent) == 8
+
+    def test_r13_two_names_of_the_end_of_an_open_partition_are_no_cycle(self) -> None:
+        progress = Progress(1)
+        assert respond(progress, event(1), checkpoint("a"), asked="0") is Outcome.PROGRESS
+        assert respond(progress, checkpoint("b"), asked="a") is Outcome.PROGRESS
+        for _ in range(3):
+            assert respond(progress, checkpoint("a"), asked="b") is Outcome.END
+        assert respond(progress, event(2), checkpoint("c"), asked="b") is Outcome.PROGRESS
+
+    def test_r06_to_return_to_last_cursor_is_progress(self) -> None:
+        progress = Progress(1)
+        for asked, cursor in [("0", "end"), ("end", "same place"), ("same place", "end")]:
+            page = reader(asked=asked, closed=True, last_cursor="end", progress=progress)
+            page.feed(checkpoint(cursor))
+            assert page.finish().outcome is Outcome.PROGRESS
+        page = reader(asked="end", closed=True, last_cursor="end", progress=progress)
+        assert page.finish().outcome is Outcome.END
+
+    def test_r13_an_empty_way_back_over_events_is_a_cycle(self) -> None:
+        progress = Progress(2)
+        respond(progress, event(1), checkpoint("a"), asked="0")
+        assert respond(progress, checkpoint("0"), asked="a") is Outcome.NO_PROGRESS
+        with pytest.raises(NoProgressError, match="'a'"):
+            respond(progress, checkpoint("0"), asked="a")
 
 
 class TestFaults:
@@ -413,23 +523,29 @@ def chunked(body: bytes, places: list[int]) -> list[bytes]:
 
 
 def expected(lines: list[Line], *, closed: bool) -> Reading:
-    """The rules once more, on whole lines."""
-    moving = [at for at, line in enumerate(lines) if isinstance(line, str) and line != ASKED]
-    cut = moving[-1] + 1 if moving else 0
-    repeated = [at for at, line in enumerate(lines) if line == ASKED and at >= cut]
-    held = [n for n in lines[cut : repeated[-1]] if isinstance(n, int)] if repeated else []
+    """The rules once more, on whole lines. (No response has more than 8 different cursors.)"""
     cursors = [line for line in lines if isinstance(line, str)]
+    moving = [
+        at
+        for at, line in enumerate(lines)
+        if isinstance(line, str) and line not in (ASKED, *lines[:at])
+    ]
+    cut = moving[-1] + 1 if moving else 0
+    repeated = [at for at, line in enumerate(lines) if isinstance(line, str) and at >= cut]
+    held = [n for n in lines[cut : repeated[-1]] if isinstance(n, int)] if repeated else []
     if moving:
         outcome = Outcome.PROGRESS
-    elif any(isinstance(line, int) for line in lines) or (closed and not cursors):
+    elif any(isinstance(line, int) for line in lines):
         outcome = Outcome.NO_PROGRESS
+    elif closed and not cursors:
+        outcome = Outcome.SILENT
     else:
         outcome = Outcome.END
     return Reading(
         [line for line in lines[:cut] if isinstance(line, int)],
         str(lines[cut - 1]) if cut else ASKED,
         outcome,
-        [(held, ASKED)] if held else [],
+        [(held, cursors[-1])] if held else [],
         len(encoded(lines[cut:])),
         cursors[-1] if cursors else None,
         lines.count(None),
@@ -477,7 +593,7 @@ def test_of_a_torn_response_a_prefix_closed_by_a_checkpoint_is_given(
         st.sampled_from(
             [
                 (Outcome.PROGRESS, event(1) + checkpoint("b")),
-                (Outcome.PROGRESS, checkpoint("b")),
+                (Outcome.PROGRESS, checkpoint("c")),
                 (Outcome.END, checkpoint(ASKED)),
                 (Outcome.NO_PROGRESS, event(1)),
                 (Outcome.NO_PROGRESS, event(1) + checkpoint(ASKED)),

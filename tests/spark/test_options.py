@@ -182,3 +182,9 @@ def test_callable_that_cannot_be_imported_is_named() -> None:
 
 def test_source_options_need_only_a_url() -> None:
     assert SourceOptions(url="https://service/feed").limits.max_poll_interval == 2.0
+
+
+def test_r08_lineage_is_given_as_pairs_of_child_and_parent() -> None:
+    assert parse_options({"url": "http://h/f", "lineage": "1:0, 2:0"}).lineage == {1: 0, 2: 0}
+    with pytest.raises(OptionError, match="option lineage must be pairs of child and parent"):
+        parse_options({"url": "http://h/f", "lineage": "1-0"})

@@ -14,7 +14,7 @@ from feedapi_client.spark.options import OptionError, SourceOptions, parse_optio
 from feedapi_client.spark.plan.epoch import split_into_groups
 from feedapi_client.spark.plan.failures import Failures
 from feedapi_client.spark.plan.planner import EpochPlanner
-from feedapi_client.testing import Publisher
+from feedapi_client.testing import Publisher, Quirks
 
 
 @pytest.mark.parametrize(
@@ -108,3 +108,31 @@ def test_positions_outside_a_later_selection_are_kept(publisher: Publisher) -> N
             0: FIRST,
             1: FIRST,
         }
+
+
+def test_r08_lineage_keeps_children_behind_a_parent_that_the_feed_does_not_name() -> None:
+    publisher = Publisher(partitions=1, quirks=Quirks(omit_parent_zero=True))
+    publisher.extend(0, [{"n": n} for n in range(5)])
+    with publisher.serve():
+        options = options_of(publisher, lineage="1:0,2:0", discoveryInterval="0.000001")
+        publisher.split(0, into=2)
+        with FeedConnection(options) as connection:
+            plan = EpochPlanner(options, connection).next_plan(None)
+            assert plan is not None
+            assert plan.groups == [[0]]
+
+
+def test_r08_lineage_may_be_given_to_a_query_whose_checkpoint_knows_no_child() -> None:
+    publisher = Publisher(partitions=1, quirks=Quirks(omit_parent_zero=True))
+    publisher.extend(0, [{"n": n} for n in range(5)])
+    with publisher.serve():
+        options = options_of(publisher)
+        with FeedConnection(options) as connection:
+            plan = EpochPlanner(options, connection).next_plan(None)
+        assert plan is not None
+        publisher.split(0, into=2)
+        options = options_of(publisher, lineage="1:0,2:0")
+        with FeedConnection(options) as connection:
+            later = EpochPlanner(options, connection, plan).next_plan(None)
+        assert later is not None
+        assert later.groups == [[0]]

@@ -27,11 +27,6 @@ def empty_redis(redis_server: Redis) -> Redis:
     return redis_server
 
 
-@pytest.fixture
-def asyncio_only() -> str:
-    return "asyncio"
-
-
 class TestRedisCursorStore(AdministrableStoreContract):
     supports_transactions = False
     supports_second_handle = True
@@ -132,3 +127,20 @@ async def test_on_trio_operations_say_what_to_use(anyio_backend: str) -> None:
 def test_a_blocking_client_is_refused() -> None:
     with pytest.raises(TypeError, match=r"redis\.asyncio"):
         RedisCursorStore(redis.Redis())
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_an_error_of_another_kind_is_a_store_error_that_names_it(
+    empty_redis: Redis, anyio_backend: str
+) -> None:
+    async with RedisCursorStore(empty_redis.url) as store:
+        await store.save(FEED, {0: Position("c")})
+        with redis.Redis.from_url(empty_redis.url) as client:
+            client.hset(f"feedapi:{FEED.id}", "1", "written by another program")
+        with pytest.raises(StoreError, match="ValueError") as failed:
+            await store.load(FEED)
+        assert isinstance(failed.value.__cause__, ValueError)
+        assert failed.value.feed == FEED.url
+    async with RedisCursorStore(f"{empty_redis.url}?nosuch=option") as odd:
+        with pytest.raises(StoreError, match="TypeError"):
+            await odd.load(FEED)

@@ -546,7 +546,7 @@ def test_a_blocking_engine_is_refused() -> None:
 async def test_text_that_the_database_can_not_keep_is_a_store_error(
     store: SQLAlchemyCursorStore, engine: AsyncEngine
 ) -> None:
-    for cursor in ("\ud800", *(["\x00"] if engine.dialect.name == "postgresql" else [])):
+    for cursor in ("\ud800", "\x00"):
         with pytest.raises(StoreError, match="failed"):
             await store.save(FEED, {0: Position(cursor)})
     await store.save(FEED, opening())
@@ -604,3 +604,19 @@ def test_on_trio_operations_say_what_to_use() -> None:
     store = SQLAlchemyCursorStore(create_async_engine("sqlite+aiosqlite://"))
     with pytest.raises(StoreError, match="asyncio only"):
         anyio.run(store.load, FEED, backend="trio")
+
+
+async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path: Path) -> None:
+    engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/app.db")
+    store = SQLAlchemyCursorStore(engine)
+    await store.create_tables()
+
+    @sa.event.listens_for(engine.sync_engine, "before_cursor_execute")
+    def fail(*_: object) -> None:
+        raise RuntimeError("with a payload")
+
+    with pytest.raises(StoreError, match="RuntimeError") as failed:
+        await store.load(FEED)
+    assert isinstance(failed.value.__cause__, RuntimeError)
+    assert (failed.value.feed, "payload" in str(failed.value)) == (FEED.url, False)
+    await engine.dispose()

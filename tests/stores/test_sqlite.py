@@ -383,3 +383,24 @@ def test_r17_of_several_processes_each_revision_is_saved_by_one(tmp_path: Path) 
     for process in processes:
         process.join(30)
         assert process.exitcode == 0
+
+
+async def test_what_another_program_wrote_is_a_store_error(tmp_path: Path) -> None:
+    async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
+        await store.save(FEED, opening())
+        with closing(sqlite3.connect(store.path)) as connection, connection:
+            connection.execute("UPDATE feedapi_cursors SET filters = 'no JSON'")
+        with pytest.raises(StoreError, match="can't be read") as failed:
+            await store.feeds()
+        assert isinstance(failed.value.__cause__, ValueError)
+        assert await store.load(FEED) == opening()
+
+
+async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path: Path) -> None:
+    async with SQLiteCursorStore(tmp_path / "cursors.db") as store:
+        odd = {0: Position("c", revision="one")}  # type: ignore[arg-type]
+        with pytest.raises(StoreError, match="TypeError") as failed:
+            await store.save(FEED, odd)
+        assert isinstance(failed.value.__cause__, TypeError)
+        assert failed.value.feed == FEED.url
+        await store.save(FEED, opening())

@@ -28,9 +28,11 @@ from feedapi_client.cli.common.options import (
     Filters,
     GiveUpAfter,
     HeaderEnv,
+    Lineage,
     SkipEventTypes,
     Url,
     V1Partitions,
+    edges,
 )
 from feedapi_client.cli.common.run_async import run_async
 
@@ -56,6 +58,7 @@ def cat(
     page_size_hint: PageSizeHint = None,
     stream: Stream = False,
     unordered: Unordered = False,
+    lineage: Lineage = None,
     auth_env: AuthEnv = None,
     header_env: HeaderEnv = None,
     give_up_after: GiveUpAfter = 30.0,
@@ -70,16 +73,18 @@ def cat(
     """
     from feedapi_client.cli.cat.consume import CatSettings, print_events
     from feedapi_client.cli.cat.lines import LineFormat
+    from feedapi_client.cli.common.feed_url import checked_url
     from feedapi_client.cli.common.fetch_options import fetch_options
     from feedapi_client.cli.common.http_client import headers_from_environment
 
     settings = CatSettings(
-        url=url,
+        url=checked_url(url),
         start=_start(start, partitions),
         start_given=start is not None,
         partitions=frozenset(partitions or ()),
         follow=follow,
         ordered=not unordered,
+        lineage=edges(lineage),
         store=store,
         name=name,
         journal=journal,

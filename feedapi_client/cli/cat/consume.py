@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,10 +14,10 @@ from typing import Any
 import anyio
 
 from feedapi_client.cli.cat.lines import LineFormat
-from feedapi_client.cli.cat.progress import Progress
 from feedapi_client.cli.common import stdout
 from feedapi_client.cli.common.exit_codes import SIGNALLED
 from feedapi_client.cli.common.http_client import http_client
+from feedapi_client.cli.common.progress import Progress
 from feedapi_client.cli.common.stores import open_store
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.model import Batch, Event
@@ -37,6 +37,7 @@ class CatSettings:
     partitions: frozenset[int]
     follow: bool
     ordered: bool
+    lineage: Mapping[int, int]
     store: str | None
     name: str
     journal: bool
@@ -75,7 +76,7 @@ class EventPrinter:
 
     def __init__(self, settings: CatSettings) -> None:
         self.settings = settings
-        self.progress = Progress(quiet=settings.quiet)
+        self.progress = Progress(quiet=settings.quiet, beside_output=True)
         self.exit_code = 0
         self._remaining = settings.limit
         self._consumer: FeedConsumer | None = None
@@ -138,6 +139,7 @@ class EventPrinter:
             name=settings.name,
             start=settings.start,
             ordered=settings.ordered,
+            lineage=settings.lineage,
             follow=settings.follow,
             partitions=settings.partitions or None,
             v1_partitions=settings.v1_partitions,

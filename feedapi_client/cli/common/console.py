@@ -7,7 +7,7 @@ import sys
 from rich.console import Console
 from rich.text import Text
 
-from feedapi_client.cli.common.escape import one_line
+from feedapi_client.cli.common.escape import shown, shown_line
 
 _WIDTH_WITHOUT_TERMINAL = 200
 
@@ -24,5 +24,10 @@ def console(*, stderr: bool = False) -> Console:
 
 
 def plain(text: object, style: str = "") -> Text:
-    """Return text from elsewhere, shown as it is: without markup and control characters."""
-    return Text(one_line(str(text)), style=style)
+    """Return text from elsewhere, shown as it is: without markup and control characters, cut."""
+    return Text(shown(text), style=style)
+
+
+def plain_line(text: object, style: str = "") -> Text:
+    """Return a whole line as `plain` does, cut far later."""
+    return Text(shown_line(text), style=style)

@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
 import typer
 
@@ -27,6 +26,7 @@ _REDIS = ("redis", "rediss", "unix")
 _DRIVERS = {
     "postgresql": "postgresql+psycopg",
     "postgres": "postgresql+psycopg",
+    "sqlite": "sqlite+aiosqlite",
     "mysql": "mysql+asyncmy",
     "mariadb": "mariadb+asyncmy",
 }
@@ -35,15 +35,16 @@ _DRIVERS = {
 def resolve_store(spec: str) -> str:
     """Return the value of ``--store``; for ``env:NAME`` the value of that environment variable.
 
-    Raises `typer.BadParameter` when the variable is not set.
+    Raises `typer.BadParameter` when the variable is not set, and for what can be no store.
     """
-    if not spec.startswith(_ENVIRONMENT):
-        return spec
-    variable = spec.removeprefix(_ENVIRONMENT)
-    value = os.environ.get(variable, "")
-    if not value:
-        raise typer.BadParameter(f"--store: the environment variable {variable} is not set")
-    return value
+    if spec.startswith(_ENVIRONMENT):
+        variable = spec.removeprefix(_ENVIRONMENT)
+        spec = os.environ.get(variable, "")
+        if not spec:
+            raise typer.BadParameter(f"--store: the environment variable {variable} is not set")
+    if not spec.strip() or not spec.isprintable():
+        raise typer.BadParameter("--store: this is neither a file nor a database URL")
+    return spec
 
 
 def is_url(spec: str) -> bool:
@@ -56,10 +57,21 @@ def is_redis_url(spec: str) -> bool:
     return is_url(spec) and spec.partition("://")[0] in _REDIS
 
 
+def unusable(url: str) -> str:
+    """Return what a message may show of a URL that can't be used: any part may be a password."""
+    return f"{url.partition('://')[0]}://…"
+
+
 def url_without_secrets(url: str) -> str:
-    """Return the URL of a database without user, password and query, for messages."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+    """Return the URL of a database without user, password and query, for messages.
+
+    Any text will do. Only the scheme is left where a password may hold the `?` of the query.
+    """
+    scheme, _, rest = url.partition("://")
+    before, at, address = rest.rpartition("@")
+    if at and not set(before).isdisjoint("?#"):
+        return f"{scheme}://…"
+    return f"{scheme}://{address.partition('?')[0].partition('#')[0]}"
 
 
 # ---------------------------------------------------------------------- SQLite files
@@ -91,7 +103,7 @@ def sqlite_tables(path: Path) -> set[str] | None:
             return {name for (name,) in rows}
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeError) as error:
         raise StoreError(f"the cursor database {path} failed: {error}") from error
 
 
@@ -146,9 +158,9 @@ def _create_engine(url: str) -> AsyncEngine:
             f"{url_without_secrets(url)}: the database driver is not installed "
             f"(no module {missing.name})"
         ) from None
-    except (SQLAlchemyError, ValueError) as error:
-        raise CommandError(
-            f"{url_without_secrets(url)}: this is no database URL that can be used: "
+    except (SQLAlchemyError, ValueError, TypeError) as error:
+        raise typer.BadParameter(
+            f"--store: {unusable(url)} is no database URL that can be used: "
             f"{type(error).__name__}. Use for example postgresql+psycopg://…"
         ) from None
 
@@ -163,7 +175,6 @@ async def _existing_tables(
     engine: AsyncEngine, schema: str | None, names: tuple[str, ...]
 ) -> set[str]:
     import sqlalchemy as sa
-    from sqlalchemy.exc import SQLAlchemyError
 
     def look(connection: sa.Connection) -> set[str]:
         return {name for name in names if sa.inspect(connection).has_table(name, schema=schema)}
@@ -171,7 +182,8 @@ async def _existing_tables(
     try:
         async with engine.connect() as connection:
             return await connection.run_sync(look)
-    except (SQLAlchemyError, OSError) as error:
+    except Exception as error:
+        # Any: drivers raise ValueError or TypeError for an option of the URL that they don't know.
         original = getattr(error, "orig", None) or error
         raise StoreError(
             f"the cursor database {url_without_secrets(str(engine.url))} can't be reached: "

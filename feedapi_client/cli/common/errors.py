@@ -15,8 +15,9 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from feedapi_client.cli.common.escape import one_line
+from feedapi_client.cli.common.escape import shown, shown_line
 from feedapi_client.cli.common.exit_codes import FAILURE, INTERNAL_ERROR, INTERRUPTED, USAGE
+from feedapi_client.cli.common.streams import discard_stdout, flush_stdout, prepare_streams
 from feedapi_client.errors import FeedError
 
 
@@ -46,16 +47,37 @@ class CommandGroup(TyperGroup):
         """
         if not standalone_mode:
             return super().main(args, prog_name, standalone_mode=False, **extra)
+        prepare_streams()
+        code = self._run(args, prog_name, **extra)
+        if (error := flush_stdout()) is not None:
+            line, failure = explain(error)
+            _print_error(line)
+            code = code or failure
+        sys.exit(code)
+
+    def _run(self, args: Sequence[str] | None, prog_name: str | None, **extra: Any) -> int:
+        """Parse the arguments, run the command, and return the exit code."""
         try:
+            _check_encoding(sys.argv[1:] if args is None else args)
             code = super().main(args, prog_name, standalone_mode=False, **extra)
         except typer.Abort:
             _print_error("aborted")
-            sys.exit(FAILURE)
+            return FAILURE
         except Exception as error:
             if not _is_usage_error(error):
                 raise
-            sys.exit(_report_usage_error(error))
-        sys.exit(code if isinstance(code, int) else 0)
+            return _report_usage_error(error)
+        return code if isinstance(code, int) else 0
+
+
+def _check_encoding(args: Sequence[str]) -> None:
+    """Raise `typer.BadParameter` for an argument whose bytes are not valid UTF-8.
+
+    Python keeps such bytes as surrogates, which neither a URL nor a database takes.
+    """
+    for argument in args:
+        if not argument.isascii() and any("\ud800" <= char <= "\udfff" for char in argument):
+            raise typer.BadParameter(f"an argument is not valid UTF-8: {shown(argument)}")
 
 
 def explain(error: Exception) -> tuple[str, int]:
@@ -63,6 +85,7 @@ def explain(error: Exception) -> tuple[str, int]:
     if isinstance(error, (FeedError, CommandError)):
         return str(error), FAILURE
     if isinstance(error, OSError) and error.errno == errno.EPIPE:
+        discard_stdout()
         return "the output was closed", FAILURE
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
@@ -106,4 +129,4 @@ def _report_usage_error(error: Any) -> int:
 
 
 def _print_error(text: str) -> None:
-    print(f"feedapi: {one_line(text)}", file=sys.stderr)
+    print(f"feedapi: {shown_line(text)}", file=sys.stderr)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
+from feedapi_client.cli.common.feed_url import checked_url
 from feedapi_client.cli.common.fetch_options import fetch_options
 from feedapi_client.model import FeedKey
 
@@ -31,21 +31,28 @@ class FeedChoice:
             return False
         if self.filters is not None and key.filters != self._selection():
             return False
-        return (
-            self.feed is None
-            or self.feed in key.url
-            or (_is_url(self.feed) and FeedKey(self.feed).url == key.url)
-        )
+        return self.feed is None or self.feed in key.url or _key_url(self.feed) == key.url
 
     def exact_key(self) -> FeedKey | None:
-        """Return the key that a complete URL names, whether or not a store has positions of it."""
+        """Return the key that a complete URL names, whether or not a store has positions of it.
+
+        Raises `typer.BadParameter` for a URL that no feed can have.
+        """
         if self.feed is None or not _is_url(self.feed):
             return None
-        return FeedKey(self.feed, self.name or "default", self._selection())
+        url = checked_url(self.feed, "--feed")
+        return FeedKey(url, self.name or "default", self._selection())
 
     def _selection(self) -> tuple[tuple[str, str], ...]:
         return tuple(sorted(fetch_options(self.filters).selection().items()))
 
 
 def _is_url(text: str) -> bool:
-    return urlsplit(text).scheme in ("http", "https")
+    return text.lower().startswith(("http://", "https://"))
+
+
+def _key_url(text: str) -> str | None:
+    try:
+        return FeedKey(text).url if _is_url(text) else None
+    except ValueError:
+        return None

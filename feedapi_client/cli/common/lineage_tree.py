@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from rich.text import Text
 from rich.tree import Tree
@@ -13,8 +13,15 @@ Label = Callable[[int], Text]
 """Returns what to show for a listed partition."""
 
 
-def lineage_tree(partitions: Mapping[int, Partition], title: Text, label: Label) -> Tree:
+def lineage_tree(
+    partitions: Mapping[int, Partition],
+    title: Text,
+    label: Label,
+    added: Collection[int] = (),
+) -> Tree:
     """Return a tree that shows each partition below its parent.
+
+    The edges of the children in `added` are marked: ``--lineage`` added them.
 
     The parent is the partition that it starts after, or else the nearest one that it takes its
     cursor from. A parent that is no longer listed is shown too.
@@ -30,7 +37,7 @@ def lineage_tree(partitions: Mapping[int, Partition], title: Text, label: Label)
     ]
     while pending:
         above, id = pending.pop()
-        text = _edge(partitions.get(id)) + (
+        text = _edge(partitions.get(id), added) + (
             label(id) if id in partitions else Text(f"{id}  no longer listed", style="dim")
         )
         branch = above.add(text)
@@ -44,9 +51,10 @@ def _parent(partition: Partition) -> int | None:
     return next(iter(partition.cursor_from), None)
 
 
-def _edge(partition: Partition | None) -> Text:
+def _edge(partition: Partition | None, added: Collection[int]) -> Text:
     if partition is None or _parent(partition) is None:
         return Text()
     if partition.starts_after is not None:
-        return Text("after ▸ ", style="blue")
+        given = " (--lineage)" if partition.id in added else ""
+        return Text(f"after{given} ▸ ", style="blue")
     return Text("cursor ▸ ", style="magenta")

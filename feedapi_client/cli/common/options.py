@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 import typer
@@ -30,6 +31,7 @@ V1Partitions = Annotated[
     typer.Option(
         "--v1-partitions",
         min=1,
+        max=32768,
         metavar="N",
         help="Number of partitions of a ZeroEventHub (v1) feed, which does not list them.",
     ),
@@ -50,16 +52,34 @@ SkipEventTypes = Annotated[
     list[str] | None,
     typer.Option("--skip-event-type", metavar="TYPE", help="No events of this type. Repeatable."),
 ]
+
+
+def finite(value: float) -> float:
+    """Return the value of an option. Raises `typer.BadParameter` for nan and infinity."""
+    if not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no number of this kind")
+    return value
+
+
 GiveUpAfter = Annotated[
     float,
     typer.Option(
         "--give-up-after",
         min=0,
+        callback=finite,
         metavar="SECONDS",
         help="Maximum time to retry while the feed can't be reached.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Lineage = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lineage",
+        metavar="CHILD:PARENT",
+        help="Read CHILD after PARENT, where the feed leaves that out (1:0). Repeatable.",
+    ),
+]
 Store = Annotated[
     str,
     typer.Option(
@@ -95,6 +115,19 @@ Name = Annotated[
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]
+
+
+def edges(values: list[str] | None) -> dict[int, int]:
+    """Return the values of ``--lineage`` as `FeedConsumer` takes them, from child to parent.
+
+    Raises `typer.BadParameter` for another form, and for a child with two parents.
+    """
+    from feedapi_client.lineage.missing_edges import parse_lineage
+
+    try:
+        return parse_lineage(",".join(values)) if values else {}
+    except ValueError as error:
+        raise typer.BadParameter(f"--lineage {error}") from None
 
 
 def pairs(values: list[str] | None, option: str) -> dict[str, str]:

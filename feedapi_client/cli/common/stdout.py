@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import stat
 import sys
@@ -10,7 +11,10 @@ import sys
 import anyio
 import anyio.to_thread
 
+from feedapi_client.cli.common.escape import escape_json
+
 _POLL_INTERVAL = 0.5
+_CONTROL = re.compile(rb"[\x00-\x09\x0b-\x1f\x7f]")
 
 
 class OutputClosedError(Exception):
@@ -24,7 +28,7 @@ async def write(data: bytes) -> None:
     `OutputClosedError` when the reader is gone, and OSError for any other failure.
     """
     if data:
-        await anyio.to_thread.run_sync(_write, data)
+        await anyio.to_thread.run_sync(_write, for_terminal(data) if sys.stdout.isatty() else data)
 
 
 async def watch_reader() -> None:
@@ -41,6 +45,17 @@ async def watch_reader() -> None:
     while not poll.poll(0):  # noqa: ASYNC110 - the event loop can't wait for this event
         await anyio.sleep(_POLL_INTERVAL)
     raise OutputClosedError
+
+
+def for_terminal(data: bytes) -> bytes:
+    r"""Return lines of JSON with ``\u`` escapes for what a terminal would act upon.
+
+    A payload may hold such characters: JSON forbids only those below U+0020 within a string.
+    """
+    if data.isascii() and not _CONTROL.search(data):
+        return data
+    lines = data.decode("utf-8", "backslashreplace").split("\n")
+    return "\n".join(escape_json(line, "utf-8") for line in lines).encode()
 
 
 def _write(data: bytes) -> None:

@@ -16,7 +16,7 @@ from feedapi_client.cli.common.databases import (
     open_database,
     resolve_store,
     sqlite_tables,
-    url_without_secrets,
+    unusable,
 )
 from feedapi_client.cli.common.errors import CommandError
 from feedapi_client.stores.base import AdministrableStore
@@ -93,8 +93,8 @@ def _redis(url: str, prefix: str) -> Any:
         raise CommandError(str(missing)) from None
     try:
         return RedisCursorStore(url) if prefix == TABLE else RedisCursorStore(url, prefix=prefix)
-    except ValueError:
-        raise CommandError(
-            f"{url_without_secrets(url)}: this is no Redis URL that can be used. "
+    except (ValueError, TypeError):
+        raise typer.BadParameter(
+            f"--store: {unusable(url)} is no Redis URL that can be used. "
             "Use for example redis://localhost:6379/0"
         ) from None

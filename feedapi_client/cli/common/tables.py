@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from feedapi_client.cli.common.console import console, plain
-from feedapi_client.cli.common.escape import one_line
+from feedapi_client.cli.common.escape import shown
 
 # Above this, plain columns: printing them is a thousand times faster than drawing with rich.
 _MAX_DRAWN_ROWS = 1000
@@ -30,7 +30,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
 
 
 def _print_columns(columns: Sequence[str], rows: list[list[str]]) -> None:
-    lines = [list(columns), *([one_line(text) for text in row] for row in rows)]
+    lines = [list(columns), *([shown(text) for text in row] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = (text.ljust(width) for text, width in zip(line, widths, strict=True))

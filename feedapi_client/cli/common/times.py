@@ -25,20 +25,24 @@ def parse_time(text: str, now: datetime | None = None) -> datetime:
     """Return the time that the text stands for, with a time zone.
 
     The text is an ISO 8601 time, a time of today, a duration followed by "ago", or "now". Without
-    a time zone it is local time. Raises ValueError for any other text.
+    a time zone it is local time. Raises ValueError for any other text, and for a time that is no
+    date of the years 1 to 9999 everywhere on earth.
     """
-    now = now or datetime.now(UTC)
-    text = text.strip()
+    try:
+        return _parse(text.strip(), now or datetime.now(UTC))
+    except (OverflowError, OSError):  # OSError by the system's local time
+        raise ValueError(f"{text!r} is out of range") from None
+
+
+def _parse(text: str, now: datetime) -> datetime:
     if text.lower() == "now":
         return now
     if text.lower().endswith("ago"):
         return now - _duration(text[:-3], text)
-    if (clock := _CLOCK.fullmatch(text)) is not None:
-        local = now.astimezone()
-        return local.replace(
-            hour=int(clock[1]), minute=int(clock[2]), second=int(clock[3] or 0), microsecond=0
-        )
     try:
+        if (clock := _CLOCK.fullmatch(text)) is not None:
+            hour, minute, second = int(clock[1]), int(clock[2]), int(clock[3] or 0)
+            return now.astimezone().replace(hour=hour, minute=minute, second=second, microsecond=0)
         return datetime.fromisoformat(text).astimezone()
     except ValueError:
         raise ValueError(f"{text!r} is no time: use for example {EXAMPLES}") from None
@@ -53,7 +57,4 @@ def _duration(text: str, whole: str) -> timedelta:
     rest = re.sub(r"\band\b|,", " ", _UNIT.sub(" ", text))
     if rest.strip() or not seconds:
         raise ValueError(f"{whole!r} is no time: use for example {EXAMPLES}")
-    try:
-        return timedelta(seconds=seconds)
-    except OverflowError:
-        raise ValueError(f"{whole!r} is too long ago") from None
+    return timedelta(seconds=seconds)

@@ -2,28 +2,52 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from feedapi_client.cli.common.errors import CommandGroup
 from feedapi_client.cli.common.options import (
     AuthEnv,
+    EventTypes,
     Feed,
     Filters,
+    GiveUpAfter,
     HeaderEnv,
     Json,
+    Lineage,
     Name,
+    SkipEventTypes,
     Store,
     Table,
+    Url,
     V1Partitions,
     Yes,
+    edges,
+)
+from feedapi_client.cli.cursors.options import (
+    ConsumerName,
+    Cursor,
+    DryRun,
+    Force,
+    LagUrl,
+    MovedName,
+    NewUrl,
+    OldUrl,
+    OnlyPartitions,
+    Output,
+    Overwrite,
+    Partition,
+    Quiet,
+    SetStatus,
+    Source,
+    Status,
+    To,
 )
 
 if TYPE_CHECKING:
     from feedapi_client.cli.cursors.selection import Selection
+    from feedapi_client.cli.cursors.target import Target
 
 TABLE = "feedapi_cursors"
 
@@ -35,45 +59,6 @@ app = typer.Typer(
         "an error at its next commit."
     ),
 )
-
-
-class Status(StrEnum):
-    """The statuses that a position can be set to."""
-
-    OPEN = "open"
-    DRAINED = "drained"
-    SUPERSEDED = "superseded"
-
-
-LagUrl = Annotated[
-    str | None,
-    typer.Option("--url", metavar="URL", help="Ask this feed how far behind its cursors are."),
-]
-Partition = Annotated[int, typer.Argument(min=0, max=32767, metavar="PARTITION")]
-Cursor = Annotated[
-    str,
-    typer.Argument(
-        metavar="CURSOR", help="Reading goes on after this place; _first for the beginning."
-    ),
-]
-SetStatus = Annotated[
-    Status,
-    typer.Option(help="drained: read to the end. superseded: its successors went on from here."),
-]
-OnlyPartitions = Annotated[
-    list[int] | None,
-    typer.Option("--partition", "-p", metavar="ID", help="Only this partition. Repeatable."),
-]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write to a file instead of stdout."),
-]
-Source = Annotated[str, typer.Argument(metavar="FILE", help="What 'export' printed; - for stdin.")]
-To = Annotated[
-    str,
-    typer.Option("--to", metavar="TIME", help="'2 hours ago', 14:30 (today), or an ISO time."),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would change.")]
 
 
 @app.command("ls")
@@ -92,6 +77,7 @@ def ls(
 
     With --url also whether there is more after each cursor.
     """
+    from feedapi_client.cli.common.feed_url import checked_url
     from feedapi_client.cli.common.http_client import headers_from_environment
     from feedapi_client.cli.cursors.lag import LagLookup
     from feedapi_client.cli.cursors.ls import print_positions
@@ -99,7 +85,7 @@ def ls(
     lookup = None
     if url is not None:
         headers = headers_from_environment(auth_env, header_env)
-        lookup = LagLookup(url, headers, v1_partitions)
+        lookup = LagLookup(checked_url(url, "--url"), headers, v1_partitions)
     print_positions(_selection(store, table, feed, name), lookup, json=json)
 
 
@@ -188,6 +174,122 @@ def rewind(
 
     selection = _selection(store, table, feed, name)
     rewind_positions(selection, to, dry_run=dry_run, confirm=not yes)
+
+
+@app.command("skip")
+def skip(
+    url: Url,
+    store: Store,
+    partitions: OnlyPartitions = None,
+    name: ConsumerName = "default",
+    filters: Filters = None,
+    event_types: EventTypes = None,
+    skip_event_types: SkipEventTypes = None,
+    v1_partitions: V1Partitions = None,
+    lineage: Lineage = None,
+    table: Table = TABLE,
+    auth_env: AuthEnv = None,
+    header_env: HeaderEnv = None,
+    give_up_after: GiveUpAfter = 30.0,
+    quiet: Quiet = False,
+) -> None:
+    """Read to the end of each partition without delivering, then save the cursors there.
+
+    For a feed that can't say where its end is (_last), and to skip what a consumer missed. Goes on
+    from the stored cursors. They are saved at the end, all at once: Ctrl-C before that changes
+    nothing. A store that does not exist is created.
+    """
+    from feedapi_client.cli.cursors.skip import skip_to_end
+
+    target = _target(
+        (url, store, table, name),
+        (filters, event_types, skip_event_types),
+        (auth_env, header_env),
+        v1_partitions=v1_partitions,
+        lineage=edges(lineage),
+        give_up_after=give_up_after,
+    )
+    skip_to_end(target, frozenset(partitions or ()), quiet=quiet)
+
+
+@app.command("drain")
+def drain(
+    url: Url,
+    partition: Partition,
+    store: Store,
+    name: ConsumerName = "default",
+    filters: Filters = None,
+    event_types: EventTypes = None,
+    skip_event_types: SkipEventTypes = None,
+    v1_partitions: V1Partitions = None,
+    force: Force = False,
+    yes: Yes = False,
+    table: Table = TABLE,
+    auth_env: AuthEnv = None,
+    header_env: HeaderEnv = None,
+    give_up_after: GiveUpAfter = 30.0,
+) -> None:
+    """Mark a closed partition as drained: what was not read of it is skipped, its children start.
+
+    For a partition whose end the feed can't serve. Refused while the feed lists it as open.
+    """
+    from feedapi_client.cli.cursors.drain import drain_partition
+
+    target = _target(
+        (url, store, table, name),
+        (filters, event_types, skip_event_types),
+        (auth_env, header_env),
+        v1_partitions=v1_partitions,
+        give_up_after=give_up_after,
+    )
+    drain_partition(target, partition, force=force, confirm=not yes)
+
+
+@app.command("move")
+def move(
+    old_url: OldUrl,
+    new_url: NewUrl,
+    store: Store,
+    name: MovedName = None,
+    overwrite: Overwrite = False,
+    table: Table = TABLE,
+) -> None:
+    """Keep the cursors of a feed that moved: those of OLD_URL become those of NEW_URL.
+
+    Of all its consumers, and all their filters, in one step or not at all.
+    """
+    from feedapi_client.cli.common.feed_url import checked_url
+    from feedapi_client.cli.cursors.move import Move, move_cursors
+
+    for url, argument in ((old_url, "OLD_URL"), (new_url, "NEW_URL")):
+        checked_url(url, argument)
+    move_cursors(Move(store, table, old_url, new_url, name, overwrite))
+
+
+def _target(
+    place: tuple[str, str, str, str],
+    selection: tuple[list[str] | None, list[str] | None, list[str] | None],
+    credentials: tuple[str | None, list[str] | None],
+    **settings: Any,
+) -> Target:
+    """Return the target of a command. Raises `typer.BadParameter` for what does not fit."""
+    from feedapi_client.cli.common.feed_url import checked_url
+    from feedapi_client.cli.common.fetch_options import fetch_options
+    from feedapi_client.cli.common.http_client import headers_from_environment
+    from feedapi_client.cli.cursors.target import Target
+
+    url, store, table, name = place
+    if not name:
+        raise typer.BadParameter("--name must not be empty")
+    return Target(
+        url=checked_url(url),
+        store=store,
+        table=table,
+        name=name,
+        fetch=fetch_options(*selection),
+        headers=headers_from_environment(*credentials),
+        **settings,
+    )
 
 
 def _selection(

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
+import typer
 
-from feedapi_client.cli.common.errors import CommandError
+from feedapi_client.cli.common.json_output import to_json
 from feedapi_client.cli.cursors.feed_positions import FeedPositions
+from feedapi_client.errors import NegotiationError
 from feedapi_client.model import FeedKey, Position
 
 FORMAT = "feedapi-cursors/1"
+MAX_CURSOR = 16 * 1024
+"""Bytes of the longest cursor that a feed may send."""
 _STATUSES = ("open", "drained", "superseded")
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
 def dump(feeds: Iterable[FeedPositions]) -> str:
     """Return positions as the JSON that `parse_export` reads."""
     value = {"format": FORMAT, "feeds": [_feed_as_json(feed) for feed in feeds]}
-    return orjson.dumps(value, option=orjson.OPT_INDENT_2).decode()
+    return to_json(value)
 
 
 def _feed_as_json(feed: FeedPositions) -> dict[str, Any]:
@@ -41,22 +48,55 @@ def _row(feed: FeedPositions, id: int) -> dict[str, Any]:
     return row
 
 
-def parse_export(text: str) -> dict[FeedKey, dict[int, Position]]:
-    """Return the positions of an export. Raises `CommandError` for any other text."""
+def is_cursor(text: object) -> bool:
+    """Whether this can be a cursor: printable ASCII, not empty and not longer than 16 KiB."""
+    return (
+        isinstance(text, str)
+        and 0 < len(text) <= MAX_CURSOR
+        and text.isascii()
+        and text.isprintable()
+    )
+
+
+def parse_export(text: bytes) -> dict[FeedKey, dict[int, Position]]:
+    """Return the positions of an export. Raises `typer.BadParameter` for any other text."""
     try:
         value = orjson.loads(text)
         if value["format"] != FORMAT:
             raise ValueError
-        return {
-            FeedKey(feed["url"], feed["name"], feed["filters"]): {
-                _parse_id(row): _parse_position(row) for row in feed["positions"] if "cursor" in row
-            }
-            for feed in value["feeds"]
-        }
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise CommandError(
+        feeds = [(_parse_key(feed), _parse_positions(feed)) for feed in value["feeds"]]
+        return _unique(feeds)
+    except (ValueError, KeyError, TypeError, AttributeError, NegotiationError):
+        raise typer.BadParameter(
             f"the input is no export of cursors (JSON of the format {FORMAT})"
         ) from None
+
+
+def _parse_key(feed: dict[str, Any]) -> FeedKey:
+    url, name, filters = feed["url"], feed["name"], feed["filters"]
+    if not name or not isinstance(filters, dict):
+        raise ValueError
+    if not all(_is_text(text) for text in (url, name, *filters, *filters.values())):
+        raise ValueError
+    return FeedKey(url, name, filters)
+
+
+def _is_text(value: object) -> bool:
+    # PostgreSQL takes no NUL, and no database a lone surrogate.
+    return isinstance(value, str) and "\0" not in value
+
+
+def _parse_positions(feed: dict[str, Any]) -> dict[int, Position]:
+    rows = [row for row in feed["positions"] if "cursor" in row]
+    return _unique([(_parse_id(row), _parse_position(row)) for row in rows])
+
+
+def _unique(items: list[tuple[K, V]]) -> dict[K, V]:
+    """Return the items as a dictionary. Raises ValueError for a key that is there twice."""
+    found = dict(items)
+    if len(found) < len(items):
+        raise ValueError
+    return found
 
 
 def _parse_id(row: dict[str, Any]) -> int:
@@ -67,6 +107,6 @@ def _parse_id(row: dict[str, Any]) -> int:
 
 
 def _parse_position(row: dict[str, Any]) -> Position:
-    if row["status"] not in _STATUSES or not isinstance(row["cursor"], str) or not row["cursor"]:
+    if row["status"] not in _STATUSES or not is_cursor(row["cursor"]):
         raise ValueError
     return Position(row["cursor"], row["status"])

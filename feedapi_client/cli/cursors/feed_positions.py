@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from feedapi_client.cli.cursors.selection import Selection, no_such_positions
 from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores.base import AdministrableStore
+from feedapi_client.stores.moving import cursors_elsewhere, keys_elsewhere
 
 if TYPE_CHECKING:
     from feedapi_client.cli.cursors.lag import LagLookup
@@ -29,6 +31,17 @@ class FeedPositions:
         return sorted(self.positions.keys() | (self.lag or {}).keys())
 
 
+async def _elsewhere(
+    store: AdministrableStore, selection: Selection, lookup: LagLookup | None
+) -> str:
+    """Return a hint at cursors of the feed under another origin, "" when there are none."""
+    if lookup is None:
+        return ""
+    key = FeedKey(lookup.url, selection.choice.name or "default")
+    found = await keys_elsewhere(store, key)
+    return cursors_elsewhere(found[0], key.url) if found else ""
+
+
 async def load_feeds(selection: Selection, lookup: LagLookup | None = None) -> list[FeedPositions]:
     """Load the positions of the chosen feeds. With `lookup`, only those of its feed, with lags.
 
@@ -39,7 +52,7 @@ async def load_feeds(selection: Selection, lookup: LagLookup | None = None) -> l
             key for key in await selection.feeds(store) if lookup is None or lookup.is_of_feed(key)
         ]
         if not keys and (lookup is not None or selection.choice):
-            raise no_such_positions()
+            raise no_such_positions(await _elsewhere(store, selection, lookup))
         feeds = [FeedPositions(key, await store.load(key)) for key in keys]
     if lookup is None:
         return feeds

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import typer
 
+from feedapi_client.cli.common.escape import shown_line
 from feedapi_client.cli.common.run_async import run_async
 from feedapi_client.cli.cursors.export_format import parse_export
 from feedapi_client.cli.cursors.selection import Selection
@@ -23,15 +24,20 @@ def import_positions(selection: Selection, source: str, *, confirm: bool) -> Non
 
     With `confirm`, ask before positions are replaced; not when `source` is stdin.
     """
-    text = sys.stdin.read() if source == _STDIN else Path(source).read_text(encoding="utf-8")
-    feeds = parse_export(text)
+    feeds = parse_export(_read(source))
     if confirm and source != _STDIN and (count := run_async(_count_stored, selection, feeds)):
         typer.confirm(
             f"{count} positions are there already and will be replaced. Go on?", abort=True
         )
     run_async(_replace, selection, feeds)
     for key, positions in feeds.items():
-        print(f"{key}: {len(positions)} positions imported")
+        print(f"{shown_line(key)}: {len(positions)} positions imported")
+
+
+def _read(source: str) -> bytes:
+    if source == _STDIN:
+        return sys.stdin.buffer.read()
+    return Path(source).read_bytes()
 
 
 async def _count_stored(selection: Selection, feeds: Feeds) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from feedapi_client.cli.common.console import console, plain
+import sys
+
+from feedapi_client.cli.common.console import console, plain_line
+from feedapi_client.cli.common.escape import escape_json
 from feedapi_client.cli.common.run_async import run_async
 from feedapi_client.cli.common.tables import Cell, print_table
 from feedapi_client.cli.cursors.export_format import dump
@@ -17,7 +20,7 @@ def print_positions(selection: Selection, lookup: LagLookup | None, *, json: boo
     """Print the chosen positions as tables or JSON; with `lookup` also how far behind they are."""
     feeds = run_async(load_feeds, selection, lookup)
     if json:
-        print(dump(feeds))
+        print(escape_json(dump(feeds), sys.stdout.encoding))
         return
     if not feeds:
         console().print("no positions are stored")
@@ -26,7 +29,7 @@ def print_positions(selection: Selection, lookup: LagLookup | None, *, json: boo
 
 
 def _print_feed(feed: FeedPositions) -> None:
-    console().print(plain(feed.key, "bold"))
+    console().print(plain_line(feed.key, "bold"))
     columns = ["partition", "status", "revision", "cursor"]
     if feed.lag is not None:
         columns.append("lag")

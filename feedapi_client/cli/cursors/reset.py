@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import typer
 
 from feedapi_client.cli.common.errors import CommandError
+from feedapi_client.cli.common.escape import shown_line
 from feedapi_client.cli.common.run_async import run_async
 from feedapi_client.cli.cursors.selection import Selection
 from feedapi_client.model import FeedKey, Position
@@ -17,9 +18,11 @@ def reset_positions(selection: Selection, partitions: list[int] | None, *, confi
     if confirm:
         key, positions = run_async(_load, selection)
         count = len(_to_delete(positions, partitions))
-        typer.confirm(f"{key}: forget {count} of {len(positions)} positions?", abort=True)
+        typer.confirm(
+            f"{shown_line(key)}: forget {count} of {len(positions)} positions?", abort=True
+        )
     key, count = run_async(_delete, selection, partitions)
-    print(f"{key}: {count} positions forgotten")
+    print(f"{shown_line(key)}: {count} positions forgotten")
 
 
 def _to_delete(positions: Mapping[int, Position], partitions: list[int] | None) -> set[int]:

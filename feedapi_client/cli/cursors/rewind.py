@@ -7,7 +7,8 @@ from datetime import datetime
 
 import typer
 
-from feedapi_client.cli.common.console import console, plain
+from feedapi_client.cli.common.console import console, plain_line
+from feedapi_client.cli.common.escape import shown_line
 from feedapi_client.cli.common.run_async import run_async
 from feedapi_client.cli.common.tables import Cell, print_table
 from feedapi_client.cli.common.times import parse_time
@@ -34,7 +35,7 @@ def rewind_positions(selection: Selection, to: str, *, dry_run: bool, confirm: b
             return
         typer.confirm("Stop the consumer first. Rewind?", abort=True)
     key, positions = run_async(_rewind, selection, when)
-    print(f"{key}: {len(positions)} positions are those of {_shown(when)}")
+    print(f"{shown_line(key)}: {len(positions)} positions are those of {_shown(when)}")
 
 
 async def _compare(selection: Selection, when: datetime) -> tuple[FeedKey, Positions, Positions]:
@@ -59,7 +60,7 @@ def _with_journal(store: AdministrableStore) -> JournalledStore:
 
 
 def _print_changes(key: FeedKey, when: datetime, now: Positions, then: Positions) -> None:
-    console().print(plain(f"{key}, at {_shown(when)}", "bold"))
+    console().print(plain_line(f"{key}, at {_shown(when)}", "bold"))
     print_table(
         ("partition", "status now", "cursor now", "status then", "cursor then"),
         [_row(id, now.get(id), then.get(id)) for id in sorted(now.keys() | then.keys())],

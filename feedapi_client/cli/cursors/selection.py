@@ -52,8 +52,8 @@ class Selection:
         )
 
 
-def no_such_positions() -> CommandError:
-    """Return the error of a choice for which nothing is stored."""
+def no_such_positions(hint: str = "") -> CommandError:
+    """Return the error of a choice for which nothing is stored, with a hint where it may be."""
     return CommandError(
-        "the store holds no positions of such a feed and name: see 'feedapi cursors ls'"
+        hint or "the store holds no positions of such a feed and name: see 'feedapi cursors ls'"
     )

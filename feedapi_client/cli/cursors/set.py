@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import typer
 
+from feedapi_client.cli.common.escape import shown, shown_line
 from feedapi_client.cli.common.run_async import run_async
+from feedapi_client.cli.cursors.export_format import MAX_CURSOR, is_cursor
 from feedapi_client.cli.cursors.selection import Selection
 from feedapi_client.model import FeedKey, Position
 
@@ -15,10 +17,10 @@ def set_cursor(selection: Selection, partition: int, position: Position) -> None
     A complete URL as choice may name a feed that the store does not know yet.
     """
     cursor = position.cursor
-    if not cursor or not cursor.isascii() or not cursor.isprintable():
-        raise typer.BadParameter("a cursor is printable ASCII")
+    if not is_cursor(cursor):
+        raise typer.BadParameter(f"a cursor is printable ASCII of at most {MAX_CURSOR} characters")
     key = run_async(_replace, selection, partition, position)
-    print(f"{key}: partition {partition} is at {cursor!r}")
+    print(f"{shown_line(key)}: partition {partition} is at '{shown(cursor)}'")
 
 
 async def _replace(selection: Selection, partition: int, position: Position) -> FeedKey:

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from feedapi_client.cli.common.options import finite
+
 
 class Dialect(StrEnum):
     """The dialects that have splits."""
@@ -29,7 +31,8 @@ Events = Annotated[
     int, typer.Option(min=100, max=1_000_000, metavar="N", help="Events to publish.")
 ]
 Seconds = Annotated[
-    float, typer.Option(min=0.5, max=3600, metavar="S", help="Time to publish them in.")
+    float,
+    typer.Option(min=0.5, max=3600, callback=finite, metavar="S", help="Time to publish them in."),
 ]
 Crashes = Annotated[
     int,

@@ -33,7 +33,10 @@ All = Annotated[
     typer.Option("--all", help="All events, or those that --feed, --name and --partition choose."),
 ]
 Partition = Annotated[
-    int | None, typer.Option("--partition", "-p", metavar="ID", help="Only of this partition.")
+    int | None,
+    typer.Option(
+        "--partition", "-p", min=0, max=32767, metavar="ID", help="Only of this partition."
+    ),
 ]
 Raw = Annotated[bool, typer.Option("--raw", help="Print the payload alone, byte for byte.")]
 Handler = Annotated[

@@ -6,7 +6,7 @@ from typing import Any
 
 import orjson
 
-from feedapi_client.cli.common.escape import one_line
+from feedapi_client.cli.common.escape import shown
 from feedapi_client.quarantine import QuarantinedEvent
 
 
@@ -29,12 +29,7 @@ def with_payload(event: QuarantinedEvent) -> dict[str, Any]:
     """Return all that is known of an event."""
     return {
         **summary(event),
-        "error": one_line(event.error),
+        "error": shown(event.error),
         "headers": event.headers,
         "data": orjson.Fragment(event.raw),
     }
-
-
-def print_json(value: Any) -> None:
-    """Print indented JSON."""
-    print(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from feedapi_client.cli.common.json_output import print_json
 from feedapi_client.cli.common.run_async import run_async
 from feedapi_client.cli.common.tables import Cell, print_table
-from feedapi_client.cli.quarantine.event_json import print_json, summary
+from feedapi_client.cli.quarantine.event_json import summary
 from feedapi_client.cli.quarantine.selection import Selection, load_events
 from feedapi_client.quarantine import QuarantinedEvent
 

@@ -14,7 +14,6 @@ from feedapi_client.cli.common.databases import (
     is_url,
     open_database,
     resolve_store,
-    url_without_secrets,
 )
 from feedapi_client.cli.common.errors import CommandError
 from feedapi_client.cli.common.feed_choice import FeedChoice
@@ -40,7 +39,7 @@ class Selection:
         """
         spec = resolve_store(self.store)
         if is_redis_url(spec):
-            raise CommandError(f"{url_without_secrets(spec)}: Redis holds no quarantine")
+            raise CommandError("--store: Redis holds no quarantine")
         if is_url(spec):
             async with open_database(spec, _TABLE, _CONTENT) as found:
                 from feedapi_client.quarantine.sql import SQLAlchemyQuarantineStore

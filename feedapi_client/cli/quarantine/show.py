@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 
 from feedapi_client import quarantine
+from feedapi_client.cli.common.json_output import print_json
 from feedapi_client.cli.common.run_async import run_async
-from feedapi_client.cli.quarantine.event_json import print_json, with_payload
+from feedapi_client.cli.common.stdout import for_terminal
+from feedapi_client.cli.quarantine.event_json import with_payload
 from feedapi_client.cli.quarantine.selection import Selection
 from feedapi_client.quarantine import QuarantinedEvent
 
@@ -15,7 +17,8 @@ def show_event(selection: Selection, id: str, *, raw: bool) -> None:
     """Print an event as JSON; with `raw` its payload alone, byte for byte."""
     event = run_async(_load, selection, id)
     if raw:
-        sys.stdout.buffer.write(event.raw + b"\n")
+        data = for_terminal(event.raw) if sys.stdout.isatty() else event.raw
+        sys.stdout.buffer.write(data + b"\n")
         sys.stdout.buffer.flush()
     else:
         print_json(with_payload(event))

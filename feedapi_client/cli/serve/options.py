@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from feedapi_client.cli.common.options import finite
+
 
 class Dialect(StrEnum):
     """The dialects that a publisher can use."""
@@ -24,7 +26,9 @@ Port = Annotated[int, typer.Option(min=0, max=65535, help="On 127.0.0.1; 0 takes
 History = Annotated[
     int, typer.Option(min=0, metavar="N", help="Events that are published before the start.")
 ]
-Rate = Annotated[float, typer.Option(min=0, metavar="N", help="New events per second.")]
+Rate = Annotated[
+    float, typer.Option(min=0, callback=finite, metavar="N", help="New events per second.")
+]
 Entities = Annotated[
     int, typer.Option(min=1, metavar="N", help="Entities that the events are about.")
 ]
@@ -32,12 +36,14 @@ SplitEvery = Annotated[
     float,
     typer.Option(
         min=0,
+        callback=finite,
         metavar="SECONDS",
         help="Split a partition, by the two methods alternately; 0: never.",
     ),
 ]
 RotateEvery = Annotated[
-    float, typer.Option(min=0, metavar="SECONDS", help="Make the token stale; 0: never.")
+    float,
+    typer.Option(min=0, callback=finite, metavar="SECONDS", help="Make the token stale; 0: never."),
 ]
 PageSize = Annotated[int, typer.Option(min=1, metavar="N", help="Events per response.")]
 CheckpointEvery = Annotated[

@@ -82,6 +82,8 @@ class EpochPlanner:
             start=options.start,
             ordered=options.ordered,
             partitions=_selected(options, plan),
+            lineage=options.lineage,
+            selects_events=bool(connection.fetch_options.selection()),
         )
         self.available_now: AvailableNow | None = None
         self._sequences: dict[int, int] = {}
@@ -121,7 +123,7 @@ class EpochPlanner:
             check_partitions(self.options, plan.info)
         self.lineage.load(plan.positions)
         self._info = plan.info
-        self._perform(self.lineage.discover(plan.info))
+        self._perform(self.lineage.discover(plan.info, earlier=True))
         entries = self.lineage.entries
         self._not_selected = {p: at for p, at in plan.positions.items() if p not in entries}
 

@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from feedapi_client.errors import FencedError
+from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import AdministrableStore, CursorStore
 from feedapi_client.testing.contracts.base import StoreContract
@@ -19,6 +19,8 @@ from feedapi_client.testing.contracts.positions import (
     advanced,
     opening,
 )
+
+MOVED = FeedKey("https://elsewhere.test:8443/feed", FEED.name)
 
 
 class AdministrationTests(StoreContract):
@@ -96,6 +98,76 @@ class AdministrationTests(StoreContract):
         await store.replace(FEED, opening(cursor="set"))
         with pytest.raises(FencedError):
             await store.save(FEED, advanced(opening()))
+
+    async def test_moved_positions_are_under_the_new_key_only(
+        self, store: AdministrableStore
+    ) -> None:
+        positions = opening(range(3)) | {
+            3: Position("end", "drained"),
+            4: Position("s", "superseded"),
+        }
+        await store.save(FEED, positions)
+        await store.save(FEED, advanced({0: positions[0]}))
+        moved = await store.move({FEED: MOVED})
+        assert await store.load(FEED) == {}
+        assert await store.load(MOVED) == moved[MOVED]
+        assert await store.feeds() == [MOVED]
+        assert {p: (new.cursor, new.status) for p, new in moved[MOVED].items()} == {
+            p: (old.cursor, old.status)
+            for p, old in (positions | advanced({0: positions[0]})).items()
+        }
+        await store.save(MOVED, advanced(moved[MOVED]))
+
+    async def test_several_keys_are_moved_all_or_none(self, store: AdministrableStore) -> None:
+        other, moved_other = FeedKey(FEED.url, "other"), FeedKey(MOVED.url, "other")
+        for key in (FEED, other, moved_other):
+            await store.save(key, opening())
+        keys = {FEED: MOVED, other: moved_other}
+        with pytest.raises(StoreError):
+            await store.move(keys)
+        assert set(await store.feeds()) == {FEED, other, moved_other}
+        await store.delete(moved_other)
+        assert (await store.move(keys)).keys() == {MOVED, moved_other}
+        assert set(await store.feeds()) == {MOVED, moved_other}
+
+    async def test_a_move_overwrites_only_when_told(self, store: AdministrableStore) -> None:
+        await store.save(FEED, opening(range(3)))
+        await store.save(MOVED, opening(range(2, 5), "other"))
+        with pytest.raises(StoreError):
+            await store.move({FEED: MOVED})
+        assert await store.load(FEED) == opening(range(3))
+        assert await store.load(MOVED) == opening(range(2, 5), "other")
+        await store.move({FEED: MOVED}, overwrite=True)
+        assert {p: found.cursor for p, found in (await store.load(MOVED)).items()} == {
+            p: found.cursor for p, found in opening(range(3)).items()
+        }
+
+    async def test_moving_what_is_not_there_moves_nothing(self, store: AdministrableStore) -> None:
+        await store.save(MOVED, opening())
+        assert await store.move({FEED: MOVED}) == {}
+        assert await store.move({}) == {}
+        assert await store.load(MOVED) == opening()
+
+    async def test_a_key_is_moved_once(self, store: AdministrableStore) -> None:
+        await store.save(FEED, opening())
+        for keys in ({FEED: FEED}, {FEED: MOVED, FeedKey(FEED.url, "other"): MOVED}):
+            with pytest.raises(ValueError, match="twice"):
+                await store.move(keys)
+        assert await store.load(FEED) == opening()
+
+    async def test_r17_moving_fences_the_consumers_of_both_keys(
+        self, store: AdministrableStore
+    ) -> None:
+        positions, others = opening(), advanced(advanced(opening(cursor="other")))
+        await store.save(FEED, positions)
+        await store.save(MOVED, opening(cursor="other"))
+        await store.save(MOVED, advanced(opening(cursor="other")))
+        await store.save(MOVED, others)
+        await store.move({FEED: MOVED}, overwrite=True)
+        with pytest.raises(FencedError):
+            await store.save(FEED, advanced(positions))
+        with pytest.raises(FencedError):
+            await store.save(MOVED, advanced(others))
 
     async def test_replacing_wins_against_a_running_consumer(
         self, store: AdministrableStore

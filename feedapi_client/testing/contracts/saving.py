@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedapi_client.errors import FencedError
+from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import LAST, FeedKey, Position
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.testing.contracts.base import StoreContract
@@ -95,6 +95,21 @@ class SavingTests(StoreContract):
             0: Position(cursor, revision=3),
             1: Position(cursor, revision=2),
         }
+
+    @pytest.mark.parametrize("cursor", ["a\0b", "\ud800"], ids=["NUL", "surrogate"])
+    async def test_r18_a_cursor_that_can_not_be_stored_is_refused_for_its_partition(
+        self, store: CursorStore, cursor: str
+    ) -> None:
+        positions = opening(range(3))
+        await store.save(FEED, positions)
+        for refused in ({1: positions[1].advance(cursor)}, {0: positions[0], 5: Position(cursor)}):
+            with pytest.raises(StoreError) as error:
+                await store.save(FEED, refused)
+            assert not isinstance(error.value, FencedError)
+            assert error.value.partition == max(refused)
+            assert cursor not in str(error.value)
+        assert await store.load(FEED) == positions
+        await store.save(FEED, advanced(positions))
 
     @pytest.mark.parametrize("text", SPECIAL_TEXTS.values(), ids=SPECIAL_TEXTS.keys())
     async def test_special_characters_in_names_and_filters(

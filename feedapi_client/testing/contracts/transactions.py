@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from feedapi_client.errors import FencedError, StoreError
+from feedapi_client.model import Position
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.testing.contracts.base import StoreContract
 from feedapi_client.testing.contracts.positions import ALL_PARTITIONS, FEED, advanced, opening
@@ -53,6 +54,18 @@ class TransactionTests(StoreContract):
         await store.save(FEED, later, transaction=transaction)
         await self.commit(transaction)
         assert await store.load(FEED) == {**positions, **later}
+
+    async def test_r18_a_cursor_that_can_not_be_stored_leaves_the_transaction_usable(
+        self, store: CursorStore
+    ) -> None:
+        self._need("supports_transactions")
+        transaction = await self.begin(store)
+        with pytest.raises(StoreError) as refused:
+            await store.save(FEED, {3: Position("a\0b")}, transaction=transaction)
+        assert refused.value.partition == 3
+        await store.save(FEED, opening(), transaction=transaction)
+        await self.commit(transaction)
+        assert await store.load(FEED) == opening()
 
     async def test_several_saves_in_one_transaction(self, store: CursorStore) -> None:
         self._need("supports_transactions")

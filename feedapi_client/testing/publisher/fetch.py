@@ -9,11 +9,11 @@ import orjson
 from feedapi_client.model import FIRST, LAST, DialectName
 from feedapi_client.testing.publisher.cursors import LogPosition
 from feedapi_client.testing.publisher.feed import Feed
-from feedapi_client.testing.publisher.pages import EventFilter, PageLimits
+from feedapi_client.testing.publisher.pages import EventFilter, Page, PageLimits
 from feedapi_client.testing.publisher.partition_log import PartitionLog
 from feedapi_client.testing.publisher.requests import Request, parse_number
 from feedapi_client.testing.publisher.responses import NDJSON, EventStream, HttpError, Response
-from feedapi_client.testing.publisher.wire_format import LineWriter
+from feedapi_client.testing.publisher.wire_format import LineWriter, lists_last_cursor
 
 MAX_PAGE_SIZE = 100_000
 
@@ -76,15 +76,25 @@ class LogReader:
         for group in page.groups:
             lines.append(self.writer.events(self.log, group.indices))
             if group.checkpoint is not None:
-                lines.append(self.writer.checkpoint(self._cursor(group.checkpoint)))
+                lines.append(self.writer.checkpoint(self._cursor(group.checkpoint, page)))
         if not page.groups:
-            lines.append(self.writer.checkpoint(self._cursor(page.end)))
+            lines.append(self.writer.checkpoint(self._cursor(page.end, page)))
         if page.end != self.position:
             self.cursor, self.symbolic = self.feed.encode(page.end), False
         self.position = page.end
         return b"".join(lines), page.at_end_of_log
 
-    def _cursor(self, position: LogPosition) -> str:
+    def _ends_at_last_cursor(self) -> bool:
+        """Whether every way through the closed partition ends at the cursor that discovery lists.
+
+        An equivalent one would do for the publisher, but tell the consumer that more is to come.
+        """
+        feed, closed = self.feed, self.log.closed
+        return closed and lists_last_cursor(feed.dialect, feed.quirks, closed=closed)
+
+    def _cursor(self, position: LogPosition, page: Page) -> str:
+        if position == page.end and page.at_end_of_log and self._ends_at_last_cursor():
+            return self.feed.end_cursor(self.log.id)
         # At the end a consumer gets back the very cursor that it asked with.
         unmoved = position == self.position and not self.symbolic
         return self.cursor if unmoved else self.feed.encode(position)

@@ -46,8 +46,7 @@ def _partition(partition: Partition, dialect: DialectName, quirks: Quirks) -> di
     fields: dict[str, Any] = {"id": partition.id if quirks.integer_ids else str(partition.id)}
     if partition.closed:
         fields["closed"] = True
-    mode = quirks.last_cursor or ("closed" if dialect == "v2-draft" else "never")
-    if mode == "always" or (mode == "closed" and partition.closed):
+    if lists_last_cursor(dialect, quirks, closed=partition.closed):
         fields["lastCursor"] = partition.last_cursor
     parent = partition.starts_after
     if parent is not None and not (parent == 0 and quirks.omit_parent_zero):
@@ -55,6 +54,12 @@ def _partition(partition: Partition, dialect: DialectName, quirks: Quirks) -> di
     if partition.cursor_from:
         fields[cursor_from] = [lineage(ancestor) for ancestor in partition.cursor_from]
     return fields
+
+
+def lists_last_cursor(dialect: DialectName, quirks: Quirks, *, closed: bool) -> bool:
+    """Return whether discovery holds the `lastCursor` of a partition."""
+    mode = quirks.last_cursor or ("closed" if dialect == "v2-draft" else "never")
+    return mode == "always" or (mode == "closed" and closed)
 
 
 class LineWriter:

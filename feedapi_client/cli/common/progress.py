@@ -1,4 +1,4 @@
-"""The progress line of ``feedapi cat`` on stderr: events, rate and states of the partitions."""
+"""A progress line on stderr: events, rate and states of the partitions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,13 @@ _RATE_WINDOW = 5.0
 class Progress:
     """The progress line.
 
-    It is shown where stderr is a terminal and stdout is not, so that it does not mix with the
-    events; and not with `quiet`. A thread draws it.
+    It is shown where stderr is a terminal, and not with `quiet`. With `beside_output` also not
+    where stdout is one too, so that it does not mix with the events. A thread draws it.
     """
 
-    def __init__(self, *, quiet: bool) -> None:
-        self._shown = sys.stderr.isatty() and not sys.stdout.isatty() and not quiet
+    def __init__(self, *, quiet: bool, beside_output: bool = False) -> None:
+        mixed = beside_output and sys.stdout.isatty()
+        self._shown = sys.stderr.isatty() and not mixed and not quiet
         self._live: Live | None = None
         self._consumer: FeedConsumer | None = None
         self._events = 0

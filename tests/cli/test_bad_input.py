@@ -1,0 +1,438 @@
+"""Bad input of any kind is exit code 2 and one line, never a traceback."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import anyio
+import orjson
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from feedapi_client import FeedKey, Position, SQLiteCursorStore
+from feedapi_client.cli.common.databases import url_without_secrets
+from feedapi_client.cli.common.escape import escape_json, one_line, shown
+from feedapi_client.cli.common.stdout import for_terminal
+from feedapi_client.testing import Publisher, faults
+from tests.cli.conftest import TIMEOUT, Feedapi, OnTerminal, Spawn
+
+FUZZ = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+FEED: dict[str, Any] = {"url": "http://h/feed", "name": "n", "filters": {}, "positions": []}
+ROW = {"partition": 0, "cursor": "c", "status": "open", "revision": 1}
+
+
+def assert_usage_error(result: Any) -> None:
+    assert result.exit_code == 2, (result.output, result.exception)
+    assert_one_line(result)
+
+
+def assert_one_line(result: Any) -> None:
+    assert result.stderr.startswith("feedapi: ")
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.rstrip("\n").isprintable()
+    assert result.stdout == ""
+
+
+# ---------------------------------------------------------------------- import files
+
+
+def _export(**changes: Any) -> bytes:
+    return orjson.dumps({"format": "feedapi-cursors/1", "feeds": [{**FEED, **changes}]})
+
+
+ODD_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 40_000) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner),
+    max_leaves=5,
+)
+
+
+@FUZZ
+@given(st.binary(max_size=200))
+@example(b"\xff\xfe")
+@example(b"\x00")
+@example(b"[" * 5000)
+@example(b'{"format":"feedapi-cursors/1","feeds":[0]}')
+@example(b'{"format":"feedapi-cursors/1","feeds":null}')
+@example(_export(url="http://[::1/"))
+@example(_export(url=None))
+@example(_export(name=""))
+@example(_export(name="a\0"))
+@example(_export(filters=[1]))
+@example(_export(filters={"a": None}))
+@example(_export(positions=[ROW, ROW]))
+@example(_export(positions=[{**ROW, "partition": True}]))
+@example(_export(positions=[{**ROW, "partition": -1}]))
+@example(_export(positions=[{**ROW, "cursor": ""}]))
+@example(_export(positions=[{**ROW, "cursor": "a\x1b[2J"}]))
+@example(_export(positions=[{**ROW, "cursor": "a\0"}]))
+@example(_export(positions=[{**ROW, "cursor": "é"}]))
+@example(_export(positions=[{**ROW, "cursor": "x" * 16_385}]))
+@example(_export(positions=[{**ROW, "status": ["open"]}]))
+def test_an_import_of_anything_else_is_a_usage_error(
+    feedapi: Feedapi, tmp_path: Path, content: bytes
+) -> None:
+    source = tmp_path / "cursors.json"
+    source.write_bytes(content)
+    assert_usage_error(feedapi("cursors", "import", source, "--store", tmp_path / "none.db"))
+    assert not (tmp_path / "none.db").exists()
+
+
+@FUZZ
+@given(st.sampled_from([*FEED, *ROW]), ODD_VALUES)
+def test_an_export_with_another_value_is_imported_or_a_usage_error(
+    feedapi: Feedapi, tmp_path: Path, field: str, value: Any
+) -> None:
+    source, store = tmp_path / "cursors.json", tmp_path / "cursors.db"
+    changes = {field: value} if field in FEED else {"positions": [{**ROW, field: value}]}
+    source.write_bytes(_export(**changes))
+    result = feedapi("cursors", "import", source, "--store", store, "--yes")
+    if result.exit_code != 0:
+        assert_usage_error(result)
+
+
+def test_a_binary_import_from_stdin_is_a_usage_error(spawn: Spawn, store: Path) -> None:
+    process = spawn("cursors", "import", "-", "--store", store, stdin=subprocess.PIPE)
+    printed, errors = process.communicate(b"\xff\x00\x1b[2J", TIMEOUT)
+    assert (process.returncode, printed, errors.count(b"\n")) == (2, b"", 1)
+
+
+# ---------------------------------------------------------------------- what files hold is data
+
+
+@pytest.mark.parametrize("text", ["\x1b[31mred", "\x9b2J", "\u202eevil", "a\u2028b", "\x7f"])
+def test_r21_names_from_a_file_are_printed_escaped_once(
+    feedapi: Feedapi, tmp_path: Path, text: str
+) -> None:
+    source, store = tmp_path / "cursors.json", tmp_path / "cursors.db"
+    source.write_bytes(_export(name=text, filters={text: text}, positions=[ROW]))
+    commands = [
+        ("import", source, "--yes"),
+        ("ls",),
+        ("ls", "--json"),
+        ("set", 0, "c"),
+        ("export",),
+        ("reset", "-p", 0, "--yes"),
+    ]
+    for command in commands:
+        result = feedapi("cursors", *command, "--store", store)
+        assert result.exit_code == 0, result.output
+        assert all(line.isprintable() for line in result.output.split("\n"))
+        assert "\\\\" not in result.output
+
+
+def test_r21_a_question_about_names_from_a_file_is_escaped(
+    feedapi: Feedapi, tmp_path: Path
+) -> None:
+    source, store = tmp_path / "cursors.json", tmp_path / "cursors.db"
+    source.write_bytes(_export(name="\x1b[31m", positions=[ROW]))
+    feedapi("cursors", "import", source, "--store", store)
+    result = feedapi("cursors", "reset", "--store", store, input="n\n")
+    assert "\x1b" not in result.output
+    assert "\\x1b[31m" in result.output
+
+
+def test_r21_long_texts_are_cut(feedapi: Feedapi, tmp_path: Path) -> None:
+    source, store = tmp_path / "cursors.json", tmp_path / "cursors.db"
+    position = {**ROW, "cursor": "c" * 16_384}
+    source.write_bytes(_export(name="n" * 1_000_000, positions=[position]))
+    imported = feedapi("cursors", "import", source, "--store", store)
+    listed = feedapi("cursors", "ls", "--store", store)
+    assert (imported.exit_code, listed.exit_code) == (0, 0)
+    assert len(imported.output) < 3_000
+    assert listed.output.count("c") < 500
+
+
+def test_an_escaped_text_means_the_same_json() -> None:
+    value = {"\x7f\x9b": "é漢🎉\u202e", "b": ["\x1b", "\\"]}
+    text = orjson.dumps(value).decode()
+    for encoding in ("utf-8", "latin-1", None):
+        escaped = escape_json(text, encoding)
+        assert orjson.loads(escaped) == value
+        assert escaped.isprintable()
+        assert escaped.isascii() or encoding == "utf-8"
+
+
+def test_a_text_is_escaped_once_and_cut() -> None:
+    assert one_line("two\nlines \x1b \u2028x \U000e0001") == "two lines \\x1b x \\U000e0001"
+    assert one_line(one_line("\x1b")) == "\\x1b"
+    assert shown("x" * 10**7) == "x" * 199 + "…"
+    assert shown("\x1b" * 200) == "\\x1b" * 49 + "\\x1" + "…"
+
+
+# ---------------------------------------------------------------------- store URLs
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "",
+        " ",
+        "a\nb",
+        "://",
+        "://secret",
+        "nosuch://me:secret@localhost/db",
+        "http://me:secret@localhost/feed",
+        "sqlite:///a?mode=secret&uri=secret",
+        "postgresql://me:secret@[::1/db",
+        "postgresql://me:secret@host:secret/db",
+        "postgresql+psycopg://me:sec?ret@host:99999999/db",
+        "postgresql+nosuch://me:secret@localhost/db",
+        "redis://me:secret@localhost:secret/0",
+        "redis://me:secret@[::1/0",
+        "redis://me:secret@localhost/0?nosuch=secret",
+        "redis://me:secret@localhost/0?socket_timeout=secret",
+        "unix://",
+    ],
+)
+def test_r19_an_odd_store_url_is_reported_on_one_line(feedapi: Feedapi, spec: str) -> None:
+    for command in (["cursors", "ls"], ["quarantine", "ls"]):
+        result = feedapi(*command, "--store", spec)
+        assert result.exit_code in (1, 2), (result.output, result.exception)
+        assert_one_line(result)
+        assert "secret" not in result.output
+        assert "sec?ret" not in result.output
+
+
+@pytest.mark.parametrize(
+    "spec", ["", "://", "nosuch://h/db", "http://h/feed", "redis://h:x/0", "postgresql://[::1/db"]
+)
+def test_what_is_no_store_is_a_usage_error(feedapi: Feedapi, spec: str) -> None:
+    assert_usage_error(feedapi("cursors", "ls", "--store", spec))
+
+
+@FUZZ
+@given(
+    st.sampled_from(["redis", "postgresql", "sqlite", "mysql+asyncmy", "x", "rediss", ""]),
+    st.text(st.characters(codec="utf-8", exclude_characters="\0/"), max_size=20),
+)
+def test_any_store_url_is_reported_on_one_line(
+    feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, scheme: str, rest: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    # To a port where nobody answers: an address of its own could be anybody's.
+    spec = f"{scheme}://u:p@127.0.0.1:1/{rest}"
+    result = feedapi("cursors", "ls", "--store", spec)
+    assert result.exit_code in (1, 2), (result.output, result.exception)
+    assert_one_line(result)
+
+
+@pytest.mark.parametrize(
+    ("url", "public"),
+    [
+        ("postgresql://me:pw@host:5/db?x=pw#pw", "postgresql://host:5/db"),
+        ("postgresql://me:p/w@host/db", "postgresql://host/db"),
+        ("postgresql://me:p@w@host/db", "postgresql://host/db"),
+        ("postgresql://me:p?w@host/db", "postgresql://…"),
+        ("postgresql://host/db?x=p@w", "postgresql://…"),
+        ("redis://host", "redis://host"),
+    ],
+)
+def test_r19_a_database_url_without_its_secrets(url: str, public: str) -> None:
+    assert url_without_secrets(url) == public
+
+
+# ---------------------------------------------------------------------- times and numbers
+
+
+@FUZZ
+@given(
+    st.text(max_size=20)
+    | st.from_regex(r"[0-9]{1,400}(\.[0-9]+)? ?(s|min|hours|days|weeks) ago", fullmatch=True)
+    | st.from_regex(r"[0-9]{1,2}:[0-9]{2}(:[0-9]{2})?", fullmatch=True)
+    | st.from_regex(r"(0001|9999)-(01-01|12-31)(T[0-2][0-9]:00)?([+-]1[0-9]:00)?", fullmatch=True)
+)
+@example("99999999999999 weeks ago")
+@example("9" * 400 + " s ago")
+@example("0001-01-01")
+@example("9999-12-31T23:59:59")
+@example("0001-01-01T00:00:00+14:00")
+@example("9999-12-31T23:59:59-14:00")
+@example("25:61")
+@example("\x1b[2J ago")
+def test_any_time_is_understood_or_a_usage_error(
+    feedapi: Feedapi, tmp_path: Path, text: str
+) -> None:
+    result = feedapi("cursors", "rewind", f"--to={text}", "--store", tmp_path / "none.db")
+    assert result.exit_code in (1, 2), (result.output, result.exception)
+    assert_one_line(result)
+    assert result.exit_code == 2 or "there is no such file" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["discover", "http://127.0.0.1:1/f", "--give-up-after", "nan"],
+        ["discover", "http://127.0.0.1:1/f", "--give-up-after", "inf"],
+        ["discover", "http://127.0.0.1:1/f", "--v1-partitions", "99999999999"],
+        ["cat", "http://127.0.0.1:1/f", "--partition", "32768"],
+        ["serve", "--rate", "inf"],
+        ["serve", "--split-every", "nan"],
+        ["demo", "--seconds", "nan"],
+        ["cursors", "reset", "--store", "x", "-p", "-1"],
+        ["quarantine", "ls", "--store", "x", "-p", "40000"],
+        ["quarantine", "replay", "--store", "x", "--all", "--handler", ":f"],
+    ],
+)
+def test_numbers_and_names_out_of_range_are_usage_errors(feedapi: Feedapi, args: list[str]) -> None:
+    assert_usage_error(feedapi(*args))
+
+
+# ---------------------------------------------------------------------- feed URLs
+
+
+IMPOSSIBLE_URLS = [
+    "",
+    "localhost/feed",
+    "ftp://h/feed",
+    "http://",
+    "http:///feed",
+    "http://[::1/feed",
+    "http://[x]/feed",
+    "http://h:secret/feed",
+    "http://h:99999999/feed",
+    "http://me:secret@/feed",
+    "http://a b/feed",
+    "http://h/\x1b[2J",
+    "http://xn--\ud800/feed",
+    "http://" + "a" * 70_000 + "/feed",
+]
+
+
+@pytest.mark.parametrize("url", IMPOSSIBLE_URLS)
+def test_r19_an_impossible_feed_url_is_a_usage_error(
+    feedapi: Feedapi, tmp_path: Path, url: str
+) -> None:
+    store = tmp_path / "cursors.db"
+    commands = [
+        ["discover", url],
+        ["cat", url],
+        ["cursors", "ls", "--store", store, "--url", url],
+    ]
+    for command in commands:
+        result = feedapi(*command)
+        assert_usage_error(result)
+        assert "secret" not in result.output
+    assert not store.exists()
+
+
+def test_an_argument_that_is_not_utf_8_is_a_usage_error(spawn: Spawn) -> None:
+    process = spawn("discover", os.fsdecode(b"http://h/\xff"))
+    printed, errors = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, printed, errors.count(b"\n")) == (2, b"", 1)
+
+
+# ---------------------------------------------------------------------- output of any encoding
+
+
+@pytest.fixture
+def filled(store: Path) -> Path:
+    async def save() -> None:
+        async with SQLiteCursorStore(store) as cursors:
+            key = FeedKey("http://h/feed", "näme 漢", {"a": "\x1b"})
+            await cursors.save(key, {0: Position("c")})
+
+    anyio.run(save)
+    return store
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_output_in_any_encoding(
+    spawn: Spawn, feedapi_publisher: Publisher, filled: Path, encoding: str
+) -> None:
+    feedapi_publisher.append(0, {"name": "näme 漢"})
+    feedapi_publisher.split(0, into=(1,), method="starts-after")
+    body = feedapi_publisher.discovery() | {"filters": ["näme 漢\x1b"]}
+    feedapi_publisher.fail(faults.Replace(body), on="discovery", times=None)
+    url = feedapi_publisher.url
+    commands = [
+        ["discover", url],
+        ["discover", url, "--json"],
+        ["cursors", "ls", "--store", filled],
+        ["cursors", "ls", "--store", filled, "--json"],
+        ["cursors", "export", "--store", filled],
+        ["cursors", "set", 0, "c", "--store", filled],
+        ["cursors", "rewind", "--to", "näme 漢", "--store", filled],
+        ["--help"],
+    ]
+    for command in commands:
+        process = spawn(*command, env={"PYTHONIOENCODING": encoding})
+        printed, errors = process.communicate(timeout=TIMEOUT)
+        assert process.returncode in (0, 2), errors
+        assert b"\x1b" not in printed + errors
+        (printed + errors).decode(encoding)
+        if "--json" in command:
+            assert "näme 漢" in orjson.dumps(orjson.loads(printed.decode(encoding))).decode()
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_closed_pipe_is_one_line(spawn: Spawn, filled: Path, unbuffered: str) -> None:
+    for command in (["ls"], ["export"], ["set", "0", "c"]):
+        reading, writing = os.pipe()
+        os.close(reading)
+        process = spawn(
+            "cursors",
+            *command,
+            "--store",
+            filled,
+            stdout=writing,
+            env={"PYTHONUNBUFFERED": unbuffered},
+        )
+        os.close(writing)
+        _, errors = process.communicate(timeout=TIMEOUT)
+        assert process.returncode == 1
+        assert b"Traceback" not in errors
+        assert errors.count(b"\n") <= 1
+
+
+def test_a_full_disk_is_one_line(spawn: Spawn, filled: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = spawn("cursors", "export", "--store", filled, stdout=full)
+        _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1
+    assert errors == b"feedapi: No space left on device\n"
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2"])
+def test_a_stream_that_the_caller_closed(filled: Path, closed: str) -> None:
+    command = [
+        *("bash", "-c", f'exec "$@" {closed}>&-', "bash"),
+        *(sys.executable, "-m", "feedapi_client.cli", "cursors", "reset", "--store", str(filled)),
+    ]
+    done = subprocess.run(command, check=False, capture_output=True, timeout=TIMEOUT)
+    assert done.returncode == 1
+    assert (
+        done.stderr
+        == {
+            "0": b"feedapi: aborted\n",
+            "1": b"feedapi: stdout is closed\n",
+            "2": b"",
+        }[closed]
+    )
+
+
+# ---------------------------------------------------------------------- events on a terminal
+
+
+def test_r21_events_on_a_terminal_are_escaped(
+    on_terminal: OnTerminal, feedapi_publisher: Publisher
+) -> None:
+    text = "\x7f\x9b2J\u202e漢"
+    feedapi_publisher.append(0, {"a": text})
+    for options in ([], ["--raw"]):
+        code, shown = on_terminal("stdout", "cat", feedapi_publisher.url, *options)
+        assert code == 0
+        assert all(line.isprintable() for line in shown.replace("\r\n", "\n").split("\n"))
+        assert text in orjson.dumps(orjson.loads(shown)).decode()
+
+
+def test_events_for_a_terminal_mean_the_same() -> None:
+    assert for_terminal(b'{"a":1}\n') == b'{"a":1}\n'
+    assert for_terminal(b'{"a":"\x1b"}\n"\xff"\n') == b'{"a":"\\u001b"}\n"\\xff"\n'

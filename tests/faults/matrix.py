@@ -1,0 +1,92 @@
+"""The fault matrix: all faults with their outcomes, and its page in the documentation.
+
+``python -m tests.faults.matrix`` writes the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.faults.bombs import BOMBS
+from tests.faults.discoveries import DISCOVERIES
+from tests.faults.faults import CONNECTION, CONTENT, FRAMING, TIMING
+from tests.faults.outcomes import Fault
+from tests.faults.statuses import REDIRECTS, RETRY_AFTER, STATUSES
+
+FAULTS: tuple[Fault, ...] = (
+    *CONNECTION,
+    *TIMING,
+    *FRAMING,
+    *CONTENT,
+    *STATUSES,
+    *REDIRECTS,
+    *RETRY_AFTER,
+)
+_COLUMNS = (
+    "fault",
+    "first discovery",
+    "later discovery",
+    "fetch",
+    "fetch from `_last`",
+    "one call of a client",
+    "rules",
+)
+
+
+def _table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
+    lines = [header, tuple("---" for _ in header), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def _shown(outcome: str) -> str:
+    return f"`{outcome}`" if outcome.endswith("Error") else outcome
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|") or "(empty)"
+
+
+def _row(fault: Fault) -> tuple[str, ...]:
+    outcomes = fault.outcomes
+    said = (outcomes.entry, outcomes.running, outcomes.fetch, outcomes.last, outcomes.call)
+    rules = ", ".join(f"[R{number}](rules.md#r{number})" for number in outcomes.rules)
+    return (_escaped(fault.name), *map(_shown, said), rules)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "pages" / "faults.md"
+_INTRODUCTION = """# What a fault comes to
+
+Each row is a fault that the tests in `tests/faults/` produce over real sockets. This page is
+rendered from the table that they run, by `python -m tests.faults.matrix`.
+
+- *delivered*: the consumer goes on by itself. Once the fault has passed, every event is delivered,
+  once.
+- The name of an [error](errors.md): the consumer ends with it, after a bounded number of requests.
+  *First discovery* is what entering the consumer raises, *later discovery* is a running one, and
+  *fetch* is what the iteration raises with `on_error="raise"`.
+- *One call of a client* is `FeedClient.fetch` or `SyncFeedClient.fetch`, which do not retry. *page*
+  means that the call returns.
+
+A fault that does not pass is raised after `RetryPolicy.give_up_after`, or after
+`RetryPolicy.refused_for` where the publisher refuses requests.
+"""
+
+
+def markdown() -> str:
+    """Return the page: an introduction, and a section for each group of faults."""
+    parts = [_INTRODUCTION]
+    shown = (*FAULTS, *BOMBS)
+    for group in dict.fromkeys(fault.group for fault in shown):
+        rows = [_row(fault) for fault in shown if fault.group == group]
+        parts.append(f"## {group[0].upper()}{group[1:]}\n\n{_table(_COLUMNS, rows)}")
+    discoveries = [(_escaped(name), _shown(kind)) for name, (_, kind) in DISCOVERIES.items()]
+    parts.append(
+        "## Discoveries\n\nA running consumer keeps its last good topology and tries again (R12).\n"
+        "\n" + _table(("discovery", "on entry"), discoveries)
+    )
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(markdown(), encoding="utf-8")

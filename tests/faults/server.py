@@ -1,0 +1,292 @@
+"""A raw TCP server that sends scripted bytes, in a thread of its own.
+
+It speaks just enough HTTP to read a request. What it sends is a list of steps: bytes, pauses, and
+ways to end the connection. So it can send what no HTTP library would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import socket
+import struct
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+from urllib.parse import unquote_plus
+
+_MAX_HEAD = 1 << 20
+
+
+@dataclass(frozen=True)
+class Reset:
+    """End the connection with a TCP reset. Bytes sent before arrive first."""
+
+
+@dataclass(frozen=True)
+class Close:
+    """End the connection in good order."""
+
+
+@dataclass(frozen=True)
+class Hold:
+    """Send nothing more, until the client closes the connection."""
+
+
+@dataclass(frozen=True)
+class Repeat:
+    """Send the bytes again and again, until the client closes the connection.
+
+    `pause` is in seconds.
+    """
+
+    data: bytes
+    pause: float = 0.0
+
+
+@dataclass(frozen=True)
+class Slowly:
+    """Send the bytes in small pieces, with a pause after each."""
+
+    data: bytes
+    piece: int = 16
+    pause: float = 0.001
+
+
+Step = bytes | Reset | Close | Hold | Repeat | Slowly
+Script = Sequence[Step]
+
+
+@dataclass
+class Request:
+    """One request, as it was received."""
+
+    target: str
+    headers: dict[str, str]
+
+    @property
+    def path(self) -> str:
+        """The part of the target before the query."""
+        return self.target.partition("?")[0]
+
+    @property
+    def query(self) -> dict[str, str]:
+        """The decoded arguments."""
+        pairs = (pair.partition("=") for pair in self.target.partition("?")[2].split("&"))
+        return {unquote_plus(name): unquote_plus(value) for name, _, value in pairs if name}
+
+
+Reply = Callable[[Request], Script]
+
+
+@dataclass
+class Site:
+    """What answers below one path, and the requests that came to it."""
+
+    reply: Reply
+    path: str
+    url: str
+    requests: list[Request] = field(default_factory=list)
+
+
+class RawServer:
+    """The server. A context manager; `add` may be called while it runs, from any thread."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._sites: dict[str, Site] = {}
+        self._numbers = itertools.count()
+        self._socket = _bound()
+        self._listening = threading.Event()
+        self._stop = asyncio.Event()
+        self._thread = threading.Thread(target=self._run, name="raw server", daemon=True)
+        self.port: int = self._socket.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._listening.wait(30)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
+        self._thread.join()
+
+    def add(self, reply: Reply) -> Site:
+        """Answer requests below a new path with `reply`."""
+        path = f"/{next(self._numbers)}/feed"
+        site = self._sites[path] = Site(reply, path, f"http://127.0.0.1:{self.port}{path}")
+        return site
+
+    def _run(self) -> None:
+        try:
+            self._loop.run_until_complete(self._serve())
+        finally:
+            self._loop.close()
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(
+            self._connection, sock=self._socket, limit=_MAX_HEAD, backlog=1024
+        )
+        self._listening.set()
+        await self._stop.wait()
+        server.close()
+        await _cancel_others()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            while True:
+                request = _parsed(await reader.readuntil(b"\r\n\r\n"))
+                site = self._site(request)
+                site.requests.append(request)
+                for step in site.reply(request):
+                    await _send(step, reader, writer)
+        except (asyncio.IncompleteReadError, ConnectionError, _EndedError):
+            pass
+        finally:
+            writer.transport.abort()
+
+    def _site(self, request: Request) -> Site:
+        number, _, _ = request.path.lstrip("/").partition("/")
+        return self._sites[f"/{number}/feed"]
+
+
+class _EndedError(Exception):
+    """The script ended the connection."""
+
+
+def _bound(port: int = 0) -> socket.socket:
+    bound = socket.socket()
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    bound.bind(("127.0.0.1", port))
+    return bound
+
+
+def _parsed(head: bytes) -> Request:
+    first, *lines = head.decode("latin-1").rstrip("\r\n").split("\r\n")
+    pairs = (line.partition(":") for line in lines)
+    return Request(first.split(" ")[1], {name.lower(): value.strip() for name, _, value in pairs})
+
+
+async def _send(step: Step, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    match step:
+        case bytes():
+            writer.write(step)
+            await writer.drain()
+        case Slowly(data, piece, pause):
+            for start in range(0, len(data), piece):
+                writer.write(data[start : start + piece])
+                await writer.drain()
+                await asyncio.sleep(pause)
+        case Repeat(data, pause):
+            while not reader.at_eof():
+                writer.write(data)
+                await writer.drain()
+                await asyncio.sleep(pause)
+            raise _EndedError
+        case Hold():
+            await reader.read()
+            raise _EndedError
+        case Close():
+            writer.close()
+            raise _EndedError
+        case Reset():
+            await _reset(writer)
+            raise _EndedError
+
+
+async def _reset(writer: asyncio.StreamWriter) -> None:
+    # Let the client read what was sent: a reset discards what it has not received yet.
+    while writer.transport.get_write_buffer_size():  # noqa: ASYNC110 - a transport has no event
+        await asyncio.sleep(0)
+    await asyncio.sleep(0.01)
+    # Lingering for zero seconds makes the kernel send RST in place of FIN.
+    writer.get_extra_info("socket").setsockopt(
+        socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+    )
+    writer.transport.abort()
+
+
+class Gate:
+    """A port that forwards connections to another one while it is open, and refuses them else.
+
+    A context manager; closed at first.
+    """
+
+    def __init__(self, target: int) -> None:
+        self._target = target
+        self._socket = _bound()  # bound, but not listening: the kernel refuses connections
+        self._loop = asyncio.new_event_loop()
+        self._stop = asyncio.Event()
+        self._thread: threading.Thread | None = None
+        self.port: int = self._socket.getsockname()[1]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+        self._socket.close()
+        self._loop.close()
+
+    def open(self) -> None:
+        """Forward connections from now on. May be called twice."""
+        if self._thread is None:
+            self._stop.clear()
+            self._thread = threading.Thread(target=self._forward, name="gate", daemon=True)
+            self._thread.start()
+
+    def close(self) -> None:
+        """Cut the connections, and refuse new ones. May be called twice."""
+        if self._thread is not None:
+            self._loop.call_soon_threadsafe(self._stop.set)
+            self._thread.join()
+            self._thread = None
+            self._socket = _bound(self.port)
+
+    def _forward(self) -> None:
+        self._loop.run_until_complete(self._serve())
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connection, sock=self._socket)
+        await self._stop.wait()
+        server.close()
+        await _cancel_others()
+
+    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
+        try:
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+        finally:
+            writer.transport.abort()
+            far_writer.transport.abort()
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    except ConnectionError:
+        pass
+    finally:
+        writer.close()

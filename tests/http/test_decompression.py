@@ -1,0 +1,162 @@
+"""Content codings: any chunking gives the same bytes, and no piece is larger than a step."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import zlib
+from collections.abc import Iterable
+
+import pytest
+from backports import zstd
+from hypothesis import given
+from hypothesis import strategies as st
+
+from feedapi_client.errors import (
+    FeedError,
+    FeedUnavailableError,
+    NegotiationError,
+    ProtocolError,
+    TornResponseError,
+)
+from feedapi_client.http.decompression import (
+    STEP,
+    CodingError,
+    UnsupportedCodingError,
+    accept_encoding,
+    decompressor,
+)
+from tests.client.wire import ok, wire
+from tests.http.helpers import LIMIT, fetch_error, opened
+
+ENCODERS = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "zstd": zstd.compress,
+    "identity": bytes,
+    "": bytes,
+}
+BOMB = 64 * 1024 * 1024
+
+
+def inflate(coding: str, chunks: Iterable[bytes]) -> bytes:
+    body = decompressor(coding)
+    inflated = b"".join(piece for chunk in chunks for piece in body.feed(chunk))
+    body.finish()
+    return inflated
+
+
+@pytest.mark.parametrize("coding", ENCODERS)
+@given(data=st.binary(max_size=5000), cuts=st.lists(st.integers(0, 6000), max_size=8))
+def test_any_chunking_gives_the_same_bytes(coding: str, data: bytes, cuts: list[int]) -> None:
+    encoded = ENCODERS[coding](data * 20)
+    places = [0, *sorted(cuts), len(encoded)]
+    chunks = [encoded[a:b] for a, b in itertools.pairwise(places)]
+    assert inflate(coding, chunks) == data * 20
+
+
+@pytest.mark.parametrize("coding", ["gzip", "zstd"])
+@given(parts=st.lists(st.binary(max_size=200), min_size=1, max_size=4), size=st.integers(1, 50))
+def test_members_follow_each_other(coding: str, parts: list[bytes], size: int) -> None:
+    encoded = b"".join(map(ENCODERS[coding], parts))
+    chunks = [encoded[at : at + size] for at in range(0, len(encoded), size)]
+    assert inflate(coding, chunks) == b"".join(parts)
+
+
+def test_zeros_may_pad_a_gzip_body() -> None:
+    assert inflate("gzip", [gzip.compress(b"a") + b"\0\0", b"\0"]) == b"a"
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+def test_r16_a_bomb_comes_in_steps(coding: str) -> None:
+    body = decompressor(coding)
+    sizes = [len(piece) for piece in body.feed(ENCODERS[coding](bytes(BOMB)))]
+    body.finish()
+    assert sum(sizes) == BOMB
+    assert max(sizes) <= STEP
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+def test_a_body_that_ends_early_is_incomplete(coding: str) -> None:
+    encoded = ENCODERS[coding](bytes(range(256)) * 20)
+    for end in (1, len(encoded) // 2, len(encoded) - 1):
+        with pytest.raises(CodingError):
+            inflate(coding, [encoded[:end]])
+
+
+@pytest.mark.parametrize("coding", ENCODERS)
+def test_no_bytes_are_an_empty_body(coding: str) -> None:
+    assert inflate(coding, []) == b""
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "zstd"])
+def test_other_bytes_are_damage(coding: str) -> None:
+    with pytest.raises(CodingError, match="damaged"):
+        inflate(coding, [b"no such thing" * 100])
+
+
+@pytest.mark.parametrize("coding", ["gzip, gzip", "gzip,identity,zstd", "br", "GZIP, br", "rot13"])
+def test_r16_one_coding_that_was_asked_for_is_undone(coding: str) -> None:
+    with pytest.raises(UnsupportedCodingError):
+        decompressor(coding)
+
+
+def test_only_what_can_be_undone_in_steps_is_asked_for() -> None:
+    assert accept_encoding() == "gzip, zstd"
+
+
+@pytest.mark.anyio
+class TestOverHTTP:
+    @pytest.mark.parametrize("sync", [False, True])
+    async def test_r16_stacked_codings_are_refused(self, sync: bool) -> None:
+        body = gzip.compress(gzip.compress(bytes(1000)))
+        error = await fetch_error(ok(body, "Content-Encoding: gzip, gzip"), sync=sync)
+        assert type(error) is ProtocolError
+        assert "compressed more than once" in str(error)
+
+    @pytest.mark.parametrize("sync", [False, True])
+    async def test_r16_an_incomplete_coding_is_a_torn_response(self, sync: bool) -> None:
+        body = gzip.compress(b'{"cursor":"c"}\n' * 9)[:-5]
+        error = await fetch_error(ok(body, "Content-Encoding: gzip"), sync=sync)
+        assert type(error) is TornResponseError
+        assert "incomplete" in str(error)
+
+    @pytest.mark.parametrize("coding", ["gzip", "zstd"])
+    async def test_r16_a_discovery_is_inflated_up_to_its_limit(self, coding: str) -> None:
+        reply = ok(ENCODERS[coding](b" " * BOMB), f"Content-Encoding: {coding}")
+        async with wire(lambda _: reply) as server, opened(server.url) as transport:
+            with pytest.raises(NegotiationError, match="longer than"):
+                await transport.get("", [], max_bytes=LIMIT)
+
+    async def test_r16_an_error_body_is_inflated_up_to_its_excerpt(self) -> None:
+        reply = ok(gzip.compress(b"sorry " * BOMB), "Content-Encoding: gzip", status="503 No")
+        error = await fetch_error(reply)
+        assert "sorry sorry" in str(error)
+        assert len(str(error)) < 500
+
+    @pytest.mark.parametrize(
+        "damaged", [b"no gzip", gzip.compress(b"sorry")[:-4]], ids=["no gzip", "half of it"]
+    )
+    async def test_an_error_body_that_can_not_be_inflated_is_left_out(self, damaged: bytes) -> None:
+        reply = ok(damaged, "Content-Encoding: gzip", status="503 No")
+        error = await fetch_error(reply)
+        assert isinstance(error, FeedError)
+        assert str(error).endswith("status 503")
+
+    @pytest.mark.parametrize("sync", [False, True])
+    @pytest.mark.parametrize("coding", ["br", "gzip, gzip"])
+    async def test_r16_an_error_body_in_a_foreign_coding_is_left_out(
+        self, coding: str, sync: bool
+    ) -> None:
+        error = await fetch_error(
+            ok(b"sorry", f"Content-Encoding: {coding}", status="503 No"), sync=sync
+        )
+        assert isinstance(error, FeedUnavailableError)
+        assert str(error).endswith("status 503")
+
+    async def test_r16_a_discovery_in_a_foreign_coding_is_an_error(self) -> None:
+        reply = ok(b"{}", "Content-Encoding: br")
+        async with wire(lambda _: reply) as server, opened(server.url) as transport:
+            with pytest.raises(ProtocolError, match="not asked for"):
+                await transport.get("", [], max_bytes=LIMIT)

@@ -1,0 +1,84 @@
+"""Impossible URLs: the same error from every entry point, and no secret in it (R19)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from feedapi_client import FeedClient, FeedConsumer, NegotiationError, SyncFeedClient
+from feedapi_client.spark.options import parse_options
+
+IMPOSSIBLE = [
+    "",
+    "feed",
+    "//u:sesame@a/",
+    "ftp://a/feed?sesame",
+    "http://",
+    "http:///feed",
+    "http:u:sesame@a",
+    "http://u:sesame@/feed",
+    "http://u:sesame@a:port/feed",
+    "http://u:sesame@[::1/feed?k=sesame",
+    "http://[fe80::sesame]/",
+    "http://[::1]%eth0/?sesame",
+    "http://sesame:80:90/",
+    "http://u:sesame@a:99999/feed",
+    "http://u:sesame@a:0/",
+    "http://u:sesame@a:" + "9" * 5000 + "/",
+    "http://u:sesame@a..b/feed",
+    "http://u:sesame@.",
+    f"http://u:sesame@{'a' * 64}.com/feed",
+    f"http://u:sesame@{'a' * 70_000}",
+    "http://u:sesame@a\0b/",
+    "http://u:sesame@a b/",
+    "http://u:sesame@a\n/feed",
+    "http://u:sesame@%00/",
+    "http://u:sesame@exa\u2100mple.com/",
+    "http://us\u2100er:sesame@a/feed",
+    "http://u:sesame@a/\ud800?sesame",
+    "http://u:sesame@xn--\xff/",
+    "http://u:sesame@\u202e.com/",
+]
+ENTRIES: list[Callable[[Any], object]] = [
+    FeedClient,
+    SyncFeedClient,
+    FeedConsumer,
+    lambda url: parse_options({"url": url}),
+]
+
+
+@pytest.mark.parametrize("entry", ENTRIES, ids=["client", "sync", "consumer", "spark"])
+@pytest.mark.parametrize("url", IMPOSSIBLE, ids=range(len(IMPOSSIBLE)))
+def test_r19_an_impossible_url_is_refused_without_being_quoted(
+    entry: Callable[[Any], object], url: str
+) -> None:
+    with pytest.raises(NegotiationError) as caught:
+        entry(url)
+    assert "sesame" not in str(caught.value)
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+
+
+@pytest.mark.parametrize("entry", ENTRIES[:3], ids=["client", "sync", "consumer"])
+@pytest.mark.parametrize("url", [None, b"http://a/", 7])
+def test_a_url_is_a_string(entry: Callable[[Any], object], url: object) -> None:
+    with pytest.raises(NegotiationError, match="must be a string"):
+        entry(url)
+
+
+@pytest.mark.parametrize("command", ["discover", "cat"])
+def test_r19_the_command_line_refuses_an_impossible_url(command: str) -> None:
+    url = "http://u:sesame@[::1/feed?k=sesame"
+    done = subprocess.run(
+        [sys.executable, "-m", "feedapi_client.cli", command, url],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "the feed's URL can't be read" in done.stderr
+    assert "sesame" not in done.stdout + done.stderr
