@@ -323,6 +323,20 @@ def test_r19_an_impossible_feed_url_is_a_usage_error(
     assert not store.exists()
 
 
+@pytest.mark.parametrize(
+    "args",
+    [
+        ["discover", "http://h/feed", "https://u:sesame@h/feed?k=sesame"],
+        ["cursors", "ls", "postgresql+psycopg://u:sesame@h/db"],
+        ["http://u:sesame@h/feed"],
+    ],
+)
+def test_r19_a_url_in_the_wrong_place_is_not_quoted(feedapi: Feedapi, args: list[str]) -> None:
+    result = feedapi(*args)
+    assert_usage_error(result)
+    assert "sesame" not in result.stderr
+
+
 def test_an_argument_that_is_not_utf_8_is_a_usage_error(spawn: Spawn) -> None:
     process = spawn("discover", os.fsdecode(b"http://h/\xff"))
     printed, errors = process.communicate(timeout=TIMEOUT)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -19,6 +20,9 @@ from feedapi_client.cli.common.escape import shown, shown_line
 from feedapi_client.cli.common.exit_codes import FAILURE, INTERNAL_ERROR, INTERRUPTED, USAGE
 from feedapi_client.cli.common.streams import discard_stdout, flush_stdout, prepare_streams
 from feedapi_client.errors import FeedError
+
+_URL = re.compile(r"([A-Za-z][\w+.-]*://)[^\s'\")]+")
+"""An argument in the wrong place that a usage error quotes: it may hold a password."""
 
 
 class CommandError(Exception):
@@ -124,7 +128,8 @@ def _report_usage_error(error: Any) -> int:
         # With rich, the help is printed when this error is made. Without rich, it is the message.
         print(error.format_message().strip(), file=sys.stderr)
         return USAGE
-    _print_error(f"{error.format_message().rstrip('.')} ({path} --help says more)")
+    text = _URL.sub(r"\1...", error.format_message().rstrip("."))
+    _print_error(f"{text} ({path} --help says more)")
     return int(error.exit_code)
 
 
