@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from feedapi_client.errors import CommitOrderError, FencedError, ProtocolError
+from feedapi_client.errors import CommitOrderError, FencedError, StoreError
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import Batch
 from feedapi_client.runtime.driver import Driver
@@ -111,8 +111,10 @@ class Delivery:
         """
         try:
             await batch.commit()
-        except ProtocolError as error:
-            if self._driver.settings.on_error != "park":
+        except StoreError as error:
+            # A store that refuses a cursor as a value names its partition; one that fails does not.
+            own = error.partition is not None and type(error) is StoreError
+            if not own or self._driver.settings.on_error != "park":
                 raise
             await self._driver.fail_partition(self._driver.partitions[batch.partition], error)
 

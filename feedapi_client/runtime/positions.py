@@ -8,9 +8,8 @@ from typing import Any, TypeVar
 
 import anyio
 
-from feedapi_client.errors import FeedError, ProtocolError, StoreError
+from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.protocol.text import excerpt
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.moving import keys_elsewhere
 
@@ -48,8 +47,8 @@ class Positions:
     async def save(self, positions: Mapping[int, Position], transaction: Any = None) -> None:
         """Save the positions in one atomic save. Raises `StoreError`, `FencedError`.
 
-        A `ProtocolError` if it is the position of one partition, whose cursor the store refuses as
-        a value: that is no failure of the store. Cancelled, it is finished first.
+        The error names the partition when the store refuses its cursor as a value, which is no
+        failure of the store. Cancelled, it is finished first.
         """
         with anyio.move_on_after(self._timeout, shield=True) as scope:
             save = self._store.save(self._key, positions, transaction=transaction)
@@ -57,7 +56,7 @@ class Positions:
                 await self._translated(save, "saving cursors")
             except StoreError as error:
                 if len(positions) == 1 and _is_data_error(error.__cause__):
-                    raise self._unstorable(*positions.items()) from error.__cause__
+                    raise self._unstorable(*positions) from error.__cause__
                 raise
         if scope.cancelled_caught:
             raise StoreError(
@@ -65,11 +64,9 @@ class Positions:
                 feed=self._key.url,
             )
 
-    def _unstorable(self, item: tuple[int, Position]) -> ProtocolError:
-        partition, position = item
-        return ProtocolError(
-            f"its cursor '{excerpt(position.cursor.encode('utf-8', 'surrogatepass'))}' can't be "
-            "stored: the store refuses the value",
+    def _unstorable(self, partition: int) -> StoreError:
+        return StoreError(
+            "saving the cursor failed: the store refuses the value",
             feed=self._key.url,
             partition=partition,
         )

@@ -8,7 +8,7 @@ from typing import Any
 import anyio
 import pytest
 
-from feedapi_client import FeedError, FencedError, Position, ProtocolError, StoreError
+from feedapi_client import FeedError, FencedError, Position, StoreError
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import (
     SHORT,
@@ -157,7 +157,7 @@ async def test_r18_a_cursor_that_can_not_be_stored_parks_its_partition_only(
             numbers(publisher, 1, [2])
             await wait_until(lambda: 2 in seen)
             tasks.cancel_scope.cancel()
-        assert "can't be stored" in (consumer.status()[0].error or "")
+        assert "refuses the value" in (consumer.status()[0].error or "")
 
 
 async def test_r18_a_cursor_that_can_not_be_stored_is_raised_without_park(
@@ -169,7 +169,7 @@ async def test_r18_a_cursor_that_can_not_be_stored_is_raised_without_park(
         events = aiter(consumer)
         await take(events)
         for _ in range(2):
-            with pytest.raises(ProtocolError, match=r"partition 0: .*can't be stored"):
+            with pytest.raises(StoreError, match=r"partition 0: .*refuses the value"):
                 await take(events)
 
 
@@ -193,10 +193,19 @@ async def test_r18_an_outage_of_the_store_parks_nobody(
 
 @pytest.mark.parametrize("cursor", ["c" * 100_000, "\ud800"], ids=["long", "surrogate"])
 async def test_r18_a_cursor_that_can_not_be_sent_parks_its_partition_only(
-    serve: Callable[..., Publisher], cursor: str
+    serve: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch, cursor: str
 ) -> None:
-    publisher = serve(2)
+    publisher, store = serve(2), RecordingStore()
     numbers(publisher, 1, [1])
-    async with consume(publisher, on_error="park", start={0: cursor}) as consumer:
+
+    async def load(feed: Any) -> dict[int, Position]:
+        return {0: Position(cursor), 1: Position("_first")}
+
+    async def save(*_: object, **__: object) -> None:
+        pass
+
+    monkeypatch.setattr(store, "load", load)
+    monkeypatch.setattr(store, "save", save)
+    async with consume(publisher, store=store, on_error="park") as consumer:
         assert n_of(await take(aiter(consumer))) == [1]
         await wait_until(lambda: consumer.status()[0].state == "parked")

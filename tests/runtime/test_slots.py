@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+
 import pytest
 
 from feedapi_client.runtime.scheduler import Waiting
@@ -19,11 +21,11 @@ class Slots:
         self.waiting = Waiting(0, 0)
         self.watch = SlotWatch(TIMEOUT, count, lambda: self.waiting)
         self.slots: list[Slot] = []
+        self._held = ExitStack()
 
     def hold(self, doublings: int = 0, *, failing: bool = False) -> Slot:
         slot = Slot(doublings, failing=failing)
-        holding = self.watch.holding(slot)
-        holding.__enter__()
+        self._held.enter_context(self.watch.holding(slot))
         self.slots.append(slot)
         return slot
 
