@@ -25,6 +25,16 @@ async def test_r10_two_tokens_in_turn(tmp_path: Path) -> None:
         await deployed.only(deployed.new)
 
 
+async def test_r10_two_tokens_in_turn_where_nginx_is_not_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tests.deployments.proxy.shutil.which", lambda *_, **__: None)
+    async with deployment(tmp_path, Publisher(2), Publisher(2)) as deployed:
+        await deployed.only(deployed.old)
+        await deployed.both()
+        await deployed.only(deployed.new)
+
+
 async def test_r02_r10_v1_becomes_v2(tmp_path: Path) -> None:
     old, new = Publisher(2, dialect="v1"), Publisher(2, dialect="v2-token")
     async with deployment(tmp_path, old, new, v1_partitions=2) as deployed:
