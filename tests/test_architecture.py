@@ -42,7 +42,7 @@ LAYERS = (
 )
 # The same within `feedapi_client/runtime`.
 RUNTIME_LAYERS = (
-    ("buffer", "discovery_timer", "failure_log", "positions", "scheduler"),
+    ("buffer", "cancellation", "discovery_timer", "failure_log", "positions", "scheduler"),
     ("slots",),
     ("failures",),
     ("partition",),
