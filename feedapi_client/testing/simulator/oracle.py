@@ -1,0 +1,179 @@
+"""What must hold in every history, whatever goes wrong."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.status import ConsumerStatus, PartitionState
+from feedapi_client.testing.simulator.store import Database, Effect
+from feedapi_client.testing.simulator.transport import Fetched, SimulatedTransport
+from feedapi_client.testing.simulator.world import World
+
+SAME_REQUESTS_A_SECOND = 25
+"""How often a process may send the very same request within one second."""
+
+
+class ViolationError(AssertionError):
+    """A history in which something happened that must not.
+
+    Attributes:
+        rule: the name of what was violated; the same for all histories with the same defect.
+    """
+
+    def __init__(self, rule: str, text: str) -> None:
+        super().__init__(f"{rule}: {text}")
+        self.rule = rule
+
+
+@dataclass(slots=True)
+class Seen:
+    """How far the last two answers to fetches of a partition could see it."""
+
+    end: int = 0
+    before: int = 0
+
+
+class Oracle:
+    """Checks each effect, each status and the end of a run.
+
+    Violations are kept rather than raised at once: an exception would become a failure of the
+    consumer's store or handler. `check` raises the first one.
+
+    Arguments:
+        world: what was published.
+        transactional: whether the application keeps cursors and effects in one transaction.
+    """
+
+    def __init__(self, world: World, *, transactional: bool) -> None:
+        self.violations: list[ViolationError] = []
+        self.applied: dict[int, int] = {}
+        """The highest number of an event of each entity whose effect is durable."""
+        self.done = 0
+        """Events whose effects are durable, each counted once."""
+        self.effects = 0
+        self._world = world
+        self._transactional = transactional
+        self._last: dict[int, int] = {}
+        self._seen: dict[int, Seen] = {}
+
+    def violated(self, rule: str, text: str) -> None:
+        """Record a violation."""
+        self.violations.append(ViolationError(rule, text))
+
+    def check(self) -> None:
+        """Raise the first violation."""
+        if self.violations:
+            raise self.violations[0]
+
+    # ------------------------------------------------------------------ effects
+
+    def began(self) -> None:
+        """A new iteration reads what was not committed again."""
+        if not self._transactional:
+            self._last.clear()
+
+    def effect(self, effect: Effect) -> None:
+        """An effect became durable: in order, and exactly once (at least once without one
+        transaction of cursors and effects).
+        """
+        self.effects += 1
+        done = self.applied.get(effect.entity, 0)
+        last = done if self._transactional else self._last.get(effect.entity)
+        if last is None:
+            in_order = effect.n <= done + 1
+        else:
+            in_order = effect.n == last + 1
+        if not in_order:
+            known = "applied already" if effect.n <= done else f"expected {done + 1}"
+            rule = "exactly-once" if effect.n <= done else "order"
+            self.violated(rule, f"event {effect.n} of entity {effect.entity}: {known}")
+        self._last[effect.entity] = effect.n
+        if effect.n > done:
+            self.applied[effect.entity] = effect.n
+            self.done += effect.n - done
+
+    def delivered(self, partition: int, positions: dict[int, Position]) -> None:
+        """A batch came: the parent of its partition must be drained before (R4, R8)."""
+        parent = self._world.partitions[partition].starts_after
+        if parent is None:
+            return
+        position = positions.get(parent)
+        if position is not None and position.status != "open":
+            return
+        self.violated(
+            "parent-first", f"partition {partition} is delivered before {parent} is drained"
+        )
+
+    # ------------------------------------------------------------------ requests
+
+    def fetched(self, fetched: Fetched) -> None:
+        """A page was sent."""
+        end = self._world.partitions[fetched.partition].end(fetched.at)
+        before = self._seen.get(fetched.partition, Seen()).end
+        self._seen[fetched.partition] = Seen(end, before)
+
+    def traffic(self, transport: SimulatedTransport) -> None:
+        """Check the requests of one process: their rate, and that none is left open."""
+        if transport.open:
+            self.violated("leak", f"{transport.open} responses were never closed")
+        recent: dict[str, deque[float]] = {}
+        for time, request in transport.requests:
+            times = recent.setdefault(request, deque())
+            times.append(time)
+            while times[0] < time - 1.0:
+                times.popleft()
+            if len(times) > SAME_REQUESTS_A_SECOND:
+                self.violated("busy", f"{len(times)} times within a second: {request}")
+                return
+
+    # ------------------------------------------------------------------ status
+
+    def status(self, status: ConsumerStatus, positions: dict[int, Position], limit: int) -> None:
+        """Check that a status claims nothing that is not so."""
+        if status.buffered_bytes > limit:
+            self.violated("buffer", f"{status.buffered_bytes} bytes are buffered of {limit}")
+        for id, found in status.partitions.items():
+            stored = positions.get(id)
+            if found.state is PartitionState.DRAINED:
+                self._check_drained(id, stored)
+            elif found.state is PartitionState.SUPERSEDED:
+                if stored is None or stored.status != "superseded":
+                    self.violated("status", f"partition {id} is shown superseded: {stored}")
+            elif found.caught_up and id in self._seen:
+                self._check_caught_up(id, stored)
+
+    def _check_drained(self, id: int, stored: Position | None) -> None:
+        if stored is None or stored.status != "drained":
+            self.violated("status", f"partition {id} is shown drained, and stored as {stored}")
+
+    def _check_caught_up(self, id: int, stored: Position | None) -> None:
+        partition = self._world.partitions[id]
+        sequence = None if stored is None else partition.sequence_of(stored.cursor)
+        # The last answer may still be on its way: the one before it has certainly been read.
+        known = self._seen[id].before
+        unread = [e for e in partition.events if (sequence or 0) < e.sequence <= known]
+        if unread:
+            self.violated(
+                "status",
+                f"partition {id} is shown caught up, and {len(unread)} events are not committed",
+            )
+
+    # ------------------------------------------------------------------ the end
+
+    def complete(self) -> bool:
+        """Return whether every event was applied."""
+        return self.done == self._world.total()
+
+    def finished(self, database: Database, key: FeedKey, stray: list[str]) -> None:
+        """Check a finished run."""
+        for request in stray:
+            self.violated("cursor", f"a cursor of other partitions was sent: {request}")
+        for id, position in database.positions.get(key, {}).items():
+            partition = self._world.partitions[id]
+            if position.status == "drained" and partition.closed == float("inf"):
+                self.violated("drained", f"open partition {id} is stored as drained")
+        if not self.complete():
+            left = self._world.total() - self.done
+            self.violated("progress", f"{left} of {self._world.total()} events were never applied")

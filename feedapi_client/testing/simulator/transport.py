@@ -1,0 +1,266 @@
+"""The network and the publisher's handlers: an HTTP transport that answers from the model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+import anyio
+import httpx
+
+from feedapi_client.testing.simulator import wire
+from feedapi_client.testing.simulator.faults import FaultKind, Faults
+from feedapi_client.testing.simulator.trace import Trace
+from feedapi_client.testing.simulator.world import ModelPartition, Version, World
+
+FEED_PATH = "/feed"
+_REFUSALS: dict[FaultKind, int] = {"503": 503, "429": 429, "404": 404, "409": 409}
+_DEFAULT_TIMEOUT = 30.0
+_STREAM_PAUSE = 0.2
+
+
+@dataclass(slots=True)
+class Deployment:
+    """While it lasts, instances of two versions answer in turn."""
+
+    versions: tuple[Version, Version]
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """One answered fetch, for the oracle: what was asked, and what the answer reached."""
+
+    partition: int
+    asked: int
+    reached: int
+    at: float
+
+
+@dataclass(slots=True)
+class Answer:
+    """A response before it is sent."""
+
+    status: int
+    chunks: list[bytes] = field(default_factory=list)
+    text: str = ""
+    stream: ModelPartition | None = None
+    seconds: float = 0.0
+
+
+class SimulatedPublisher:
+    """All instances of a publisher, with the network in front of them.
+
+    Arguments:
+        world: the data.
+        faults: what goes wrong.
+        style: how pages are cut.
+        stream: whether the publisher offers responses that stay open.
+        latency: the longest time that a request takes without a fault, in seconds.
+        random: decides all that is random here.
+        trace: gets a line for each request.
+        observe: is called with each complete page that is sent.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        faults: Faults,
+        *,
+        style: wire.PageStyle,
+        stream: bool,
+        latency: float,
+        random: Random,
+        trace: Trace,
+        now: Callable[[], float],
+        observe: Callable[[Fetched], None],
+    ) -> None:
+        self.world = world
+        self.faults = faults
+        self.deployment: Deployment | None = None
+        self.stray_cursors: list[str] = []
+        """Requests with a cursor that no ancestor of their partition ever had."""
+        self._style = style
+        self._stream = stream
+        self._latency = latency
+        self._random = random
+        self._trace = trace
+        self.now = now
+        self._observe = observe
+
+    async def respond(self, request: httpx.Request) -> tuple[Answer, FaultKind | None]:
+        """Answer one request, after the time that it takes."""
+        fetch = bool(request.url.query)
+        fault = self.faults.pick(fetch=fetch, now=self.now())
+        await anyio.sleep(self._random.uniform(0.001, self._latency))
+        if fault == "connect":
+            self._trace.add("{} -> no connection", _shown(request))
+            raise httpx.ConnectError("simulated: connection refused", request=request)
+        if fault == "stall":
+            self._trace.add("{} -> stalls", _shown(request))
+            await anyio.sleep(_timeout(request))
+            raise httpx.ReadTimeout("simulated: silence", request=request)
+        answer = self._refusal(fault) or self._answer(request, fault)
+        self._trace.add("{} -> {} {}", _shown(request), answer.status, answer.text or fault or "")
+        return answer, fault
+
+    def _refusal(self, fault: FaultKind | None) -> Answer | None:
+        if fault in _REFUSALS:
+            return Answer(_REFUSALS[fault], [b"simulated failure"])
+        if fault == "html":
+            return Answer(200, [b"<html>under maintenance</html>"])
+        return Answer(204) if fault == "204" else None
+
+    def _answer(self, request: httpx.Request, fault: FaultKind | None) -> Answer:
+        params, version = request.url.params, self._version()
+        at = self.now() - self.faults.lag(fetch=bool(params), now=self.now())
+        if not params and request.url.path == FEED_PATH:
+            if version.dialect == "v1":
+                return Answer(400, [b"handshake error: partition count missing"])
+            return Answer(200, [wire.discovery(self.world, version, at, stream=self._stream)])
+        found = self._addressed(request, version)
+        if isinstance(found, Answer):
+            return found
+        partition = self.world.partitions.get(found[0])
+        if partition is None or not partition.created <= at < partition.retired:
+            return Answer(404, [b"no such partition"])
+        asked = partition.sequence_of(found[1])
+        if asked is None:
+            self.stray_cursors.append(f"partition {partition.id} asked at {found[1]}")
+            return Answer(400, [b"no such cursor"])
+        if fault == "silent":
+            return Answer(200)
+        return self._page(partition, asked, at, version, _stream_seconds(params, self._stream))
+
+    def _version(self) -> Version:
+        deployment = self.deployment
+        if deployment is not None and self.now() < deployment.until:
+            return self._random.choice(deployment.versions)
+        return self.world.version(self.now())
+
+    def _addressed(self, request: httpx.Request, version: Version) -> tuple[int, str] | Answer:
+        """Return partition and cursor, or the refusal of an instance of another version."""
+        params = request.url.params
+        expected = FEED_PATH + "/events" if version.dialect == "v2-token" else FEED_PATH
+        if request.url.path != expected:
+            return Answer(404, [b"not found"])
+        if version.dialect == "v1":
+            given = [name for name in params if name.startswith("cursor")]
+            if "partition" in params or len(given) != 1 or given[0] == "cursor":
+                return Answer(400, [b"handshake error: partition count missing"])
+            return int(given[0].removeprefix("cursor")), params[given[0]]
+        if version.dialect == "v2-token" and params.get("token") != version.token:
+            return Answer(409, [b"the topology has changed"])
+        if "partition" not in params:
+            return Answer(400, [b"no partition"])
+        return int(params["partition"]), params["cursor"]
+
+    def _page(
+        self, partition: ModelPartition, asked: int, at: float, version: Version, seconds: float
+    ) -> Answer:
+        page = wire.page(partition, asked, at, version.dialect, self._style, self._random)
+        self._observe(Fetched(partition.id, asked, page.reached, at))
+        answer = Answer(200, page.lines, f"{page.events} events up to {page.reached}")
+        if seconds:
+            answer.stream, answer.seconds = partition, seconds
+        return answer
+
+    # ------------------------------------------------------------------ bodies
+
+    async def body(
+        self, request: httpx.Request, answer: Answer, fault: FaultKind | None
+    ) -> AsyncIterator[bytes]:
+        """Send a body, with the fault that it has."""
+        chunks = list(answer.chunks)
+        if answer.status == 200 and fault in ("torn", "error-text", "reset"):
+            text = b"".join(chunks)
+            yield text[: self._random.randrange(len(text) + 1)] if text else b""
+            if fault == "error-text":
+                yield b"Internal server error"
+            if fault == "reset":
+                raise httpx.RemoteProtocolError("simulated: reset", request=request)
+            return
+        for chunk in chunks if fault == "slow" else [b"".join(chunks)]:
+            if fault == "slow":
+                await anyio.sleep(self._random.uniform(0.0, 1.0))
+            yield chunk
+        if answer.stream is not None:
+            async for chunk in self._streamed(answer.stream, answer):
+                yield chunk
+
+    async def _streamed(self, partition: ModelPartition, answer: Answer) -> AsyncIterator[bytes]:
+        """Go on with what is published while the response is open."""
+        version, until = self.world.version(self.now()), self.now() + answer.seconds
+        cursors = [line for line in answer.chunks if b'"cursor"' in line]
+        reached = int(cursors[-1].rpartition(b"-")[2].rstrip(b'"}\n')) if cursors else 0
+        while self.now() < until:
+            await anyio.sleep(self._random.uniform(0.0, _STREAM_PAUSE))
+            if self.now() >= partition.retired:
+                return
+            if partition.end(self.now()) <= reached:
+                continue
+            page = wire.page(
+                partition, reached, self.now(), version.dialect, self._style, self._random
+            )
+            reached = page.reached
+            yield b"".join(page.lines)
+
+
+class SimulatedTransport(httpx.AsyncBaseTransport):
+    """The connections of one process of the application.
+
+    A process that was killed is `dead`: whatever it still does reaches nobody.
+    """
+
+    def __init__(self, publisher: SimulatedPublisher) -> None:
+        self.dead = False
+        self.open = 0
+        """Responses that were begun and not closed."""
+        self.requests: list[tuple[float, str]] = []
+        self._publisher = publisher
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request in virtual time."""
+        if self.dead:
+            raise httpx.ConnectError("simulated: the process is gone", request=request)
+        self.requests.append((self._publisher.now(), str(request.url.query)))
+        answer, fault = await self._publisher.respond(request)
+        self.open += 1
+        body = self._publisher.body(request, answer, fault)
+        return httpx.Response(answer.status, stream=_Body(self, body))
+
+
+class _Body(httpx.AsyncByteStream):
+    """The body of a response; counts as open until it is closed."""
+
+    def __init__(self, transport: SimulatedTransport, chunks: AsyncIterator[bytes]) -> None:
+        self._transport = transport
+        self._chunks = chunks
+        self._closed = False
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._chunks:
+            yield chunk
+
+    async def aclose(self) -> None:
+        """End the body."""
+        if not self._closed:
+            self._closed = True
+            self._transport.open -= 1
+
+
+def _timeout(request: httpx.Request) -> float:
+    timeout = request.extensions.get("timeout", {}).get("read")
+    return _DEFAULT_TIMEOUT if timeout is None else float(timeout)
+
+
+def _stream_seconds(params: httpx.QueryParams, offered: bool) -> float:
+    wanted = params.get("stream")
+    if not offered or wanted is None:
+        return 0.0
+    return float("inf") if wanted == "y" else int(wanted) / 1000
+
+
+def _shown(request: httpx.Request) -> str:
+    return f"GET {request.url.path}?{request.url.query.decode()}".rstrip("?")
