@@ -58,7 +58,7 @@ def _seeded_trio(seed: str) -> Iterator[None]:
     trio has no public switch for this. These two names are what pytest-trio and Hypothesis use
     too; tests/testing/simulator/test_determinism.py fails if they lose their meaning.
     """
-    runner = importlib.import_module("trio._core._run")
+    runner: Any = importlib.import_module("trio._core._run")
     generator, deterministic = runner._r, runner._ALLOW_DETERMINISTIC_SCHEDULING
     before = generator.getstate()
     generator.seed(seed)

@@ -30,6 +30,7 @@ T = TypeVar("T")
 
 FEED = "http://simulated/feed"
 RESTART_SECONDS = 0.5
+REQUEST_SECONDS = 30.0
 _NEVER_RIGHT = (CommitOrderError, LineageError, LostPartitionError)
 """Errors that no fault of the simulation justifies."""
 
@@ -85,7 +86,7 @@ class Process:
     async def run(self) -> None:
         """Consume until stopped or, without `follow`, to the end of the feed."""
         async with (
-            httpx.AsyncClient(transport=self.transport, timeout=None) as http,
+            httpx.AsyncClient(transport=self.transport, timeout=REQUEST_SECONDS) as http,
             self.make_consumer(http) as self.consumer,
         ):
             self._oracle.began()
@@ -139,8 +140,7 @@ class Process:
     async def _work(self) -> None:
         if self._settings.handling:
             await anyio.sleep(self._random.uniform(0.0, self._settings.handling))
-        while self._now() < self.paused_until:
-            await anyio.sleep(self.paused_until - self._now())
+        await anyio.sleep(max(0.0, self.paused_until - self._now()))
 
     def positions(self) -> Any:
         """Return the durable positions of this consumer's partitions."""

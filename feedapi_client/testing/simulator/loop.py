@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import selectors
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from contextvars import Context, copy_context
 from itertools import count
 from random import Random
-from typing import Any
+from typing import Any, TypeVarTuple, Unpack
+
+Ts = TypeVarTuple("Ts")
 
 MAX_STEPS_AT_ONE_TIME = 100_000
 """Iterations of the loop without virtual time passing after which a run counts as a busy loop."""
@@ -57,6 +59,7 @@ class VirtualSelector(selectors.BaseSelector):
             self._idle_steps = 0
         self._idle_steps += 1
         if self._idle_steps > MAX_STEPS_AT_ONE_TIME:
+            self._idle_steps = 0  # the tasks can still be cancelled, and end
             raise StuckError(f"a busy loop: virtual time stands still at {self.now:.3f} s")
         return []
 
@@ -94,7 +97,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self._virtual.now
 
     def call_soon(
-        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
     ) -> asyncio.Handle:
         """Schedule a callback. A task's step joins those that are drawn from."""
         task = getattr(callback, "__self__", None)
@@ -112,7 +118,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         context.run(callback, *args)
 
     def _new_task(
-        self, loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, Any], **options: Any
+        self, loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any
     ) -> NumberedTask:
         number = next(self._numbers)
         NumberedTask.number, previous = number, NumberedTask.number

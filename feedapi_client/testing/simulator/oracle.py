@@ -81,10 +81,7 @@ class Oracle:
         self.effects += 1
         done = self.applied.get(effect.entity, 0)
         last = done if self._transactional else self._last.get(effect.entity)
-        if last is None:
-            in_order = effect.n <= done + 1
-        else:
-            in_order = effect.n == last + 1
+        in_order = effect.n <= done + 1 if last is None else effect.n == last + 1
         if not in_order:
             known = "applied already" if effect.n <= done else f"expected {done + 1}"
             rule = "exactly-once" if effect.n <= done else "order"
@@ -110,9 +107,8 @@ class Oracle:
 
     def fetched(self, fetched: Fetched) -> None:
         """A page was sent."""
-        end = self._world.partitions[fetched.partition].end(fetched.at)
         before = self._seen.get(fetched.partition, Seen()).end
-        self._seen[fetched.partition] = Seen(end, before)
+        self._seen[fetched.partition] = Seen(fetched.end, min(before, fetched.end))
 
     def traffic(self, transport: SimulatedTransport) -> None:
         """Check the requests of one process: their rate, and that none is left open."""
@@ -145,7 +141,9 @@ class Oracle:
                 self._check_caught_up(id, stored)
 
     def _check_drained(self, id: int, stored: Position | None) -> None:
-        if stored is None or stored.status != "drained":
+        partition = self._world.partitions[id]
+        end = partition.cursor(partition.closed_sequence)
+        if stored is None or partition.closed == float("inf") or stored.cursor != end:
             self.violated("status", f"partition {id} is shown drained, and stored as {stored}")
 
     def _check_caught_up(self, id: int, stored: Position | None) -> None:

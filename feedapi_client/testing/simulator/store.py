@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
@@ -62,9 +63,7 @@ class Database:
             self._trace.add("the database fails")
             raise ConnectionLostError
 
-    def apply(
-        self, changes: Mapping[tuple[FeedKey, int], Position], effects: list[Effect]
-    ) -> None:
+    def apply(self, changes: Mapping[tuple[FeedKey, int], Position], effects: list[Effect]) -> None:
         """Make changes durable, all of them or none.
 
         Raises:
@@ -116,7 +115,7 @@ class Session:
             return
         await self._operation()
         self._database.apply(changes, [])
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         self._database.lose_reply()
 
     def transaction(self) -> Transaction:
@@ -158,5 +157,5 @@ class Transaction:
         """
         await self._session._operation()
         self._session._database.apply(self._changes, self.effects)
-        await anyio.sleep(0)
+        await anyio.lowlevel.checkpoint()
         self._session._database.lose_reply()

@@ -12,10 +12,11 @@ import httpx
 from feedapi_client.testing.simulator import wire
 from feedapi_client.testing.simulator.faults import FaultKind, Faults
 from feedapi_client.testing.simulator.trace import Trace
-from feedapi_client.testing.simulator.world import ModelPartition, Version, World
+from feedapi_client.testing.simulator.world import Dialect, ModelPartition, Version, World
 
 FEED_PATH = "/feed"
 _REFUSALS: dict[FaultKind, int] = {"503": 503, "429": 429, "404": 404, "409": 409}
+_BROKEN_BODIES: frozenset[FaultKind] = frozenset({"torn", "error-text", "reset"})
 _DEFAULT_TIMEOUT = 30.0
 _STREAM_PAUSE = 0.2
 
@@ -30,12 +31,11 @@ class Deployment:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """One answered fetch, for the oracle: what was asked, and what the answer reached."""
+    """One answered fetch, for the oracle. `end` is the end that the answer knows of."""
 
     partition: int
     asked: int
-    reached: int
-    at: float
+    end: int
 
 
 @dataclass(slots=True)
@@ -45,7 +45,8 @@ class Answer:
     status: int
     chunks: list[bytes] = field(default_factory=list)
     text: str = ""
-    stream: ModelPartition | None = None
+    stream: tuple[ModelPartition, Dialect] | None = None
+    reached: int = 0
     seconds: float = 0.0
 
 
@@ -108,9 +109,7 @@ class SimulatedPublisher:
     def _refusal(self, fault: FaultKind | None) -> Answer | None:
         if fault in _REFUSALS:
             return Answer(_REFUSALS[fault], [b"simulated failure"])
-        if fault == "html":
-            return Answer(200, [b"<html>under maintenance</html>"])
-        return Answer(204) if fault == "204" else None
+        return Answer(200, [b"<html>under maintenance</html>"]) if fault == "html" else None
 
     def _answer(self, request: httpx.Request, fault: FaultKind | None) -> Answer:
         params, version = request.url.params, self._version()
@@ -129,8 +128,12 @@ class SimulatedPublisher:
         if asked is None:
             self.stray_cursors.append(f"partition {partition.id} asked at {found[1]}")
             return Answer(400, [b"no such cursor"])
-        if fault == "silent":
-            return Answer(200)
+        if fault in ("silent", "204"):
+            self._observe(Fetched(partition.id, asked, asked))
+            return Answer(204 if fault == "204" else 200)
+        # A body that breaks off may look like a complete one without a line.
+        end = asked if fault in _BROKEN_BODIES else partition.end(at)
+        self._observe(Fetched(partition.id, asked, end))
         return self._page(partition, asked, at, version, _stream_seconds(params, self._stream))
 
     def _version(self) -> Version:
@@ -160,10 +163,10 @@ class SimulatedPublisher:
         self, partition: ModelPartition, asked: int, at: float, version: Version, seconds: float
     ) -> Answer:
         page = wire.page(partition, asked, at, version.dialect, self._style, self._random)
-        self._observe(Fetched(partition.id, asked, page.reached, at))
         answer = Answer(200, page.lines, f"{page.events} events up to {page.reached}")
         if seconds:
-            answer.stream, answer.seconds = partition, seconds
+            answer.stream = partition, version.dialect
+            answer.seconds, answer.reached = seconds, page.reached
         return answer
 
     # ------------------------------------------------------------------ bodies
@@ -173,9 +176,9 @@ class SimulatedPublisher:
     ) -> AsyncIterator[bytes]:
         """Send a body, with the fault that it has."""
         chunks = list(answer.chunks)
-        if answer.status == 200 and fault in ("torn", "error-text", "reset"):
+        if answer.status == 200 and chunks and fault in _BROKEN_BODIES:
             text = b"".join(chunks)
-            yield text[: self._random.randrange(len(text) + 1)] if text else b""
+            yield text[: self._random.randint(1, len(text))]
             if fault == "error-text":
                 yield b"Internal server error"
             if fault == "reset":
@@ -186,23 +189,21 @@ class SimulatedPublisher:
                 await anyio.sleep(self._random.uniform(0.0, 1.0))
             yield chunk
         if answer.stream is not None:
-            async for chunk in self._streamed(answer.stream, answer):
+            async for chunk in self._streamed(*answer.stream, answer):
                 yield chunk
 
-    async def _streamed(self, partition: ModelPartition, answer: Answer) -> AsyncIterator[bytes]:
+    async def _streamed(
+        self, partition: ModelPartition, dialect: Dialect, answer: Answer
+    ) -> AsyncIterator[bytes]:
         """Go on with what is published while the response is open."""
-        version, until = self.world.version(self.now()), self.now() + answer.seconds
-        cursors = [line for line in answer.chunks if b'"cursor"' in line]
-        reached = int(cursors[-1].rpartition(b"-")[2].rstrip(b'"}\n')) if cursors else 0
+        until, reached = self.now() + answer.seconds, answer.reached
         while self.now() < until:
             await anyio.sleep(self._random.uniform(0.0, _STREAM_PAUSE))
             if self.now() >= partition.retired:
                 return
             if partition.end(self.now()) <= reached:
                 continue
-            page = wire.page(
-                partition, reached, self.now(), version.dialect, self._style, self._random
-            )
+            page = wire.page(partition, reached, self.now(), dialect, self._style, self._random)
             reached = page.reached
             yield b"".join(page.lines)
 

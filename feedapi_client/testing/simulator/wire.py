@@ -1,4 +1,4 @@
-"""What the model's answers look like on the wire: discovery documents and pages, in all dialects."""
+"""What the model's answers look like on the wire: discovery documents and pages."""
 
 from __future__ import annotations
 
@@ -95,9 +95,7 @@ def page(
     return ModelPage(lines, len(sent), reached)
 
 
-def _groups(
-    events: list[Published], style: PageStyle, random: Random
-) -> Iterator[list[Published]]:
+def _groups(events: list[Published], style: PageStyle, random: Random) -> Iterator[list[Published]]:
     """Cut the events of a page at its checkpoints."""
     while events:
         size = style.checkpoint_every

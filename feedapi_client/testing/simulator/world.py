@@ -110,13 +110,9 @@ class World:
         owner.events.append(Published(entity, n, self._sequence, self._now()))
 
     def split(self, partition: int, parts: int, method: Method) -> list[int]:
-        """Split an open partition, and return its children.
-
-        A partition that starts after another one is always split by "starts-after": its successors
-        would need both mechanisms at once, which the specification forbids.
-        """
+        """Split an open partition, and return its children."""
         parent = self.partitions[partition]
-        if method == "starts-after" or parent.starts_after is not None:
+        if method == "starts-after":
             self._close(parent)
             return [self._start_after(parent, slots) for slots in _shares(parent, parts)]
         parent.retired = self._now()
