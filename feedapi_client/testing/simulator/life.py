@@ -17,6 +17,7 @@ from feedapi_client.errors import (
     FencedError,
     LineageError,
     LostPartitionError,
+    StoreError,
 )
 from feedapi_client.model import Batch
 from feedapi_client.options import FetchOptions, Limits
@@ -61,6 +62,7 @@ class Process:
         self._native = native
         self._follow = follow
         self._now = publisher.now
+        self._trace = publisher.trace
 
     def die(self) -> None:
         """What the process still does from now on has no effect."""
@@ -74,7 +76,11 @@ class Process:
             store=self.session,
             follow=self._follow,
             v1_partitions=settings.partitions if settings.dialect == "v1" else None,
-            fetch=FetchOptions(stream=5000) if settings.stream else None,
+            start=settings.start,
+            fetch=FetchOptions(
+                stream=5000 if settings.stream else False,
+                event_types=("even",) if settings.selected else (),
+            ),
             limits=Limits(
                 max_concurrent_fetches=settings.concurrent,
                 max_batch_bytes=settings.batch_bytes,
@@ -107,11 +113,20 @@ class Process:
     async def _iterate(
         self, following: Callable[[], Awaitable[T]], handle: Callable[[T], Awaitable[None]]
     ) -> None:
+        before: StoreError | None = None
         while not self.leaving:
             try:
                 item = await self._impatiently(following)
             except StopAsyncIteration:
                 return
+            except StoreError as error:
+                # After an error the next call goes on, or raises that error again (R20).
+                if not self._settings.stubborn or error is before:
+                    raise
+                self._trace.add("the application iterates on after {}", error)
+                before = error
+                await anyio.sleep(RESTART_SECONDS)
+                continue
             await handle(item)
 
     # ------------------------------------------------------------------ handling

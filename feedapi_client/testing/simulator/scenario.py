@@ -57,6 +57,12 @@ class Settings:
         concurrent: `Limits.max_concurrent_fetches`.
         batch_bytes: `Limits.max_batch_bytes`.
         buffer_bytes: `Limits.max_buffered_bytes`.
+        padding: see `PageStyle`.
+        selected: whether the consumer selects events by type.
+        start: where the consumer begins. With "last" all that is published before its first
+            positions are saved counts as read.
+        whole_lineage: see `World`.
+        stubborn: whether the application iterates on after an error of its store.
     """
 
     partitions: int = 1
@@ -75,6 +81,11 @@ class Settings:
     concurrent: int = 64
     batch_bytes: int = 1024 * 1024
     buffer_bytes: int = 64 * 1024 * 1024
+    padding: int = 0
+    selected: bool = False
+    start: Literal["first", "last"] = "first"
+    whole_lineage: bool = True
+    stubborn: bool = False
 
     def __str__(self) -> str:
         """Return the settings that are not the defaults."""
@@ -136,6 +147,7 @@ def _settings(random: Random) -> Settings:
         impatience=random.choice((0.0, 0.0, 0.1, 0.5)),
         concurrent=random.choice((1, 2, 64)),
         batch_bytes=random.choice((1, 1_000, 1024 * 1024)),
+        stubborn=random.random() < 0.3,
     )
 
 

@@ -91,9 +91,15 @@ class History:
         settings = scenario.settings
         self.trace = Trace(self.now)
         self.world = World(
-            settings.partitions, settings.dialect, last_cursor=settings.last_cursor, now=self.now
+            settings.partitions,
+            settings.dialect,
+            last_cursor=settings.last_cursor,
+            whole_lineage=settings.whole_lineage,
+            now=self.now,
         )
-        self.oracle = Oracle(self.world, transactional=settings.transactional)
+        self.oracle = Oracle(
+            self.world, transactional=settings.transactional, selected=settings.selected
+        )
         self.faults = Faults(self._random("faults"))
         self.publisher = self._publisher(settings)
         self.database = Database(
@@ -113,6 +119,8 @@ class History:
             now=self.now,
         )
         self._store_fails_until = 0.0
+        if settings.start == "last":
+            self.database.on_first_save = self.oracle.started_at_the_end
 
     def now(self) -> float:
         """Return the virtual time."""
@@ -127,7 +135,9 @@ class History:
         return SimulatedPublisher(
             self.world,
             self.faults,
-            style=PageStyle(settings.page_size, settings.checkpoint_every, settings.vary),
+            style=PageStyle(
+                settings.page_size, settings.checkpoint_every, settings.vary, settings.padding
+            ),
             stream=settings.stream,
             latency=settings.latency,
             random=self._random("publisher"),
@@ -194,6 +204,7 @@ class History:
             if self.oracle.complete() or self.oracle.violations:
                 break
             await anyio.sleep(1.0)
+        self.oracle.progressed()
         if not self.oracle.violations:
             await anyio.sleep(QUIET_SECONDS)
 

@@ -50,6 +50,7 @@ class Database:
         self.failing = 0.0
         """The part of the operations that fail; half of the failed saves take effect before."""
         self.failures = 0
+        self.on_first_save: Callable[[], None] | None = None
         self._random = random
         self._latency = latency
         self._trace = trace
@@ -71,6 +72,8 @@ class Database:
         """
         for (feed, partition), position in changes.items():
             self.check(feed, partition, position)
+        if changes and not self.positions and self.on_first_save is not None:
+            self.on_first_save()
         for (feed, partition), position in changes.items():
             self.positions.setdefault(feed, {})[partition] = position
             self._trace.add("saved {}: {}", partition, position)

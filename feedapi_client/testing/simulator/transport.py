@@ -86,7 +86,7 @@ class SimulatedPublisher:
         self._stream = stream
         self._latency = latency
         self._random = random
-        self._trace = trace
+        self.trace = trace
         self.now = now
         self._observe = observe
 
@@ -96,14 +96,14 @@ class SimulatedPublisher:
         fault = self.faults.pick(fetch=fetch, now=self.now())
         await anyio.sleep(self._random.uniform(0.001, self._latency))
         if fault == "connect":
-            self._trace.add("{} -> no connection", _shown(request))
+            self.trace.add("{} -> no connection", _shown(request))
             raise httpx.ConnectError("simulated: connection refused", request=request)
         if fault == "stall":
-            self._trace.add("{} -> stalls", _shown(request))
+            self.trace.add("{} -> stalls", _shown(request))
             await anyio.sleep(_timeout(request))
             raise httpx.ReadTimeout("simulated: silence", request=request)
         answer = self._refusal(fault) or self._answer(request, fault)
-        self._trace.add("{} -> {} {}", _shown(request), answer.status, answer.text or fault or "")
+        self.trace.add("{} -> {} {}", _shown(request), answer.status, answer.text or fault or "")
         return answer, fault
 
     def _refusal(self, fault: FaultKind | None) -> Answer | None:
@@ -124,7 +124,8 @@ class SimulatedPublisher:
         partition = self.world.partitions.get(found[0])
         if partition is None or not partition.created <= at < partition.retired:
             return Answer(404, [b"no such partition"])
-        asked = partition.sequence_of(found[1])
+        selected = "event-types" in params
+        asked = _sequence(partition, found[1], at, selected=selected)
         if asked is None:
             self.stray_cursors.append(f"partition {partition.id} asked at {found[1]}")
             return Answer(400, [b"no such cursor"])
@@ -134,7 +135,8 @@ class SimulatedPublisher:
         # A body that breaks off may look like a complete one without a line.
         end = asked if fault in _BROKEN_BODIES else partition.end(at)
         self._observe(Fetched(partition.id, asked, end))
-        return self._page(partition, asked, at, version, _stream_seconds(params, self._stream))
+        seconds = _stream_seconds(params, self._stream)
+        return self._page(partition, asked, at, version, seconds, selected=selected)
 
     def _version(self) -> Version:
         deployment = self.deployment
@@ -160,9 +162,17 @@ class SimulatedPublisher:
         return int(params["partition"]), params["cursor"]
 
     def _page(
-        self, partition: ModelPartition, asked: int, at: float, version: Version, seconds: float
+        self,
+        partition: ModelPartition,
+        asked: int,
+        at: float,
+        version: Version,
+        seconds: float,
+        *,
+        selected: bool,
     ) -> Answer:
-        page = wire.page(partition, asked, at, version.dialect, self._style, self._random)
+        style, random = self._style, self._random
+        page = wire.page(partition, asked, at, version.dialect, style, random, selected=selected)
         answer = Answer(200, page.lines, f"{page.events} events up to {page.reached}")
         if seconds:
             answer.stream = partition, version.dialect
@@ -249,6 +259,13 @@ class _Body(httpx.AsyncByteStream):
         if not self._closed:
             self._closed = True
             self._transport.open -= 1
+
+
+def _sequence(partition: ModelPartition, cursor: str, at: float, *, selected: bool) -> int | None:
+    """Return the event that a cursor stands behind; None for a cursor of other requests."""
+    if cursor == "_last":
+        return partition.end(at)
+    return partition.sequence_of_selected(cursor) if selected else partition.sequence_of(cursor)
 
 
 def _timeout(request: httpx.Request) -> float:

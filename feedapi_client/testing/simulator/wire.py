@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -15,6 +16,7 @@ from feedapi_client.testing.simulator.world import (
     Published,
     Version,
     World,
+    is_selected,
 )
 
 
@@ -53,11 +55,13 @@ class PageStyle:
         checkpoint_every: events between two checkpoints.
         vary: two requests from one cursor give different pages: other sizes, other checkpoints,
             events of different entities in another order.
+        padding: bytes that are added to each event.
     """
 
     size: int = 20
     checkpoint_every: int = 4
     vary: bool = True
+    padding: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,22 +80,30 @@ def page(
     dialect: Dialect,
     style: PageStyle,
     random: Random,
+    *,
+    selected: bool = False,
 ) -> ModelPage:
-    """Return the page behind the event of number `asked`, as it was at a time."""
+    """Return the page behind the event of number `asked`, as it was at a time.
+
+    `selected`: the request selects events.
+    """
     visible = partition.events[: partition.visible(at)]
     unread = [event for event in visible if event.sequence > asked]
+    if selected:
+        unread = [event for event in unread if is_selected(event.entity)]
+    cursor_line = partial(_cursor_line, partition, dialect=dialect, selected=selected)
     size = random.randint(1, style.size) if style.vary else style.size
     sent, lines, reached = unread[:size], [], asked
     for group in _groups(sent, style, random):
         reached = max(event.sequence for event in group)
-        lines += [_event_line(partition.id, event, dialect) for event in group]
-        lines.append(_cursor_line(partition, reached, dialect))
+        lines += [_event_line(partition.id, event, dialect, style.padding) for event in group]
+        lines.append(cursor_line(reached))
     end = partition.end(at)
     if len(sent) == len(unread) and end > reached:
         reached = end
-        lines.append(_cursor_line(partition, end, dialect))
+        lines.append(cursor_line(end))
     elif not lines:
-        lines.append(_cursor_line(partition, asked, dialect))
+        lines.append(cursor_line(asked))
     return ModelPage(lines, len(sent), reached)
 
 
@@ -112,15 +124,20 @@ def _interleaved(group: list[Published], random: Random) -> list[Published]:
     return [next(waiting[entity]) for entity in entities]
 
 
-def _event_line(partition: int, event: Published, dialect: Dialect) -> bytes:
-    payload = {"entity": event.entity, "n": event.n}
+def _event_line(partition: int, event: Published, dialect: Dialect, padding: int) -> bytes:
+    payload: dict[str, Any] = {"entity": event.entity, "n": event.n}
+    if padding:
+        payload["padding"] = "x" * padding
     if dialect == "v1":
         return orjson.dumps({"partition": partition, "data": payload}) + b"\n"
     return orjson.dumps({"event" if dialect == "v2-draft" else "data": payload}) + b"\n"
 
 
-def _cursor_line(partition: ModelPartition, sequence: int, dialect: Dialect) -> bytes:
-    line: dict[str, Any] = {"cursor": partition.cursor(sequence)}
+def _cursor_line(
+    partition: ModelPartition, sequence: int, *, dialect: Dialect, selected: bool
+) -> bytes:
+    cursor = partition.selected_cursor(sequence) if selected else partition.cursor(sequence)
+    line: dict[str, Any] = {"cursor": cursor}
     if dialect == "v1":
         line = {"partition": partition.id, **line}
     return orjson.dumps(line) + b"\n"

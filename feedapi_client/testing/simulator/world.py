@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
-SLOTS = 64
+SLOTS = 256
 """Entities are spread over so many slots, and each partition owns some of them."""
 _NEVER = float("inf")
 
@@ -66,6 +66,19 @@ class ModelPartition:
         family, _, number = cursor.partition("-")
         return int(number) if family == f"f{self.family}" and number.isdigit() else None
 
+    def selected_cursor(self, sequence: int) -> str:
+        """Return the cursor of a request that selects events.
+
+        Its number is twice the sequence number: it is a cursor of its own, and now and then it
+        equals the `lastCursor` of a request without a selection.
+        """
+        return self.cursor(2 * sequence)
+
+    def sequence_of_selected(self, cursor: str) -> int | None:
+        """Return the number in a cursor of a request that selects events; None for any other."""
+        number = self.sequence_of(cursor)
+        return None if number is None or number % 2 else number // 2
+
 
 @dataclass(frozen=True, slots=True)
 class Version:
@@ -82,13 +95,21 @@ class World:
         partitions: how many there are at the start.
         dialect: how the publisher speaks at the start.
         last_cursor: whether discovery says where a closed partition ends.
+        whole_lineage: whether a successor names all its ancestors, and not its parent only.
         now: gives the virtual time.
     """
 
     def __init__(
-        self, partitions: int, dialect: Dialect, *, last_cursor: bool, now: Callable[[], float]
+        self,
+        partitions: int,
+        dialect: Dialect,
+        *,
+        last_cursor: bool,
+        whole_lineage: bool = True,
+        now: Callable[[], float],
     ) -> None:
         self.last_cursor = last_cursor
+        self._whole_lineage = whole_lineage
         self.published: dict[int, int] = {}
         """How many events each entity has."""
         self._now = now
@@ -139,12 +160,13 @@ class World:
 
     def _inherit(self, parent: ModelPartition, slots: frozenset[int]) -> int:
         id = len(self.partitions)
+        ancestors = parent.cursor_from if self._whole_lineage else ()
         self.partitions[id] = ModelPartition(
             id,
             parent.family,
             slots,
             self._now(),
-            cursor_from=(parent.id, *parent.cursor_from),
+            cursor_from=(parent.id, *ancestors),
             events=[event for event in parent.events if event.entity % SLOTS in slots],
         )
         return id
@@ -164,9 +186,16 @@ class World:
         """Return the version that answered at a time."""
         return [version for since, version in self.versions if since <= at][-1]
 
-    def total(self) -> int:
-        """Return how many events were published."""
-        return sum(self.published.values())
+    def total(self, *, selected: bool = False) -> int:
+        """Return how many events were published, or how many of those that a selection takes."""
+        return sum(
+            count for entity, count in self.published.items() if not selected or is_selected(entity)
+        )
+
+
+def is_selected(entity: int) -> bool:
+    """Return whether a request that selects events gets those of this entity."""
+    return entity % 2 == 0
 
 
 def _shares(parent: ModelPartition, parts: int) -> list[frozenset[int]]:

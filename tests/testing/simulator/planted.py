@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.lineage import planner
+from feedapi_client.lineage import planner, transfer
+from feedapi_client.lineage.actions import Save
 from feedapi_client.model import Batch, Position
+from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.testing.simulator.__main__ import replay_command
@@ -100,3 +102,43 @@ def transfer_with_a_batch_in_flight(patch: pytest.MonkeyPatch) -> None:
 def command(seed: int, backend: str) -> str:
     """The command that repeats a seed."""
     return replay_command(seed, backend)
+
+
+# ---------------------------------------------------------------------- for the named histories
+
+
+def actions_are_lost(patch: pytest.MonkeyPatch) -> None:
+    """An action of the planner that is interrupted is not carried out by the next caller."""
+
+    async def apply(self: Driver, actions: Any = ()) -> None:
+        self._actions.extend(actions)
+        async with self._lock:
+            while self._actions:
+                action = self._actions.popleft()
+                if isinstance(action, Save):
+                    await self.positions.save(action.positions)
+                else:
+                    self._carry_out(action)
+
+    patch.setattr(Driver, "apply", apply)
+
+
+def last_cursor_is_used_with_a_selection(patch: pytest.MonkeyPatch) -> None:
+    """A cursor of a selection that equals `lastCursor` counts as the end."""
+    create = planner.Planner.__init__
+
+    def ignoring(self: planner.Planner, **options: Any) -> None:
+        create(self, **{**options, "selects_events": False})
+
+    patch.setattr(planner.Planner, "__init__", ignoring)
+
+
+def an_empty_page_is_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A closed partition is drained at the first empty page, whatever `lastCursor` says."""
+    patch.setattr(PageReader, "_end", lambda self: Outcome.END)
+    patch.setattr(planner.Planner, "_is_end", lambda self, entry, cursor: self.is_closed(entry.id))
+
+
+def unknown_ancestors_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A successor whose ancestors are unknown reads everything again without a word."""
+    patch.setattr(transfer, "_check_nothing_lost", lambda *args: None)
