@@ -189,6 +189,8 @@ class History:
             if self.now() >= self._store_fails_until:
                 self.database.failing = 0.0
             process = self.life.process
+            if process is not None:
+                self.oracle.rate(process.transport)
             if process is not None and process.consumer is not None and not process.session.dead:
                 self.oracle.status(process.consumer.status(), process.positions(), limit)
 

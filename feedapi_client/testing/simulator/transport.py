@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -228,18 +229,28 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         self.dead = False
         self.open = 0
         """Responses that were begun and not closed."""
-        self.requests: list[tuple[float, str]] = []
+        self.busiest: tuple[int, str] = (0, "")
+        """How often the same request was sent within one second, at most, and which one."""
+        self._recent: dict[str, deque[float]] = {}
         self._publisher = publisher
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request in virtual time."""
         if self.dead:
             raise httpx.ConnectError("simulated: the process is gone", request=request)
-        self.requests.append((self._publisher.now(), str(request.url.query)))
+        self.count(request.url.query.decode(), self._publisher.now())
         answer, fault = await self._publisher.respond(request)
         self.open += 1
         body = self._publisher.body(request, answer, fault)
         return httpx.Response(answer.status, stream=_Body(self, body))
+
+    def count(self, request: str, now: float) -> None:
+        """Count a request."""
+        times = self._recent.setdefault(request, deque())
+        times.append(now)
+        while times[0] < now - 1.0:
+            times.popleft()
+        self.busiest = max(self.busiest, (len(times), request))
 
 
 class _Body(httpx.AsyncByteStream):

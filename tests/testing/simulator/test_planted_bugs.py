@@ -12,7 +12,7 @@ from feedapi_client.testing.simulator.oracle import Oracle
 from feedapi_client.testing.simulator.scenario import generate
 from feedapi_client.testing.simulator.simulation import run
 from feedapi_client.testing.simulator.store import Effect
-from feedapi_client.testing.simulator.transport import Fetched
+from feedapi_client.testing.simulator.transport import Fetched, SimulatedTransport
 from feedapi_client.testing.simulator.world import World
 from tests.testing.simulator import planted
 
@@ -135,22 +135,21 @@ def test_a_buffer_over_its_limit_is_found() -> None:
     assert rules(checked) == ["buffer"]
 
 
-class Traffic:
-    def __init__(self, requests: list[tuple[float, str]], still_open: int = 0) -> None:
-        self.requests = requests
-        self.open = still_open
-
-
 def test_a_response_that_is_never_closed_is_found() -> None:
     checked, *_ = oracle()
-    checked.traffic(Traffic([], still_open=1))  # type: ignore[arg-type]
+    transport = SimulatedTransport(None)  # type: ignore[arg-type]
+    transport.open = 1
+    checked.traffic(transport)
     assert rules(checked) == ["leak"]
 
 
 @pytest.mark.parametrize(("pause", "found"), [(0.01, ["busy"]), (0.1, [])])
 def test_the_same_request_again_and_again_is_found(pause: float, found: list[str]) -> None:
     checked, *_ = oracle()
-    checked.traffic(Traffic([(n * pause, "?cursor=a") for n in range(60)]))  # type: ignore[arg-type]
+    transport = SimulatedTransport(None)  # type: ignore[arg-type]
+    for n in range(60):
+        transport.count("cursor=a", n * pause)
+    checked.traffic(transport)
     assert rules(checked) == found
 
 
