@@ -122,6 +122,15 @@ def split_of_a_waiting_partition() -> tuple[Settings, list[Step]]:
     ]
 
 
+def streams_that_are_always_due() -> tuple[Settings, list[Step]]:
+    """More streams than slots: one that was given up once must still get its turn (R14)."""
+    return Settings(partitions=4, stream=True, concurrent=2), [
+        Step(0.0, "split", {"which": 0, "parts": 3, "method": "cursor-from"}),
+        Step(8.502, "life_step", {"what": "stop"}),
+        Step(9.97, "publish", {"count": 4, "entities": 12}),
+    ]
+
+
 def _lag(on: str, *, seconds: float) -> dict[str, object]:
     return {"kind": "lag", "on": on, "share": 0.5, "seconds": seconds, "behind": 3.0}
 
@@ -138,6 +147,7 @@ NAMED: dict[str, Callable[[], tuple[Settings, list[Step]]]] = {
         commit_cancelled,
         ancestors_unknown,
         split_of_a_waiting_partition,
+        streams_that_are_always_due,
     )
 }
 

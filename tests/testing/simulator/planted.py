@@ -13,6 +13,7 @@ from feedapi_client.model import Batch, Position
 from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.scheduler import Scheduler
 from feedapi_client.testing.simulator.__main__ import replay_command
 from feedapi_client.testing.simulator.life import Process
 from feedapi_client.testing.simulator.scenario import generate
@@ -97,6 +98,20 @@ def a_wake_up_is_lost(patch: pytest.MonkeyPatch) -> None:
 def transfer_with_a_batch_in_flight(patch: pytest.MonkeyPatch) -> None:
     """A cursor is transferred while its partition has a batch in flight."""
     patch.setattr(planner, "unreleased_ancestors", lambda *args: set())
+
+
+def failing_jobs_come_last(patch: pytest.MonkeyPatch) -> None:
+    """A partition that failed waits until no healthy one is due."""
+
+    def take(self: Scheduler[Any]) -> tuple[int, Any] | None:
+        for queue in (0, 1):
+            if self._drop_moved(queue) and (queue == 0 or self._failing_running < self._share):
+                _, job = self._due[queue].popleft()
+                self.forget(job)
+                return queue, job
+        return None
+
+    patch.setattr(Scheduler, "_take", take)
 
 
 def command(seed: int, backend: str) -> str:
