@@ -12,6 +12,7 @@ import anyio.lowlevel
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_predecessor
+from feedapi_client.testing.simulator.clock import staggered
 from feedapi_client.testing.simulator.trace import Trace
 
 
@@ -57,6 +58,7 @@ class Database:
     async def operation(self) -> None:
         """Take the time of a round trip, or fail."""
         await anyio.sleep(self._random.uniform(0.0, self._latency))
+        await staggered(self._random)
         if self._random.random() < self.failing / 2:
             self.failures += 1
             self._trace.add("the database fails")

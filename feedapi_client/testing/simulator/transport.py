@@ -13,6 +13,7 @@ import anyio
 import httpx
 
 from feedapi_client.testing.simulator import wire
+from feedapi_client.testing.simulator.clock import staggered
 from feedapi_client.testing.simulator.faults import FaultKind, Faults
 from feedapi_client.testing.simulator.http import REQUEST_SECONDS, SimulatedResponse
 from feedapi_client.testing.simulator.trace import Trace
@@ -97,6 +98,7 @@ class SimulatedPublisher:
         fetch = bool(request.url.query)
         fault = self.faults.pick(fetch=fetch, now=self.now())
         await anyio.sleep(self._random.uniform(0.001, self._latency))
+        await staggered(self._random)
         if fault == "connect":
             self.trace.add("{} -> no connection", _shown(request))
             raise httpx.ConnectError("simulated: connection refused", request=request)
