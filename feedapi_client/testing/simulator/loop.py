@@ -11,13 +11,14 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from itertools import count
 from operator import itemgetter
 from random import Random
-from typing import Any, TypeVar, TypeVarTuple, Unpack
+from typing import Any, TypeVarTuple, Unpack
 
-T = TypeVar("T")
+OWNER: ContextVar[int | None] = ContextVar("OWNER", default=None)
+"""The number of the simulated process that a task belongs to."""
 Ts = TypeVarTuple("Ts")
 
 MAX_STEPS_AT_ONE_TIME = 100_000
@@ -66,6 +67,7 @@ class NumberedTask(asyncio.Task[Any]):
     """
 
     number = 0
+    owner: int | None = None
 
     def __hash__(self) -> int:
         return self.number
@@ -153,7 +155,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         try:
             # The constructor already asks for the hash, before the attribute can be set.
             task = NumberedTask(coro, loop=self, **options)
-            task.number = number
+            task.number, task.owner = number, OWNER.get()
         finally:
             NumberedTask.number = previous
         return task
@@ -280,6 +282,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Do nothing: there is no executor."""
+
+
+def process_tasks(owner: int) -> list[NumberedTask]:
+    """Return the unfinished tasks of a simulated process, in the loop that runs."""
+    tasks = (task for task in asyncio.all_tasks() if isinstance(task, NumberedTask))
+    return sorted((t for t in tasks if t.owner == owner), key=lambda task: task.number)
 
 
 def new_loop(random: Random) -> VirtualLoop:
