@@ -23,6 +23,8 @@ from feedapi_client.testing.simulator.process import RESTART_SECONDS, HandlerErr
 from feedapi_client.testing.simulator.store import ConnectionLostError, Database
 from feedapi_client.testing.simulator.trace import Trace
 
+__all__ = ["Happening", "Life", "Process"]
+
 Happening = Literal[
     "kill", "down", "cancel", "cancel-natively", "stop", "leave", "reenter", "pause"
 ]

@@ -10,7 +10,7 @@ import anyio
 from httpx import AsyncClient
 
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.errors import StoreError
+from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import Batch, FeedKey, Position
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.policy import OnFailure, Quarantine, Retry
@@ -160,8 +160,10 @@ class Process:
             except StopAsyncIteration:
                 return
             except StoreError as error:
-                # After an error the next call goes on, or raises that error again (R20).
-                if not self._settings.stubborn or error is before:
+                # After an error the next call goes on, or raises that error again (R20). Another
+                # consumer's save is no reason to try again.
+                fenced = isinstance(error, FencedError)
+                if fenced or not self._settings.stubborn or error is before:
                     raise
                 self._trace.add("the application iterates on after {}", error)
                 before = error

@@ -245,6 +245,9 @@ class History:
             if self.oracle.complete() or self.oracle.violations or self.life.rightly_stopped:
                 break
             await anyio.sleep(1.0)
+        positions = self.database.positions.get(self.process().key, {})
+        if not self.oracle.complete() and self.oracle.is_ambiguous(positions):
+            self.life.rightly_stopped = True  # parked
         if self.life.rightly_stopped:
             return
         self.oracle.progressed()
