@@ -160,7 +160,7 @@ def _settings(random: Random) -> Settings:
     dialect: Dialect = random.choice(("v1", "v2-draft", "v2-token", "v2-token"))
     way: Way = random.choice(("batches", "batches", "run", "run", "events"))
     return Settings(
-        partitions=random.randint(1, 4),
+        partitions=random.choice((1, 1, 2, 3, 4, 12)),
         dialect=dialect,
         last_cursor=random.random() < 0.7,
         stream=random.random() < 0.25,
@@ -252,8 +252,10 @@ def _fault(random: Random, kind: FaultKind) -> dict[str, Any]:
         "kind": kind,
         "on": "fetch" if kind in FETCH_ONLY else random.choice(("discovery", "fetch", "both")),
         "share": random.choice((0.2, 0.5, 1.0)),
-        "seconds": random.choice((0.1, 2.0, 10.0)),
+        "seconds": random.choice((0.1, 2.0, 2.0, 10.0, 10.0, 100.0)),
     }
+    if how["on"] == "fetch" and random.random() < 0.4:
+        how["parity"] = random.randrange(2)
     if kind == "lag":
         how["behind"] = random.choice((0.5, 3.0, 10.0))
     return how
