@@ -171,7 +171,7 @@ def _settings(random: Random) -> Settings:
         way=way,
         transactional=way != "events" and random.random() < 0.7,
         store_latency=random.choice((0.001, 0.01, 0.2)),
-        handling=random.choice((0.0, 0.01, 0.3)),
+        handling=random.choice((0.0, 0.01, 0.3, 1.0)),
         impatience=random.choice((0.0, 0.0, 0.1, 0.5)),
         concurrent=random.choice((1, 2, 64)),
         batch_bytes=random.choice((1, 1_000, 1024 * 1024)),
