@@ -196,7 +196,7 @@ class Process:
         self._received(batch)
         await self._work()
         if self._late.add(batch, [self._effect(batch.partition, e) for e in batch.events]):
-            await self._commit_late()
+            await self._late.commit()
 
     def _received(self, batch: Batch) -> None:
         self._oracle.delivered(batch.partition, self.positions())
@@ -208,17 +208,12 @@ class Process:
     def _holds_back(self) -> bool:
         return self._settings.commit_every > 1 and self._settings.transactional and self._follow
 
-    async def _commit_late(self) -> None:
-        transaction = await self._late.prepare()
-        with anyio.CancelScope(shield=True):
-            await transaction.commit()
-
     async def _next_or_commit(self, following: Callable[[], Awaitable[T]]) -> T:
         """Await the next item. Whenever none comes for a while, commit what is held back."""
         while True:
             with anyio.move_on_after(HELD_SECONDS):
                 return await self._impatience.call(following)
-            await self._commit_late()
+            await self._late.commit()
 
     async def _handle(self, batch: Batch) -> None:
         self._received(batch)
