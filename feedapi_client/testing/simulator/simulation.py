@@ -26,7 +26,7 @@ from feedapi_client.testing.simulator.wire import PageStyle
 from feedapi_client.testing.simulator.world import Dialect, Method, World
 
 SETTLE_SECONDS = 600
-"""Virtual time after the last fault within which every event must be applied."""
+"""Virtual time after the last fault, or after an event, within which the next one must come."""
 GRACE_SECONDS = 90.0
 """Virtual time after the last fault for which an error may still be a result of it."""
 QUIET_SECONDS = 5.0
@@ -261,10 +261,12 @@ class History:
         if self.scenario.settings.on_error == "park":
             self.life.happens("stop")  # a partition that is parked is read by the next iteration
         self.trace.add("all faults have ended")
-        for _ in range(SETTLE_SECONDS):
+        waited, done = 0, self.oracle.done
+        while waited < SETTLE_SECONDS:
             if self.oracle.complete() or self.oracle.violations or self.life.rightly_stopped:
                 break
             await anyio.sleep(1.0)
+            waited, done = (waited + 1 if self.oracle.done == done else 0), self.oracle.done
         positions = self.database.positions.get(self.process().key, {})
         if not self.oracle.complete() and self.oracle.is_ambiguous(positions):
             self.life.rightly_stopped = True  # parked
