@@ -53,7 +53,7 @@ RUNTIME_LAYERS = (
     ("session",),
 )
 # Adapters that make an HTTP client for the library, from options of their own.
-MAKE_HTTP_CLIENTS = ("cli", "liftbridge", "spark")
+MAKE_HTTP_CLIENTS = ("cli", "liftbridge", "spark", "testing")
 EXTRAS = [
     "sqlalchemy",
     "redis",

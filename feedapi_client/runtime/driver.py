@@ -255,12 +255,15 @@ class Driver:
     def status(self) -> ConsumerStatus:
         """Return a snapshot of the session."""
         entries = self.planner.entries
+        unsaved = {id for a in self._actions if isinstance(a, Save) for id in a.positions}
         return ConsumerStatus(
             feed=self.feed,
             dialect=self.info.dialect if self.info else None,
             buffered_bytes=self.buffer.used,
             partitions={
-                id: partition_status(entries[id], self.partitions.get(id), self._since(id))
+                id: partition_status(
+                    entries[id], self.partitions.get(id), self._since(id), unsaved=id in unsaved
+                )
                 for id in sorted(entries)
             },
             reports=tuple(self.reports),

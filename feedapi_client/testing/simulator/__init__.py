@@ -1,0 +1,7 @@
+"""A deterministic simulation of a whole consumer: its runtime, its store, its process, a publisher.
+
+It runs on virtual time, and a seed decides everything that is random. A run that fails can be
+repeated exactly::
+
+    python -m feedapi_client.testing.simulator --seed 42
+"""
