@@ -4,4 +4,12 @@ It runs on virtual time, and a seed decides everything that is random. A run tha
 repeated exactly::
 
     python -m feedapi_client.testing.simulator --seed 42
+
+`simulate` runs an application's own handler and store through such histories.
 """
+
+from __future__ import annotations
+
+from feedapi_client.testing.simulator.simulate import SimulationError, simulate
+
+__all__ = ["SimulationError", "simulate"]
