@@ -8,7 +8,7 @@ from random import Random
 from typing import Any, TypeVar
 
 import anyio
-import httpx
+from httpx import AsyncClient
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import (
@@ -19,8 +19,9 @@ from feedapi_client.errors import (
     LostPartitionError,
     StoreError,
 )
-from feedapi_client.model import Batch
+from feedapi_client.model import Batch, FeedKey
 from feedapi_client.options import FetchOptions, Limits
+from feedapi_client.testing.simulator.http import SimulatedClient
 from feedapi_client.testing.simulator.oracle import Oracle
 from feedapi_client.testing.simulator.scenario import Settings
 from feedapi_client.testing.simulator.store import ConnectionLostError, Database, Effect, Session
@@ -31,7 +32,6 @@ T = TypeVar("T")
 
 FEED = "http://simulated/feed"
 RESTART_SECONDS = 0.5
-REQUEST_SECONDS = 30.0
 _NEVER_RIGHT = (CommitOrderError, LineageError, LostPartitionError)
 """Errors that no fault of the simulation justifies."""
 
@@ -53,6 +53,11 @@ class Process:
         self.transport = SimulatedTransport(publisher)
         self.session = Session(database)
         self.consumer: FeedConsumer | None = None
+        self._fetch = FetchOptions(
+            stream=5000 if settings.stream else False,
+            event_types=("even",) if settings.selected else (),
+        )
+        self.key = FeedKey(FEED, "default", self._fetch.selection())
         self.leaving = False
         self.paused_until = 0.0
         self._settings = settings
@@ -68,7 +73,7 @@ class Process:
         """What the process still does from now on has no effect."""
         self.transport.dead = self.session.dead = True
 
-    def make_consumer(self, http: httpx.AsyncClient) -> FeedConsumer:
+    def make_consumer(self, http: AsyncClient) -> FeedConsumer:
         """Return the consumer of this process."""
         settings = self._settings
         return FeedConsumer(
@@ -77,10 +82,7 @@ class Process:
             follow=self._follow,
             v1_partitions=settings.partitions if settings.dialect == "v1" else None,
             start=settings.start,
-            fetch=FetchOptions(
-                stream=5000 if settings.stream else False,
-                event_types=("even",) if settings.selected else (),
-            ),
+            fetch=self._fetch,
             limits=Limits(
                 max_concurrent_fetches=settings.concurrent,
                 max_batch_bytes=settings.batch_bytes,
@@ -92,7 +94,7 @@ class Process:
     async def run(self) -> None:
         """Consume until stopped or, without `follow`, to the end of the feed."""
         async with (
-            httpx.AsyncClient(transport=self.transport, timeout=REQUEST_SECONDS) as http,
+            SimulatedClient(self.transport.handle_async_request) as http,
             self.make_consumer(http) as self.consumer,
         ):
             self._oracle.began()
@@ -159,8 +161,7 @@ class Process:
 
     def positions(self) -> Any:
         """Return the durable positions of this consumer's partitions."""
-        assert self.consumer is not None
-        return self._database.positions.get(self.consumer.key, {})
+        return self._database.positions.get(self.key, {})
 
     # ------------------------------------------------------------------ cancellation
 

@@ -8,7 +8,7 @@ from random import Random
 
 import anyio
 
-from feedapi_client.testing.simulator.clock import run_in_virtual_time
+from feedapi_client.testing.simulator.clock import run_in_virtual_time, virtual_clock
 from feedapi_client.testing.simulator.faults import Fault, FaultKind, Faults, Target
 from feedapi_client.testing.simulator.life import Life, Process
 from feedapi_client.testing.simulator.oracle import Oracle, ViolationError
@@ -35,8 +35,7 @@ class Outcome:
     Attributes:
         failure: the rule that was violated; None when all held.
         text: what happened, for people.
-        trace: everything that happened, with its virtual time.
-        digest: of the trace: equal for two runs of one scenario.
+        record: everything that happened.
         effects: how many effects became durable.
         published: how many events there were.
         seconds: virtual time.
@@ -44,11 +43,20 @@ class Outcome:
 
     failure: str | None
     text: str
-    trace: list[str]
-    digest: str
+    record: Trace
     effects: int
     published: int
     seconds: float
+
+    @property
+    def trace(self) -> list[str]:
+        """Everything that happened, with its virtual time."""
+        return self.record.lines()
+
+    @property
+    def digest(self) -> str:
+        """A digest of the trace: equal for two runs of one scenario."""
+        return self.record.digest()
 
 
 def run(scenario: Scenario) -> Outcome:
@@ -74,8 +82,7 @@ def _outcome(history: History, failure: tuple[str, str] | None) -> Outcome:
     return Outcome(
         failure=failure[0] if failure else None,
         text=failure[1] if failure else "every event was applied in order",
-        trace=history.trace.lines(),
-        digest=history.trace.digest(),
+        record=history.trace,
         effects=history.oracle.effects,
         published=history.world.total(),
         seconds=history.last_time,
@@ -88,6 +95,7 @@ class History:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.last_time = 0.0
+        self._clock = virtual_clock(scenario.backend)
         settings = scenario.settings
         self.trace = Trace(self.now)
         self.world = World(
@@ -124,8 +132,8 @@ class History:
 
     def now(self) -> float:
         """Return the virtual time."""
-        self.last_time = anyio.current_time()
-        return self.last_time
+        self.last_time = now = self._clock()
+        return now
 
     def _random(self, purpose: str) -> Random:
         # One stream for each purpose: a step left out does not change what the others draw.
@@ -173,8 +181,7 @@ class History:
             tasks.cancel_scope.cancel()
         self.oracle.check()
         await self._read_to_the_end()
-        key = self.process().make_consumer(None).key  # type: ignore[arg-type]
-        self.oracle.finished(self.database, key, self.publisher.stray_cursors)
+        self.oracle.finished(self.database, self.process().key, self.publisher.stray_cursors)
         self.oracle.check()
 
     def do(self, step: Step) -> None:
@@ -183,7 +190,7 @@ class History:
         getattr(self, step.do)(**step.how)
 
     async def _watch(self) -> None:
-        limit = self.scenario.settings.buffer_bytes
+        limit, seen = self.scenario.settings.buffer_bytes, 0
         while True:
             await anyio.sleep(_STATUS_SECONDS)
             if self.now() >= self._store_fails_until:
@@ -191,6 +198,9 @@ class History:
             process = self.life.process
             if process is not None:
                 self.oracle.rate(process.transport)
+            if len(self.trace) == seen:
+                continue  # nothing has happened that could make a status untrue
+            seen = len(self.trace)
             if process is not None and process.consumer is not None and not process.session.dead:
                 self.oracle.status(process.consumer.status(), process.positions(), limit)
 

@@ -17,6 +17,9 @@ class Trace:
         """Record `text.format(*values)` at the present time. Formatting is left for later."""
         self._lines.append((self._now(), text, values))
 
+    def __len__(self) -> int:
+        return len(self._lines)
+
     def lines(self) -> list[str]:
         """Return everything that was recorded."""
         return [f"{time:10.4f}  {text.format(*values)}" for time, text, values in self._lines]

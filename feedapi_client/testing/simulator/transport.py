@@ -1,4 +1,4 @@
-"""The network and the publisher's handlers: an HTTP transport that answers from the model."""
+"""The network and the publisher's handlers, which answer from the model."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from random import Random
+from typing import NamedTuple
+from urllib.parse import unquote
 
 import anyio
 import httpx
 
 from feedapi_client.testing.simulator import wire
 from feedapi_client.testing.simulator.faults import FaultKind, Faults
+from feedapi_client.testing.simulator.http import REQUEST_SECONDS, SimulatedResponse
 from feedapi_client.testing.simulator.trace import Trace
 from feedapi_client.testing.simulator.world import Dialect, ModelPartition, Version, World
 
 FEED_PATH = "/feed"
 _REFUSALS: dict[FaultKind, int] = {"503": 503, "429": 429, "404": 404, "409": 409}
 _BROKEN_BODIES: frozenset[FaultKind] = frozenset({"torn", "error-text", "reset"})
-_DEFAULT_TIMEOUT = 30.0
 _STREAM_PAUSE = 0.2
 
 
@@ -30,8 +32,7 @@ class Deployment:
     until: float
 
 
-@dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(NamedTuple):
     """One answered fetch, for the oracle. `end` is the end that the answer knows of."""
 
     partition: int
@@ -113,13 +114,13 @@ class SimulatedPublisher:
         return Answer(200, [b"<html>under maintenance</html>"]) if fault == "html" else None
 
     def _answer(self, request: httpx.Request, fault: FaultKind | None) -> Answer:
-        params, version = request.url.params, self._version()
+        params, version = _params(request), self._version()
         at = self.now() - self.faults.lag(fetch=bool(params), now=self.now())
         if not params and request.url.path == FEED_PATH:
             if version.dialect == "v1":
                 return Answer(400, [b"handshake error: partition count missing"])
             return Answer(200, [wire.discovery(self.world, version, at, stream=self._stream)])
-        found = self._addressed(request, version)
+        found = self._addressed(request, params, version)
         if isinstance(found, Answer):
             return found
         partition = self.world.partitions.get(found[0])
@@ -145,9 +146,10 @@ class SimulatedPublisher:
             return self._random.choice(deployment.versions)
         return self.world.version(self.now())
 
-    def _addressed(self, request: httpx.Request, version: Version) -> tuple[int, str] | Answer:
+    def _addressed(
+        self, request: httpx.Request, params: dict[str, str], version: Version
+    ) -> tuple[int, str] | Answer:
         """Return partition and cursor, or the refusal of an instance of another version."""
-        params = request.url.params
         expected = FEED_PATH + "/events" if version.dialect == "v2-token" else FEED_PATH
         if request.url.path != expected:
             return Answer(404, [b"not found"])
@@ -213,13 +215,15 @@ class SimulatedPublisher:
             if self.now() >= partition.retired:
                 return
             if partition.end(self.now()) <= reached:
+                with anyio.move_on_after(until - self.now()):
+                    await self.world.changed().wait()
                 continue
             page = wire.page(partition, reached, self.now(), dialect, self._style, self._random)
             reached = page.reached
             yield b"".join(page.lines)
 
 
-class SimulatedTransport(httpx.AsyncBaseTransport):
+class SimulatedTransport:
     """The connections of one process of the application.
 
     A process that was killed is `dead`: whatever it still does reaches nobody.
@@ -242,7 +246,10 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         answer, fault = await self._publisher.respond(request)
         self.open += 1
         body = self._publisher.body(request, answer, fault)
-        return httpx.Response(answer.status, stream=_Body(self, body))
+        return SimulatedResponse(answer.status, request, body, self._closed)
+
+    def _closed(self) -> None:
+        self.open -= 1
 
     def count(self, request: str, now: float) -> None:
         """Count a request."""
@@ -250,26 +257,8 @@ class SimulatedTransport(httpx.AsyncBaseTransport):
         times.append(now)
         while times[0] < now - 1.0:
             times.popleft()
-        self.busiest = max(self.busiest, (len(times), request))
-
-
-class _Body(httpx.AsyncByteStream):
-    """The body of a response; counts as open until it is closed."""
-
-    def __init__(self, transport: SimulatedTransport, chunks: AsyncIterator[bytes]) -> None:
-        self._transport = transport
-        self._chunks = chunks
-        self._closed = False
-
-    async def __aiter__(self) -> AsyncIterator[bytes]:
-        async for chunk in self._chunks:
-            yield chunk
-
-    async def aclose(self) -> None:
-        """End the body."""
-        if not self._closed:
-            self._closed = True
-            self._transport.open -= 1
+        if len(times) > self.busiest[0]:
+            self.busiest = len(times), request
 
 
 def _sequence(partition: ModelPartition, cursor: str, at: float, *, selected: bool) -> int | None:
@@ -281,15 +270,20 @@ def _sequence(partition: ModelPartition, cursor: str, at: float, *, selected: bo
 
 def _timeout(request: httpx.Request) -> float:
     timeout = request.extensions.get("timeout", {}).get("read")
-    return _DEFAULT_TIMEOUT if timeout is None else float(timeout)
+    return REQUEST_SECONDS if timeout is None else float(timeout)
 
 
-def _stream_seconds(params: httpx.QueryParams, offered: bool) -> float:
+def _stream_seconds(params: dict[str, str], offered: bool) -> float:
     wanted = params.get("stream")
     if not offered or wanted is None:
         return 0.0
     return float("inf") if wanted == "y" else int(wanted) / 1000
 
 
+def _params(request: httpx.Request) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in request.url.query.decode().split("&") if pair)
+    return {unquote(name): unquote(value) for name, _, value in pairs}
+
+
 def _shown(request: httpx.Request) -> str:
-    return f"GET {request.url.path}?{request.url.query.decode()}".rstrip("?")
+    return f"GET {request.url.raw_path.decode()}"

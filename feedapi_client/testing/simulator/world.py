@@ -9,7 +9,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
+
+import anyio
 
 SLOTS = 256
 """Entities are spread over so many slots, and each partition owns some of them."""
@@ -19,8 +21,7 @@ Method = Literal["starts-after", "cursor-from"]
 Dialect = Literal["v1", "v2-draft", "v2-token"]
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
+class Published(NamedTuple):
     """One event: the n-th of its entity. `sequence` counts all events of the feed."""
 
     entity: int
@@ -113,6 +114,7 @@ class World:
         self.published: dict[int, int] = {}
         """How many events each entity has."""
         self._now = now
+        self._changed: anyio.Event | None = None
         self._sequence = 0
         self._tokens = 0
         self.versions: list[tuple[float, Version]] = [(0.0, Version(dialect, "t0"))]
@@ -129,10 +131,12 @@ class World:
         n = self.published[entity] = self.published.get(entity, 0) + 1
         self._sequence += 1
         owner.events.append(Published(entity, n, self._sequence, self._now()))
+        self._wake()
 
     def split(self, partition: int, parts: int, method: Method) -> list[int]:
         """Split an open partition, and return its children."""
         parent = self.partitions[partition]
+        self._wake()
         if method == "starts-after":
             self._close(parent)
             return [self._start_after(parent, slots) for slots in _shares(parent, parts)]
@@ -146,6 +150,17 @@ class World:
         after = Version(dialect, f"t{self._tokens}")
         self.versions.append((self._now(), after))
         return before, after
+
+    def changed(self) -> anyio.Event:
+        """Return an event that is set when something is published, closed or retired."""
+        if self._changed is None:
+            self._changed = anyio.Event()
+        return self._changed
+
+    def _wake(self) -> None:
+        if self._changed is not None:
+            self._changed.set()
+            self._changed = None
 
     def _close(self, parent: ModelPartition) -> None:
         # Closing takes a number of its own: the end of a closed partition is the same cursor for a
