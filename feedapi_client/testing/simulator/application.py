@@ -60,18 +60,18 @@ class Application:
         """Check what the handler wrote so far."""
         if self.applied is None:
             return
-        found: Any = self.applied(store)
-        if inspect.isawaitable(found):
+        found = self.applied(store)
+        if isinstance(found, Awaitable):
             with anyio.CancelScope(shield=True):
-                found = await found
-        effects.check(found)
+                effects.check(await found)
+        else:
+            effects.check(found)
 
 
 def is_handler(given: Any) -> bool:
     """Return whether it is a handler itself, and not a function that makes one."""
-    return inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(
-        getattr(type(given), "__call__", None)
-    )
+    called = given if inspect.isroutine(given) or not callable(given) else type(given).__call__
+    return inspect.iscoroutinefunction(given) or inspect.iscoroutinefunction(called)
 
 
 class Call:

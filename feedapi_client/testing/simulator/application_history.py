@@ -81,8 +81,8 @@ def _settings(settings: Settings) -> Settings:
 def _end_of_the_process(random: Random) -> Step:
     after = round(random.choice((0.02, 0.3, 2.0)) * random.random(), 3)
     if random.random() < 0.3:
-        what = random.choice(_ENDS)
-        return Step(after, "life_step", {"what": what, "seconds": 1.0} if what == "down" else {"what": what})
+        how: dict[str, Any] = {"what": random.choice(_ENDS)}
+        return Step(after, "life_step", how | ({"seconds": 1.0} if "down" in how.values() else {}))
     return Step(after, "life_step", {"what": "kill", "moment": random.choice((None, *MOMENTS))})
 
 
@@ -98,8 +98,7 @@ class ApplicationHistory(History):
         self._application_of_user = application
         self._effects = Effects(self.world, self.oracle, delivery)
         self._calls = Calls(self.oracle)
-        self._positions = StoredPositions(store, self.database, self.oracle)
-        self._positions.saved = self._calls.saved
+        self._positions = StoredPositions(store, self.database, self.oracle, self._calls.saved)
 
     def process(self, *, follow: bool = True) -> ApplicationProcess:
         """Return a new process of the application."""

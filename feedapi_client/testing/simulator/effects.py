@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Literal
+from typing import Literal, cast
 
 from feedapi_client.testing.simulator.oracle import Oracle
 from feedapi_client.testing.simulator.world import World
@@ -69,7 +69,8 @@ class Effects:
 def numbers_by_entity(found: Found) -> dict[int, list[int]]:
     """Return the numbers of each entity's events that took effect, in their order."""
     if isinstance(found, Mapping):
-        return {entity: list(range(1, count + 1)) for entity, count in found.items()}
+        counts = cast("Mapping[int, int]", found)
+        return {entity: list(range(1, count + 1)) for entity, count in counts.items()}
     numbers: defaultdict[int, list[int]] = defaultdict(list)
     for entity, n in found:
         numbers[entity].append(n)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.status import ConsumerStatus, PartitionState
 from feedapi_client.testing.simulator.store import Database, Effect
+from feedapi_client.testing.simulator.trace import Trace
 from feedapi_client.testing.simulator.transport import Fetched, SimulatedTransport
 from feedapi_client.testing.simulator.world import World, is_selected
 
@@ -44,9 +45,17 @@ class Oracle:
         world: what was published.
         transactional: whether the application keeps cursors and effects in one transaction.
         selected: whether the consumer selects events.
+        trace: gets a line for each violation.
     """
 
-    def __init__(self, world: World, *, transactional: bool, selected: bool = False) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        transactional: bool,
+        selected: bool = False,
+        trace: Trace | None = None,
+    ) -> None:
         self.violations: list[ViolationError] = []
         self.applied: dict[int, int] = {}
         """The highest number of an event of each entity whose effect is durable."""
@@ -56,12 +65,15 @@ class Oracle:
         self._world = world
         self._transactional = transactional
         self._selected = selected
+        self._trace = trace
         self._last: dict[int, int] = {}
         self._seen: dict[int, Seen] = {}
 
     def violated(self, rule: str, text: str) -> None:
         """Record a violation."""
         self.violations.append(ViolationError(rule, text))
+        if self._trace is not None:
+            self._trace.add("violated: {}: {}", rule, text)
 
     def check(self) -> None:
         """Raise the first violation."""

@@ -106,7 +106,10 @@ class History:
             now=self.now,
         )
         self.oracle = Oracle(
-            self.world, transactional=settings.transactional, selected=settings.selected
+            self.world,
+            transactional=settings.transactional,
+            selected=settings.selected,
+            trace=self.trace,
         )
         self.faults = Faults(self._random("faults"))
         self.publisher = self._publisher(settings)

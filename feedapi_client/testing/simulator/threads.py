@@ -14,8 +14,7 @@ import anyio
 import anyio.lowlevel
 import anyio.to_thread
 
-LONGEST_CALL = 0.004
-"""Longest virtual time of a call in a thread, in seconds."""
+from feedapi_client.testing.simulator.loop import LONGEST_CALL
 
 
 @contextmanager
@@ -41,7 +40,8 @@ def threads_in_virtual_time(random: Random) -> Iterator[None]:
                 await anyio.sleep(random.uniform(0.0, LONGEST_CALL))
                 result = func(*args)
                 await anyio.sleep(random.uniform(0.0, LONGEST_CALL))
-        return result
+                return result
+        raise AssertionError("unreachable: nothing here cancels these scopes")
 
     module: Any = anyio.to_thread
     original, module.run_sync = module.run_sync, run_sync

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
-from feedapi_client.testing.simulator.scenario import Scenario, Step
+from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
 
+_PLAIN = Settings()
+_OF_THE_SIMULATION = frozenset({"way", "transactional"})
+"""Settings that are the same in each history with an application of the user's own."""
 _LIFE = {
     "kill": "the process is killed",
     "down": "the process is killed, and starts again after {seconds:g} s",
@@ -29,12 +34,23 @@ _FAULTS = {
 
 
 def told(scenario: Scenario) -> str:
-    """Return the settings and the steps of a scenario, a line for each."""
-    lines, time = [str(scenario.settings)], 0.0
+    """Return the steps of a scenario, and the settings that are not the defaults: a line each."""
+    lines, time = [_settings(scenario.settings)], 0.0
     for number, step in enumerate(scenario.steps, 1):
         time += step.after
         lines.append(f"{number:3}. at {time:.3f} s {_step(step)}")
     return "\n".join(lines)
+
+
+def _settings(settings: Settings) -> str:
+    """Return the settings that matter to an application."""
+    given = [
+        f"{field.name}={getattr(settings, field.name)!r}"
+        for field in fields(settings)
+        if field.name not in _OF_THE_SIMULATION
+        and getattr(settings, field.name) != getattr(_PLAIN, field.name)
+    ]
+    return f"settings: {', '.join(given) or 'the defaults'}"
 
 
 def _step(step: Step) -> str:
@@ -76,7 +92,7 @@ def _number(count: int, one: str, many: str) -> str:
     return f"{count} {one if count == 1 else many}"
 
 
-_TELLERS = {
+_TELLERS: dict[str, Callable[..., str]] = {
     "publish": _publish,
     "split": _split,
     "deploy": _deploy,

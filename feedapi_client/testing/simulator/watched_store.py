@@ -25,13 +25,20 @@ class StoredPositions:
 
     Whether a save took effect is open when it failed, was cancelled, or was a part of a transaction
     whose end was not seen. The next `load` decides.
+
+    Arguments:
+        store: the application's.
+        database: keeps the positions that the store must hold, and decides what fails.
+        oracle: gets the violations.
+        saved: is called with each position that became durable.
     """
 
-    def __init__(self, store: CursorStore, database: Database, oracle: Oracle) -> None:
+    def __init__(
+        self, store: CursorStore, database: Database, oracle: Oracle, saved: Saved
+    ) -> None:
         self.store = store
         self.database = database
-        self.saved: Saved = lambda partition, position: None
-        """Is called with each position that became durable."""
+        self._saved = saved
         self._oracle = oracle
         self._open: list[tuple[FeedKey, dict[int, Position]]] = []
 
@@ -55,7 +62,7 @@ class StoredPositions:
                 self._violated(f"a save was accepted that has to be refused: {error}")
             self.database.positions.setdefault(feed, {}).update(positions)
         for partition, position in positions.items():
-            self.saved(partition, position)
+            self._saved(partition, position)
 
     def refused(self, feed: FeedKey, positions: Mapping[int, Position], error: FencedError) -> None:
         """Record that the store refused a save."""
@@ -84,6 +91,23 @@ class StoredPositions:
                     "committed before the handler returned?",
                 )
 
+    async def probe(self, feed: FeedKey, found: Mapping[int, Position]) -> None:
+        """Try to save a position that is out of date, beside one that is not."""
+        if not found:
+            return
+        *others, last = sorted(found)
+        refused = {p: found[p].advance() for p in others[:1]} | {last: found[last]}
+        try:
+            await self.store.save(feed, refused)
+        except FencedError:
+            if others and await self.store.load(feed) != found:
+                self._violated("a save was refused, and a part of it took effect")
+        else:
+            self._violated(
+                f"a save of partition {last} was accepted, although its revision "
+                f"{found[last].revision} was stored already: two consumers would not be noticed"
+            )
+
     def _overlapping(
         self, feed: FeedKey, positions: Mapping[int, Position]
     ) -> list[dict[int, Position]]:
@@ -103,10 +127,12 @@ class StoredPositions:
         if not through:
             return
         if len(through) < len(group):
-            self._violated(f"only a part of a save took effect, of the partitions {sorted(through)}")
+            self._violated(
+                f"only a part of a save took effect, of the partitions {sorted(through)}"
+            )
         self.database.positions.setdefault(feed, {}).update(through)
         for partition, position in through.items():
-            self.saved(partition, position)
+            self._saved(partition, position)
 
 
 class WatchedStore(Session):
@@ -122,6 +148,7 @@ class WatchedStore(Session):
         await self._operation()
         found = await self._positions.store.load(feed)
         self._positions.loaded(feed, found)
+        await self._positions.probe(feed, found)
         return found
 
     async def save(
@@ -134,7 +161,11 @@ class WatchedStore(Session):
             self._check_alive()
             self._database.lose_reply()
             self._positions.began(feed, positions)
-            await store.save(feed, positions, transaction=transaction)
+            try:
+                await store.save(feed, positions, transaction=transaction)
+            except FencedError as error:
+                self._positions.refused(feed, positions, error)
+                raise
             self._joined |= {(feed, partition): new for partition, new in positions.items()}
             return
         await self._operation()

@@ -101,8 +101,8 @@ def transfer_is_not_atomic(patch: pytest.MonkeyPatch) -> None:
     save = Positions.save
 
     async def saving(self: Positions, positions: Any, transaction: Any = None) -> None:
-        for id in sorted(positions, key=lambda id: positions[id].status != "superseded"):
-            await save(self, {id: positions[id]}, transaction)
+        for id, position in sorted(positions.items(), key=lambda p: p[1].status != "superseded"):
+            await save(self, {id: position}, transaction)
 
     patch.setattr(Positions, "save", saving)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import anyio
 import pytest
 
 from feedapi_client.client import Response
+from feedapi_client.errors import FencedError
 from feedapi_client.lineage.actions import Save
 from feedapi_client.model import Batch, FeedInfo
 from feedapi_client.protocol.decoder import CheckpointedEvents
@@ -220,15 +222,11 @@ def run_forgets_the_commit(patch: pytest.MonkeyPatch) -> None:
 
 def fencing_is_swallowed(patch: pytest.MonkeyPatch) -> None:
     """A save that the store refuses as another consumer's counts as made."""
-    from feedapi_client.errors import FencedError
-
     save = Positions.save
 
     async def forgiving(self: Positions, positions: Any, transaction: Any = None) -> None:
-        try:
+        with suppress(FencedError):
             await save(self, positions, transaction)
-        except FencedError:
-            pass
 
     patch.setattr(Positions, "save", forgiving)
 
@@ -346,5 +344,3 @@ def a_silent_page_is_the_end(patch: pytest.MonkeyPatch) -> None:
         return Outcome.END if outcome is Outcome.SILENT else outcome
 
     patch.setattr(PageReader, "_end", at_once)
-
-

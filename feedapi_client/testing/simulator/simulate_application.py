@@ -42,7 +42,7 @@ class SimulationError(AssertionError):
     def __init__(
         self, seed: int, scenario: Scenario, failure: Failure, replay: str, hint: str = ""
     ) -> None:
-        last = "\n".join(failure.trace[-_LINES_SHOWN:])
+        last = "\n".join(up_to_the_violation(failure.trace)[-_LINES_SHOWN:])
         super().__init__(
             f"seed {seed} on {scenario.backend}: {failure.text}{hint}\n\n"
             f"What happened, without what need not happen:\n{told(scenario)}\n\n"
@@ -93,8 +93,8 @@ def simulate(
     - The store returns what was saved. It saves all positions or none, and refuses those of another
       consumer.
     - The handler raises nothing that does not go back to a simulated failure.
-    - With `applied`: what the handler wrote is there when it returns or its cursor is stored, in the
-      order of each entity, each event once.
+    - With `applied`: what the handler wrote is there when it returns or its cursor is stored. It is
+      in the order of each entity, and each event once.
 
     Not thread-safe, and not to be called while an event loop runs in the thread.
 
@@ -127,6 +127,7 @@ def simulate(
         RuntimeError: an event loop runs in this thread.
         ValueError: `on_failure` names a quarantine, or `seeds` is not positive.
     """
+    __tracebackhide__ = True
     if seeds < 1:
         raise ValueError(f"seeds must be at least 1, not {seeds}")
     if on_failure not in ("raise", "retry") and not (
@@ -152,6 +153,12 @@ def simulate(
                 text = replay.format(seed=seed, backend=backend)
                 raise SimulationError(seed, scenario, failure, text, hint) from failure.error
             advance()
+
+
+def up_to_the_violation(trace: list[str]) -> list[str]:
+    """Return the lines of a trace up to the first violation; all without one."""
+    found = (number for number, line in enumerate(trace, 1) if "  violated: " in line)
+    return trace[: next(found, len(trace))]
 
 
 def _shrunk(
@@ -189,4 +196,3 @@ def _refuse_a_running_loop() -> None:
     except RuntimeError:
         return  # none runs
     raise RuntimeError("an event loop runs: call simulate from a function that is not async")
-
