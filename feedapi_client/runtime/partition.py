@@ -359,10 +359,13 @@ def partition_status(
     `unsaved`: the store does not have the position of the planner yet.
     """
     error = entry.error or (partition.error if partition else None)
+    position = entry.position
+    if position is not None and unsaved and position.revision == 1:
+        position = None  # a later one has the cursor of the one before it, which is saved
     status = PartitionStatus(
         partition=entry.id,
         state=_state(entry, error, unsaved=unsaved),
-        cursor=entry.position.cursor if entry.position else None,
+        cursor=position.cursor if position else None,
         waits_for=entry.waits_for if entry.state is State.WAITING else (),
         caught_up=entry.state is State.DRAINED or None,
         error=str(error) if error else None,

@@ -66,8 +66,11 @@ async def test_status_shows_a_transfer_only_after_its_save(store: RecordingStore
         with safety_limit():
             await gate.reached.wait()
         assert driver.status()[0].state is PartitionState.READING
+        assert driver.status()[0].cursor == first.cursor
+        assert driver.status()[1].cursor is None
         gate.open.set()
     assert driver.status()[0].state is PartitionState.SUPERSEDED
+    assert driver.status()[1].cursor == first.cursor
 
 
 async def test_r20_a_save_that_fails_stays_in_the_queue_for_the_next_caller(

@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 
-from feedapi_client.testing.simulator.scenario import generate
+from feedapi_client.testing.simulator.scenario import Scenario, generate
 from feedapi_client.testing.simulator.shrink import shrink
 from feedapi_client.testing.simulator.simulation import Outcome, run
 
@@ -39,22 +39,32 @@ def _run(options: argparse.Namespace) -> int:
 
 def replay_command(seed: int, backend: str) -> str:
     """Return the command line that repeats a seed."""
-    chosen = "" if backend == "asyncio" else f" --backend {backend}"
+    chosen = "" if backend == "asyncio" else f" --backend {backend} --times 50"
     return f"python -m feedapi_client.testing.simulator --seed {seed}{chosen}"
 
 
 def _replay(options: argparse.Namespace) -> int:
     scenario = generate(options.seed, options.backend)
-    outcome = run(scenario)
+    outcome = _until_it_fails(scenario, options.times)
     if outcome.failure is not None and options.shrink:
         rule = outcome.failure
-        scenario = shrink(scenario, lambda smaller: run(smaller).failure == rule)
-        outcome = run(scenario)
+        scenario = shrink(
+            scenario, lambda smaller: _until_it_fails(smaller, options.times).failure == rule
+        )
+        outcome = _until_it_fails(scenario, options.times)
     print(scenario)
     if options.trace:
         print("\n".join(outcome.trace))
     print(_summary(outcome))
     return 0 if outcome.failure is None else 1
+
+
+def _until_it_fails(scenario: Scenario, times: int) -> Outcome:
+    """Run a scenario until it fails, at most so often. On trio two runs can differ."""
+    outcome = run(scenario)
+    while outcome.failure is None and times > 1:
+        outcome, times = run(scenario), times - 1
+    return outcome
 
 
 def _summary(outcome: Outcome) -> str:
@@ -73,6 +83,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, help="repeat this seed, and print its steps")
     parser.add_argument("--trace", action="store_true", help="print everything that happened")
     parser.add_argument("--shrink", action="store_true", help="leave out what need not happen")
+    parser.add_argument(
+        "--times", type=int, default=1, help="repeat it until it fails, at most so often (trio)"
+    )
     parser.add_argument("--backend", choices=("asyncio", "trio"), default="asyncio")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")

@@ -15,8 +15,8 @@ from feedapi_client.model import Batch, Event, Position, make_event
 from feedapi_client.quarantine.policy import Handler, Retry
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.testing.simulator.effects import Effects, Found
-from feedapi_client.testing.simulator.life import Process, _effect
 from feedapi_client.testing.simulator.oracle import Oracle
+from feedapi_client.testing.simulator.process import Process
 from feedapi_client.testing.simulator.store import ConnectionLostError, Effect
 from feedapi_client.testing.simulator.watched_store import (
     Killed,
@@ -77,9 +77,9 @@ def is_handler(given: Any) -> bool:
 class Call:
     """One call of the handler: its events, and whether they count as handled already."""
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, effects: list[Effect]) -> None:
         self.batch = batch
-        self.effects: list[Effect] = [_effect(batch.partition, event) for event in batch.events]
+        self.effects = effects
         self.handled = False
 
 
@@ -90,9 +90,9 @@ class Calls:
         self.last: dict[int, Call] = {}
         self._oracle = oracle
 
-    def begin(self, batch: Batch) -> Call:
+    def begin(self, batch: Batch, effects: list[Effect]) -> Call:
         """Record that the handler is called."""
-        call = self.last[batch.partition] = Call(batch)
+        call = self.last[batch.partition] = Call(batch, effects)
         return call
 
     def handled(self, call: Call) -> None:
@@ -167,7 +167,8 @@ class ApplicationProcess(Process):
         assert self._call is not None
         self._oracle.delivered(batch.partition, self.positions())
         await self._work()
-        call = self._calls.begin(batch)
+        effects = [self._effect(batch.partition, event) for event in batch.events]
+        call = self._calls.begin(batch, effects)
         events = [self._event(batch.partition, effect) for effect in call.effects]
         await self._call(Batch(batch.partition, events, batch.cursor, self._commit))
         self.session.joined(batch.partition)

@@ -24,6 +24,7 @@ from feedapi_client.testing.simulator.application import (
 )
 from feedapi_client.testing.simulator.clock import Backend, run_in_virtual_time
 from feedapi_client.testing.simulator.effects import Delivery, Effects
+from feedapi_client.testing.simulator.life import Happening
 from feedapi_client.testing.simulator.oracle import ViolationError
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step, generate
 from feedapi_client.testing.simulator.simulation import History
@@ -75,6 +76,12 @@ def _settings(settings: Settings) -> Settings:
         selected=False,
         start="first",
         whole_lineage=True,
+        on_failure="raise",
+        flaky=0.0,
+        poison=False,
+        on_error="raise",
+        refused_for=60.0,
+        give_up_after=None,
     )
 
 
@@ -108,6 +115,7 @@ class ApplicationHistory(History):
             self.database,
             self.oracle,
             self._application,
+            number=next(self._processes),
             native=self._native,
             follow=follow,
             application=self._application_of_user,
@@ -133,7 +141,9 @@ class ApplicationHistory(History):
                 with anyio.CancelScope(shield=True):
                     await store.aclose()
 
-    def life_step(self, what: str, seconds: float = 0.0, moment: Moment | None = None) -> None:
+    def life_step(
+        self, what: Happening, seconds: float = 0.0, moment: Moment | None = None
+    ) -> None:
         """Let something happen to the process, perhaps at a moment of its next batch."""
         process = self.life.process
         if moment is not None and isinstance(process, ApplicationProcess):

@@ -1,41 +1,78 @@
-"""Run a program on virtual time, on asyncio or trio, so that a seed decides all that is random."""
+"""Run a program on virtual time, on asyncio or trio. A seed decides what is random."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import importlib
 import random
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from random import Random
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import anyio
+import anyio.lowlevel
 
-from feedapi_client.testing.simulator.loop import new_loop
+from feedapi_client.testing.simulator.loop import StuckError, UnhandledError, new_loop
 
 T = TypeVar("T")
 Backend = Literal["asyncio", "trio"]
 
 
+FOR_EVER = 10_000_000.0
+"""Seconds of virtual time after which a program counts as stuck (trio)."""
+
+
 def run_in_virtual_time(main: Callable[[], Awaitable[T]], *, backend: Backend, seed: str) -> T:
     """Run `main()` to its end on a clock that jumps ahead whenever every task waits.
 
-    The order in which tasks run, and the `random` module of the process (the jitter of pauses),
-    are drawn from `seed`. The state of both is put back afterwards.
+    The `random` module of the process (the jitter of pauses) is drawn from `seed`, and its state
+    is put back afterwards. So is, on asyncio, the order in which tasks run. trio draws that order
+    itself and offers no public way to seed it: there `staggered` gives each seed an order of its
+    own, and trio still turns some orders around, so that two runs of a seed can differ.
 
-    Not thread-safe. Raises what `main` raises, and `StuckError` when nothing can go on (asyncio).
+    Not thread-safe.
+
+    Raises:
+        StuckError: nothing can go on.
+        UnhandledError: a task or a callback failed and nobody was told (asyncio).
+        Exception: what `main` raises.
     """
     with _seeded_process(seed):
         if backend == "asyncio":
-            options: dict[str, Any] = {"loop_factory": lambda: new_loop(Random(seed))}
-            return anyio.run(main, backend="asyncio", backend_options=options)
+            return _run_on_asyncio(main, seed)
         from trio.testing import MockClock
 
-        with _seeded_trio(seed):
-            options = {"clock": MockClock(autojump_threshold=0)}
-            return anyio.run(main, backend="trio", backend_options=options)
+        options = {"clock": MockClock(autojump_threshold=0)}
+        return anyio.run(_bounded, main, backend="trio", backend_options=options)
+
+
+def _run_on_asyncio(main: Callable[[], Awaitable[T]], seed: str) -> T:
+    loop = new_loop(Random(seed))
+    result = anyio.run(main, backend="asyncio", backend_options={"loop_factory": lambda: loop})
+    if loop.unhandled:
+        raise UnhandledError("; ".join(loop.unhandled))
+    return result
+
+
+async def _bounded(main: Callable[[], Awaitable[T]]) -> T:
+    """Await `main()`. trio's clock does not jump when there is no timer: the program would hang."""
+    with anyio.move_on_after(FOR_EVER):
+        return await main()
+    raise StuckError("every task waits, and no timer will wake one")
+
+
+def _on_trio() -> bool:
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())
+
+
+async def staggered(random: Random) -> None:
+    """Let other tasks run, as often as drawn, where the loop does not draw their order."""
+    if _on_trio():
+        for _ in range(random.randrange(4)):
+            await anyio.lowlevel.checkpoint()
 
 
 def virtual_clock(backend: Backend) -> Callable[[], float]:
@@ -59,22 +96,3 @@ def _seeded_process(seed: str) -> Iterator[None]:
         random.setstate(before)
         if collecting:
             gc.enable()
-
-
-@contextmanager
-def _seeded_trio(seed: str) -> Iterator[None]:
-    """Let trio draw the order of tasks from the seed.
-
-    trio has no public switch for this. These two names are what pytest-trio and Hypothesis use
-    too; tests/testing/simulator/test_determinism.py fails if they lose their meaning.
-    """
-    runner: Any = importlib.import_module("trio._core._run")
-    generator, deterministic = runner._r, runner._ALLOW_DETERMINISTIC_SCHEDULING
-    before = generator.getstate()
-    generator.seed(seed)
-    runner._ALLOW_DETERMINISTIC_SCHEDULING = True
-    try:
-        yield
-    finally:
-        generator.setstate(before)
-        runner._ALLOW_DETERMINISTIC_SCHEDULING = deterministic

@@ -7,6 +7,7 @@ from random import Random
 from typing import Literal
 
 FaultKind = Literal[
+    "500",
     "503",
     "429",
     "404",
@@ -20,11 +21,14 @@ FaultKind = Literal[
     "reset",
     "204",
     "silent",
+    "stall-body",
     "lag",
 ]
 Target = Literal["discovery", "fetch", "both"]
 
-FETCH_ONLY: frozenset[FaultKind] = frozenset({"torn", "error-text", "409", "204", "silent"})
+FETCH_ONLY: frozenset[FaultKind] = frozenset(
+    {"torn", "error-text", "409", "204", "silent", "stall-body"}
+)
 """Faults that only a fetch has."""
 
 
@@ -34,7 +38,8 @@ class Fault:
 
     Attributes:
         kind: what goes wrong. "silent" is a response without any line, "lag" an answer of a replica
-            that is `behind` seconds old, "slow" one that comes in pieces over some seconds.
+            that is `behind` seconds old, "slow" one that comes in pieces over some seconds,
+            "stall-body" one that falls silent. A "429" asks to wait now and then.
         on: which requests it hits.
         share: the part of these requests that it hits, from 0 to 1.
         until: the virtual time at which it ends.

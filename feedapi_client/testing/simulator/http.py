@@ -28,7 +28,7 @@ class SimulatedRequest(httpx.Request):
 
 
 class SimulatedResponse(httpx.Response):
-    """A response without headers, whose body comes from a generator.
+    """A response whose body comes from a generator.
 
     `closed` is called once, when the response is closed.
     """
@@ -39,10 +39,11 @@ class SimulatedResponse(httpx.Response):
         request: httpx.Request,
         body: AsyncIterator[bytes],
         closed: Callable[[], None],
+        headers: dict[str, str] | None = None,
     ) -> None:
         self.status_code = status
         self.request = request
-        self.headers = _NO_HEADERS
+        self.headers = httpx.Headers(headers) if headers else _NO_HEADERS
         self.extensions = {}
         self.history = []
         self.next_request = None

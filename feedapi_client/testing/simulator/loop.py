@@ -11,13 +11,15 @@ import sys
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from contextvars import Context, copy_context
+from contextvars import Context, ContextVar, copy_context
 from functools import partial
 from itertools import count
 from operator import itemgetter
 from random import Random
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
+OWNER: ContextVar[int | None] = ContextVar("OWNER", default=None)
+"""The number of the simulated process that a task belongs to."""
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -69,6 +71,7 @@ class NumberedTask(asyncio.Task[Any]):
     """
 
     number = 0
+    owner: int | None = None
 
     def __hash__(self) -> int:
         return self.number
@@ -156,7 +159,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         try:
             # The constructor already asks for the hash, before the attribute can be set.
             task = NumberedTask(coro, loop=self, **options)
-            task.number = number
+            task.number, task.owner = number, OWNER.get()
         finally:
             NumberedTask.number = previous
         return task
@@ -306,6 +309,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Do nothing: there is no executor."""
+
+
+def process_tasks(owner: int) -> list[NumberedTask]:
+    """Return the unfinished tasks of a simulated process, in the loop that runs."""
+    tasks = (task for task in asyncio.all_tasks() if isinstance(task, NumberedTask))
+    return sorted((t for t in tasks if t.owner == owner), key=lambda task: task.number)
 
 
 def new_loop(random: Random) -> VirtualLoop:

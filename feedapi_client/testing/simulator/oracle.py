@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.status import ConsumerStatus, PartitionState
+from feedapi_client.status import ConsumerStatus, PartitionState, PartitionStatus
 from feedapi_client.testing.simulator.store import Database, Effect
 from feedapi_client.testing.simulator.trace import Trace
 from feedapi_client.testing.simulator.transport import Fetched, SimulatedTransport
@@ -13,6 +14,9 @@ from feedapi_client.testing.simulator.world import World, is_selected
 
 SAME_REQUESTS_A_SECOND = 25
 """How often a process may send the very same request within one second."""
+
+IDLE_REQUESTS = 8
+"""How often a process may ask for each partition, and discover, while it is watched idle."""
 
 
 class ViolationError(AssertionError):
@@ -66,7 +70,10 @@ class Oracle:
         self._transactional = transactional
         self._selected = selected
         self._trace = trace
-        self._last: dict[int, int] = {}
+        self.calm = False
+        """Whether all faults have ended: what the application does must succeed from now on."""
+        self._last: dict[tuple[int, int], int] = {}
+        self._floating: set[int] = set()
         self._seen: dict[int, Seen] = {}
 
     def violated(self, rule: str, text: str) -> None:
@@ -82,29 +89,32 @@ class Oracle:
 
     # ------------------------------------------------------------------ effects
 
-    def began(self) -> None:
-        """A new iteration reads what was not committed again."""
-        if not self._transactional:
-            self._last.clear()
+    def began(self, process: int = 0) -> None:
+        """A new iteration of a process reads what was not committed again."""
+        for key in [key for key in self._last if key[0] == process]:
+            del self._last[key]
 
     def effect(self, effect: Effect) -> None:
         """An effect became durable: in order, and exactly once (at least once without one
         transaction of cursors and effects).
         """
         self.effects += 1
+        if effect.entity in self._floating:
+            self._start_at(effect)
+        key = effect.process, effect.entity
         done = self.applied.get(effect.entity, 0)
-        last = done if self._transactional else self._last.get(effect.entity)
+        last = done if self._transactional else self._last.get(key)
         in_order = effect.n <= done + 1 if last is None else effect.n == last + 1
         if not in_order:
             known = "applied already" if effect.n <= done else f"expected {done + 1}"
             rule = "exactly-once" if effect.n <= done else "order"
             self.violated(rule, f"event {effect.n} of entity {effect.entity}: {known}")
-        self._last[effect.entity] = effect.n
+        self._last[key] = effect.n
         if effect.n > done:
             self.applied[effect.entity] = effect.n
             self.done += effect.n - done
 
-    def delivered(self, partition: int, positions: dict[int, Position]) -> None:
+    def delivered(self, partition: int, positions: Mapping[int, Position]) -> None:
         """A batch came: the parent of its partition must be drained before (R4, R8)."""
         parent = self._world.partitions[partition].starts_after
         if parent is None:
@@ -135,21 +145,66 @@ class Oracle:
         if times > SAME_REQUESTS_A_SECOND:
             self.violated("busy", f"{times} times within a second: {request}")
 
+    def idled(self, requests: int) -> None:
+        """Check the requests of a consumer at the end of a feed in which nothing happens."""
+        allowed = IDLE_REQUESTS * (1 + len(self._world.partitions))
+        if requests > allowed:
+            self.violated("idle", f"{requests} requests within seconds, and nothing to read")
+
     # ------------------------------------------------------------------ status
 
-    def status(self, status: ConsumerStatus, positions: dict[int, Position], limit: int) -> None:
-        """Check that a status claims nothing that is not so."""
+    def status(
+        self,
+        status: ConsumerStatus,
+        positions: Mapping[int, Position],
+        limit: int,
+        *,
+        alone: bool = True,
+    ) -> None:
+        """Check that a status claims nothing that is not so.
+
+        `alone`: no other process of the same name has run beside this one.
+        """
         if status.buffered_bytes > limit:
             self.violated("buffer", f"{status.buffered_bytes} bytes are buffered of {limit}")
-        for id, found in () if self._selected else status.partitions.items():
+        for id, found in status.partitions.items():
             stored = positions.get(id)
-            if found.state is PartitionState.DRAINED:
-                self._check_drained(id, stored)
-            elif found.state is PartitionState.SUPERSEDED:
-                if stored is None or stored.status != "superseded":
-                    self.violated("status", f"partition {id} is shown superseded: {stored}")
-            elif found.caught_up and id in self._seen:
-                self._check_caught_up(id, stored)
+            self._check_error(found)
+            if stored is not None and stored.cursor == "_last":
+                continue  # closed from the outset, by a publisher that does not say where it ends
+            if not self._selected:
+                self._check_state(found, stored, alone=alone)
+            if alone:
+                self._check_cursor(found, stored)
+
+    def _check_error(self, found: PartitionStatus) -> None:
+        fails = found.state in (PartitionState.RETRYING, PartitionState.PARKED)
+        if fails and not found.error:
+            self.violated(
+                "status", f"partition {found.partition} is {found.state}: no error says why"
+            )
+
+    def _check_state(self, found: PartitionStatus, stored: Position | None, *, alone: bool) -> None:
+        id = found.partition
+        if found.state is PartitionState.DRAINED:
+            self._check_drained(id, stored)
+        elif found.state is PartitionState.SUPERSEDED:
+            if stored is None or stored.status != "superseded":
+                self.violated("status", f"partition {id} is shown superseded: {stored}")
+        elif found.caught_up and id in self._seen and alone:
+            self._check_caught_up(id, stored)
+
+    def _check_cursor(self, found: PartitionStatus, stored: Position | None) -> None:
+        """The cursor of a status is a committed one."""
+        id, partition = found.partition, self._world.partitions[found.partition]
+        if found.cursor is None:
+            return
+        shown, saved = (
+            None if cursor is None else partition.sequence_of(cursor)
+            for cursor in (found.cursor, stored.cursor if stored else None)
+        )
+        if saved is None or (shown or 0) > saved:
+            self.violated("status", f"partition {id} is shown at {found.cursor}, stored: {stored}")
 
     def _check_drained(self, id: int, stored: Position | None) -> None:
         partition = self._world.partitions[id]
@@ -169,6 +224,14 @@ class Oracle:
                 f"partition {id} is shown caught up, and {len(unread)} events are not committed",
             )
 
+    def is_ambiguous(self, positions: Mapping[int, Position]) -> bool:
+        """Return whether some partition was merged of ancestors that stand at different cursors."""
+        for partition in self._world.partitions.values():
+            stored = [positions[id] for id in partition.cursor_from if id in positions]
+            if len({position.cursor for position in stored if position.status == "open"}) > 1:
+                return True
+        return False
+
     # ------------------------------------------------------------------ the end
 
     def complete(self) -> bool:
@@ -182,6 +245,18 @@ class Oracle:
                 continue
             self.done += count - self.applied.get(entity, 0)
             self.applied[entity] = count
+            self._floating.add(entity)
+
+    def _start_at(self, effect: Effect) -> None:
+        """The first effect of an entity shows where the end was when the consumer asked for it.
+
+        That was before it saved its positions: what was published meanwhile is to be delivered.
+        """
+        self._floating.discard(effect.entity)
+        assumed = self.applied[effect.entity]
+        if effect.n <= assumed:
+            self.done -= assumed - (effect.n - 1)
+            self.applied[effect.entity] = effect.n - 1
 
     def finished(self, database: Database, key: FeedKey, stray: list[str]) -> None:
         """Check a finished run."""

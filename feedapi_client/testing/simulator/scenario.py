@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from random import Random
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,7 @@ Way = Literal["batches", "run", "events"]
 _FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
 _FALSE_ENDS: frozenset[FaultKind] = frozenset({"lag", "204", "silent"})
 _PAUSES = (0.0, 0.02, 0.02, 0.3, 0.3, 2.0, 2.0, 10.0)
-_LIFE = ("kill", "cancel", "cancel-natively", "stop", "leave", "pause")
+_LIFE = ("kill", "cancel", "cancel-natively", "stop", "leave", "reenter", "pause", "second")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,12 @@ class Settings:
             positions are saved counts as read.
         whole_lineage: see `World`.
         stubborn: whether the application iterates on after an error of its store.
+        on_failure: what `FeedConsumer.run` does when the handler fails.
+        flaky: the part of the batches whose handler fails, while there are faults.
+        poison: whether the handler fails for some events each time; see `is_poison`.
+        on_error: see `FeedConsumer`.
+        refused_for, give_up_after: see `RetryPolicy`.
+        moving_cursors, noisy: see `World`.
     """
 
     partitions: int = 1
@@ -86,6 +92,14 @@ class Settings:
     start: Literal["first", "last"] = "first"
     whole_lineage: bool = True
     stubborn: bool = False
+    on_failure: Literal["raise", "retry", "quarantine", "retry, then quarantine"] = "raise"
+    flaky: float = 0.0
+    poison: bool = False
+    on_error: Literal["raise", "park"] = "raise"
+    refused_for: float = 60.0
+    give_up_after: float | None = None
+    moving_cursors: bool = False
+    noisy: bool = False
 
     def __str__(self) -> str:
         """Return the settings that are not the defaults."""
@@ -116,15 +130,22 @@ def generate(seed: int, backend: Backend = "asyncio") -> Scenario:
     """Return the scenario of a seed."""
     random = Random(f"scenario {seed}")
     settings = _settings(random)
+    settings = replace(settings, **_rarer(random, settings))
     # Each kind of trouble is off in most histories: with all of them on, one hides another.
     kinds: list[FaultKind] = [
         kind for kind in _FAULTS if random.random() < 0.25 and _possible(kind, settings)
     ]
     life = [kind for kind in _LIFE if random.random() < 0.3]
     store_fails = random.random() < 0.25
+    merges = settings.moving_cursors and random.random() < 0.3
     steps = [Step(0.0, "publish", _events(random))]
-    count = random.randint(3, 12)
-    steps += [_step(random, kinds, life, store_fails=store_fails) for _ in range(count)]
+    for _ in range(random.randint(3, 12)):
+        step = _step(random, kinds, life, store_fails=store_fails)
+        if merges and step.do == "split" and random.random() < 0.5:
+            step = Step(step.after, "merge", {"which": random.randrange(8)})
+        if settings.selected and step.do == "deploy":
+            step = Step(step.after, "deploy", {**step.how, "dialect": "v2-token"})
+        steps.append(step)
     return Scenario(str(seed), settings, tuple(steps), backend)
 
 
@@ -151,10 +172,33 @@ def _settings(random: Random) -> Settings:
     )
 
 
+def _rarer(random: Random, settings: Settings) -> dict[str, Any]:
+    """Return the settings of what is off in most histories."""
+    changes: dict[str, Any] = {
+        "moving_cursors": random.random() < 0.25,
+        "noisy": random.random() < 0.2,
+        "on_error": "park" if random.random() < 0.15 else "raise",
+    }
+    if random.random() < 0.15:
+        changes |= {"refused_for": 2.0, "give_up_after": random.choice((2.0, 5.0))}
+    if random.random() < 0.2:
+        changes |= {"buffer_bytes": random.choice((60_000, 200_000)), "padding": 200}
+    if settings.dialect == "v2-token" and random.random() < 0.25:
+        changes["selected"] = True
+    if random.random() < 0.15:
+        changes["start"] = "last"
+    if settings.way == "run" and settings.transactional and random.random() < 0.5:
+        on_failure = random.choice(("raise", "retry", "quarantine", "retry, then quarantine"))
+        poison = "quarantine" in on_failure and random.random() < 0.5
+        changes |= {"on_failure": on_failure, "poison": poison}
+        changes["flaky"] = random.choice((0.0, 0.05, 0.3))
+    return changes
+
+
 def _possible(kind: FaultKind, settings: Settings) -> bool:
-    # Without lastCursor, nothing tells a false end of a closed partition from the true one (R6): a
-    # publisher that has both loses events.
-    return kind not in _FALSE_ENDS or settings.last_cursor
+    # Without lastCursor, and with a selection, about which it says nothing, nothing tells a false
+    # end of a closed partition from the true one (R6): a publisher that has both loses events.
+    return kind not in _FALSE_ENDS or (settings.last_cursor and not settings.selected)
 
 
 def _events(random: Random) -> dict[str, Any]:
@@ -181,7 +225,10 @@ def _step(
         share, seconds = random.choice((0.1, 0.5, 1.0)), random.choice((0.1, 3.0))
         return Step(after, "store_fails", {"share": share, "seconds": seconds})
     if what < 0.95 and life:
-        return Step(after, "life_step", {"what": random.choice(life)})
+        kind = random.choice(life)
+        if kind == "second":
+            return Step(after, "second", {"seconds": random.choice((0.5, 3.0, 20.0))})
+        return Step(after, "life_step", {"what": kind})
     if what < 0.98:
         return Step(after, "life_step", {"what": "down", "seconds": random.choice((1.0, 30.0))})
     return Step(after, "publish", _events(random))

@@ -81,7 +81,8 @@ def simulate(
 
     In each history the process of the application is killed, cancelled, stopped and started again,
     while the publisher splits partitions, fails and lags behind, and the store is slow and fails.
-    All of it happens on virtual time. A seed decides everything that is random.
+    All of it happens on virtual time. A seed decides everything that is random; on trio it does not
+    decide all of the order in which tasks run, so that a repetition can differ.
 
     What is checked in each history:
 

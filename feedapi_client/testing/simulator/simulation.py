@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import traceback
 from dataclasses import dataclass
 from random import Random
 
 import anyio
+from anyio.abc import TaskGroup
 
 from feedapi_client.testing.simulator.clock import run_in_virtual_time, virtual_clock
 from feedapi_client.testing.simulator.faults import Fault, FaultKind, Faults, Target
-from feedapi_client.testing.simulator.life import Life, Process
+from feedapi_client.testing.simulator.life import Happening, Life
 from feedapi_client.testing.simulator.oracle import Oracle, ViolationError
+from feedapi_client.testing.simulator.process import Process
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
 from feedapi_client.testing.simulator.store import Database
 from feedapi_client.testing.simulator.trace import Trace
@@ -25,6 +28,8 @@ GRACE_SECONDS = 90.0
 """Virtual time after the last fault for which an error may still be a result of it."""
 QUIET_SECONDS = 5.0
 """Virtual time for which a consumer at the end of the feed is still watched."""
+READ_BYTES = 65_536
+"""Bytes of a response that arrive at once: what httpx reads from a socket at most."""
 _STATUS_SECONDS = 0.7
 
 
@@ -103,6 +108,8 @@ class History:
             settings.dialect,
             last_cursor=settings.last_cursor,
             whole_lineage=settings.whole_lineage,
+            moving_cursors=settings.moving_cursors,
+            noisy=settings.noisy,
             now=self.now,
         )
         self.oracle = Oracle(
@@ -121,14 +128,11 @@ class History:
         )
         self._native = scenario.backend == "asyncio"
         self._application = self._random("application")
-        self.life = Life(
-            self.process,
-            oracle=self.oracle,
-            database=self.database,
-            trace=self.trace,
-            native=self._native,
-            now=self.now,
-        )
+        self._running: list[Process] = []
+        self._processes = itertools.count(1)
+        self.life = self._life()
+        self._others: list[Life] = []
+        self._tasks: TaskGroup | None = None
         self._store_fails_until = 0.0
         if settings.start == "last":
             self.database.on_first_save = self.oracle.started_at_the_end
@@ -147,7 +151,11 @@ class History:
             self.world,
             self.faults,
             style=PageStyle(
-                settings.page_size, settings.checkpoint_every, settings.vary, settings.padding
+                settings.page_size,
+                settings.checkpoint_every,
+                settings.vary,
+                settings.padding,
+                min(READ_BYTES, settings.buffer_bytes // 8),
             ),
             stream=settings.stream,
             latency=settings.latency,
@@ -155,6 +163,17 @@ class History:
             trace=self.trace,
             now=self.now,
             observe=self.oracle.fetched,
+        )
+
+    def _life(self) -> Life:
+        return Life(
+            self.process,
+            self._running,
+            oracle=self.oracle,
+            database=self.database,
+            trace=self.trace,
+            native=self._native,
+            now=self.now,
         )
 
     def process(self, *, follow: bool = True) -> Process:
@@ -165,6 +184,7 @@ class History:
             self.database,
             self.oracle,
             self._application,
+            number=next(self._processes),
             native=self._native,
             follow=follow,
         )
@@ -174,6 +194,7 @@ class History:
     async def run(self) -> None:
         """Run the scenario. Raises `ViolationError`."""
         async with anyio.create_task_group() as tasks:
+            self._tasks = tasks
             tasks.start_soon(self.life.run)
             tasks.start_soon(self._watch)
             for step in self.scenario.steps:
@@ -183,6 +204,8 @@ class History:
             self.life.end()
             tasks.cancel_scope.cancel()
         self.oracle.check()
+        if self.life.rightly_stopped:
+            return
         await self._read_to_the_end()
         self.oracle.finished(self.database, self.process().key, self.publisher.stray_cursors)
         self.oracle.check()
@@ -205,7 +228,8 @@ class History:
                 continue  # nothing has happened that could make a status untrue
             seen = len(self.trace)
             if process is not None and process.consumer is not None and not process.session.dead:
-                self.oracle.status(process.consumer.status(), process.positions(), limit)
+                status, alone = process.consumer.status(), not process.overlaps
+                self.oracle.status(status, process.positions(), limit, alone=alone)
 
     async def _settle(self) -> None:
         """End all faults, and wait until every event is applied."""
@@ -214,14 +238,32 @@ class History:
         self.database.failing = 0.0
         self._store_fails_until = 0.0
         self.life.calm_since = self.now() + GRACE_SECONDS
+        self.oracle.calm = True
+        for life in self._others:
+            life.end()
+        if self.scenario.settings.on_error == "park":
+            self.life.happens("stop")  # a partition that is parked is read by the next iteration
         self.trace.add("all faults have ended")
         for _ in range(SETTLE_SECONDS):
-            if self.oracle.complete() or self.oracle.violations:
+            if self.oracle.complete() or self.oracle.violations or self.life.rightly_stopped:
                 break
             await anyio.sleep(1.0)
+        positions = self.database.positions.get(self.process().key, {})
+        if not self.oracle.complete() and self.oracle.is_ambiguous(positions):
+            self.life.rightly_stopped = True  # parked
+        if self.life.rightly_stopped:
+            return
         self.oracle.progressed()
         if not self.oracle.violations:
-            await anyio.sleep(QUIET_SECONDS)
+            await self._be_quiet()
+
+    async def _be_quiet(self) -> None:
+        """Watch a consumer that has nothing to do."""
+        process = self.life.process
+        before = process.transport.requests if process is not None else 0
+        await anyio.sleep(QUIET_SECONDS)
+        if process is not None and process is self.life.process:
+            self.oracle.idled(process.transport.requests - before)
 
     async def _read_to_the_end(self) -> None:
         """A last process without `follow` must end by itself."""
@@ -247,6 +289,31 @@ class History:
         writable = self.world.writable()
         self.world.split(writable[which % len(writable)].id, parts, method)
 
+    def merge(self, which: int) -> None:
+        """Merge two open partitions that share their cursors, if there are two."""
+        if self.world.version(self.now()).dialect == "v1":
+            return
+        writable = self.world.writable()
+        pairs = [
+            (one.id, other.id)
+            for one in writable
+            for other in writable
+            if one.id < other.id and one.family == other.family
+        ]
+        if pairs:
+            self.world.merge(*pairs[which % len(pairs)])
+
+    def second(self, seconds: float) -> None:
+        """Let a second process of the same name run for some time."""
+        assert self._tasks is not None
+        self._tasks.start_soon(self._second, seconds)
+
+    async def _second(self, seconds: float) -> None:
+        life = self._life()
+        self._others.append(life)
+        with anyio.move_on_after(seconds):
+            await life.live(self.process())
+
     def deploy(self, dialect: Dialect, seconds: float) -> None:
         """Deploy a new version, instance by instance."""
         versions = self.world.deploy(dialect)
@@ -263,6 +330,6 @@ class History:
         self.database.failing = share
         self._store_fails_until = self.now() + seconds
 
-    def life_step(self, what: str, seconds: float = 0.0) -> None:
+    def life_step(self, what: Happening, seconds: float = 0.0) -> None:
         """Let something happen to the process."""
         self.life.happens(what, seconds)

@@ -12,6 +12,7 @@ import anyio.lowlevel
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_predecessor
+from feedapi_client.testing.simulator.clock import staggered
 from feedapi_client.testing.simulator.trace import Trace
 
 
@@ -20,11 +21,13 @@ class ConnectionLostError(Exception):
 
 
 class Effect(NamedTuple):
-    """What the application did with one event."""
+    """What a process of the application did with one event."""
 
     entity: int
     n: int
     partition: int
+    process: int = 0
+    quarantined: bool = False
 
 
 class Database:
@@ -57,6 +60,7 @@ class Database:
     async def operation(self) -> None:
         """Take the time of a round trip, or fail."""
         await anyio.sleep(self._random.uniform(0.0, self._latency))
+        await staggered(self._random)
         if self._random.random() < self.failing / 2:
             self.failures += 1
             self._trace.add("the database fails")
@@ -103,7 +107,7 @@ class Session:
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
-        await self._operation()
+        await self.operation()
         return dict(self._database.positions.get(feed, {}))
 
     async def save(
@@ -114,7 +118,7 @@ class Session:
         if transaction is not None:
             await transaction.save(changes)
             return
-        await self._operation()
+        await self.operation()
         self._database.apply(changes, [])
         await anyio.lowlevel.checkpoint()
         self._database.lose_reply()
@@ -128,7 +132,8 @@ class Session:
         if not self.dead:
             self._database.apply({}, effects)
 
-    async def _operation(self) -> None:
+    async def operation(self) -> None:
+        """Take the time of a round trip, or fail. A process that is gone always does."""
         await self._database.operation()
         if self.dead:
             raise StoreError("simulated: the process is gone")
@@ -139,12 +144,13 @@ class Transaction:
 
     def __init__(self, session: Session) -> None:
         self.effects: list[Effect] = []
+        self.quarantined: list[Effect] = []
         self._session = session
         self._changes: dict[tuple[FeedKey, int], Position] = {}
 
     async def save(self, changes: Mapping[tuple[FeedKey, int], Position]) -> None:
         """Save positions in this transaction. Raises `FencedError`."""
-        await self._session._operation()
+        await self._session.operation()
         for (feed, partition), position in changes.items():
             self._session._database.check(feed, partition, position)
         self._changes.update(changes)
@@ -156,7 +162,22 @@ class Transaction:
             ConnectionLostError: the connection broke, perhaps after the commit took effect.
             FencedError: another transaction saved one of the positions meanwhile.
         """
-        await self._session._operation()
-        self._session._database.apply(self._changes, self.effects)
+        await self._session.operation()
+        self._session._database.apply(self._changes, self._in_order())
         await anyio.lowlevel.checkpoint()
         self._session._database.lose_reply()
+
+    def _in_order(self) -> list[Effect]:
+        """Return the effects, with the quarantined events in their places among them.
+
+        They became durable at once: an order between the two doesn't exist.
+        """
+        effects = list(self.effects)
+        for event in self.quarantined:
+            later = (
+                place
+                for place, effect in enumerate(effects)
+                if effect.entity == event.entity and effect.n > event.n
+            )
+            effects.insert(next(later, len(effects)), event)
+        return effects

@@ -17,7 +17,8 @@ _LIFE = {
     "cancel": "the process is cancelled",
     "cancel-natively": "the process is cancelled by its event loop",
     "stop": "the consumer is stopped, and its process starts again",
-    "leave": "the consumer is stopped, and consumes again in the same process",
+    "leave": "the consumer is stopped, and iterates again",
+    "reenter": "the consumer is left, and entered again in the same process",
     "pause": "the process pauses for 10 s",
 }
 _FAULTS = {

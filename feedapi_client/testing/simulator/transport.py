@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 from typing import NamedTuple
@@ -13,14 +13,15 @@ import anyio
 import httpx
 
 from feedapi_client.testing.simulator import wire
+from feedapi_client.testing.simulator.clock import staggered
 from feedapi_client.testing.simulator.faults import FaultKind, Faults
 from feedapi_client.testing.simulator.http import REQUEST_SECONDS, SimulatedResponse
 from feedapi_client.testing.simulator.trace import Trace
 from feedapi_client.testing.simulator.world import Dialect, ModelPartition, Version, World
 
 FEED_PATH = "/feed"
-_REFUSALS: dict[FaultKind, int] = {"503": 503, "429": 429, "404": 404, "409": 409}
-_BROKEN_BODIES: frozenset[FaultKind] = frozenset({"torn", "error-text", "reset"})
+_REFUSALS: dict[FaultKind, int] = {"500": 500, "503": 503, "429": 429, "404": 404, "409": 409}
+_BROKEN_BODIES: frozenset[FaultKind] = frozenset({"torn", "error-text", "reset", "stall-body"})
 _STREAM_PAUSE = 0.2
 
 
@@ -48,6 +49,8 @@ class Answer:
     chunks: list[bytes] = field(default_factory=list)
     text: str = ""
     stream: tuple[ModelPartition, Dialect] | None = None
+    selected: bool = False
+    headers: dict[str, str] | None = None
     reached: int = 0
     seconds: float = 0.0
 
@@ -97,6 +100,7 @@ class SimulatedPublisher:
         fetch = bool(request.url.query)
         fault = self.faults.pick(fetch=fetch, now=self.now())
         await anyio.sleep(self._random.uniform(0.001, self._latency))
+        await staggered(self._random)
         if fault == "connect":
             self.trace.add("{} -> no connection", _shown(request))
             raise httpx.ConnectError("simulated: connection refused", request=request)
@@ -110,7 +114,9 @@ class SimulatedPublisher:
 
     def _refusal(self, fault: FaultKind | None) -> Answer | None:
         if fault in _REFUSALS:
-            return Answer(_REFUSALS[fault], [b"simulated failure"])
+            wait = fault == "429" and self._random.random() < 0.5
+            headers = {"retry-after": str(self._random.randint(0, 3))} if wait else None
+            return Answer(_REFUSALS[fault], [b"simulated failure"], headers=headers)
         return Answer(200, [b"<html>under maintenance</html>"]) if fault == "html" else None
 
     def _answer(self, request: httpx.Request, fault: FaultKind | None) -> Answer:
@@ -127,7 +133,7 @@ class SimulatedPublisher:
         if partition is None or not partition.created <= at < partition.retired:
             return Answer(404, [b"no such partition"])
         selected = "event-types" in params
-        asked = _sequence(partition, found[1], at, selected=selected)
+        asked = self._sequence(partition, found[1], at, selected=selected)
         if asked is None:
             self.stray_cursors.append(f"partition {partition.id} asked at {found[1]}")
             return Answer(400, [b"no such cursor"])
@@ -135,10 +141,20 @@ class SimulatedPublisher:
             self._observe(Fetched(partition.id, asked, asked))
             return Answer(204 if fault == "204" else 200)
         # A body that breaks off may look like a complete one without a line.
-        end = asked if fault in _BROKEN_BODIES else partition.end(at)
+        end = asked if fault in _BROKEN_BODIES else self.world.end(partition, at)
         self._observe(Fetched(partition.id, asked, end))
         seconds = _stream_seconds(params, self._stream)
         return self._page(partition, asked, at, version, seconds, selected=selected)
+
+    def _sequence(
+        self, partition: ModelPartition, cursor: str, at: float, *, selected: bool
+    ) -> int | None:
+        """Return the event that a cursor stands behind; None for a cursor of other requests."""
+        if cursor == "_last":
+            return self.world.end(partition, at)
+        if selected:
+            return partition.sequence_of_selected(cursor)
+        return partition.sequence_of(cursor)
 
     def _version(self) -> Version:
         deployment = self.deployment
@@ -175,10 +191,12 @@ class SimulatedPublisher:
         selected: bool,
     ) -> Answer:
         style, random = self._style, self._random
-        page = wire.page(partition, asked, at, version.dialect, style, random, selected=selected)
+        page = wire.page(
+            self.world, partition, asked, at, version.dialect, style, random, selected=selected
+        )
         answer = Answer(200, page.lines, f"{page.events} events up to {page.reached}")
         if seconds:
-            answer.stream = partition, version.dialect
+            answer.stream, answer.selected = (partition, version.dialect), selected
             answer.seconds, answer.reached = seconds, page.reached
         return answer
 
@@ -194,10 +212,13 @@ class SimulatedPublisher:
             yield text[: self._random.randint(1, len(text))]
             if fault == "error-text":
                 yield b"Internal server error"
+            if fault == "stall-body":
+                await anyio.sleep(_timeout(request))
+                raise httpx.ReadTimeout("simulated: silence", request=request)
             if fault == "reset":
                 raise httpx.RemoteProtocolError("simulated: reset", request=request)
             return
-        for chunk in chunks if fault == "slow" else [b"".join(chunks)]:
+        for chunk in chunks if fault == "slow" else self._pieces(chunks):
             if fault == "slow":
                 await anyio.sleep(self._random.uniform(0.0, 1.0))
             yield chunk
@@ -214,13 +235,27 @@ class SimulatedPublisher:
             await anyio.sleep(self._random.uniform(0.0, _STREAM_PAUSE))
             if self.now() >= partition.retired:
                 return
-            if partition.end(self.now()) <= reached:
+            if self.world.end(partition, self.now()) <= reached:
                 with anyio.move_on_after(until - self.now()):
                     await self.world.changed().wait()
                 continue
-            page = wire.page(partition, reached, self.now(), dialect, self._style, self._random)
+            page = wire.page(
+                self.world,
+                partition,
+                reached,
+                self.now(),
+                dialect,
+                self._style,
+                self._random,
+                selected=answer.selected,
+            )
             reached = page.reached
-            yield b"".join(page.lines)
+            for piece in self._pieces(page.lines):
+                yield piece
+
+    def _pieces(self, lines: list[bytes]) -> Iterator[bytes]:
+        text, size = b"".join(lines), self._style.read_bytes
+        return (text[start : start + size] for start in range(0, len(text), size))
 
 
 class SimulatedTransport:
@@ -232,6 +267,7 @@ class SimulatedTransport:
     def __init__(self, publisher: SimulatedPublisher) -> None:
         self.dead = False
         self.open = 0
+        self.requests = 0
         """Responses that were begun and not closed."""
         self.busiest: tuple[int, str] = (0, "")
         """How often the same request was sent within one second, at most, and which one."""
@@ -246,26 +282,20 @@ class SimulatedTransport:
         answer, fault = await self._publisher.respond(request)
         self.open += 1
         body = self._publisher.body(request, answer, fault)
-        return SimulatedResponse(answer.status, request, body, self._closed)
+        return SimulatedResponse(answer.status, request, body, self._closed, answer.headers)
 
     def _closed(self) -> None:
         self.open -= 1
 
     def count(self, request: str, now: float) -> None:
         """Count a request."""
+        self.requests += 1
         times = self._recent.setdefault(request, deque())
         times.append(now)
         while times[0] < now - 1.0:
             times.popleft()
         if len(times) > self.busiest[0]:
             self.busiest = len(times), request
-
-
-def _sequence(partition: ModelPartition, cursor: str, at: float, *, selected: bool) -> int | None:
-    """Return the event that a cursor stands behind; None for a cursor of other requests."""
-    if cursor == "_last":
-        return partition.end(at)
-    return partition.sequence_of_selected(cursor) if selected else partition.sequence_of(cursor)
 
 
 def _timeout(request: httpx.Request) -> float:

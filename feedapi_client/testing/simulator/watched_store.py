@@ -145,7 +145,7 @@ class WatchedStore(Session):
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
-        await self._operation()
+        await self.operation()
         found = await self._positions.store.load(feed)
         self._positions.loaded(feed, found)
         await self._positions.probe(feed, found)
@@ -168,7 +168,7 @@ class WatchedStore(Session):
                 raise
             self._joined |= {(feed, partition): new for partition, new in positions.items()}
             return
-        await self._operation()
+        await self.operation()
         self._positions.began(feed, positions)
         try:
             await store.save(feed, positions)
@@ -184,7 +184,8 @@ class WatchedStore(Session):
         for key in [key for key in self._joined if key[1] == partition]:
             self._positions.succeeded(key[0], {partition: self._joined.pop(key)})
 
-    async def _operation(self) -> None:
+    async def operation(self) -> None:
+        """Take the time of a round trip, or fail. In a process that is gone nothing goes on."""
         self._check_alive()
         await self._database.operation()
         self._check_alive()

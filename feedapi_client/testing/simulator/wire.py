@@ -28,6 +28,8 @@ def discovery(world: World, version: Version, at: float, *, stream: bool) -> byt
     }
     if stream:
         document["stream"] = True
+    if world.noisy:
+        document["invented"] = [{"after": "this library was written"}]
     if version.dialect == "v2-token":
         document["token"] = version.token
     return orjson.dumps(document)
@@ -35,12 +37,16 @@ def discovery(world: World, version: Version, at: float, *, stream: bool) -> byt
 
 def _listed(world: World, partition: ModelPartition, at: float) -> dict[str, Any]:
     entry: dict[str, Any] = {"id": str(partition.id)}
+    if world.noisy:
+        entry["invented"] = partition.id
     if partition.closed <= at:
         entry["closed"] = True
         if world.last_cursor:
             entry["lastCursor"] = partition.cursor(partition.end(at))
     if partition.starts_after is not None:
-        entry["startsAfterPartition"] = str(partition.starts_after)
+        parent = partition.starts_after
+        # Publishers in the field send integers here.
+        entry["startsAfterPartition"] = parent if world.noisy else str(parent)
     if partition.cursor_from:
         entry["cursorFromPartitions"] = [str(ancestor) for ancestor in partition.cursor_from]
     return entry
@@ -56,12 +62,14 @@ class PageStyle:
         vary: two requests from one cursor give different pages: other sizes, other checkpoints,
             events of different entities in another order.
         padding: bytes that are added to each event.
+        read_bytes: how many bytes of a body arrive at once, at most.
     """
 
     size: int = 20
     checkpoint_every: int = 4
     vary: bool = True
     padding: int = 0
+    read_bytes: int = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,7 @@ class ModelPage:
 
 
 def page(
+    world: World,
     partition: ModelPartition,
     asked: int,
     at: float,
@@ -98,12 +107,14 @@ def page(
         reached = max(event.sequence for event in group)
         lines += [_event_line(partition.id, event, dialect, style.padding) for event in group]
         lines.append(cursor_line(reached))
-    end = partition.end(at)
+    end = world.end(partition, at)
     if len(sent) == len(unread) and end > reached:
         reached = end
         lines.append(cursor_line(end))
     elif not lines:
         lines.append(cursor_line(asked))
+    if world.noisy and random.random() < 0.3:
+        lines.insert(random.randint(0, len(lines)), b'{"unknown":"command"}\n')
     return ModelPage(lines, len(sent), reached)
 
 

