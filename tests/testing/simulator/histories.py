@@ -23,20 +23,32 @@ def chain_of_transfers(seed: int) -> Scenario:
 
 def listed_again(seed: int) -> Scenario:
     """Discoveries of a replica that lags leave out partitions, which are then listed again."""
-    steps = [publish(60, 6)]
-    for _ in range(3):
-        steps += [
-            split("cursor-from", after=1.0),
-            deploy(),
-            publish(60, 6, after=0.2),
-            fault("slow", "fetch", share=0.5, seconds=3.0),
-            fault("lag", "discovery", share=0.5, seconds=6.0, behind=2.0),
-            deploy(after=0.3),
-            deploy(after=0.7),
-            deploy(after=0.7),
-        ]
-    settings = Settings(handling=0.3, batch_bytes=1, page_size=8, checkpoint_every=2)
+    steps = [publish(200, 6), split("cursor-from", after=1.0), deploy()]
+    steps += [fault("slow", "fetch", share=0.3, seconds=5.0, after=0.5)]
+    steps += [fault("lag", "discovery", share=0.5, seconds=4.0, behind=4.0, after=0.3)]
+    steps += [deploy(after=0.4) for _ in range(8)]
+    settings = Settings(handling=0.3, batch_bytes=1, page_size=16, checkpoint_every=2)
     return scenario(seed, settings, steps)
+
+
+def lag_between_two_splits(seed: int) -> Scenario:
+    """A replica shows the time between two splits, of which the consumer has seen neither."""
+    steps = [
+        publish(20, 4),
+        Step(2.0, "life_step", {"what": "down", "seconds": 3.0}),
+        split("cursor-from"),
+        split("cursor-from", after=1.0),
+        fault("lag", "both", share=0.6, seconds=20.0, behind=3.0, after=2.0),
+    ]
+    for _ in range(6):
+        steps += [deploy(after=0.3), publish(4, 4)]
+    return scenario(seed, Settings(), steps)
+
+
+def last_batch_of_a_parent(seed: int) -> Scenario:
+    """A parent is read to its end while its last batch is still handled."""
+    steps = [publish(8, 4), split("starts-after"), publish(20, 4)]
+    return scenario(seed, Settings(way="run", handling=2.0), steps)
 
 
 def slow_answers_around_a_close(seed: int) -> Scenario:
@@ -49,9 +61,9 @@ def slow_answers_around_a_close(seed: int) -> Scenario:
 
 def one_answer_without_a_line(seed: int) -> Scenario:
     """For a moment, shorter than the pause before the next request, answers hold nothing."""
-    steps = [publish(40, 4), split("starts-after"), publish(20, 4)]
-    steps += [fault("204", "fetch", share=1.0, seconds=0.15, after=0.3) for _ in range(6)]
-    settings = Settings(last_cursor=False, page_size=5, latency=0.2, batch_bytes=1)
+    steps = [publish(200, 4), split("starts-after"), publish(20, 4)]
+    steps += [fault("204", "fetch", share=1.0, seconds=0.15, after=1.2) for _ in range(6)]
+    settings = Settings(last_cursor=False, page_size=5, handling=0.3, batch_bytes=1)
     return scenario(seed, settings, steps)
 
 
@@ -86,23 +98,19 @@ def new_token(seed: int) -> Scenario:
 
 def children_that_are_listed_late(seed: int) -> Scenario:
     """A split whose children are listed only some seconds after their parent was closed."""
-    steps = [publish(60, 3), split("starts-after", after=1.0, listed_after=2.0), deploy()]
-    settings = Settings(handling=0.5, batch_bytes=1, page_size=10)
+    steps = [publish(120, 3), split("starts-after", after=1.0, listed_after=1.0), deploy()]
+    settings = Settings(handling=1.0, batch_bytes=1, page_size=6, checkpoint_every=2)
     return scenario(seed, settings, [*steps, publish(6, 3)])
 
 
 def left_while_the_store_is_slow(seed: int) -> Scenario:
     """A consumer is left and entered again while splits are saved."""
     steps = [publish(20, 4)]
-    for _ in range(4):
-        steps += [
-            split("cursor-from", after=0.5),
-            deploy(),
-            publish(8, 4),
-            Step(0.1, "life_step", {"what": "leave"}),
-            Step(0.4, "life_step", {"what": "leave"}),
-        ]
-    settings = Settings(partitions=2, store_latency=0.4, way="run", handling=0.1)
+    for _ in range(3):
+        steps += [split("cursor-from", after=0.5), deploy()]
+        for _ in range(6):
+            steps += [Step(0.2, "life_step", {"what": "leave"}), publish(2, 4)]
+    settings = Settings(partitions=2, store_latency=0.4, way="run")
     return scenario(seed, settings, steps)
 
 
@@ -112,6 +120,18 @@ def commits_that_fail(seed: int) -> Scenario:
     steps += [Step(0.5, "store_fails", {"share": 0.5, "seconds": 1.0}) for _ in range(3)]
     settings = Settings(way="events", transactional=False, stubborn=True, batch_bytes=1)
     return scenario(seed, settings, [*steps, publish(20, 4)])
+
+
+def commits_that_are_cancelled(seed: int) -> Scenario:
+    """Commits that take about as long as the application waits for them."""
+    settings = Settings(
+        transactional=False,
+        impatience=0.6,
+        store_latency=0.004,
+        batch_bytes=1,
+        checkpoint_every=1,
+    )
+    return scenario(seed, settings, [publish(200, 4)])
 
 
 # ---------------------------------------------------------------------- steps

@@ -13,7 +13,7 @@ from feedapi_client.errors import FencedError
 from feedapi_client.lineage.actions import Save
 from feedapi_client.model import Batch, FeedInfo
 from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import Finished, Outcome, PageReader
+from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.retry import Backoff
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.delivery import Delivery
@@ -38,19 +38,6 @@ def rest_of_a_torn_page_is_delivered(patch: pytest.MonkeyPatch) -> None:
         return [*batches, CheckpointedEvents(left, self.cursor, 0)] if left else batches
 
     patch.setattr(PageReader, "rest", all_of_it)
-
-
-def a_torn_page_is_complete(patch: pytest.MonkeyPatch) -> None:
-    """An incomplete last line counts as read, and what came before it as a complete page."""
-    finish = PageReader.finish
-
-    def forgiving(self: PageReader) -> Finished:
-        self._decoder._tail.clear()
-        self._error = None
-        return finish(self)
-
-    patch.setattr(PageReader, "finish", forgiving)
-    patch.setattr(PageReader, "check", lambda self: None)
 
 
 def the_buffer_limit_drops(patch: pytest.MonkeyPatch) -> None:
@@ -196,19 +183,21 @@ def a_commit_saves_what_was_read(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Delivery, "_commit", too_far)
 
 
-def a_released_batch_counts_as_committed(patch: pytest.MonkeyPatch) -> None:
-    """The next commit's predecessor is taken from memory, also when its save has failed."""
+def a_failed_commit_counts_as_made(patch: pytest.MonkeyPatch) -> None:
+    """A commit is noted before its save: when that fails, the next attempt does nothing."""
 
-    async def saved_first(
+    async def noted_first(
         self: Delivery, partition: Any, number: int, batch: Batch, transaction: Any
     ) -> None:
         driver = self._driver
+        if partition.is_saved(number):
+            return
         before = partition.position_before(number)
         position = driver.planner.checkpoint(partition.id, batch.cursor, after=before)
         partition.saved(number, position, durable=transaction is None)
         await driver.positions.save({partition.id: position}, transaction)
 
-    patch.setattr(Delivery, "_commit", saved_first)
+    patch.setattr(Delivery, "_commit", noted_first)
 
 
 def run_forgets_the_commit(patch: pytest.MonkeyPatch) -> None:
@@ -282,7 +271,6 @@ def a_failing_slot_is_never_returned(patch: pytest.MonkeyPatch) -> None:
 
 def a_slot_is_never_returned(patch: pytest.MonkeyPatch) -> None:
     """A slot without work is not counted as free."""
-    idle = anyio.Event
 
     async def slot(self: Scheduler[Any]) -> None:
         assert self._work is not None
@@ -293,7 +281,7 @@ def a_slot_is_never_returned(patch: pytest.MonkeyPatch) -> None:
                 await self._work(job)
             finally:
                 self._failing_running -= failing
-        await idle().wait()
+        await anyio.Event().wait()
 
     patch.setattr(Scheduler, "_slot", slot)
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from feedapi_client.model import Batch
-from feedapi_client.testing.simulator.life import Process
+from feedapi_client.stores import memory, sqlite, sqlite_statements
+from feedapi_client.testing.simulator.process import Process
 from feedapi_client.testing.simulator.store import Database, Effect
 
 
@@ -17,7 +18,7 @@ def commit_before_effects(patch: pytest.MonkeyPatch) -> None:
     async def handle(self: Process, batch: Batch) -> None:
         await batch.commit()
         await self._work()
-        effects = [Effect(e.json()["entity"], e.json()["n"], batch.partition) for e in batch.events]
+        effects = [self._effect(batch.partition, event) for event in batch.events]
         self.session.apply_at_once(effects)
 
     patch.setattr(Process, "_handle", handle)
@@ -27,7 +28,7 @@ def effects_before_the_transaction(patch: pytest.MonkeyPatch) -> None:
     """The application makes its effects durable before it saves the cursor in a transaction."""
 
     async def handle(self: Process, batch: Batch) -> None:
-        effects = [Effect(e.json()["entity"], e.json()["n"], batch.partition) for e in batch.events]
+        effects = [self._effect(batch.partition, event) for event in batch.events]
         self.session.apply_at_once(effects)
         await self._work()
         await batch.commit()
@@ -70,3 +71,39 @@ def store_forgets_the_status(patch: pytest.MonkeyPatch) -> None:
         apply(self, changes, effects)
 
     patch.setattr(Database, "apply", as_open)
+
+
+# ---------------------------------------------------------------------- the shipped stores
+
+
+def memory_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
+    """MemoryCursorStore saves a position whatever revision it holds."""
+    patch.setattr(memory, "check_predecessor", lambda *args: None)
+
+
+def sqlite_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
+    """SQLiteCursorStore saves a position whatever revision it holds."""
+    patch.setattr(sqlite_statements, "check_predecessor", lambda *args: None)
+
+
+def sqlite_store_saves_one_by_one(patch: pytest.MonkeyPatch) -> None:
+    """SQLiteCursorStore saves each position in a transaction of its own."""
+    save = sqlite.SQLiteCursorStore.save
+
+    async def one_by_one(self: Any, feed: Any, positions: Any, *, transaction: Any = None) -> None:
+        for partition, position in positions.items():
+            await save(self, feed, {partition: position}, transaction=transaction)
+
+    patch.setattr(sqlite.SQLiteCursorStore, "save", one_by_one)
+
+
+def sqlite_store_saves_beside_the_transaction(patch: pytest.MonkeyPatch) -> None:
+    """SQLiteCursorStore ignores the caller's transaction, and saves on a connection of its own."""
+    save = sqlite.SQLiteCursorStore.save
+
+    async def beside(self: Any, feed: Any, positions: Any, *, transaction: Any = None) -> None:
+        if transaction is not None:
+            transaction.commit()
+        await save(self, feed, positions)
+
+    patch.setattr(sqlite.SQLiteCursorStore, "save", beside)
