@@ -123,6 +123,7 @@ class History:
         self.database = Database(
             random=self._random("database"),
             latency=settings.store_latency,
+            reply_latency=settings.reply_latency,
             trace=self.trace,
             on_effect=self.oracle.effect,
         )

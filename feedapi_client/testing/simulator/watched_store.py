@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import anyio.lowlevel
-
 from feedapi_client.errors import FencedError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import CursorStore
@@ -176,8 +174,7 @@ class WatchedStore(Session):
             self._positions.refused(feed, positions, error)
             raise
         self._positions.succeeded(feed, positions)
-        await anyio.lowlevel.checkpoint()
-        self._database.lose_reply()
+        await self._database.reply()
 
     def joined(self, partition: int) -> None:
         """The handler returned: what it saved in its own transaction is durable."""

@@ -37,8 +37,9 @@ def lag_between_two_splits(seed: int) -> Scenario:
         publish(20, 4),
         Step(2.0, "life_step", {"what": "down", "seconds": 3.0}),
         split("cursor-from"),
-        split("cursor-from", after=1.0),
-        fault("lag", "both", share=0.6, seconds=20.0, behind=3.0, after=2.0),
+        publish(12, 4, after=0.5),
+        split("cursor-from", after=1.5),
+        fault("lag", "both", share=0.6, seconds=20.0, behind=3.0, after=1.0),
     ]
     for _ in range(6):
         steps += [deploy(after=0.3), publish(4, 4)]
@@ -106,28 +107,30 @@ def children_that_are_listed_late(seed: int) -> Scenario:
 def left_while_the_store_is_slow(seed: int) -> Scenario:
     """A consumer is left and entered again while splits are saved."""
     steps = [publish(20, 4)]
-    for _ in range(3):
-        steps += [split("cursor-from", after=0.5), deploy()]
-        for _ in range(6):
-            steps += [Step(0.2, "life_step", {"what": "leave"}), publish(2, 4)]
-    settings = Settings(partitions=2, store_latency=0.4, way="run")
+    for _ in range(5):
+        steps += [publish(30, 4, after=1.0), split("cursor-from", after=0.5), deploy()]
+        steps += [Step(0.5, "life_step", {"what": "leave"}) for _ in range(3)]
+    settings = Settings(partitions=2, store_latency=0.4, handling=0.2, batch_bytes=1)
     return scenario(seed, settings, steps)
 
 
 def commits_that_fail(seed: int) -> Scenario:
     """The store fails, and an application that iterates over events goes on after the error."""
-    steps = [publish(40, 4)]
-    steps += [Step(0.5, "store_fails", {"share": 0.5, "seconds": 1.0}) for _ in range(3)]
-    settings = Settings(way="events", transactional=False, stubborn=True, batch_bytes=1)
+    steps = [publish(60, 4)]
+    steps += [Step(0.5, "store_fails", {"share": 0.3, "seconds": 1.0}) for _ in range(3)]
+    settings = Settings(way="events", transactional=False, stubborn=True, page_size=2, handling=0.1)
     return scenario(seed, settings, [*steps, publish(20, 4)])
 
 
 def commits_that_are_cancelled(seed: int) -> Scenario:
-    """Commits that take about as long as the application waits for them."""
+    """Commits that take about as long as the application waits for them, and take effect before
+    they return.
+    """
     settings = Settings(
         transactional=False,
         impatience=0.6,
         store_latency=0.004,
+        reply_latency=0.004,
         batch_bytes=1,
         checkpoint_every=1,
     )

@@ -97,7 +97,12 @@ def superseded_is_not_saved(patch: pytest.MonkeyPatch) -> None:
 
 
 def transfer_is_not_atomic(patch: pytest.MonkeyPatch) -> None:
-    """A transfer saves the superseded ancestors first, and then each successor by itself."""
+    """A transfer saves the superseded ancestors first, and then each successor by itself.
+
+    Equivalent: whoever finds such a half of a transfer makes the other half. A successor without a
+    position takes the cursor of a superseded ancestor, which nobody moves any more, and so do its
+    siblings. The other order, `ancestors_are_superseded_later`, is not equivalent.
+    """
     save = Positions.save
 
     async def saving(self: Positions, positions: Any, transaction: Any = None) -> None:

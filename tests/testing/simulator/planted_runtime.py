@@ -68,7 +68,12 @@ def a_stopped_partition_keeps_its_batches(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_cancelled_request_delivers(patch: pytest.MonkeyPatch) -> None:
-    """A request whose partition was stopped still delivers what it has read."""
+    """A request whose partition was stopped still delivers what it has read.
+
+    Equivalent in a simulation: a cancelled request reads no further chunk, and of one chunk all is
+    received at once. Only if a chunk arrives in the very instant of the cancellation (trio then
+    delivers it) is there something to receive, and no two virtual times are the same.
+    """
 
     def receive(self: Request, batch: CheckpointedEvents) -> None:
         self._partition.received(batch)
