@@ -6,8 +6,8 @@
     python -m tests.testing.simulator.mutants --seeds 200 a_wake_up_is_lost
     python -m tests.testing.simulator.mutants --jobs 4
 
-Equivalent mutants are tried only by name. For each of the others it prints the first seed that finds it and what the oracle said, and ends with 1 if one was
-not found.
+It prints the first seed that finds each of them, and what the oracle said. Equivalent mutants are
+left out, unless they are named. It ends with 1 if a mutant was not found.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
+from rich.table import Column, Table
 
 from feedapi_client.testing.simulator.clock import Backend
 from feedapi_client.testing.simulator.named import named
@@ -40,6 +41,10 @@ from tests.testing.simulator.planted import Plant
 
 SEEDS = 2000
 """Within so many seeds a mutant has to be found."""
+_WIDTH = 160
+"""Columns of the table, when it goes into a file."""
+_TEXT = 100
+"""Characters that are shown of what the oracle said."""
 
 Trial = Callable[[int], tuple[str, str] | None]
 """Runs a seed, and returns the rule that it violates and what happened."""
@@ -234,22 +239,24 @@ def main(arguments: list[str] | None = None) -> int:
             progress.advance(task)
             if one.seed is None:
                 progress.console.print(f"{one.name}: not found in {one.seeds} seeds")
-    Console().print(table([found[name] for name in chosen]))
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    console.print(table([found[name] for name in chosen]))
     missed = sum(one.seed is None for one in found.values())
-    Console().print(f"{len(found) - missed} of {len(found)} mutants found")
+    console.print(f"{len(found) - missed} of {len(found)} mutants found")
     return 1 if missed else 0
 
 
 def table(results: Sequence[Found]) -> Table:
     """Return the results as a table."""
-    shown = Table("mutant", "found", "seed", "s", "what the oracle said", box=None)
+    name = Column("mutant", no_wrap=True)
+    shown = Table(name, "found", "seed", "s", "what the oracle said", box=None)
     for one in results:
         shown.add_row(
             one.name,
             "no" if one.seed is None else "yes",
             "-" if one.seed is None else str(one.seed),
             f"{one.seconds:.1f}",
-            " ".join(one.text.split())[:100],
+            escape(" ".join(one.text.split())[:_TEXT]),
         )
     return shown
 

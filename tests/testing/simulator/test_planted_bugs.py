@@ -14,26 +14,7 @@ from feedapi_client.testing.simulator.simulation import run
 from feedapi_client.testing.simulator.store import Effect
 from feedapi_client.testing.simulator.transport import Fetched, SimulatedTransport
 from feedapi_client.testing.simulator.world import World
-from tests.testing.simulator import planted, planted_planner, planted_runtime, planted_stores
-
-SEEDS = range(150)
-
-
-@pytest.mark.parametrize(
-    "plant",
-    [
-        planted_stores.commit_before_effects,
-        planted_stores.store_loses_a_position,
-        planted_runtime.batch_loses_an_event,
-        planted_planner.successor_from_the_start,
-        planted_planner.children_at_once,
-        planted_runtime.a_wake_up_is_lost,
-        planted_planner.transfer_with_a_batch_in_flight,
-    ],
-)
-def test_a_planted_bug_is_found(plant: planted.Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
-    assert planted.found_by(SEEDS) is not None
+from tests.testing.simulator import planted
 
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])

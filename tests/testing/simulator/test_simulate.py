@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -18,85 +17,50 @@ import pytest
 from feedapi_client import Batch, MemoryCursorStore, Position, Quarantine, Retry, SQLiteCursorStore
 from feedapi_client.model import FeedKey
 from feedapi_client.testing.simulator import SimulationError, simulate
+from tests.testing.simulator.applications import (
+    Rows,
+    Rowset,
+    applied,
+    do_nothing,
+    pairs,
+    sqlite_store,
+    transactional,
+)
 
 BACKENDS = ("asyncio", "trio")
 SEEDS = 12
-Rows = list[tuple[int, int]]
-
-
-def pairs(batch: Batch) -> Rows:
-    return [(payload["entity"], payload["n"]) for payload in (e.json() for e in batch.events)]
-
-
-def sqlite_store(folder: Path) -> SQLiteCursorStore:
-    return SQLiteCursorStore(folder / "app.db")
-
-
-class Table:
-    """What an application keeps in the file of its cursors."""
-
-    def __init__(self, store: SQLiteCursorStore) -> None:
-        self.path = store.path
-        with self.transaction() as database:
-            database.execute("CREATE TABLE IF NOT EXISTS done (entity INTEGER, n INTEGER)")
-
-    def transaction(self) -> Any:
-        return sqlite3.connect(self.path)
-
-    def add(self, database: sqlite3.Connection, rows: Rows) -> None:
-        database.executemany("INSERT INTO done VALUES (?, ?)", rows)
-
-    def rows(self) -> Rows:
-        with closing(self.transaction()) as database:
-            return list(database.execute("SELECT entity, n FROM done ORDER BY rowid"))
-
-
-def applied(store: SQLiteCursorStore) -> Rows:
-    return Table(store).rows()
-
 
 # ---------------------------------------------------------------------- handlers, right and wrong
 
 
-def transactional(store: SQLiteCursorStore) -> Callable[[Batch], Awaitable[None]]:
-    table = Table(store)
-
-    async def handle(batch: Batch) -> None:
-        with closing(table.transaction()) as database, database:
-            table.add(database, pairs(batch))
-            await batch.commit(transaction=database)
-
-    return handle
-
-
 def commits_before_its_effects(store: SQLiteCursorStore) -> Callable[[Batch], Awaitable[None]]:
-    table = Table(store)
+    table = Rowset(store)
 
     async def handle(batch: Batch) -> None:
         await batch.commit()
-        with closing(table.transaction()) as database, database:
+        with closing(table.connect()) as database, database:
             table.add(database, pairs(batch))
 
     return handle
 
 
 def writes_again(store: SQLiteCursorStore) -> Callable[[Batch], Awaitable[None]]:
-    table = Table(store)
+    table = Rowset(store)
 
     async def handle(batch: Batch) -> None:
-        with closing(table.transaction()) as database, database:
+        with closing(table.connect()) as database, database:
             table.add(database, pairs(batch))
 
     return handle
 
 
 def keeps_rows_in_memory(store: SQLiteCursorStore) -> Callable[[Batch], Awaitable[None]]:
-    table, kept = Table(store), []
+    table, kept = Rowset(store), []
 
     async def handle(batch: Batch) -> None:
         kept.extend(pairs(batch))
         if len(kept) >= 10:
-            with closing(table.transaction()) as database, database:
+            with closing(table.connect()) as database, database:
                 table.add(database, kept)
             kept.clear()
 
@@ -105,11 +69,11 @@ def keeps_rows_in_memory(store: SQLiteCursorStore) -> Callable[[Batch], Awaitabl
 
 def remembers_what_it_has_seen(store: SQLiteCursorStore) -> Callable[[Batch], Awaitable[None]]:
     """Repetitions are left out by what this process has seen. The next one has seen nothing."""
-    table, seen = Table(store), set()
+    table, seen = Rowset(store), set()
 
     async def handle(batch: Batch) -> None:
         new = [pair for pair in pairs(batch) if pair not in seen]
-        with closing(table.transaction()) as database, database:
+        with closing(table.connect()) as database, database:
             table.add(database, new)
         seen.update(new)
 
@@ -117,10 +81,10 @@ def remembers_what_it_has_seen(store: SQLiteCursorStore) -> Callable[[Batch], Aw
 
 
 def forgets_its_transaction(store: SQLiteCursorStore) -> Callable[[Batch], Awaitable[None]]:
-    table = Table(store)
+    table = Rowset(store)
 
     async def handle(batch: Batch) -> None:
-        with closing(table.transaction()) as database:
+        with closing(table.connect()) as database:
             table.add(database, pairs(batch))
             await batch.commit(transaction=database)
 
@@ -128,10 +92,10 @@ def forgets_its_transaction(store: SQLiteCursorStore) -> Callable[[Batch], Await
 
 
 def mixes_events(store: SQLiteCursorStore) -> Callable[[Batch], Awaitable[None]]:
-    table = Table(store)
+    table = Rowset(store)
 
     async def handle(batch: Batch) -> None:
-        with closing(table.transaction()) as database, database:
+        with closing(table.connect()) as database, database:
             table.add(database, sorted(pairs(batch), reverse=True))
             await batch.commit(transaction=database)
 
@@ -313,10 +277,6 @@ class Jealous(MemoryCursorStore):
             for id, p in positions.items()
         }
         await super().save(feed, raised, transaction=transaction)
-
-
-async def do_nothing(batch: Batch) -> None:
-    pass
 
 
 @pytest.mark.parametrize(
