@@ -35,7 +35,9 @@ MakeStore = Callable[[Path], CursorStore]
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - only a directory below it is used
 """Where files cost no disk write, on Linux."""
-_STEPS = frozenset({"publish", "split", "deploy", "fault", "store_fails", "life_step"})
+_STEPS = frozenset(
+    {"publish", "split", "deploy", "fault", "store_fails", "store_stalls", "life_step"}
+)
 _ENDS = ("cancel", "stop", "leave", "pause", "down")
 
 
@@ -79,6 +81,9 @@ def _settings(settings: Settings) -> Settings:
         on_failure="raise",
         flaky=0.0,
         poison=False,
+        commit_every=1,
+        rollbacks=0.0,
+        careless=False,
         on_error="raise",
         refused_for=60.0,
         give_up_after=None,

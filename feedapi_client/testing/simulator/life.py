@@ -142,7 +142,8 @@ class Life:
         ):
             self.rightly_stopped = True
             return
-        by_itself = not self._database.failures and not process.overlaps
+        careless = process.rolled_back
+        by_itself = not self._database.failures and not process.overlaps and not careless
         fenced = isinstance(error, FencedError) and by_itself
         expected = isinstance(error, (FeedError, ConnectionLostError, HandlerError))
         late = self._now() > self.calm_since

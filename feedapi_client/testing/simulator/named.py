@@ -131,6 +131,17 @@ def streams_that_are_always_due() -> tuple[Settings, list[Step]]:
     ]
 
 
+def an_older_version_knows_no_child() -> tuple[Settings, list[Step]]:
+    """A deployment from version 1: old instances list neither children nor successors (R9)."""
+    return Settings(partitions=4, dialect="v1"), [
+        Step(0.0, "deploy", {"dialect": "v2-token", "seconds": 3.0}),
+        Step(0.0, "split", {"which": 3, "parts": 3, "method": "starts-after"}),
+        Step(0.0, "split", {"which": 4, "parts": 1, "method": "cursor-from"}),
+        Step(0.6, "split", {"which": 1, "parts": 2, "method": "cursor-from"}),
+        Step(0.1, "publish", {"count": 16, "entities": 8}),
+    ]
+
+
 def _lag(on: str, *, seconds: float) -> dict[str, object]:
     return {"kind": "lag", "on": on, "share": 0.5, "seconds": seconds, "behind": 3.0}
 
@@ -148,6 +159,7 @@ NAMED: dict[str, Callable[[], tuple[Settings, list[Step]]]] = {
         ancestors_unknown,
         split_of_a_waiting_partition,
         streams_that_are_always_due,
+        an_older_version_knows_no_child,
     )
 }
 

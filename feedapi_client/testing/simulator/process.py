@@ -16,6 +16,7 @@ from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.policy import OnFailure, Quarantine, Retry
 from feedapi_client.testing.simulator.http import SimulatedClient
 from feedapi_client.testing.simulator.impatience import Impatience
+from feedapi_client.testing.simulator.late import LateCommits
 from feedapi_client.testing.simulator.oracle import Oracle
 from feedapi_client.testing.simulator.quarantine import SimulatedQuarantine
 from feedapi_client.testing.simulator.scenario import Settings
@@ -26,6 +27,8 @@ T = TypeVar("T")
 
 FEED = "http://simulated/feed"
 RESTART_SECONDS = 0.5
+HELD_SECONDS = 0.4
+"""How long an application that commits late waits for one more batch."""
 
 
 class HandlerError(Exception):
@@ -43,6 +46,7 @@ class Process:
     Attributes:
         number: tells the processes of a history apart.
         overlaps: another process of the same name ran at the same time: one may fence the other.
+        rolled_back: the application went on after it rolled back a commit: it fences itself.
         leaving: the loop is to be left at the next batch, and another iteration to be begun: of the
             consumer that is open ("leave"), or after entering it again ("reenter").
         paused_until: the virtual time up to which the application hangs.
@@ -65,6 +69,7 @@ class Process:
         self.session = Session(database)
         self.consumer: FeedConsumer | None = None
         self.overlaps = False
+        self.rolled_back = False
         self.leaving: Literal["leave", "reenter"] | None = None
         self.paused_until = 0.0
         self._fetch = FetchOptions(
@@ -76,6 +81,7 @@ class Process:
         self._database = database
         self._oracle = oracle
         self._random = random
+        self._late = LateCommits(self.session, publisher.trace, settings.commit_every)
         self._impatience = Impatience(settings.impatience, random, native=native)
         self._follow = follow
         self._now = publisher.now
@@ -154,9 +160,13 @@ class Process:
         self, following: Callable[[], Awaitable[T]], handle: Callable[[T], Awaitable[None]]
     ) -> None:
         before: StoreError | None = None
+        self._late.drop()
         while not self.leaving:
             try:
-                item = await self._impatience.call(following)
+                if self._holds_back:
+                    item = await self._next_or_commit(following)
+                else:
+                    item = await self._impatience.call(following)
             except StopAsyncIteration:
                 return
             except StoreError as error:
@@ -178,7 +188,29 @@ class Process:
         await self._work()
 
     async def _handle_batch(self, batch: Batch) -> None:
-        await self._handle(batch)
+        if not self._holds_back:
+            await self._handle(batch)
+            return
+        self._oracle.delivered(batch.partition, self.positions())
+        await self._work()
+        if self._late.add(batch, [self._effect(batch.partition, e) for e in batch.events]):
+            await self._commit_late()
+
+    @property
+    def _holds_back(self) -> bool:
+        return self._settings.commit_every > 1 and self._settings.transactional and self._follow
+
+    async def _commit_late(self) -> None:
+        transaction = await self._late.prepare()
+        with anyio.CancelScope(shield=True):
+            await transaction.commit()
+
+    async def _next_or_commit(self, following: Callable[[], Awaitable[T]]) -> T:
+        """Await the next item. Whenever none comes for a while, commit what is held back."""
+        while True:
+            with anyio.move_on_after(HELD_SECONDS):
+                return await self._impatience.call(following)
+            await self._commit_late()
 
     async def _handle(self, batch: Batch) -> None:
         self._oracle.delivered(batch.partition, self.positions())
@@ -189,11 +221,22 @@ class Process:
             self.session.apply_at_once(effects)
             await self._impatience.call(batch.commit)
             return
+        while self._rolls_back():
+            await batch.commit(transaction=self.session.transaction())
+            if self._settings.careless:
+                self.rolled_back = True
+                return
         transaction = self.session.transaction()
         transaction.effects += effects
         await batch.commit(transaction=transaction)
+        self._fail(effects)
         with anyio.CancelScope(shield=True):
             await transaction.commit()
+
+    def _rolls_back(self) -> bool:
+        """Return whether to roll a transaction back."""
+        share = 0.0 if self._oracle.calm else self._settings.rollbacks
+        return bool(share) and self._random.random() < share
 
     def _fail(self, effects: list[Effect]) -> None:
         """Raise HandlerError now and then, and for events that can't be handled."""

@@ -67,6 +67,10 @@ class Settings:
         on_failure: what `FeedConsumer.run` does when the handler fails.
         flaky: the part of the batches whose handler fails, while there are faults.
         poison: whether the handler fails for some events each time; see `is_poison`.
+        commit_every: batches that are committed at once, in one transaction ("batches").
+        rollbacks: the part of the transactions that are rolled back, while there are faults.
+        careless: whether the application goes on after that, as if it had committed. The library
+            can't know: what it did not apply can come late, and after the events of a child.
         on_error: see `FeedConsumer`.
         refused_for, give_up_after: see `RetryPolicy`.
         moving_cursors, noisy: see `World`.
@@ -97,6 +101,9 @@ class Settings:
     on_failure: Literal["raise", "retry", "quarantine", "retry, then quarantine"] = "raise"
     flaky: float = 0.0
     poison: bool = False
+    commit_every: int = 1
+    rollbacks: float = 0.0
+    careless: bool = False
     on_error: Literal["raise", "park"] = "raise"
     refused_for: float = 60.0
     give_up_after: float | None = None
@@ -194,6 +201,10 @@ def _rarer(random: Random, settings: Settings) -> dict[str, Any]:
         poison = "quarantine" in on_failure and random.random() < 0.5
         changes |= {"on_failure": on_failure, "poison": poison}
         changes["flaky"] = random.choice((0.0, 0.05, 0.3))
+    if settings.transactional and random.random() < 0.2:
+        changes["rollbacks"] = 0.3
+    if settings.way == "batches" and random.random() < 0.25:
+        changes["commit_every"] = random.choice((2, 5))
     return changes
 
 
@@ -223,6 +234,8 @@ def _step(
         return Step(after, "deploy", {"dialect": dialect, "seconds": random.choice((0, 1, 10))})
     if what < 0.75 and kinds:
         return Step(after, "fault", _fault(random, random.choice(kinds)))
+    if what < 0.77 and store_fails:
+        return Step(after, "store_stalls", {"seconds": random.choice((1.0, 20.0))})
     if what < 0.8 and store_fails:
         share, seconds = random.choice((0.1, 0.5, 1.0)), random.choice((0.1, 3.0))
         return Step(after, "store_fails", {"share": share, "seconds": seconds})

@@ -229,14 +229,16 @@ class History:
                 continue  # nothing has happened that could make a status untrue
             seen = len(self.trace)
             if process is not None and process.consumer is not None and not process.session.dead:
-                status, alone = process.consumer.status(), not process.overlaps
+                # After a commit that was rolled back the library can't know what is stored.
+                status = process.consumer.status()
+                alone = not process.overlaps and not process.rolled_back
                 self.oracle.status(status, process.positions(), limit, alone=alone)
 
     async def _settle(self) -> None:
         """End all faults, and wait until every event is applied."""
         self.faults.clear()
         self.publisher.deployment = None
-        self.database.failing = 0.0
+        self.database.failing = self.database.stalled_until = 0.0
         self._store_fails_until = 0.0
         self.life.calm_since = self.now() + GRACE_SECONDS
         self.oracle.calm = True
@@ -331,6 +333,10 @@ class History:
         """Let operations of the database fail for some time."""
         self.database.failing = share
         self._store_fails_until = self.now() + seconds
+
+    def store_stalls(self, seconds: float) -> None:
+        """Let operations of the database take longer than a save may take, for some time."""
+        self.database.stalled_until = self.now() + seconds
 
     def life_step(self, what: Happening, seconds: float = 0.0) -> None:
         """Let something happen to the process."""

@@ -30,6 +30,10 @@ class Effect(NamedTuple):
     quarantined: bool = False
 
 
+STALL_SECONDS = 60.0
+"""The longest time that an operation takes while the database stalls."""
+
+
 class Database:
     """What is durable: positions, and effects in the order in which they took effect.
 
@@ -53,6 +57,7 @@ class Database:
         self.failing = 0.0
         """The part of the operations that fail; half of the failed saves take effect before."""
         self.failures = 0
+        self.stalled_until = 0.0
         self.on_first_save: Callable[[], None] | None = None
         self._random = random
         self._latency = latency
@@ -63,6 +68,9 @@ class Database:
     async def operation(self) -> None:
         """Take the time of a round trip, or fail."""
         await anyio.sleep(self._random.uniform(0.0, self._latency))
+        if self._trace.now() < self.stalled_until:
+            self.failures += 1  # a save that is given up may fence the next one
+            await anyio.sleep(self._random.uniform(0.0, STALL_SECONDS))
         await staggered(self._random)
         if self._random.random() < self.failing / 2:
             self.failures += 1

@@ -84,6 +84,10 @@ def _store_fails(share: float, seconds: float) -> str:
     return f"{share:.0%} of the store's operations fail, for {seconds:g} s"
 
 
+def _store_stalls(seconds: float) -> str:
+    return f"the store's operations take up to a minute, for {seconds:g} s"
+
+
 def _life(what: str, seconds: float = 0.0, moment: str | None = None) -> str:
     text = _LIFE.get(what, what).format(seconds=seconds)
     return text if moment is None else f"{text} {moment} of the next batch"
@@ -99,5 +103,6 @@ _TELLERS: dict[str, Callable[..., str]] = {
     "deploy": _deploy,
     "fault": _fault,
     "store_fails": _store_fails,
+    "store_stalls": _store_stalls,
     "life_step": _life,
 }

@@ -10,12 +10,12 @@ class Trace:
     """Lines of text with their virtual time. Two runs of one seed write the same lines."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+        self.now = now
         self._lines: list[tuple[float, str, tuple[object, ...]]] = []
 
     def add(self, text: str, *values: object) -> None:
         """Record `text.format(*values)` at the present time. Formatting is left for later."""
-        self._lines.append((self._now(), text, values))
+        self._lines.append((self.now(), text, values))
 
     def __len__(self) -> int:
         return len(self._lines)
