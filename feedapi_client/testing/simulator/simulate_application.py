@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +22,7 @@ from feedapi_client.testing.simulator.application_history import (
 from feedapi_client.testing.simulator.clock import Backend
 from feedapi_client.testing.simulator.effects import Delivery
 from feedapi_client.testing.simulator.progress import progress
-from feedapi_client.testing.simulator.scenario import Scenario
+from feedapi_client.testing.simulator.scenario import Scenario, Settings
 from feedapi_client.testing.simulator.shrink import shrink
 from feedapi_client.testing.simulator.told import told
 
@@ -179,7 +180,8 @@ def _shrunk(
         found.append(other)
         return True
 
-    return shrink(scenario, fails, max_runs=_SHRINK_RUNS), found[-1]
+    plain = replace(scenario, settings=Settings())
+    return shrink(plain if fails(plain) else scenario, fails, max_runs=_SHRINK_RUNS), found[-1]
 
 
 def _hint(threads: int) -> str:
