@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 import time
 
@@ -15,13 +14,7 @@ from feedapi_client.testing.simulator.simulation import Outcome, run
 def main(arguments: list[str] | None = None) -> int:
     """Run the command. Returns 1 if a scenario failed, otherwise 0."""
     options = _parser().parse_args(arguments)
-    log = logging.getLogger("feedapi_client")
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)  # what goes wrong is part of the simulation
-    try:
-        return _run(options) if options.seed is None else _replay(options)
-    finally:
-        log.setLevel(level)
+    return _run(options) if options.seed is None else _replay(options)
 
 
 def _run(options: argparse.Namespace) -> int:

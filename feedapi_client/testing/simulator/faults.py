@@ -44,6 +44,7 @@ class Fault:
         share: the part of these requests that it hits, from 0 to 1.
         until: the virtual time at which it ends.
         behind: see "lag".
+        parity: the fault hits only fetches of even (0) or odd (1) partitions; None: all.
     """
 
     kind: FaultKind
@@ -51,11 +52,15 @@ class Fault:
     share: float
     until: float
     behind: float = 0.0
+    parity: int | None = None
 
-    def hits(self, fetch: bool, now: float, random: Random) -> bool:
-        """Return whether it hits a request."""
+    def hits(self, partition: int | None, now: float, random: Random) -> bool:
+        """Return whether it hits a fetch of a partition, or a discovery (None)."""
+        fetch = partition is not None
         wanted = self.on == "both" or self.on == ("fetch" if fetch else "discovery")
         if now >= self.until or not wanted or (self.kind in FETCH_ONLY and not fetch):
+            return False
+        if self.parity is not None and (partition is None or partition % 2 != self.parity):
             return False
         return random.random() < self.share
 
@@ -75,15 +80,15 @@ class Faults:
         """End all faults."""
         self._active.clear()
 
-    def lag(self, *, fetch: bool, now: float) -> float:
+    def lag(self, *, partition: int | None, now: float) -> float:
         """Return how many seconds old the replica is that answers a request."""
-        lags = [f for f in self._active if f.kind == "lag" and f.hits(fetch, now, self._random)]
+        lags = [f for f in self._active if f.kind == "lag" and f.hits(partition, now, self._random)]
         return max((fault.behind for fault in lags), default=0.0)
 
-    def pick(self, *, fetch: bool, now: float) -> FaultKind | None:
+    def pick(self, *, partition: int | None, now: float) -> FaultKind | None:
         """Return what goes wrong with a request."""
         self._active = [fault for fault in self._active if fault.until > now]
         for fault in self._active:
-            if fault.kind != "lag" and fault.hits(fetch, now, self._random):
+            if fault.kind != "lag" and fault.hits(partition, now, self._random):
                 return fault.kind
         return None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import anyio
+
 from feedapi_client.errors import CommitOrderError
 from feedapi_client.model import Batch
-from feedapi_client.testing.simulator.store import Effect, Session, Transaction
+from feedapi_client.testing.simulator.store import Effect, Session
 from feedapi_client.testing.simulator.trace import Trace
 
 
@@ -45,20 +47,21 @@ class LateCommits:
         self._held.clear()
         self._count = 0
 
-    async def prepare(self) -> Transaction:
-        """Return a transaction with the cursors and the effects of all that is held.
+    async def commit(self) -> None:
+        """Commit the cursors and the effects of all that is held.
 
-        A batch can't be committed any more when its partition was split meanwhile: the successors
-        went on from the last committed cursor, and bring its events again.
+        After a `StoreError` they are still held. A batch can't be committed any more when its
+        partition was split meanwhile: the successors went on from the last committed cursor, and
+        bring its events again.
         """
         transaction = self._session.transaction()
-        held = dict(self._held)
-        self.drop()
-        for partition, batches in held.items():
+        for partition, batches in list(self._held.items()):
             try:
                 await batches.last.commit(transaction=transaction)
             except CommitOrderError as error:
                 self._trace.add("partition {} was too late: {}", partition, error)
             else:
                 transaction.effects += batches.effects
-        return transaction
+        with anyio.CancelScope(shield=True):
+            await transaction.commit()
+            self.drop()

@@ -165,8 +165,7 @@ class Oracle:
 
         `alone`: no other process of the same name has run beside this one.
         """
-        if status.buffered_bytes > limit:
-            self.violated("buffer", f"{status.buffered_bytes} bytes are buffered of {limit}")
+        self.buffered(status.buffered_bytes, limit)
         for id, found in status.partitions.items():
             stored = positions.get(id)
             self._check_error(found)
@@ -176,6 +175,11 @@ class Oracle:
                 self._check_state(found, stored, alone=alone)
             if alone:
                 self._check_cursor(found, stored)
+
+    def buffered(self, used: int, limit: int) -> None:
+        """Check how many bytes are buffered."""
+        if used > limit:
+            self.violated("buffer", f"{used} bytes are buffered of {limit}")
 
     def _check_error(self, found: PartitionStatus) -> None:
         fails = found.state in (PartitionState.RETRYING, PartitionState.PARKED)

@@ -27,6 +27,8 @@ T = TypeVar("T")
 
 FEED = "http://simulated/feed"
 RESTART_SECONDS = 0.5
+SMALL_BUFFER = 1024 * 1024
+"""A limit of buffered bytes from which on a history doesn't come near it."""
 HELD_SECONDS = 0.4
 """How long an application that commits late waits for one more batch."""
 
@@ -191,29 +193,30 @@ class Process:
         if not self._holds_back:
             await self._handle(batch)
             return
-        self._oracle.delivered(batch.partition, self.positions())
+        self._received(batch)
         await self._work()
         if self._late.add(batch, [self._effect(batch.partition, e) for e in batch.events]):
-            await self._commit_late()
+            await self._late.commit()
+
+    def _received(self, batch: Batch) -> None:
+        self._oracle.delivered(batch.partition, self.positions())
+        limit = self._settings.buffer_bytes
+        if limit < SMALL_BUFFER and self.consumer is not None:
+            self._oracle.buffered(self.consumer.status().buffered_bytes, limit)
 
     @property
     def _holds_back(self) -> bool:
         return self._settings.commit_every > 1 and self._settings.transactional and self._follow
-
-    async def _commit_late(self) -> None:
-        transaction = await self._late.prepare()
-        with anyio.CancelScope(shield=True):
-            await transaction.commit()
 
     async def _next_or_commit(self, following: Callable[[], Awaitable[T]]) -> T:
         """Await the next item. Whenever none comes for a while, commit what is held back."""
         while True:
             with anyio.move_on_after(HELD_SECONDS):
                 return await self._impatience.call(following)
-            await self._commit_late()
+            await self._late.commit()
 
     async def _handle(self, batch: Batch) -> None:
-        self._oracle.delivered(batch.partition, self.positions())
+        self._received(batch)
         await self._work()
         effects = [self._effect(batch.partition, event) for event in batch.events]
         self._fail(effects)

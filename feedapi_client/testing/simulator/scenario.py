@@ -162,7 +162,7 @@ def _settings(random: Random) -> Settings:
     dialect: Dialect = random.choice(("v1", "v2-draft", "v2-token", "v2-token"))
     way: Way = random.choice(("batches", "batches", "run", "run", "events"))
     return Settings(
-        partitions=random.randint(1, 4),
+        partitions=random.choice((1, 1, 2, 3, 4, 12)),
         dialect=dialect,
         last_cursor=random.random() < 0.7,
         stream=random.random() < 0.25,
@@ -173,7 +173,7 @@ def _settings(random: Random) -> Settings:
         way=way,
         transactional=way != "events" and random.random() < 0.7,
         store_latency=random.choice((0.001, 0.01, 0.2)),
-        handling=random.choice((0.0, 0.01, 0.3)),
+        handling=random.choice((0.0, 0.01, 0.3, 1.0)),
         impatience=random.choice((0.0, 0.0, 0.1, 0.5)),
         concurrent=random.choice((1, 2, 64)),
         batch_bytes=random.choice((1, 1_000, 1024 * 1024)),
@@ -254,8 +254,10 @@ def _fault(random: Random, kind: FaultKind) -> dict[str, Any]:
         "kind": kind,
         "on": "fetch" if kind in FETCH_ONLY else random.choice(("discovery", "fetch", "both")),
         "share": random.choice((0.2, 0.5, 1.0)),
-        "seconds": random.choice((0.1, 2.0, 10.0)),
+        "seconds": random.choice((0.1, 2.0, 2.0, 10.0, 10.0, 100.0)),
     }
+    if how["on"] == "fetch" and random.random() < 0.4:
+        how["parity"] = random.randrange(2)
     if kind == "lag":
         how["behind"] = random.choice((0.5, 3.0, 10.0))
     return how

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -65,7 +68,10 @@ class Outcome:
 
 
 def run(scenario: Scenario) -> Outcome:
-    """Run a scenario to its end. Two runs of one scenario are the same, step by step."""
+    """Run a scenario to its end. Two runs of one scenario are the same, step by step.
+
+    The library's log is silent meanwhile: what goes wrong is part of the simulation.
+    """
     histories: list[History] = []
 
     async def main() -> None:
@@ -75,12 +81,24 @@ def run(scenario: Scenario) -> Outcome:
 
     failure: tuple[str, str] | None = None
     try:
-        run_in_virtual_time(main, backend=scenario.backend, seed=f"run {scenario.seed}")
+        with _silence():
+            run_in_virtual_time(main, backend=scenario.backend, seed=f"run {scenario.seed}")
     except ViolationError as violation:
         failure = violation.rule, str(violation)
     except Exception as error:  # noqa: BLE001 - a crash of the simulation is a failure to show
         failure = f"crash {type(error).__name__}", "".join(traceback.format_exception(error))
     return _outcome(histories[0], failure)
+
+
+@contextmanager
+def _silence() -> Iterator[None]:
+    log = logging.getLogger("feedapi_client")
+    level = log.level
+    log.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _outcome(history: History, failure: tuple[str, str] | None) -> Outcome:
@@ -324,10 +342,16 @@ class History:
         self.publisher.deployment = Deployment(versions, self.now() + seconds)
 
     def fault(
-        self, kind: FaultKind, on: Target, share: float, seconds: float, behind: float = 0.0
+        self,
+        kind: FaultKind,
+        on: Target,
+        share: float,
+        seconds: float,
+        behind: float = 0.0,
+        parity: int | None = None,
     ) -> None:
         """Begin a fault of the network or the publisher."""
-        self.faults.add(Fault(kind, on, share, self.now() + seconds, behind))
+        self.faults.add(Fault(kind, on, share, self.now() + seconds, behind, parity))
 
     def store_fails(self, share: float, seconds: float) -> None:
         """Let operations of the database fail for some time."""

@@ -97,8 +97,8 @@ class SimulatedPublisher:
 
     async def respond(self, request: httpx.Request) -> tuple[Answer, FaultKind | None]:
         """Answer one request, after the time that it takes."""
-        fetch = bool(request.url.query)
-        fault = self.faults.pick(fetch=fetch, now=self.now())
+        params = _params(request)
+        fault = self.faults.pick(partition=_partition(params), now=self.now())
         await anyio.sleep(self._random.uniform(0.001, self._latency))
         await staggered(self._random)
         if fault == "connect":
@@ -108,7 +108,7 @@ class SimulatedPublisher:
             self.trace.add("{} -> stalls", _shown(request))
             await anyio.sleep(_timeout(request))
             raise httpx.ReadTimeout("simulated: silence", request=request)
-        answer = self._refusal(fault) or self._answer(request, fault)
+        answer = self._refusal(fault) or self._answer(request, params, fault)
         self.trace.add("{} -> {} {}", _shown(request), answer.status, answer.text or fault or "")
         return answer, fault
 
@@ -119,9 +119,11 @@ class SimulatedPublisher:
             return Answer(_REFUSALS[fault], [b"simulated failure"], headers=headers)
         return Answer(200, [b"<html>under maintenance</html>"]) if fault == "html" else None
 
-    def _answer(self, request: httpx.Request, fault: FaultKind | None) -> Answer:
-        params, version = _params(request), self._version()
-        at = self.now() - self.faults.lag(fetch=bool(params), now=self.now())
+    def _answer(
+        self, request: httpx.Request, params: dict[str, str], fault: FaultKind | None
+    ) -> Answer:
+        version = self._version()
+        at = self.now() - self.faults.lag(partition=_partition(params), now=self.now())
         if not params and request.url.path == FEED_PATH:
             if version.dialect == "v1":
                 return Answer(400, [b"handshake error: partition count missing"])
@@ -313,6 +315,14 @@ def _stream_seconds(params: dict[str, str], offered: bool) -> float:
 def _params(request: httpx.Request) -> dict[str, str]:
     pairs = (pair.partition("=") for pair in request.url.query.decode().split("&") if pair)
     return {unquote(name): unquote(value) for name, _, value in pairs}
+
+
+def _partition(params: dict[str, str]) -> int | None:
+    """Return the partition of a fetch; None for a discovery."""
+    if "partition" in params:
+        return int(params["partition"])
+    given = (name.removeprefix("cursor") for name in params if name.startswith("cursor"))
+    return next((int(id) for id in given if id), None)
 
 
 def _shown(request: httpx.Request) -> str:

@@ -46,7 +46,7 @@ def test_a_failing_scenario_is_shrunk_to_few_steps(monkeypatch: pytest.MonkeyPat
     assert found is not None
     seed, rule = found
     scenario = generate(seed)
-    smaller = shrink(scenario, lambda candidate: run(candidate).failure == rule)
+    smaller = shrink(scenario, lambda candidate: run(candidate).failure == rule, max_runs=150)
     assert run(smaller).failure == rule
     assert len(smaller.steps) <= 4
     assert "split" in [step.do for step in smaller.steps]
