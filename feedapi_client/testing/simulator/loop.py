@@ -12,17 +12,21 @@ import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextvars import Context, ContextVar, copy_context
+from functools import partial
 from itertools import count
 from operator import itemgetter
 from random import Random
-from typing import Any, TypeVarTuple, Unpack
+from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 OWNER: ContextVar[int | None] = ContextVar("OWNER", default=None)
 """The number of the simulated process that a task belongs to."""
+T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 MAX_STEPS_AT_ONE_TIME = 100_000
 """Turns of the loop without virtual time passing after which a run counts as a busy loop."""
+LONGEST_CALL = 0.004
+"""Longest virtual time of a function that is called in an executor, in seconds."""
 _TASK_NUMBER = itemgetter(0)
 
 
@@ -163,6 +167,29 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def get_task_factory(self) -> Any:
         """Return None: tasks are always numbered ones."""
         return None
+
+    def run_in_executor(
+        self, executor: object, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Call a function in this thread, a few virtual milliseconds from now.
+
+        `executor` is not used: the clock would not wait for its threads.
+        """
+        del executor
+        future: asyncio.Future[T] = self.create_future()
+
+        def call() -> None:
+            try:
+                result = func(*args)
+            except BaseException as error:  # noqa: BLE001 - belongs to the caller
+                outcome = partial(future.set_exception, error)
+            else:
+                outcome = partial(future.set_result, result)
+            if not future.cancelled():
+                outcome()
+
+        self.call_later(self._random.uniform(0.0, LONGEST_CALL), call)
+        return future
 
     # ------------------------------------------------------------------ turns
 

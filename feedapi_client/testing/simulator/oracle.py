@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.status import ConsumerStatus, PartitionState, PartitionStatus
 from feedapi_client.testing.simulator.store import Database, Effect
+from feedapi_client.testing.simulator.trace import Trace
 from feedapi_client.testing.simulator.transport import Fetched, SimulatedTransport
 from feedapi_client.testing.simulator.world import World, is_selected
 
@@ -48,9 +49,17 @@ class Oracle:
         world: what was published.
         transactional: whether the application keeps cursors and effects in one transaction.
         selected: whether the consumer selects events.
+        trace: gets a line for each violation.
     """
 
-    def __init__(self, world: World, *, transactional: bool, selected: bool = False) -> None:
+    def __init__(
+        self,
+        world: World,
+        *,
+        transactional: bool,
+        selected: bool = False,
+        trace: Trace | None = None,
+    ) -> None:
         self.violations: list[ViolationError] = []
         self.applied: dict[int, int] = {}
         """The highest number of an event of each entity whose effect is durable."""
@@ -60,6 +69,7 @@ class Oracle:
         self._world = world
         self._transactional = transactional
         self._selected = selected
+        self._trace = trace
         self.calm = False
         """Whether all faults have ended: what the application does must succeed from now on."""
         self._last: dict[tuple[int, int], int] = {}
@@ -69,6 +79,8 @@ class Oracle:
     def violated(self, rule: str, text: str) -> None:
         """Record a violation."""
         self.violations.append(ViolationError(rule, text))
+        if self._trace is not None:
+            self._trace.add("violated: {}: {}", rule, text)
 
     def check(self) -> None:
         """Raise the first violation."""

@@ -52,6 +52,7 @@ class Settings:
         way: how the application consumes.
         transactional: whether it keeps effects and cursors in one transaction.
         store_latency: longest time of an operation of its database, in seconds.
+        reply_latency: longest time from the effect of a save until it returns.
         handling: longest time that it handles a batch, in seconds.
         impatience: the part of its calls that are cancelled and made again.
         concurrent: `Limits.max_concurrent_fetches`.
@@ -86,6 +87,7 @@ class Settings:
     way: Way = "batches"
     transactional: bool = True
     store_latency: float = 0.002
+    reply_latency: float = 0.0
     handling: float = 0.0
     impatience: float = 0.0
     concurrent: int = 64

@@ -131,13 +131,17 @@ class History:
             now=self.now,
         )
         self.oracle = Oracle(
-            self.world, transactional=settings.transactional, selected=settings.selected
+            self.world,
+            transactional=settings.transactional,
+            selected=settings.selected,
+            trace=self.trace,
         )
         self.faults = Faults(self._random("faults"))
         self.publisher = self._publisher(settings)
         self.database = Database(
             random=self._random("database"),
             latency=settings.store_latency,
+            reply_latency=settings.reply_latency,
             trace=self.trace,
             on_effect=self.oracle.effect,
         )
@@ -301,12 +305,13 @@ class History:
         for number in range(count):
             self.world.publish(number * 7 % entities)
 
-    def split(self, which: int, parts: int, method: Method) -> None:
-        """Split one of the open partitions."""
+    def split(self, which: int, parts: int, method: Method, listed_after: float = 0.0) -> None:
+        """Split one of the open partitions. Children that start after it may be listed later."""
         if self.world.version(self.now()).dialect == "v1":
             return  # version 1 has no way to say so
         writable = self.world.writable()
-        self.world.split(writable[which % len(writable)].id, parts, method)
+        parent = writable[which % len(writable)].id
+        self.world.split(parent, parts, method, listed_after=listed_after)
 
     def merge(self, which: int) -> None:
         """Merge two open partitions that share their cursors, if there are two."""

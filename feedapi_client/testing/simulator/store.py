@@ -40,6 +40,7 @@ class Database:
     Arguments:
         random: decides how long an operation takes, and which one fails.
         latency: the longest time that an operation takes, in seconds.
+        reply_latency: the longest time from a save's effect until it returns.
         on_effect: is called with each effect when it becomes durable.
     """
 
@@ -48,6 +49,7 @@ class Database:
         *,
         random: Random,
         latency: float,
+        reply_latency: float = 0.0,
         trace: Trace,
         on_effect: Callable[[Effect], None],
     ) -> None:
@@ -59,6 +61,7 @@ class Database:
         self.on_first_save: Callable[[], None] | None = None
         self._random = random
         self._latency = latency
+        self._reply_latency = reply_latency
         self._trace = trace
         self._on_effect = on_effect
 
@@ -95,6 +98,14 @@ class Database:
         stored = self.positions.get(feed, {}).get(partition)
         check_predecessor(feed, partition, position, None if stored is None else stored.revision)
 
+    async def reply(self) -> None:
+        """Take the time of an answer to a save that took effect, or fail."""
+        if self._reply_latency:
+            await anyio.sleep(self._random.uniform(0.0, self._reply_latency))
+        else:
+            await anyio.lowlevel.checkpoint()
+        self.lose_reply()
+
     def lose_reply(self) -> None:
         """Fail after an operation took effect, sometimes."""
         if self._random.random() < self.failing / 2:
@@ -128,8 +139,7 @@ class Session:
             return
         await self.operation()
         self._database.apply(changes, [])
-        await anyio.lowlevel.checkpoint()
-        self._database.lose_reply()
+        await self._database.reply()
 
     def transaction(self) -> Transaction:
         """Begin a transaction of the application."""
@@ -172,8 +182,7 @@ class Transaction:
         """
         await self._session.operation()
         self._session._database.apply(self._changes, self._in_order())
-        await anyio.lowlevel.checkpoint()
-        self._session._database.lose_reply()
+        await self._session._database.reply()
 
     def _in_order(self) -> list[Effect]:
         """Return the effects, with the quarantined events in their places among them.

@@ -140,13 +140,19 @@ class World:
         owner.events.append(Published(entity, n, self._next_sequence(), self._now()))
         self._wake()
 
-    def split(self, partition: int, parts: int, method: Method) -> list[int]:
-        """Split an open partition, and return its children."""
+    def split(
+        self, partition: int, parts: int, method: Method, *, listed_after: float = 0.0
+    ) -> list[int]:
+        """Split an open partition, and return its children.
+
+        `listed_after`: seconds after which discovery lists children that start after the partition.
+        """
         parent = self.partitions[partition]
         self._wake()
         if method == "starts-after":
             self._close(parent)
-            return [self._start_after(parent, slots) for slots in _shares(parent, parts)]
+            listed = self._now() + listed_after
+            return [self._start_after(parent, slots, listed) for slots in _shares(parent, parts)]
         parent.retired = self._now()
         return [self._inherit(parent, slots) for slots in _shares(parent, parts)]
 
@@ -196,9 +202,9 @@ class World:
         self._sequence_times.append(self._now())
         return len(self._sequence_times)
 
-    def _start_after(self, parent: ModelPartition, slots: frozenset[int]) -> int:
+    def _start_after(self, parent: ModelPartition, slots: frozenset[int], listed: float) -> int:
         id = len(self.partitions)
-        self.partitions[id] = ModelPartition(id, id, slots, self._now(), starts_after=parent.id)
+        self.partitions[id] = ModelPartition(id, id, slots, listed, starts_after=parent.id)
         return id
 
     def _inherit(self, parent: ModelPartition, slots: frozenset[int]) -> int:

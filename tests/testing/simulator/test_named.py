@@ -8,7 +8,7 @@ import pytest
 
 from feedapi_client.testing.simulator.named import NAMED, named
 from feedapi_client.testing.simulator.simulation import run
-from tests.testing.simulator import planted
+from tests.testing.simulator import planted, planted_planner, planted_runtime
 
 BACKENDS = ("asyncio", "trio")
 SEEDS = 3
@@ -38,11 +38,11 @@ def test_r09_a_successor_of_unknown_ancestors_is_an_error_and_not_read_again(bac
 @pytest.mark.parametrize(
     ("plant", "name"),
     [
-        (planted.actions_are_lost, "cancelled_while_the_planner_acts"),
-        (planted.last_cursor_is_used_with_a_selection, "selection_with_cursors_of_its_own"),
-        (planted.an_empty_page_is_the_end, "closed_partition_at_a_lagging_replica"),
-        (planted.failing_jobs_come_last, "streams_that_are_always_due"),
-        (planted.children_at_once, "split_of_a_waiting_partition"),
+        (planted_runtime.actions_are_lost, "cancelled_while_the_planner_acts"),
+        (planted_planner.last_cursor_is_used_with_a_selection, "selection_with_cursors_of_its_own"),
+        (planted_planner.an_empty_page_is_the_end, "closed_partition_at_a_lagging_replica"),
+        (planted_runtime.failing_jobs_come_last, "streams_that_are_always_due"),
+        (planted_planner.children_at_once, "split_of_a_waiting_partition"),
     ],
 )
 def test_a_named_history_finds_its_bug(
@@ -55,6 +55,6 @@ def test_a_named_history_finds_its_bug(
 def test_r09_the_error_of_unknown_ancestors_stands_for_a_repetition(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    planted.unknown_ancestors_are_ignored(monkeypatch)
+    planted_planner.unknown_ancestors_are_ignored(monkeypatch)
     outcome = run(named(REFUSED))
     assert outcome.failure == "exactly-once"

@@ -16,25 +16,6 @@ from feedapi_client.testing.simulator.transport import Fetched, SimulatedTranspo
 from feedapi_client.testing.simulator.world import World
 from tests.testing.simulator import planted
 
-SEEDS = range(150)
-
-
-@pytest.mark.parametrize(
-    "plant",
-    [
-        planted.commit_before_effects,
-        planted.store_loses_a_position,
-        planted.batch_loses_an_event,
-        planted.successor_from_the_start,
-        planted.children_at_once,
-        planted.a_wake_up_is_lost,
-        planted.transfer_with_a_batch_in_flight,
-    ],
-)
-def test_a_planted_bug_is_found(plant: planted.Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch)
-    assert planted.found_by(SEEDS) is not None
-
 
 @pytest.mark.parametrize("backend", ["asyncio", "trio"])
 def test_without_a_planted_bug_nothing_is_found(backend: Any) -> None:

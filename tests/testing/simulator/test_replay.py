@@ -8,7 +8,7 @@ from feedapi_client.testing.simulator.__main__ import main
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step, generate
 from feedapi_client.testing.simulator.shrink import shrink
 from feedapi_client.testing.simulator.simulation import run
-from tests.testing.simulator import planted
+from tests.testing.simulator import planted, planted_planner, planted_runtime
 
 
 def test_a_seed_is_printed_with_its_steps_and_its_outcome(
@@ -33,7 +33,7 @@ def test_seeds_that_pass_are_counted(capsys: pytest.CaptureFixture[str]) -> None
 def test_a_seed_that_fails_names_the_command_that_repeats_it(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planted.batch_loses_an_event(monkeypatch)
+    planted_runtime.batch_loses_an_event(monkeypatch)
     assert main(["--seeds", "1"]) == 1
     assert "python -m feedapi_client.testing.simulator --seed 0\n" in capsys.readouterr().out
     assert main(["--seed", "0"]) == 1
@@ -41,7 +41,7 @@ def test_a_seed_that_fails_names_the_command_that_repeats_it(
 
 
 def test_a_failing_scenario_is_shrunk_to_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    planted.successor_from_the_start(monkeypatch)
+    planted_planner.successor_from_the_start(monkeypatch)
     found = planted.found_by(range(150))
     assert found is not None
     seed, rule = found
