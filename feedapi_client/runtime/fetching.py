@@ -107,7 +107,7 @@ class Fetching:
         driver = self._driver
         if not partition.started or partition.fetching or driver.scheduler.is_scheduled(partition):
             return
-        if partition.end is not None or partition.failures.refused or partition.error:
+        if partition.end is not None or partition.failures.refused or not partition.entry.running:
             return
         if partition.pending_bytes < driver.limits.max_batch_bytes:
             # Cursors that move on every request, without an event, must not make a busy loop.

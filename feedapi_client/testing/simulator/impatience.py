@@ -9,6 +9,8 @@ from typing import TypeVar
 
 import anyio
 
+from feedapi_client.runtime.cancellation import finish
+
 T = TypeVar("T")
 
 
@@ -65,7 +67,7 @@ class Impatience:
             await self._few_steps(steps)
         finally:
             task.cancel()
-            await asyncio.wait([task])
+            await finish(_wait_for(task))  # it may finish a save first, as R20 says
         try:
             return [] if task.cancelled() else task.result()
         except _Ended:
@@ -74,6 +76,10 @@ class Impatience:
     async def _few_steps(self, steps: int) -> None:
         for _ in range(steps):
             await anyio.sleep(self._random.choice((0.0, 0.0, 0.0, 0.003)))
+
+
+async def _wait_for(task: asyncio.Future[list[T]]) -> None:
+    await asyncio.wait([task])
 
 
 class _Ended(Exception):  # noqa: N818 - not an error: no coroutine can raise StopAsyncIteration

@@ -205,6 +205,8 @@ def _rarer(random: Random, settings: Settings) -> dict[str, Any]:
         changes["rollbacks"] = 0.3
     if settings.way == "batches" and random.random() < 0.25:
         changes["commit_every"] = random.choice((2, 5))
+    if settings.impatience and random.random() < 0.5:
+        changes["reply_latency"] = random.choice((0.004, 0.2))
     return changes
 
 

@@ -125,8 +125,6 @@ def commits_that_fail(seed: int) -> Scenario:
 def commits_that_are_cancelled(seed: int) -> Scenario:
     """Commits that take about as long as the application waits for them, and take effect before
     they return (R20).
-
-    For trio: on asyncio the simulation cancels natively, which a commit does not survive yet.
     """
     settings = Settings(
         transactional=False,

@@ -161,7 +161,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_R.a_failed_commit_counts_as_made, of(histories.commits_that_fail)),
     Mutant(_R.run_forgets_the_commit, leaves_the_commit_to_run),
     Mutant(_R.fencing_is_swallowed),
-    Mutant(_R.a_save_is_cancelled_in_the_middle, of(histories.commits_that_are_cancelled, "trio")),
+    Mutant(_R.a_save_is_cancelled_in_the_middle, of(histories.commits_that_are_cancelled)),
     Mutant(_R.an_iteration_does_not_wait_for_a_save, of(histories.left_while_the_store_is_slow)),
     Mutant(_R.failing_jobs_come_last, by_name("streams_that_are_always_due")),
     Mutant(_R.a_failing_slot_is_never_returned),

@@ -15,6 +15,7 @@ from feedapi_client.model import Batch, FeedInfo
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.retry import Backoff
+from feedapi_client.runtime import delivery, driver
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
@@ -113,8 +114,8 @@ def batch_loses_an_event(patch: pytest.MonkeyPatch) -> None:
     """A batch that is joined from several checkpoints loses its first event."""
     take = Delivery._take
 
-    async def losing(self: Delivery, partition: Any) -> Batch:
-        batch = await take(self, partition)
+    def losing(self: Delivery, partition: Any) -> Batch:
+        batch = take(self, partition)
         if len(batch.events) < 3:
             return batch
         return Batch(batch.partition, batch.events[1:], batch.cursor, batch.committer)
@@ -232,7 +233,12 @@ def a_save_is_cancelled_in_the_middle(patch: pytest.MonkeyPatch) -> None:
         save = self._store.save(self._key, positions, transaction=transaction)
         await self._translated(save, "saving cursors")
 
+    async def at_once(call: Any) -> None:
+        await call
+
     patch.setattr(Positions, "save", unshielded)
+    patch.setattr(delivery, "finish", at_once)
+    patch.setattr(driver, "finish", at_once)
 
 
 def an_iteration_does_not_wait_for_a_save(patch: pytest.MonkeyPatch) -> None:

@@ -61,7 +61,6 @@ def test_generated_settings_differ_from_the_plainest_in_every_field() -> None:
         if all(getattr(one, name) == getattr(plain, name) for one in settings)
     }
     impossible = {"whole_lineage", "careless"}  # nobody can read such histories exactly once
-    impossible |= {"reply_latency"}  # a commit on asyncio does not survive a native cancellation
     assert never == impossible
 
 
