@@ -131,31 +131,6 @@ def streams_that_are_always_due() -> tuple[Settings, list[Step]]:
     ]
 
 
-def torn_and_then_crowded_out() -> tuple[Settings, list[Step]]:
-    """A stream that failed gives its slot back with a batch in hand: it is read on (R14)."""
-    settings = Settings(
-        partitions=4,
-        stream=True,
-        page_size=100,
-        vary=True,
-        store_latency=0.2,
-        reply_latency=0.004,
-        concurrent=2,
-        batch_bytes=1_000,
-    )
-    broken = {"kind": "error-text", "on": "fetch", "share": 0.5, "seconds": 10.0, "parity": 0}
-    return settings, [
-        Step(9.401, "deploy", {"dialect": "v2-token", "seconds": 10}),
-        Step(0.0, "life_step", {"what": "pause"}),
-        Step(1.698, "fault", broken),
-        Step(0.0, "split", {"which": 1, "parts": 2, "method": "cursor-from"}),
-        Step(0.0, "publish", {"count": 1, "entities": 1}),
-        Step(0.778, "publish", {"count": 1, "entities": 12}),
-        Step(0.0, "publish", {"count": 7, "entities": 3}),
-        Step(1.582, "publish", {"count": 38, "entities": 12}),
-    ]
-
-
 def an_older_version_knows_no_child() -> tuple[Settings, list[Step]]:
     """A deployment from version 1: old instances list neither children nor successors (R9)."""
     return Settings(partitions=4, dialect="v1"), [
@@ -184,7 +159,6 @@ NAMED: dict[str, Callable[[], tuple[Settings, list[Step]]]] = {
         ancestors_unknown,
         split_of_a_waiting_partition,
         streams_that_are_always_due,
-        torn_and_then_crowded_out,
         an_older_version_knows_no_child,
     )
 }
