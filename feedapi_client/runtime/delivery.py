@@ -159,7 +159,10 @@ class Delivery:
         # released before, or is meanwhile.
         driver.planner.hold(partition.id)
         partition.begin_commit()
-        await finish(self._save(partition, number, position, transaction))
+        save = self._save(partition, number, position, transaction)
+        # What is saved in the caller's transaction ends with it, so it may be cancelled. It also
+        # stays in the caller's task: others must not run while a synchronous transaction is open.
+        await (finish(save) if transaction is None else save)
 
     async def _save(
         self, partition: RuntimePartition, number: int, position: Position, transaction: Any

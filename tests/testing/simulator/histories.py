@@ -104,6 +104,12 @@ def children_that_are_listed_late(seed: int) -> Scenario:
     return scenario(seed, settings, [*steps, publish(6, 3)])
 
 
+def events_on_an_open_stream(seed: int) -> Scenario:
+    """Events come one by one on a response that stays open."""
+    settings = Settings(partitions=1, stream=True, handling=0.0)
+    return scenario(seed, settings, [publish(1, 1, after=0.3) for _ in range(4)])
+
+
 def left_while_the_store_is_slow(seed: int) -> Scenario:
     """A consumer is left and entered again while splits are saved."""
     steps = [publish(20, 4)]

@@ -3,7 +3,7 @@
 ::
 
     python -m tests.testing.simulator.mutants                        # all of them
-    python -m tests.testing.simulator.mutants --seeds 200 a_wake_up_is_lost
+    python -m tests.testing.simulator.mutants --seeds 200 fencing_is_swallowed
     python -m tests.testing.simulator.mutants --jobs 4
 
 It prints the first seed that finds each of them, and what the oracle said. Equivalent mutants are
@@ -155,7 +155,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_R.batch_loses_an_event),
     Mutant(_R.two_batches_in_flight),
     Mutant(_R.joined_batch_has_its_first_cursor),
-    Mutant(_R.a_wake_up_is_lost),
+    Mutant(_R.a_wake_up_is_lost, within(30.0, histories.events_on_an_open_stream)),
     Mutant(_R.actions_are_lost),
     Mutant(_R.a_commit_saves_what_was_read),
     Mutant(_R.a_failed_commit_counts_as_made, of(histories.commits_that_fail)),

@@ -12,7 +12,11 @@ from feedapi_client.testing.simulator.simulation import run
 from tests.testing.simulator import histories, planted_planner, planted_runtime, planted_stores
 from tests.testing.simulator.mutants import MUTANTS, SEEDS, Found, Mutant, main, table, try_mutant
 
-LATE = {"children_that_are_listed_late": 60.0, "new_token": 30.0}
+LATE = {
+    "children_that_are_listed_late": 60.0,
+    "events_on_an_open_stream": 30.0,
+    "new_token": 30.0,
+}
 """Histories that have to be over after so many seconds, and why `mutants.within` finds bugs."""
 
 QUICK = [
