@@ -502,7 +502,8 @@ async def test_r16_many_partitions_are_read_by_few_requests_at_once(
     assert sorted(seen) == list(range(count))
     assert len(status.partitions) == count
     assert status.events == count
-    assert publisher.counters["fetch"] <= 2 * count
+    # The event, the end, and the end once more where the event was not committed yet.
+    assert publisher.counters["fetch"] <= 3 * count
     assert publisher.max_in_flight <= 65
 
 
