@@ -53,6 +53,7 @@ async def next_or_drained(consumer: FeedConsumer, batches: AsyncIterator[Batch])
     async def iterate() -> None:
         batch = await anext(batches)
         assert batch.partition != 0
+        assert consumer.status()[0].state == "drained"
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(iterate)
