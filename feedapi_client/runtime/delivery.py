@@ -87,7 +87,8 @@ class Delivery:
         batch = Batch(partition.id, events, cursor, commit)
         if partition.end is not None and not partition.pending:
             self._fetching.reached_end(partition)
-        self._fetching.resume(partition)
+        else:
+            self._fetching.resume(partition)
         return batch
 
     async def release(self, partition_id: int) -> None:
