@@ -10,7 +10,7 @@ from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.selection import Selection
 from feedapi_client.lineage.text import names
 from feedapi_client.lineage.transitions import State
-from feedapi_client.model import Partition, Position
+from feedapi_client.model import FIRST, Partition, Position
 from feedapi_client.protocol.cursors import shown
 
 _SHOWN = 8
@@ -47,7 +47,7 @@ def transferred_positions(
     That includes every ancestor named before the one whose cursor is taken, known or not: it was
     split before the consumer saw it, and a discovery that lags must not start it.
 
-    Nothing, when no ancestor has a position: then the successor starts at its first event.
+    When no ancestor has a position, the successor starts at its first event.
 
     Raises:
         AmbiguousLineageError: several live ancestors stand at different cursors.
@@ -77,7 +77,17 @@ def transferred_positions(
             before = _skipped_before(successor, ancestor, position.cursor, entries, selection)
             return {successor.id: Position(position.cursor), **before}
     _check_nothing_lost(successor, entries, graph, feed)
-    return {}
+    return _from_the_start(successor, selection)
+
+
+def _from_the_start(successor: Partition, selection: Selection) -> dict[int, Position]:
+    """Return the positions of a successor whose ancestors have none.
+
+    The ancestors are superseded although nothing of them is committed: the application, or another
+    consumer of this name (R17), may hold a batch of one of them, and could still commit it.
+    """
+    superseded = {a: Position(FIRST, "superseded") for a in successor.cursor_from if a in selection}
+    return {successor.id: Position(FIRST), **superseded}
 
 
 def _skipped_before(

@@ -128,6 +128,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_P.drained_when_delivered),
     Mutant(_P.children_do_not_wait_for_the_commit, of(histories.last_batch_of_a_parent)),
     Mutant(_P.successor_from_the_start),
+    Mutant(_P.unread_ancestors_are_not_superseded, by_name("first_commit_after_a_split")),
     Mutant(_P.child_from_its_parents_cursor),
     Mutant(_P.superseded_is_not_saved),
     Mutant(_P.transfer_is_not_atomic, of(histories.chain_of_transfers), equivalent=True),

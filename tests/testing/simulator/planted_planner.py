@@ -71,6 +71,11 @@ def successor_from_the_start(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(planner, "transferred_positions", from_the_start)
 
 
+def unread_ancestors_are_not_superseded(patch: pytest.MonkeyPatch) -> None:
+    """A successor that begins at the first event saves nothing until its first commit."""
+    patch.setattr(transfer, "_from_the_start", lambda *args: {})
+
+
 def child_from_its_parents_cursor(patch: pytest.MonkeyPatch) -> None:
     """A child begins at its parent's last cursor, not at its own first event."""
     start_or_wait = Planner._start_or_wait
