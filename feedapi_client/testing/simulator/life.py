@@ -17,6 +17,7 @@ from feedapi_client.errors import (
     LineageError,
     LostPartitionError,
 )
+from feedapi_client.testing.simulator.clock import sleep
 from feedapi_client.testing.simulator.loop import OWNER, process_tasks
 from feedapi_client.testing.simulator.oracle import Oracle
 from feedapi_client.testing.simulator.process import RESTART_SECONDS, HandlerError, Process
@@ -75,12 +76,12 @@ class Life:
         """Live until `end`."""
         while not self.over:
             if self._now() < self._down_until:
-                await anyio.sleep(self._down_until - self._now())
+                await sleep(self._down_until - self._now())
             self.process = self._start()
             self._trace.add("a process starts")
             await self.live(self.process)
             self.process = None
-            await anyio.sleep(RESTART_SECONDS)
+            await sleep(RESTART_SECONDS)
 
     async def live(self, process: Process) -> bool:
         """Run one process. Return whether it ended by itself and without an error."""

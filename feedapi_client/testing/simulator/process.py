@@ -14,6 +14,7 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import Batch, FeedKey, Position
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.policy import OnFailure, Quarantine, Retry
+from feedapi_client.testing.simulator.clock import sleep
 from feedapi_client.testing.simulator.http import SimulatedClient
 from feedapi_client.testing.simulator.impatience import Impatience
 from feedapi_client.testing.simulator.late import LateCommits
@@ -179,7 +180,7 @@ class Process:
                     raise
                 self._trace.add("the application iterates on after {}", error)
                 before = error
-                await anyio.sleep(RESTART_SECONDS)
+                await sleep(RESTART_SECONDS)
                 continue
             await handle(item)
 
@@ -250,9 +251,11 @@ class Process:
             raise HandlerError("flaky")
 
     async def _work(self) -> None:
-        if self._settings.handling:
-            await anyio.sleep(self._random.uniform(0.0, self._settings.handling))
-        await anyio.sleep(max(0.0, self.paused_until - self._now()))
+        longest = self._settings.handling
+        seconds = self._random.uniform(0.0, longest) if longest else 0.0
+        await sleep(seconds)
+        if self.paused_until > self._now():
+            await sleep(self.paused_until - self._now())
 
     def _effect(self, partition: int, event: Any) -> Effect:
         payload = event.json()

@@ -13,7 +13,7 @@ from random import Random
 import anyio
 from anyio.abc import TaskGroup
 
-from feedapi_client.testing.simulator.clock import run_in_virtual_time, virtual_clock
+from feedapi_client.testing.simulator.clock import run_in_virtual_time, sleep, virtual_clock
 from feedapi_client.testing.simulator.faults import Fault, FaultKind, Faults, Target
 from feedapi_client.testing.simulator.life import Happening, Life
 from feedapi_client.testing.simulator.oracle import Oracle, ViolationError
@@ -217,7 +217,7 @@ class History:
             tasks.start_soon(self.life.run)
             tasks.start_soon(self._watch)
             for step in self.scenario.steps:
-                await anyio.sleep(step.after)
+                await sleep(step.after)
                 self.do(step)
             await self._settle()
             self.life.end()
@@ -237,7 +237,7 @@ class History:
     async def _watch(self) -> None:
         limit, seen = self.scenario.settings.buffer_bytes, 0
         while True:
-            await anyio.sleep(_STATUS_SECONDS)
+            await sleep(_STATUS_SECONDS)
             if self.now() >= self._store_fails_until:
                 self.database.failing = 0.0
             process = self.life.process
@@ -269,7 +269,7 @@ class History:
         while waited < SETTLE_SECONDS:
             if self.oracle.complete() or self.oracle.violations or self.life.rightly_stopped:
                 break
-            await anyio.sleep(1.0)
+            await sleep(1.0)
             waited, done = (waited + 1 if self.oracle.done == done else 0), self.oracle.done
         positions = self.database.positions.get(self.process().key, {})
         if not self.oracle.complete() and self.oracle.is_ambiguous(positions):
@@ -284,7 +284,7 @@ class History:
         """Watch a consumer that has nothing to do."""
         process = self.life.process
         before = process.transport.requests if process is not None else 0
-        await anyio.sleep(QUIET_SECONDS)
+        await sleep(QUIET_SECONDS)
         if process is not None and process is self.life.process:
             self.oracle.idled(process.transport.requests - before)
 
