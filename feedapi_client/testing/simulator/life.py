@@ -143,6 +143,8 @@ class Life:
         ):
             self.rightly_stopped = True
             return
+        if type(error) is LineageError and self._is_unlisted(process):
+            return
         careless = process.rolled_back
         by_itself = not self._database.failures and not process.overlaps and not careless
         fenced = isinstance(error, FencedError) and by_itself
@@ -150,6 +152,16 @@ class Life:
         late = self._now() > self.calm_since
         if fenced or late or not expected or isinstance(error, _NEVER_RIGHT):
             self._oracle.violated("error", f"{type(error).__name__}: {error}")
+
+    def _is_unlisted(self, process: Process) -> bool:
+        """Return whether a partition that the application names need not be listed (any more)."""
+        named = {*(process.partitions or ()), *(process.lineage or ())}
+        known, now = process.positions(), self._now()
+        if not self._oracle.is_unlisted(named, known, now):
+            return False
+        gone = self._oracle.chosen is not None and self._oracle.is_gone(named, known)
+        self.rightly_stopped = self.rightly_stopped or gone
+        return True
 
     # ------------------------------------------------------------------ what happens to it
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from random import Random
 from typing import Any, Literal, TypeVar
 
@@ -50,6 +50,7 @@ class Process:
         number: tells the processes of a history apart.
         overlaps: another process of the same name ran at the same time: one may fence the other.
         rolled_back: the application went on after it rolled back a commit: it fences itself.
+        partitions, lineage: see `FeedConsumer`.
         leaving: the loop is to be left at the next batch, and another iteration to be begun: of the
             consumer that is open ("leave"), or after entering it again ("reenter").
         paused_until: the virtual time up to which the application hangs.
@@ -66,6 +67,8 @@ class Process:
         number: int,
         native: bool,
         follow: bool = True,
+        partitions: Collection[int] | None = None,
+        lineage: Mapping[int, int] | None = None,
     ) -> None:
         self.number = number
         self.transport = SimulatedTransport(publisher)
@@ -87,6 +90,8 @@ class Process:
         self._late = LateCommits(self.session, publisher.trace, settings.commit_every)
         self._impatience = Impatience(settings.impatience, random, native=native)
         self._follow = follow
+        self.partitions = partitions
+        self.lineage = lineage
         self._now = publisher.now
         self._trace = publisher.trace
 
@@ -103,6 +108,9 @@ class Process:
             follow=self._follow,
             v1_partitions=settings.partitions if settings.dialect == "v1" else None,
             start=settings.start,
+            ordered=settings.ordered,
+            partitions=self.partitions,
+            lineage=self.lineage,
             fetch=self._fetch,
             limits=Limits(
                 max_concurrent_fetches=settings.concurrent,

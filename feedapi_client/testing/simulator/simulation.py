@@ -9,19 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
+from feedapi_client.model import FeedKey
 from feedapi_client.testing.simulator.clock import run_in_virtual_time, sleep, virtual_clock
 from feedapi_client.testing.simulator.faults import Fault, FaultKind, Faults, Target
 from feedapi_client.testing.simulator.life import Happening, Life
 from feedapi_client.testing.simulator.oracle import Oracle, ViolationError
-from feedapi_client.testing.simulator.process import Process
+from feedapi_client.testing.simulator.process import FEED, Process
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
 from feedapi_client.testing.simulator.store import Database
 from feedapi_client.testing.simulator.trace import Trace
 from feedapi_client.testing.simulator.transport import Deployment, SimulatedPublisher
+from feedapi_client.testing.simulator.wall import WallClock
 from feedapi_client.testing.simulator.wire import PageStyle
 from feedapi_client.testing.simulator.world import Dialect, Method, World
 
@@ -77,7 +80,8 @@ def run(scenario: Scenario) -> Outcome:
     async def main() -> None:
         history = History(scenario)
         histories.append(history)
-        await history.run()
+        with history.wall.shown():
+            await history.run()
 
     failure: tuple[str, str] | None = None
     try:
@@ -134,8 +138,14 @@ class History:
             self.world,
             transactional=settings.transactional,
             selected=settings.selected,
+            ordered=settings.ordered,
             trace=self.trace,
         )
+        if settings.chosen:
+            self.oracle.chosen = set(range(settings.chosen))
+        self.wall = WallClock(self.now)
+        self.lineage: dict[int, int] = {}
+        """The parents that discovery leaves out, by child."""
         self.faults = Faults(self._random("faults"))
         self.publisher = self._publisher(settings)
         self.database = Database(
@@ -206,7 +216,21 @@ class History:
             number=next(self._processes),
             native=self._native,
             follow=follow,
+            **self._given(),
         )
+
+    def _given(self) -> dict[str, Any]:
+        """Return which partitions the next process is to read, and which edges it is told.
+
+        Its operator names no partition that is gone before the consumer ever saw it.
+        """
+        chosen, key = self.oracle.chosen, FeedKey(FEED, "default")
+        known = {p.id for p in self.world.listed(self.now())}
+        known.update(self.database.positions.get(key, ()))
+        return {
+            "partitions": None if chosen is None else frozenset(chosen),
+            "lineage": {child: up for child, up in self.lineage.items() if child in known},
+        }
 
     # ------------------------------------------------------------------ from start to end
 
@@ -326,6 +350,26 @@ class History:
         ]
         if pairs:
             self.world.merge(*pairs[which % len(pairs)])
+
+    def split_unnamed(self, which: int, parts: int, seconds: float) -> None:
+        """Split an open partition while no process runs. Discovery leaves out the parent (R8)."""
+        if self.world.version(self.now()).dialect == "v1":
+            return
+        self.life.happens("down", seconds)
+        writable = self.world.writable()
+        parent = writable[which % len(writable)].id
+        for child in self.world.split(parent, parts, "starts-after", forgotten=True):
+            self.lineage[child] = parent
+
+    def choose_descendants(self) -> None:
+        """Read the partitions, too, that have come from those that are read."""
+        if self.oracle.chosen is not None:
+            self.oracle.chosen |= self.world.descendants(self.oracle.chosen)
+            self.life.happens("stop")
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the consumer's clock: it is ahead of the publisher's by so much."""
+        self.wall.off_by = seconds
 
     def second(self, seconds: float) -> None:
         """Let a second process of the same name run for some time."""

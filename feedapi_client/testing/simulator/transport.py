@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from random import Random
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -17,6 +18,7 @@ from feedapi_client.testing.simulator.clock import sleep, staggered
 from feedapi_client.testing.simulator.faults import FaultKind, Faults
 from feedapi_client.testing.simulator.http import REQUEST_SECONDS, SimulatedResponse
 from feedapi_client.testing.simulator.trace import Trace
+from feedapi_client.testing.simulator.wall import START
 from feedapi_client.testing.simulator.world import Dialect, ModelPartition, Version, World
 
 FEED_PATH = "/feed"
@@ -134,9 +136,17 @@ class SimulatedPublisher:
     def _refusal(self, fault: FaultKind | None) -> Answer | None:
         if fault in _REFUSALS:
             wait = fault == "429" and self._random.random() < 0.5
-            headers = {"retry-after": str(self._random.randint(0, 3))} if wait else None
+            headers = self._wait(self._random.randint(0, 3)) if wait else None
             return Answer(_REFUSALS[fault], [b"simulated failure"], headers=headers)
         return Answer(200, [b"<html>under maintenance</html>"]) if fault == "html" else None
+
+    def _wait(self, seconds: int) -> dict[str, str]:
+        """Return the headers that ask to wait, as a number or by the publisher's clock."""
+        if seconds % 2:
+            return {"retry-after": str(seconds)}
+        now = START + self.now()
+        until = formatdate(now + seconds, usegmt=True)
+        return {"date": formatdate(now, usegmt=True), "retry-after": until}
 
     def _answer(self, request: Asked, fault: FaultKind | None) -> Answer:
         version, params = self._version(), request.params

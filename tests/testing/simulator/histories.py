@@ -143,6 +143,25 @@ def commits_that_are_cancelled(seed: int) -> Scenario:
     return scenario(seed, settings, [publish(200, 4)])
 
 
+def child_of_a_failing_parent(seed: int) -> Scenario:
+    """No fetch of the parent succeeds for long. Its child need not wait without order."""
+    steps = [publish(8, 4), Step(0.0, "split", {**_ONE_CHILD, "method": "starts-after"})]
+    steps += [fault("503", "fetch", share=1.0, seconds=900.0, parity=0), publish(8, 4)]
+    settings = Settings(ordered=False)
+    return scenario(seed, settings, [*steps, publish(4, 4, after=30.0)])
+
+
+_ONE_CHILD = {"which": 0, "parts": 1}
+
+
+def clock_that_is_set(seed: int) -> Scenario:
+    """The clock of the consumer's machine is set back while requests are refused (R10)."""
+    steps = [publish(20, 4), fault("404", "fetch", share=0.5, seconds=60.0)]
+    for hours in range(1, 40):
+        steps += [publish(1, 4, after=0.3), Step(0.0, "set_clock", {"seconds": -3600.0 * hours})]
+    return scenario(seed, Settings(partitions=3), steps)
+
+
 # ---------------------------------------------------------------------- steps
 
 

@@ -85,6 +85,18 @@ def of_unknown_ancestors(seed: int) -> tuple[str, str] | None:
     return None if found is not None and found[0] == "error" else found
 
 
+def beside_a_failing_parent(seed: int) -> tuple[str, str] | None:
+    """With ``ordered=False`` a child is read while its parent can't be."""
+    outcome = run(histories.child_of_a_failing_parent(seed))
+    if outcome.failure is not None:
+        return outcome.failure, outcome.text
+    texts = outcome.record.texts()
+    before = texts[: texts.index("all faults have ended")]
+    if any(text.startswith("saved 1: Position(cursor='f1") for text in before):
+        return None
+    return "late", "the child was not read before its parent was"
+
+
 usual = of(generate)
 
 
@@ -142,6 +154,9 @@ MUTANTS: tuple[Mutant, ...] = (
         _P.an_answer_from_before_the_close_is_the_end, of(histories.slow_answers_around_a_close)
     ),
     Mutant(_P.last_cursor_is_used_with_a_selection, by_name("selection_with_cursors_of_its_own")),
+    Mutant(_P.lineage_is_ignored),
+    Mutant(_P.all_partitions_are_read),
+    Mutant(_P.children_wait_without_order, beside_a_failing_parent),
     Mutant(_P.no_rediscovery_after_drained, within(60.0, histories.children_that_are_listed_late)),
     Mutant(_P.new_partitions_from_the_last_event, of(histories.started_at_the_end)),
     Mutant(_P.first_discovery_again_and_again),
@@ -169,6 +184,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_R.a_slot_is_never_returned),
     Mutant(_R.retries_without_a_pause),
     Mutant(_R.a_refusal_leads_to_no_discovery, within(30.0, histories.new_token)),
+    Mutant(_R.pauses_by_the_time_of_day, of(histories.clock_that_is_set)),
     Mutant(_R.the_first_token_is_kept),
     Mutant(_R.caught_up_too_early),
     Mutant(_R.a_silent_page_is_the_end, of(histories.one_answer_without_a_line)),
