@@ -15,9 +15,10 @@ from feedapi_client.testing.simulator.store import Effect
 from feedapi_client.testing.simulator.transport import Fetched, SimulatedTransport
 from feedapi_client.testing.simulator.world import World
 from tests.testing.simulator import planted
+from tests.testing.simulator.backends import BACKENDS
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_without_a_planted_bug_nothing_is_found(backend: Any) -> None:
     for seed in range(25):
         outcome = run(generate(seed, backend))

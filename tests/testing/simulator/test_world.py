@@ -17,8 +17,7 @@ from feedapi_client.testing.simulator.process import Process
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step, generate
 from feedapi_client.testing.simulator.simulation import Outcome, run
 from feedapi_client.testing.simulator.world import World
-
-BACKENDS = ("asyncio", "trio")
+from tests.testing.simulator.backends import BACKENDS
 
 
 class Time:
@@ -47,7 +46,7 @@ def test_generated_histories_have_every_step_and_every_fault() -> None:
     expected = (
         "publish split merge deploy second store_fails store_stalls 500 503 429 404 409 html "
         "connect stall slow torn error-text reset 204 silent stall-body lag kill cancel "
-        "cancel-natively stop leave reenter pause down"
+        "cancel-natively stop leave reenter pause down set_clock split_unnamed choose_descendants"
     )
     assert set(expected.split()) <= found.keys()
 
@@ -141,6 +140,7 @@ def test_events_that_nobody_can_handle_are_quarantined_once(backend: Any) -> Non
     assert outcome.effects == outcome.published == 104
 
 
+@pytest.mark.slow
 def test_batches_committed_late_are_dropped_when_their_partition_was_split() -> None:
     settings = Settings(page_size=2, batch_bytes=1, commit_every=5)
     outcomes = [
