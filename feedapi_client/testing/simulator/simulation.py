@@ -306,9 +306,12 @@ class History:
 
     async def _be_quiet(self) -> None:
         """Watch a consumer that has nothing to do."""
-        process = self.life.process
-        before = process.transport.requests if process is not None else 0
-        await sleep(QUIET_SECONDS)
+        for _ in range(round(SETTLE_SECONDS / QUIET_SECONDS)):
+            process, effects = self.life.process, self.oracle.effects
+            before = process.transport.requests if process is not None else 0
+            await sleep(QUIET_SECONDS)
+            if effects == self.oracle.effects:
+                break  # with start="last" the oracle does not know before how much there is to read
         if process is not None and process is self.life.process:
             self.oracle.idled(process.transport.requests - before)
 
