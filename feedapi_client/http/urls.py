@@ -62,7 +62,7 @@ _LONGEST_REMEMBERED = 512
 
 
 class RequestURLs:
-    """The URLs of one feed's requests. Not thread-safe.
+    """The URLs of one feed's requests. Several threads may use it.
 
     A partition at its end is asked with the same URL again and again, and httpx takes about 30
     microseconds to read one. So the last few thousand short ones are remembered.
