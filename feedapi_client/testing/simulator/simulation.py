@@ -368,7 +368,8 @@ class History:
         """Read the partitions, too, that have come from those that are read."""
         if self.oracle.chosen is not None:
             self.oracle.chosen |= self.world.descendants(self.oracle.chosen)
-            self.life.happens("stop")
+            # Not stopped: a consumer that is stopped may be entered again, with the same selection.
+            self.life.happens("cancel")
 
     def set_clock(self, seconds: float) -> None:
         """Set the consumer's clock: it is ahead of the publisher's by so much."""
