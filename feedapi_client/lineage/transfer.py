@@ -34,11 +34,32 @@ def unreleased_ancestors(
     return blocked
 
 
+def disputed_ancestors(
+    successors: Iterable[Partition], entries: Mapping[int, Entry]
+) -> dict[int, int]:
+    """Return the live ancestors of successors that are ambiguous, and the successor of each.
+
+    No other successor may take their cursors. A superseded ancestor is not looked at any more: the
+    next start would find the other one alone, and skip what this one has unread.
+    """
+    disputed: dict[int, int] = {}
+    for successor in successors:
+        live = _live_ancestors(successor, entries)
+        if len({entry.cursor for entry in live}) > 1:
+            disputed.update((entry.id, successor.id) for entry in live)
+    return disputed
+
+
+def _live_ancestors(successor: Partition, entries: Mapping[int, Entry]) -> list[Entry]:
+    return [entries[a] for a in successor.cursor_from if a in entries and entries[a].live]
+
+
 def transferred_positions(
     successor: Partition,
     entries: Mapping[int, Entry],
     graph: Graph,
     selection: Selection,
+    disputed: Mapping[int, int],
     *,
     feed: str,
 ) -> dict[int, Position]:
@@ -50,17 +71,26 @@ def transferred_positions(
     When no ancestor has a position, the successor starts at its first event.
 
     Raises:
-        AmbiguousLineageError: several live ancestors stand at different cursors.
+        AmbiguousLineageError: several live ancestors stand at different cursors, or one of them is
+            `disputed`.
         LostPartitionError: no ancestor has a position, while a stored partition disappeared.
         LineageError: an ancestor that is not selected still holds its cursor.
     """
     selection.check_ancestors(successor, feed=feed)
-    live = [entries[a] for a in successor.cursor_from if a in entries and entries[a].live]
+    live = _live_ancestors(successor, entries)
     if len({entry.cursor for entry in live}) > 1:
         stand = ", ".join(f"{entry.id} at {shown(entry.cursor)}" for entry in live[:_SHOWN])
         raise AmbiguousLineageError(
             "may take its cursor from several ancestors that stand at different ones: "
             f"{stand}. Set its cursor by hand",
+            feed=feed,
+            partition=successor.id,
+        )
+    other = next((disputed[entry.id] for entry in live if entry.id in disputed), None)
+    if other is not None:
+        raise AmbiguousLineageError(
+            f"may take the same cursor as partition {other}, which may take it from several "
+            f"ancestors that stand at different ones. Set the cursor of partition {other} by hand",
             feed=feed,
             partition=successor.id,
         )

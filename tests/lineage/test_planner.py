@@ -415,6 +415,19 @@ def test_r09_a_partition_that_is_listed_again_is_not_lost() -> None:
     assert states(made)[7] == "waiting"
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_r09_the_ancestors_of_an_ambiguous_successor_stay_as_they_are(order: int) -> None:
+    """Else the next start would find one of them live, and skip what the other one has unread."""
+    split, merged = Partition(8, cursor_from=(3, 0)), Partition(9, cursor_from=(1, 7, 0, 3))
+    stored = {1: Position("b"), 3: Position("a")}
+    made = planner(stored)
+    actions = made.discover(info(*[split, merged][::order]))
+    assert of(Save, actions) == of(Start, actions) == []
+    assert sorted(fail.partition for fail in of(Fail, actions)) == [8, 9]
+    assert all(isinstance(fail.error, AmbiguousLineageError) for fail in of(Fail, actions))
+    assert states(made) == {1: "vanished", 3: "vanished", 8: "parked", 9: "parked"}
+
+
 def test_r09_a_late_successor_supersedes_those_named_before_too() -> None:
     made = planner({3: Position("c", "superseded", 2), 2: Position("far")})
     actions = made.discover(info(2, Partition(4, cursor_from=(5, 3))))
