@@ -154,6 +154,20 @@ def child_of_a_failing_parent(seed: int) -> Scenario:
 _ONE_CHILD = {"which": 0, "parts": 1}
 
 
+def merge_of_a_partition_that_nobody_saw(seed: int) -> Scenario:
+    """A partition is split, and a part of it merged with another one, between two discoveries.
+
+    Where that part stands is told only by the partition that was split (R9).
+    """
+    steps = [
+        Step(0.0, "split", {"which": 0, "parts": 3, "method": "cursor-from"}),
+        Step(0.4, "split", {"which": 1, "parts": 3, "method": "starts-after"}),
+        Step(0.0, "split", {"which": 1, "parts": 2, "method": "cursor-from"}),
+        Step(0.3, "merge", {"which": 0}),
+    ]
+    return scenario(seed, Settings(latency=0.3, moving_cursors=True), steps)
+
+
 def clock_that_is_set(seed: int) -> Scenario:
     """The clock of the consumer's machine is set back while requests are refused (R10)."""
     steps = [publish(20, 4), fault("404", "fetch", share=0.5, seconds=60.0)]

@@ -141,6 +141,10 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_P.children_do_not_wait_for_the_commit, of(histories.last_batch_of_a_parent)),
     Mutant(_P.successor_from_the_start),
     Mutant(_P.unread_ancestors_are_not_superseded, by_name("first_commit_after_a_split")),
+    Mutant(
+        _P.ancestors_of_an_ambiguous_successor_are_taken,
+        of(histories.merge_of_a_partition_that_nobody_saw),
+    ),
     Mutant(_P.child_from_its_parents_cursor),
     Mutant(_P.superseded_is_not_saved),
     Mutant(_P.transfer_is_not_atomic, of(histories.chain_of_transfers), equivalent=True),

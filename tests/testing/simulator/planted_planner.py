@@ -76,6 +76,11 @@ def unread_ancestors_are_not_superseded(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transfer, "_from_the_start", lambda *args: {})
 
 
+def ancestors_of_an_ambiguous_successor_are_taken(patch: pytest.MonkeyPatch) -> None:
+    """Another successor takes the cursor of one of them, and the next start skips events."""
+    patch.setattr(planner, "disputed_ancestors", lambda *args: {})
+
+
 def child_from_its_parents_cursor(patch: pytest.MonkeyPatch) -> None:
     """A child begins at its parent's last cursor, not at its own first event."""
     start_or_wait = Planner._start_or_wait

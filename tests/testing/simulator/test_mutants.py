@@ -49,6 +49,7 @@ SOON = [
     "the_buffer_limit_drops",
     "commit_before_effects",
     "unread_ancestors_are_not_superseded",
+    "ancestors_of_an_ambiguous_successor_are_taken",
     "children_wait_without_order",
 ]
 """Bugs that one of the first seeds finds."""
