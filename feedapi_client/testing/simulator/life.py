@@ -156,8 +156,10 @@ class Life:
     def _is_unlisted(self, process: Process) -> bool:
         """Return whether a partition that the application names need not be listed (any more)."""
         named = {*(process.partitions or ()), *(process.lineage or ())}
-        known, now = process.positions(), self._now()
-        if not self._oracle.is_unlisted(named, known, now):
+        known = process.positions()
+        # Another process of the name may have saved them after this one had loaded its positions.
+        loaded = () if process.overlaps else known
+        if not self._oracle.is_unlisted(named, loaded, self._now()):
             return False
         gone = self._oracle.chosen is not None and self._oracle.is_gone(named, known)
         self.rightly_stopped = self.rightly_stopped or gone
