@@ -306,6 +306,7 @@ class History:
 
     async def _be_quiet(self) -> None:
         """Watch a consumer that has nothing to do."""
+        process, before = self.life.process, 0
         for _ in range(round(SETTLE_SECONDS / QUIET_SECONDS)):
             process, effects = self.life.process, self.oracle.effects
             before = process.transport.requests if process is not None else 0
