@@ -16,7 +16,7 @@ except ImportError as error:
     ) from error
 
 from feedapi_client.liftbridge.acks import PublisherStats
-from feedapi_client.liftbridge.api import LiftbridgeApi, PartitionMetadata, StreamMetadata
+from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import (
     AckError,
     AckPolicy,
@@ -37,13 +37,24 @@ from feedapi_client.liftbridge.errors import (
     PublishRefusedError,
     RelayFencedError,
     StreamError,
+    StreamGapError,
+    StreamPausedError,
+    StreamReadonlyError,
 )
 from feedapi_client.liftbridge.headers import RowId, row_id
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
+from feedapi_client.liftbridge.metadata import (
+    BrokerMetadata,
+    ClusterMetadata,
+    ConsumerGroupMetadata,
+    PartitionMetadata,
+    StreamMetadata,
+)
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher
 from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader
 from feedapi_client.liftbridge.relay import Relay, RelayProgress
 from feedapi_client.liftbridge.stream import ANY_OFFSET, Stream, key_partition
+from feedapi_client.liftbridge.stream_options import StreamOptions
 from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
 
 __all__ = [
@@ -52,7 +63,10 @@ __all__ = [
     "AckError",
     "AckPolicy",
     "AckTimeoutError",
+    "BrokerMetadata",
     "BrokerUnavailableError",
+    "ClusterMetadata",
+    "ConsumerGroupMetadata",
     "EncryptionError",
     "Envelope",
     "EnvelopeError",
@@ -77,7 +91,11 @@ __all__ = [
     "Stream",
     "StreamCursorStore",
     "StreamError",
+    "StreamGapError",
     "StreamMetadata",
+    "StreamOptions",
+    "StreamPausedError",
+    "StreamReadonlyError",
     "decode",
     "encode",
     "key_partition",

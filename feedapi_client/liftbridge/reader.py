@@ -6,9 +6,12 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from feedapi_client.liftbridge.api import LiftbridgeApi, Start
+from feedapi_client.liftbridge.api import LiftbridgeApi
+from feedapi_client.liftbridge.errors import StreamGapError
 from feedapi_client.liftbridge.headers import CURSOR, PARTITION, text_header
+from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.stream_format import Attempt, AttemptAssembler, MessageFormat
+from feedapi_client.liftbridge.subscription import Start, Until
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +43,13 @@ class RelayReader:
 
     Arguments:
         start: an offset where a batch begins, such as `RelayedBatch.next_offset`, or a `Start`.
-        until: the offset to end at, inclusive; None: follow the stream without end.
+        until: where to end, inclusive, as in `LiftbridgeApi.subscribe`; None: follow the stream
+            without end. After a restart of the broker its newest messages can't be read until a
+            relay, or anybody else, publishes to the stream again.
+        resume: wake the partition when the broker paused it.
 
     Raises:
+        StreamGapError: messages are missing, because retention or compaction removed them.
         LiftbridgeError: the errors of `LiftbridgeApi.subscribe`.
     """
 
@@ -53,13 +60,15 @@ class RelayReader:
         *,
         partition: int = 0,
         start: Start = "earliest",
-        until: int | None = None,
+        until: Until | None = None,
+        resume: bool = True,
     ) -> None:
         self._api = api
         self._stream = stream
         self._partition = partition
         self._start: Start = start
         self._until = until
+        self._resume = resume
 
     def __aiter__(self) -> AsyncIterator[RelayedBatch]:
         return self.batches()
@@ -67,15 +76,33 @@ class RelayReader:
     async def batches(self) -> AsyncGenerator[RelayedBatch, None]:
         """Return the batches from the start on."""
         assembler = AttemptAssembler()
-        async with aclosing(
-            self._api.subscribe(
-                self._stream, self._start, partition=self._partition, until=self._until
-            )
-        ) as messages:
+        following = self._start if isinstance(self._start, int) else None
+        async with aclosing(self._messages()) as messages:
             async for message in messages:
+                self._check_complete(following, message)
+                following = message.offset + 1
                 attempt = assembler.feed(message)
                 if attempt is not None and (batch := _batch_of(attempt)) is not None:
                     yield batch
+
+    def _messages(self) -> AsyncGenerator[Message, None]:
+        return self._api.subscribe(
+            self._stream,
+            self._start,
+            partition=self._partition,
+            until=self._until,
+            resume=self._resume,
+        )
+
+    def _check_complete(self, following: int | None, message: Message) -> None:
+        """Raise `StreamGapError` when messages are missing before this one."""
+        if following is not None and message.offset > following:
+            raise StreamGapError(
+                f"the messages from offset {following} to {message.offset - 1} are missing: "
+                "retention or compaction removed them. A stream that a relay writes exactly once "
+                "must not be compacted",
+                stream=self._stream,
+            )
 
 
 def _batch_of(attempt: Attempt) -> RelayedBatch | None:

@@ -26,6 +26,7 @@ from feedapi_client.liftbridge.errors import (
     PublishError,
     RelayFencedError,
     StreamError,
+    StreamGapError,
 )
 from feedapi_client.liftbridge.headers import (
     ATTEMPT,
@@ -39,6 +40,7 @@ from feedapi_client.liftbridge.headers import (
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher
 from feedapi_client.liftbridge.stream import Stream
+from feedapi_client.liftbridge.stream_end import StreamEnd, write_backoff
 from feedapi_client.liftbridge.stream_format import (
     Attempt,
     AttemptAssembler,
@@ -47,17 +49,14 @@ from feedapi_client.liftbridge.stream_format import (
     snapshot_offset,
 )
 from feedapi_client.model import FeedKey, Position, Status
-from feedapi_client.retry import Backoff, retry
+from feedapi_client.retry import retry
 from feedapi_client.stores.base import check_predecessor
 
 logger = logging.getLogger(__name__)
 
 _POSITIONS_PER_MESSAGE = 1000
-_IMPOSSIBLE_OFFSET = 2**62
-_READ_TIMEOUT = 10.0
+_READ_TIMEOUT = 60.0
 _WINDOW_GROWTH = 16
-_RETRY_BASE_DELAY = 0.02
-_RETRY_MAX_DELAY = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +118,8 @@ class StreamCursorStore:
             other reader may see again after a crash.
         snapshot_every: number of messages after which all positions are written again, so that a
             start reads no more than that. The stream's retention has to keep as many.
-        attempts: number of attempts to write a batch.
+        attempts: number of attempts to write a batch. With the ack timeout of the publisher they
+            have to outlast a restart of the broker, or the election of a new leader.
 
     Raises:
         ValueError: an argument is out of range.
@@ -134,7 +134,7 @@ class StreamCursorStore:
         partition: int = 0,
         format: str = "batch",
         snapshot_every: int = 10_000,
-        attempts: int = 5,
+        attempts: int = 10,
     ) -> None:
         if format not in (MessageFormat.BATCH, MessageFormat.EVENTS):
             raise ValueError(f"format is 'batch' or 'events', not {format!r}")
@@ -147,6 +147,7 @@ class StreamCursorStore:
         self._partition = partition
         self._snapshot_every = snapshot_every
         self._attempts = attempts
+        self._end = StreamEnd(publisher, api, self.stream, partition, attempts)
         self._writer_id = secrets.token_hex(8)
         self._attempt_number = 0
         self._loaded_feed: FeedKey | None = None
@@ -159,17 +160,21 @@ class StreamCursorStore:
 
         Raises:
             StreamError: the stream can't keep them: it has no concurrency control, it belongs to
-                another feed, or its retention dropped some.
+                another feed, or it is missing.
+            StreamGapError: retention or compaction removed some.
+            StreamReadonlyError: the partition takes no messages. A paused one is woken.
             BrokerUnavailableError: no broker answered in time.
+            PublishError: the broker acked nothing.
         """
         async with self._lock:
             self._loaded_feed = None
             self._assembler = AttemptAssembler()
-            newest = await self._newest_offset()
+            # First, because finding the end may append a message.
+            await self._end.require_concurrency_control()
+            newest = await self._end.newest_offset()
             snapshot = await self._find_snapshot(newest)
             self._state = _StreamState(snapshot, snapshot)
             await self._read_positions(feed, newest)
-            await self._require_concurrency_control()
             self._loaded_feed = feed
             return dict(self._state.positions)
 
@@ -260,7 +265,7 @@ class StreamCursorStore:
             await self._publish(rows, attempt)
             self._state.next_offset += len(rows)
 
-        backoff = self._backoff(IncorrectOffsetError, AckTimeoutError)
+        backoff = write_backoff(self._attempts, IncorrectOffsetError, AckTimeoutError)
         await retry(look_up_and_write, backoff, sleep=asyncio.sleep, on_retry=self._on_retry)
 
     async def _publish(self, rows: list[_Row], attempt: str) -> None:
@@ -311,18 +316,6 @@ class StreamCursorStore:
             extra={"stream": self.stream.name, "attempt": attempt, "pause": pause},
         )
 
-    def _backoff(self, *retried: type[PublishError]) -> Backoff:
-        return Backoff(
-            base_delay=_RETRY_BASE_DELAY,
-            max_delay=_RETRY_MAX_DELAY,
-            attempts=self._attempts,
-            retry_if=lambda error: isinstance(error, retried),
-        )
-
-    async def _newest_offset(self) -> int:
-        found = await self._api.partition_metadata(self.stream.name, self._partition)
-        return found.newest_offset
-
     async def _find_snapshot(self, newest: int) -> int:
         """Return the offset from which all positions can be read.
 
@@ -351,12 +344,6 @@ class StreamCursorStore:
         start = self._state.next_offset
         async with aclosing(self._messages(start, newest)) as messages:
             async for message in messages:
-                if message.offset > self._state.next_offset:
-                    raise StreamError(
-                        f"the positions from offset {start} on are needed and retention has "
-                        "dropped some: keep more, or start again with a new stream",
-                        stream=self.stream.name,
-                    )
                 attempt = self._next_message(message)
                 if attempt is not None:
                     self._apply_positions(feed, attempt)
@@ -367,8 +354,9 @@ class StreamCursorStore:
 
         Raises:
             RelayFencedError: another relay completed an attempt.
+            StreamError: the stream is missing, read-only, or incomplete.
         """
-        newest, found = await self._newest_offset(), False
+        newest, found = await self._end.newest_offset(), False
         async with aclosing(self._messages(self._state.next_offset, newest)) as messages:
             async for message in messages:
                 attempt = self._next_message(message)
@@ -386,6 +374,13 @@ class StreamCursorStore:
         return found
 
     def _next_message(self, message: Message) -> Attempt | None:
+        if message.offset > self._state.next_offset:
+            raise StreamGapError(
+                f"the positions from offset {self._state.next_offset} on are needed, and retention "
+                "or compaction has removed messages: keep more and compact nothing, or start again "
+                "with a new stream",
+                stream=self.stream.name,
+            )
         self._state.next_offset = message.offset + 1
         return self._assembler.feed(message)
 
@@ -396,6 +391,7 @@ class StreamCursorStore:
             partition=self._partition,
             until=newest,
             idle_timeout=_READ_TIMEOUT,
+            resume=True,
         )
 
     def _apply_positions(self, feed: FeedKey, attempt: Attempt) -> None:
@@ -412,30 +408,6 @@ class StreamCursorStore:
                 known = positions.get(partition)
                 if known is None or known.revision <= revision:
                     positions[partition] = Position(cursor, cast("Status", status), revision)
-
-    async def _require_concurrency_control(self) -> None:
-        """Raise `StreamError` when the stream does not check offsets.
-
-        Without the check a second relay would not be noticed. The probe is a message with an
-        offset that is impossible, which a stream with the check refuses.
-        """
-        try:
-            await retry(self._publish_probe, self._backoff(AckTimeoutError), sleep=asyncio.sleep)
-        except IncorrectOffsetError:
-            return
-        raise StreamError(
-            "it has no optimistic concurrency control, without which nothing is exactly once",
-            stream=self.stream.name,
-        )
-
-    async def _publish_probe(self) -> None:
-        await self._publisher.publish(
-            self.stream,
-            b"",
-            partition=self._partition,
-            expected_offset=_IMPOSSIBLE_OFFSET,
-            headers={FORMAT: b"probe"},
-        )
 
 
 def _positions_rows(feed: FeedKey, positions: Mapping[int, Position]) -> Iterator[_Row]:

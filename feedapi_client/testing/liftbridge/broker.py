@@ -29,6 +29,9 @@ from feedapi_client.testing.liftbridge.streams import (
     StoredMessage,
 )
 
+# After a restart, so that every test of a restart meets them.
+_ANSWERS_WITHOUT_STREAMS = 2
+
 
 class LiftbridgeBroker(BrokerStreams):
     """The stand-in for a broker. Use it in `async with`, on asyncio.
@@ -36,7 +39,8 @@ class LiftbridgeBroker(BrokerStreams):
     Create streams, publish to them, and look at `messages`. Three attributes and `script` say what
     goes wrong with a publish, in this order: `decide` is called with the message and returns a
     `BrokerFault` or None; then comes the next entry of the script; then `always`. Acks are sent
-    after `ack_delay` seconds. `received` counts all messages.
+    after `ack_delay` seconds. `received` counts all messages. The next `answers_without_streams`
+    answers of the gRPC API list no streams, as while a real broker starts.
 
     Arguments:
         nats_url: Where NATS listens, as `NatsServer.url`.
@@ -85,7 +89,8 @@ class LiftbridgeBroker(BrokerStreams):
         """Stop as in a crash.
 
         Stored messages stay, messages that arrive meanwhile are lost, and acks that were not sent
-        yet are never sent.
+        yet are never sent. The high watermarks of the last `checkpoint` remain, so readers see no
+        newer message until something is published again.
         """
         for task in list(self._delayed):
             task.cancel()
@@ -95,6 +100,8 @@ class LiftbridgeBroker(BrokerStreams):
         if self._client is not None:
             await self._client.close()
             self._client = None
+            self.recover()
+            self.answers_without_streams = _ANSWERS_WITHOUT_STREAMS
 
     async def restart(self) -> None:
         """Stop and start."""
@@ -109,6 +116,7 @@ class LiftbridgeBroker(BrokerStreams):
         *,
         concurrency_control: bool = False,
         max_message_bytes: int = REPLICATION_LIMIT,
+        compact: bool = False,
     ) -> BrokerStream:
         """Create a stream and subscribe to its subjects.
 
@@ -120,6 +128,7 @@ class LiftbridgeBroker(BrokerStreams):
             partitions,
             concurrency_control=concurrency_control,
             max_message_bytes=max_message_bytes,
+            compact=compact,
         )
         await self._subscribe(stream)
         return stream
@@ -151,6 +160,8 @@ class LiftbridgeBroker(BrokerStreams):
     def _receiver(self, stream: BrokerStream, partition: int) -> Callable[[Msg], Awaitable[None]]:
         async def receive(message: Msg) -> None:
             self.received += 1
+            if not stream.takes_messages(partition):
+                return
             try:
                 published = decode_message(message.data)
             except EnvelopeError:

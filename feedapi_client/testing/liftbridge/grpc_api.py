@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from functools import partial
 from typing import Any
 
 import grpc
@@ -18,6 +17,7 @@ from gufo.liftbridge.api_pb2_grpc import APIServicer, add_APIServicer_to_server
 
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.messages_pb2 import Message as Published
+from feedapi_client.testing.liftbridge.partition_reader import PartitionReader, SubscriptionEnded
 from feedapi_client.testing.liftbridge.streams import BrokerStream, BrokerStreams, StoredMessage
 
 _BROKER = "stand-in"
@@ -39,17 +39,20 @@ class _Servicer(APIServicer):
         self.port = 0
 
     async def CreateStream(self, request: Any, context: Any) -> Any:  # noqa: N802
-        if not request.name or not request.subject:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "a stream needs a name and a subject"
-            )
+        for value, text in (
+            (request.name, "Name cannot be empty"),
+            (request.subject, "Subject is invalid"),
+        ):
+            if not value:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         if request.name in self._broker.streams:
-            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "the stream exists")
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "stream already exists")
         await self._broker.create_stream(
             request.name,
             request.subject,
             request.partitions or 1,
             concurrency_control=request.optimisticConcurrencyControl.value,
+            compact=request.compactEnabled.value,
         )
         return api_pb2.CreateStreamResponse()
 
@@ -59,13 +62,32 @@ class _Servicer(APIServicer):
         await self._broker.delete_stream(request.name)
         return api_pb2.DeleteStreamResponse()
 
+    async def PauseStream(self, request: Any, context: Any) -> Any:  # noqa: N802
+        stream = await self._stream_of(request.name, 0, context)
+        stream.paused.update(request.partitions or range(stream.stream.partitions))
+        await stream.notify()
+        return api_pb2.PauseStreamResponse()
+
+    async def SetStreamReadonly(self, request: Any, context: Any) -> Any:  # noqa: N802
+        stream = await self._stream_of(request.name, 0, context)
+        partitions = request.partitions or range(stream.stream.partitions)
+        if request.readonly:
+            stream.readonly.update(partitions)
+        else:
+            stream.readonly.difference_update(partitions)
+        await stream.notify()
+        return api_pb2.SetStreamReadonlyResponse()
+
     async def FetchMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         response = api_pb2.FetchMetadataResponse(
             brokers=[api_pb2.Broker(id=_BROKER, host="127.0.0.1", port=self.port)]
         )
-        for name in request.streams or list(self._broker.streams):
-            if name in self._broker.streams:
-                response.streamMetadata.append(self._describe(self._broker.streams[name]))
+        known = {} if self._broker.answers_without_streams else self._broker.streams
+        if self._broker.answers_without_streams:
+            self._broker.answers_without_streams -= 1
+        for name in request.streams or list(known):
+            if name in known:
+                response.streamMetadata.append(_describe(known[name]))
             else:
                 response.streamMetadata.append(
                     api_pb2.StreamMetadata(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM)
@@ -73,33 +95,46 @@ class _Servicer(APIServicer):
         return response
 
     async def FetchPartitionMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
-        broker_stream = await self._stream_of(request.stream, request.partition, context)
-        newest = self._broker.next_offset(broker_stream.stream.name, request.partition) - 1
-        return api_pb2.FetchPartitionMetadataResponse(
-            metadata=api_pb2.PartitionMetadata(
-                id=request.partition, leader=_BROKER, highWatermark=newest, newestOffset=newest
+        stream = await self._stream_of(request.stream, request.partition, context)
+        if request.partition in stream.paused:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "The request should be sent to partition leader",
             )
+        return api_pb2.FetchPartitionMetadataResponse(
+            metadata=_describe(stream).partitions[request.partition]
         )
 
     async def Subscribe(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        broker_stream = await self._stream_of(request.stream, request.partition, context)
-        offset = self._start(request)
-        yield api_pb2.Message()
-        messages = broker_stream.partitions[request.partition]
-        while True:
-            # Messages may expire while one of them is sent.
-            offset = max(offset, broker_stream.first_offset[request.partition])
-            while offset - broker_stream.first_offset[request.partition] < len(messages):
-                stored = messages[max(offset - broker_stream.first_offset[request.partition], 0)]
-                yield _message(broker_stream.stream.name, request.partition, stored)
-                offset = stored.offset + 1
-            async with broker_stream.changed:
-                await broker_stream.changed.wait_for(partial(self._is_beyond, request, offset))
-            if request.stream not in self._broker.streams:
-                await context.abort(grpc.StatusCode.NOT_FOUND, "the stream was deleted")
+        stream = await self._stream_of(request.stream, request.partition, context)
+        if request.resume:
+            stream.paused.discard(request.partition)
+        try:
+            reader = PartitionReader(stream, request)
+            yield api_pb2.Message()
+            while True:
+                for stored in reader.read():
+                    yield _message(request.stream, request.partition, stored)
+                reader.check_end()
+                async with stream.changed:
+                    await stream.changed.wait_for(
+                        lambda: reader.has_news or self._is_deleted(stream)
+                    )
+                if self._is_deleted(stream):
+                    await context.abort(grpc.StatusCode.NOT_FOUND, "commit log was deleted")
+        except SubscriptionEnded as end:
+            await context.abort(end.code, end.text)
+
+    def _is_deleted(self, stream: BrokerStream) -> bool:
+        return self._broker.streams.get(stream.stream.name) is not stream
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
         broker_stream = await self._stream_of(request.stream, request.partition, context)
+        if request.partition in broker_stream.readonly:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION, f"readonly partition: {request.partition}"
+            )
+        broker_stream.paused.discard(request.partition)
         response = api_pb2.PublishResponse()
         message = Published(
             offset=request.expectedOffset,
@@ -126,59 +161,49 @@ class _Servicer(APIServicer):
         return response
 
     async def SetCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await self._stream_of(request.stream, request.partition, context)
+        await self._require_cursors(context)
         self._broker.cursors[request.stream, request.partition, request.cursorId] = request.offset
         return api_pb2.SetCursorResponse()
 
     async def FetchCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await self._stream_of(request.stream, request.partition, context)
-        return api_pb2.FetchCursorResponse(
-            offset=self._broker.cursors.get(
-                (request.stream, request.partition, request.cursorId), -1
-            )
-        )
+        await self._require_cursors(context)
+        key = (request.stream, request.partition, request.cursorId)
+        return api_pb2.FetchCursorResponse(offset=self._broker.cursors.get(key, -1))
+
+    async def _require_cursors(self, context: Any) -> None:
+        if not self._broker.keeps_cursors:
+            await context.abort(grpc.StatusCode.INTERNAL, "Cursors stream does not exist")
 
     async def _stream_of(self, stream: str, partition: int, context: Any) -> BrokerStream:
         broker_stream = self._broker.streams.get(stream)
-        if broker_stream is None or not 0 <= partition < broker_stream.stream.partitions:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such partition")
+        if (
+            broker_stream is None
+            or self._broker.answers_without_streams
+            or not 0 <= partition < broker_stream.stream.partitions
+        ):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "No such partition")
         assert broker_stream is not None
         return broker_stream
 
-    def _start(self, request: Any) -> int:
-        following = self._broker.next_offset(request.stream, request.partition)
-        if request.startPosition == api_pb2.OFFSET:
-            return int(request.startOffset)
-        if request.startPosition == api_pb2.TIMESTAMP:
-            later = (
-                m.offset
-                for m in self._broker.messages(request.stream, request.partition)
-                if m.timestamp >= request.startTimestamp
-            )
-            return next(later, following)
-        if request.startPosition == api_pb2.EARLIEST:
-            return 0
-        return max(following - 1, 0) if request.startPosition == api_pb2.LATEST else following
 
-    def _is_beyond(self, request: Any, offset: int) -> bool:
-        return (
-            request.stream not in self._broker.streams
-            or self._broker.next_offset(request.stream, request.partition) > offset
-        )
-
-    def _describe(self, broker_stream: BrokerStream) -> Any:
-        response = api_pb2.StreamMetadata(
-            name=broker_stream.stream.name,
-            subject=broker_stream.stream.subject,
-            creationTimestamp=time.time_ns(),
-        )
-        for partition in range(broker_stream.stream.partitions):
-            response.partitions[partition].CopyFrom(
-                api_pb2.PartitionMetadata(
-                    id=partition, leader=_BROKER, replicas=[_BROKER], isr=[_BROKER]
-                )
+def _describe(stream: BrokerStream) -> Any:
+    response = api_pb2.StreamMetadata(
+        name=stream.stream.name, subject=stream.stream.subject, creationTimestamp=time.time_ns()
+    )
+    for partition in range(stream.stream.partitions):
+        response.partitions[partition].CopyFrom(
+            api_pb2.PartitionMetadata(
+                id=partition,
+                leader=_BROKER,
+                replicas=[_BROKER],
+                isr=[_BROKER],
+                highWatermark=stream.high_watermark[partition],
+                newestOffset=stream.next_offset[partition] - 1,
+                paused=partition in stream.paused,
+                readonly=partition in stream.readonly,
             )
-        return response
+        )
+    return response
 
 
 def _message(stream: str, partition: int, stored: StoredMessage) -> Any:

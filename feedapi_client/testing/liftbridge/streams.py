@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -50,23 +51,53 @@ class StoredMessage:
 
 @dataclass(slots=True)
 class BrokerStream:
-    """A stream of the stand-in broker: its configuration and the messages of its partitions."""
+    """A stream of the stand-in broker: its configuration, and the messages of its partitions.
+
+    `high_watermark` is the offset up to which readers see messages, and `checkpoint` the one that a
+    crash leaves of it, both by partition.
+    """
 
     stream: Stream
     concurrency_control: bool
     max_message_bytes: int
+    compact: bool
     partitions: list[list[StoredMessage]]
-    first_offset: list[int]
+    next_offset: list[int]
+    high_watermark: list[int]
+    checkpoint: list[int]
     changed: asyncio.Condition
+    paused: set[int] = field(default_factory=set)
+    readonly: set[int] = field(default_factory=set)
     subscriptions: list[Subscription] = field(default_factory=list)
+
+    def takes_messages(self, partition: int) -> bool:
+        """Whether a message over NATS is received at all."""
+        return partition not in self.paused and partition not in self.readonly
+
+    def visible(self, partition: int, start: int) -> list[StoredMessage]:
+        """Return the messages from an offset on that readers may see."""
+        messages = self.partitions[partition]
+        at = bisect_left(messages, start, key=lambda message: message.offset)
+        end = self.high_watermark[partition]
+        return [message for message in messages[at:] if message.offset <= end]
+
+    async def notify(self) -> None:
+        """Wake the subscriptions."""
+        async with self.changed:
+            self.changed.notify_all()
 
 
 class BrokerStreams:
-    """The streams of a broker by name, and its cursors by stream, partition and cursor id."""
+    """The streams of a broker by name, and its cursors by stream, partition and cursor id.
+
+    `keeps_cursors` says whether there is a stream of cursors, which a real broker has on demand.
+    """
 
     def __init__(self) -> None:
         self.streams: dict[str, BrokerStream] = {}
         self.cursors: dict[tuple[str, int, str], int] = {}
+        self.keeps_cursors = True
+        self.answers_without_streams = 0
 
     async def create_stream(
         self,
@@ -76,6 +107,7 @@ class BrokerStreams:
         *,
         concurrency_control: bool = False,
         max_message_bytes: int = REPLICATION_LIMIT,
+        compact: bool = False,
     ) -> BrokerStream:
         """Create a stream. Raises ValueError when there is one of that name."""
         if name in self.streams:
@@ -84,17 +116,18 @@ class BrokerStreams:
             Stream(name, subject, partitions),
             concurrency_control,
             max_message_bytes,
+            compact,
             [[] for _ in range(partitions)],
             [0] * partitions,
+            [-1] * partitions,
+            [-1] * partitions,
             asyncio.Condition(),
         )
         return self.streams[name]
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its messages. Raises KeyError when there is none."""
-        stream = self.streams.pop(name)
-        async with stream.changed:
-            stream.changed.notify_all()
+        await self.streams.pop(name).notify()
 
     def messages(self, stream: str, partition: int = 0) -> list[StoredMessage]:
         """Return the messages of a partition, oldest first."""
@@ -103,14 +136,32 @@ class BrokerStreams:
     def expire(self, stream: str, partition: int, before: int) -> None:
         """Drop the messages with offsets below `before`, as retention does."""
         broker_stream = self.streams[stream]
-        broker_stream.first_offset[partition] = before
+        broker_stream.next_offset[partition] = max(broker_stream.next_offset[partition], before)
         messages = broker_stream.partitions[partition]
         messages[:] = [message for message in messages if message.offset >= before]
 
+    async def compact(self, stream: str) -> None:
+        """Drop all messages of a key but the newest, if the stream is compacted."""
+        broker_stream = self.streams[stream]
+        if not broker_stream.compact:
+            return
+        for messages in broker_stream.partitions:
+            newest = {message.key: message.offset for message in messages}
+            messages[:] = [m for m in messages if not m.key or newest[m.key] == m.offset]
+
+    def checkpoint(self) -> None:
+        """Write down the high watermarks, as a real broker does every few seconds."""
+        for stream in self.streams.values():
+            stream.checkpoint[:] = stream.high_watermark
+
+    def recover(self) -> None:
+        """Take the high watermarks that were written down, as after a crash."""
+        for stream in self.streams.values():
+            stream.high_watermark[:] = stream.checkpoint
+
     def next_offset(self, stream: str, partition: int = 0) -> int:
         """Return the offset that the next message of a partition gets."""
-        broker_stream = self.streams[stream]
-        return broker_stream.first_offset[partition] + len(broker_stream.partitions[partition])
+        return self.streams[stream].next_offset[partition]
 
     async def accept(
         self,
@@ -177,8 +228,9 @@ class BrokerStreams:
             message.opaque,
         )
         stream.partitions[partition].append(stored)
-        async with stream.changed:
-            stream.changed.notify_all()
+        stream.next_offset[partition] = offset + 1
+        stream.high_watermark[partition] = offset
+        await stream.notify()
         return offset
 
 

@@ -1,0 +1,129 @@
+"""The end of a partition that a relay writes: where it is, and that all up to it can be read."""
+
+from __future__ import annotations
+
+import asyncio
+
+from feedapi_client.liftbridge.api import LiftbridgeApi
+from feedapi_client.liftbridge.envelope import AckPolicy
+from feedapi_client.liftbridge.errors import (
+    AckTimeoutError,
+    IncorrectOffsetError,
+    PublishError,
+    StreamError,
+    StreamReadonlyError,
+)
+from feedapi_client.liftbridge.headers import FORMAT
+from feedapi_client.liftbridge.metadata import PartitionMetadata
+from feedapi_client.liftbridge.publisher import LiftbridgePublisher
+from feedapi_client.liftbridge.stream import Stream
+from feedapi_client.retry import Backoff, retry
+
+_IMPOSSIBLE_OFFSET = 2**62
+_RETRY_BASE_DELAY = 0.02
+_RETRY_MAX_DELAY = 1.0
+
+
+async def writable(api: LiftbridgeApi, stream: str, partition: int) -> PartitionMetadata:
+    """Return a partition's state after making sure that messages to it over NATS are stored.
+
+    A paused partition is woken.
+
+    Raises:
+        StreamError: the stream or the partition is missing.
+        StreamReadonlyError: the partition takes no messages.
+    """
+    found = await api.resume_partition(stream, partition)
+    if found.readonly:
+        raise StreamReadonlyError(
+            f"partition {partition} is read-only: nothing can be relayed to it", stream=stream
+        )
+    return found
+
+
+def write_backoff(attempts: int, *retried: type[PublishError]) -> Backoff:
+    """The pauses between attempts to write to the stream."""
+    return Backoff(
+        base_delay=_RETRY_BASE_DELAY,
+        max_delay=_RETRY_MAX_DELAY,
+        attempts=attempts,
+        retry_if=lambda error: isinstance(error, retried),
+    )
+
+
+class StreamEnd:
+    """The end of a partition with optimistic concurrency control.
+
+    Arguments:
+        attempts: number of attempts to write a message.
+    """
+
+    def __init__(
+        self,
+        publisher: LiftbridgePublisher,
+        api: LiftbridgeApi,
+        stream: Stream,
+        partition: int,
+        attempts: int,
+    ) -> None:
+        self._publisher = publisher
+        self._api = api
+        self._stream = stream
+        self._partition = partition
+        self._attempts = attempts
+
+    async def newest_offset(self) -> int:
+        """Return the offset of the newest message, when all up to it can be read.
+
+        A broker that starts knows an old high watermark, above which nothing can be read, and
+        raises it when something is appended. When it is too low, a message without content is
+        appended. It has the next offset as its expected one, so it can't come between the messages
+        of another relay unnoticed.
+
+        Raises:
+            PublishError: the message could not be appended.
+            StreamError: as `writable`.
+        """
+        backoff = write_backoff(self._attempts, IncorrectOffsetError, AckTimeoutError)
+        return await retry(self._find, backoff, sleep=asyncio.sleep)
+
+    async def _find(self) -> int:
+        found = await writable(self._api, self._stream.name, self._partition)
+        if found.high_watermark >= found.newest_offset:
+            return found.newest_offset
+        ack = await self._publisher.publish(
+            self._stream,
+            b"",
+            partition=self._partition,
+            ack_policy=AckPolicy.ALL,
+            expected_offset=found.newest_offset + 1,
+            headers={FORMAT: b"no-op"},
+        )
+        assert ack is not None
+        return ack.offset
+
+    async def require_concurrency_control(self) -> None:
+        """Raise `StreamError` when the stream does not check offsets.
+
+        Without the check a second relay would not be noticed. The probe is a message with an
+        offset that is impossible, which a stream with the check refuses.
+        """
+        backoff = write_backoff(self._attempts, AckTimeoutError)
+        try:
+            await retry(self._publish_probe, backoff, sleep=asyncio.sleep)
+        except IncorrectOffsetError:
+            return
+        raise StreamError(
+            "it has no optimistic concurrency control, without which nothing is exactly once",
+            stream=self._stream.name,
+        )
+
+    async def _publish_probe(self) -> None:
+        await writable(self._api, self._stream.name, self._partition)
+        await self._publisher.publish(
+            self._stream,
+            b"",
+            partition=self._partition,
+            expected_offset=_IMPOSSIBLE_OFFSET,
+            headers={FORMAT: b"probe"},
+        )

@@ -1,0 +1,231 @@
+"""One subscription to a partition, which lives through restarts of brokers and new leaders."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal
+
+import grpc
+import grpc.aio
+from gufo.liftbridge import api_pb2
+
+from feedapi_client.liftbridge.brokers import Brokers, NoMessageError, StreamMissingError
+from feedapi_client.liftbridge.errors import BrokerUnavailableError
+from feedapi_client.liftbridge.messages_pb2 import Message
+from feedapi_client.liftbridge.metadata import PartitionMetadata
+from feedapi_client.liftbridge.metadata import partition_metadata as decode_partition
+
+Start = int | Literal["earliest", "latest", "new"] | datetime | timedelta
+"""Where a subscription starts: at an offset, the oldest message, the newest stored message, the
+next one to be stored, the first message stored at a time, or so long ago."""
+Until = int | Literal["latest"] | datetime
+"""Where a subscription ends, inclusive: an offset, the newest message at its start, or the newest
+message that was stored at a time."""
+
+# What a broker says where a subscription has no more messages to come.
+_ENDS = {
+    grpc.StatusCode.RESOURCE_EXHAUSTED: ("End of readonly partition", "Stop offset", "is empty"),
+    grpc.StatusCode.INVALID_ARGUMENT: ("Stop offset is before start offset",),
+}
+_METHOD = "/proto.API/Subscribe"
+# A subscription that stood so many seconds counts as a success: the next failure is a new one.
+_STEADY = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """What to subscribe to. The arguments of `LiftbridgeApi.subscribe`."""
+
+    stream: str
+    partition: int = 0
+    start: Start = "earliest"
+    until: Until | None = None
+    idle_timeout: float | None = None
+    resume: bool = False
+    from_replica: bool = False
+
+    def request(self) -> api_pb2.SubscribeRequest:
+        """Return the broker's request. `start` is no longer ``"latest"`` or ``"new"``."""
+        request = api_pb2.SubscribeRequest(
+            stream=self.stream,
+            partition=self.partition,
+            startPosition=api_pb2.EARLIEST,
+            resume=self.resume,
+            readISRReplica=self.from_replica,
+        )
+        if isinstance(self.start, int):
+            request.startPosition, request.startOffset = api_pb2.OFFSET, self.start
+        elif isinstance(self.start, datetime):
+            request.startPosition = api_pb2.TIMESTAMP
+            request.startTimestamp = nanoseconds(self.start)
+        if isinstance(self.until, datetime):
+            request.stopPosition = api_pb2.STOP_TIMESTAMP
+            request.stopTimestamp = nanoseconds(self.until)
+        return request
+
+    def precedes(self, message: Message) -> bool:
+        """Whether the message comes before the start.
+
+        A broker sends such messages when the start is above its high watermark.
+        """
+        if isinstance(self.start, int):
+            return message.offset < self.start
+        return isinstance(self.start, datetime) and message.timestamp < nanoseconds(self.start)
+
+    def ends_before(self, offset: int) -> bool:
+        """Whether the message with this offset comes after the end."""
+        return isinstance(self.until, int) and offset > self.until
+
+
+class Subscriber:
+    """Reads what a `Subscription` says, with as many calls to brokers as it takes."""
+
+    def __init__(self, brokers: Brokers, wanted: Subscription) -> None:
+        self._brokers = brokers
+        self._wanted = wanted
+        self._confirmed_at = math.inf
+
+    async def messages(self) -> AsyncGenerator[Message, None]:
+        """Return the messages, without end or to the end that was asked for."""
+        backoff = self._brokers.backoff(give_up_after=self._brokers.timeout)
+        self._wanted = await self._brokers.retry(self._resolve)
+        while not self._at_end():
+            try:
+                async with aclosing(self._session()) as messages:
+                    async for message in messages:
+                        if self._wanted.precedes(message):
+                            continue
+                        if self._wanted.ends_before(message.offset):
+                            return
+                        yield message
+                        self._wanted = replace(self._wanted, start=message.offset + 1)
+                        backoff.reset()
+                        if self._at_end():
+                            break
+                return
+            except (BrokerUnavailableError, StreamMissingError) as error:
+                if time.monotonic() - self._confirmed_at > _STEADY:
+                    backoff.reset()
+                await asyncio.sleep(backoff.pause(error))
+
+    def _at_end(self) -> bool:
+        start, until = self._wanted.start, self._wanted.until
+        if not isinstance(until, int):
+            return False
+        return until < 0 or (isinstance(start, int) and start > until)
+
+    async def _resolve(self) -> Subscription:
+        """Turn what is relative to the present into what stays the same in later calls."""
+        wanted = self._wanted
+        if isinstance(wanted.start, timedelta):
+            wanted = replace(wanted, start=datetime.now(UTC) - wanted.start)
+        if wanted.start not in ("latest", "new") and wanted.until != "latest":
+            return wanted
+        newest = (
+            await partition_metadata(
+                self._brokers, wanted.stream, wanted.partition, resume=wanted.resume
+            )
+        ).newest_offset
+        if wanted.until == "latest":
+            wanted = replace(wanted, until=newest)
+        if wanted.start == "latest":
+            wanted = replace(wanted, start=max(newest, 0))
+        return replace(wanted, start=newest + 1) if wanted.start == "new" else wanted
+
+    async def _session(self) -> AsyncGenerator[Message, None]:
+        """Return the messages of one call, to the end that the broker says."""
+        self._confirmed_at = math.inf
+        wanted = self._wanted
+        call = await _open(self._brokers, wanted)
+        try:
+            await _confirm(self._brokers, wanted.stream, call)
+            self._confirmed_at = time.monotonic()
+            while True:
+                yield await _read(self._brokers, wanted.stream, call, wanted.idle_timeout)
+        except _EndError:
+            return
+        finally:
+            call.cancel()
+
+
+async def partition_metadata(
+    brokers: Brokers, stream: str, partition: int, *, resume: bool = False
+) -> PartitionMetadata:
+    """Return the state of a partition, including its offsets, from its leader.
+
+    Raises:
+        StreamPausedError: it is paused, and `resume` is false.
+    """
+    found, _ = await brokers.find(stream, partition)
+    if found.paused and resume:
+        await _wake(brokers, stream, partition)
+    request = api_pb2.FetchPartitionMetadataRequest(stream=stream, partition=partition)
+    address = await brokers.leader(stream, partition)
+    response = await brokers.call(stream, "FetchPartitionMetadata", request, [address])
+    return decode_partition(response.metadata)
+
+
+async def _wake(brokers: Brokers, stream: str, partition: int) -> None:
+    """Resume a paused partition. A subscription does, and needs no message in the stream."""
+    call = await _open(brokers, Subscription(stream, partition, start=0, resume=True))
+    try:
+        await _confirm(brokers, stream, call)
+    except _EndError:
+        return
+    finally:
+        call.cancel()
+
+
+async def _open(brokers: Brokers, wanted: Subscription) -> Any:
+    if wanted.from_replica:
+        address = await brokers.replica(wanted.stream, wanted.partition)
+    else:
+        address = await brokers.leader(wanted.stream, wanted.partition, resume=wanted.resume)
+    subscribe = brokers.channel(address).unary_stream(
+        _METHOD,
+        request_serializer=api_pb2.SubscribeRequest.SerializeToString,
+        response_deserializer=Message.FromString,
+    )
+    return subscribe(wanted.request(), metadata=brokers.call_metadata)
+
+
+async def _confirm(brokers: Brokers, stream: str, call: Any) -> None:
+    """Wait for the first message, which is empty: it confirms the subscription."""
+    try:
+        await _read(brokers, stream, call, brokers.call_timeout)
+    except NoMessageError as error:
+        raise BrokerUnavailableError(
+            f"stream {stream}: the broker did not confirm the subscription "
+            f"within {brokers.call_timeout:g} s"
+        ) from error
+
+
+async def _read(brokers: Brokers, stream: str, call: Any, timeout: float | None) -> Message:
+    try:
+        async with asyncio.timeout(timeout):
+            message = await call.read()
+    except TimeoutError as error:
+        raise NoMessageError(f"stream {stream}: no message within {timeout:g} s") from error
+    except grpc.aio.AioRpcError as error:
+        if any(text in (error.details() or "") for text in _ENDS.get(error.code(), ())):
+            raise _EndError from error
+        raise brokers.translate(stream, error) from error
+    if message is grpc.aio.EOF:
+        raise BrokerUnavailableError(f"stream {stream}: the broker ended the subscription")
+    assert isinstance(message, Message)
+    return message
+
+
+def nanoseconds(moment: datetime) -> int:
+    """Return a time as the broker has it. A time without a zone is local."""
+    return int(moment.timestamp() * 1_000_000) * 1000
+
+
+class _EndError(Exception):
+    """The broker said that no further message comes."""

@@ -1,0 +1,92 @@
+"""The two brokers that the contract tests run against: the stand-in, and the real one."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import pytest
+
+from feedapi_client.testing.liftbridge import (
+    LiftbridgeBroker,
+    LiftbridgeServer,
+    find_liftbridge,
+)
+
+# The real broker cleans up often, so that no test waits long for it.
+SETTINGS: Mapping[str, Any] = {
+    "streams.cleaner.interval": "200ms",
+    "streams.segment.max.bytes": 1024,
+    "metadata.cache.max.age": "1s",
+}
+
+
+class Cluster(ABC):
+    """A broker that can be harmed. `address` is its gRPC API, `nats_url` where publishers go."""
+
+    nats_url: str
+    address: str
+
+    @abstractmethod
+    async def crash(self) -> None:
+        """Kill the broker and start it again, before it wrote down its high watermarks."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Kill the broker."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Start the broker that was killed."""
+
+    @abstractmethod
+    async def compact(self, stream: str) -> None:
+        """Let the broker compact the stream, where it does that at all."""
+
+
+class StandIn(Cluster):
+    def __init__(self, broker: LiftbridgeBroker, nats_url: str) -> None:
+        self.broker, self.nats_url, self.address = broker, nats_url, broker.address
+
+    async def crash(self) -> None:
+        await self.broker.restart()
+
+    async def stop(self) -> None:
+        await self.broker.stop()
+
+    async def start(self) -> None:
+        await self.broker.start()
+
+    async def compact(self, stream: str) -> None:
+        await self.broker.compact(stream)
+
+
+class Real(Cluster):
+    def __init__(self, server: LiftbridgeServer, nats_url: str) -> None:
+        self.server, self.nats_url, self.address = server, nats_url, server.address
+
+    async def crash(self) -> None:
+        await self.stop()
+        await self.start()
+
+    async def stop(self) -> None:
+        await anyio.to_thread.run_sync(self.server.kill)
+
+    async def start(self) -> None:
+        await anyio.to_thread.run_sync(self.server.start)
+
+    async def compact(self, stream: str) -> None:
+        """Nothing: its cleaner runs by itself, and the tests wait for what it does."""
+
+
+def require_liftbridge() -> None:
+    """Skip the test where the real broker is not installed. In CI it has to be."""
+    if find_liftbridge() is None and not os.environ.get("CI"):
+        pytest.skip(
+            "the real Liftbridge is not installed: "
+            "go install github.com/liftbridge-io/liftbridge@v1.9.0"
+        )
