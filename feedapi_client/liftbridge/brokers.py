@@ -16,7 +16,6 @@ from feedapi_client.liftbridge.errors import (
     BrokerUnavailableError,
     LiftbridgeError,
     StreamError,
-    StreamPausedError,
 )
 from feedapi_client.liftbridge.metadata import (
     ClusterMetadata,
@@ -48,6 +47,8 @@ _RETRIED = frozenset(
         grpc.StatusCode.CANCELLED,
     }
 )
+# What it answers for a partition that it does not lead, or that is paused.
+_NOT_SERVED = ("partition leader", "has been closed", "was closed")
 _NO_CURSORS = "Cursors stream does not exist"
 
 T = TypeVar("T")
@@ -197,20 +198,13 @@ class Brokers:
             raise StreamError(f"there is no partition {partition}", stream=stream)
         return found, cluster
 
-    async def leader(self, stream: str, partition: int, *, resume: bool = False) -> str:
+    async def leader(self, stream: str, partition: int) -> str:
         """Return the address of a partition's leader.
 
         Raises:
-            StreamPausedError: the partition is paused, and is not to be resumed.
             BrokerUnavailableError: it has no leader at the moment.
         """
         found, cluster = await self.find(stream, partition)
-        if found.paused and not resume:
-            raise StreamPausedError(
-                f"the broker paused partition {partition}: a message over gRPC, or a subscription "
-                "with resume=True, wakes it",
-                stream=stream,
-            )
         if found.leader not in cluster.brokers:
             raise BrokerUnavailableError(f"stream {stream}: partition {partition} has no leader")
         return cluster.brokers[found.leader].address
@@ -220,7 +214,7 @@ class Brokers:
         found, cluster = await self.find(stream, partition)
         others = [id for id in found.isr if id in cluster.brokers and id != found.leader]
         if not others:
-            return await self.leader(stream, partition, resume=True)
+            return await self.leader(stream, partition)
         return cluster.brokers[others[0]].address
 
     def remember(self, stream: str) -> None:
@@ -246,7 +240,8 @@ class Brokers:
                 f"({details})"
             )
         if code in _RETRIED:
-            return BrokerUnavailableError(
+            kind = NotServedError if any(text in details for text in _NOT_SERVED) else None
+            return (kind or BrokerUnavailableError)(
                 f"stream {stream}: the broker answered {code.name} ({details})"
             )
         return LiftbridgeError(f"stream {stream}: the broker refused with {code.name} ({details})")
@@ -258,6 +253,10 @@ class AlreadyExistsError(LiftbridgeError):
 
 class StreamMissingError(StreamError):
     """There is no such stream. Retried when it was there before."""
+
+
+class NotServedError(BrokerUnavailableError):
+    """The broker does not lead the partition, or it is paused."""
 
 
 class NoMessageError(BrokerUnavailableError):

@@ -12,7 +12,6 @@ import nats.errors
 from nats.aio.client import Client
 
 from feedapi_client.liftbridge.errors import BrokerUnavailableError
-from feedapi_client.model import public_url
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +49,7 @@ async def connect(
             )
     except (TimeoutError, OSError, nats.errors.Error) as error:
         raise BrokerUnavailableError(
-            f"no connection to NATS at {', '.join(map(public_url, urls))} within {timeout:g} s: "
+            f"no connection to NATS at {', '.join(map(_place, urls))} within {timeout:g} s: "
             f"{type(error).__name__}"
         ) from error
 
@@ -120,6 +119,11 @@ class MessageWriter:
 def unavailable(error: Exception) -> BrokerUnavailableError:
     """Translate an error of nats-py. Its text is left out, because it may quote a server's URL."""
     return BrokerUnavailableError(f"NATS: {type(error).__name__}")
+
+
+def _place(url: str) -> str:
+    """Return host and port of a URL: what stands before the last @ may be a password."""
+    return url.rpartition("@")[2].rpartition("://")[2].partition("/")[0]
 
 
 async def _log_error(error: Exception) -> None:

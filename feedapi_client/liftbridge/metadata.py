@@ -36,7 +36,8 @@ class PartitionMetadata:
         high_watermark: the offset up to which readers see messages; -1 while it is empty. After a
             restart of the broker it can be below `newest_offset` until something is published.
         newest_offset: the offset of the newest message; -1 while it is empty.
-        paused: whether the broker paused it.
+        paused: whether the broker paused it. Without offsets, in `StreamMetadata`, whether it was
+            ever paused: the broker does not take that back.
         readonly: whether it takes no messages.
     """
 

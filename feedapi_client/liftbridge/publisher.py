@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import nats.errors
@@ -342,6 +342,7 @@ async def publish_until_acked(
     partition: int | None = None,
     attempts: int = 10,
     on_retry: OnRetry | None = None,
+    before_retry: Callable[[], Awaitable[object]] | None = None,
 ) -> None:
     """Publish messages at least once: again from the first one without an ack, until all are acked.
 
@@ -351,6 +352,7 @@ async def publish_until_acked(
     Arguments:
         attempts: number of attempts without progress after which an error is final.
         on_retry: called before each pause, as by `feedapi_client.retry.retry`.
+        before_retry: awaited before each attempt but the first. Its error is final.
 
     Raises:
         PublishError: the last of too many errors, or an error that no further attempt can change.
@@ -365,6 +367,8 @@ async def publish_until_acked(
 
     async def publish_rest() -> None:
         nonlocal acked
+        if backoff.failing and before_retry is not None:
+            await before_retry()
         try:
             await publisher.publish_many(
                 stream,

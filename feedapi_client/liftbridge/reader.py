@@ -67,7 +67,7 @@ class RelayReader:
         self._stream = stream
         self._partition = partition
         self._start: Start = start
-        self._until = until
+        self._until: Until | None = until
         self._resume = resume
 
     def __aiter__(self) -> AsyncIterator[RelayedBatch]:

@@ -16,10 +16,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from feedapi_client.consumer import FeedConsumer
+from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.headers import CURSOR, PARTITION
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher, publish_until_acked
 from feedapi_client.liftbridge.stream import Stream
+from feedapi_client.liftbridge.stream_end import writable
 from feedapi_client.liftbridge.stream_format import MessageFormat
 from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
 from feedapi_client.model import Batch, Event
@@ -67,6 +69,10 @@ class Relay:
         key: makes the key of an event's message.
         headers: makes additional headers of an event's message.
         attempts: number of attempts without progress after which an error is final.
+        api: an open connection to the broker's gRPC API. With it a relay that is at least once
+            looks at the stream before the first message and before each retry: it wakes paused
+            partitions, and a stream that is missing or read-only is an error at once. A
+            `StreamCursorStore` has its own.
 
     Raises:
         ValueError: the arguments do not fit together.
@@ -81,6 +87,7 @@ class Relay:
         key: Key | None = None,
         headers: Headers | None = None,
         attempts: int = 10,
+        api: LiftbridgeApi | None = None,
     ) -> None:
         if publisher.ack_policy is AckPolicy.NONE:
             raise ValueError("a relay commits what is acked: AckPolicy.NONE has no acks")
@@ -92,6 +99,7 @@ class Relay:
         self._key = key
         self._headers = headers
         self._attempts = attempts
+        self._api = api
         self.progress = RelayProgress()
         if self._store is not None and self._store.format is MessageFormat.BATCH:
             if key is not None or headers is not None:
@@ -112,10 +120,13 @@ class Relay:
         Raises:
             FeedError: what the consumer raises.
             PublishError: a message can't be published.
+            StreamError: the stream is missing, read-only, or not what the relay needs.
             FencedError: another relay writes to the stream.
 
         Cancellation: nothing is committed that is not acked.
         """
+        if self._store is None:
+            await self._check_stream()
         handler = self._relay_at_least_once if self._store is None else self._relay_exactly_once
         await self._consumer.run(handler)
         return self.progress
@@ -132,6 +143,7 @@ class Relay:
             partition=batch.partition % self._stream.partitions if self._key is None else None,
             attempts=self._attempts,
             on_retry=self._on_retry,
+            before_retry=self._check_stream,
         )
         await batch.commit()
         self._count(batch)
@@ -152,6 +164,11 @@ class Relay:
             None if key is None else [key(event) for event in batch.events],
             None if headers is None else [headers(event) for event in batch.events],
         )
+
+    async def _check_stream(self) -> None:
+        if self._api is not None:
+            for partition in range(self._stream.partitions):
+                await writable(self._api, self._stream.name, partition)
 
     def _on_retry(self, error: Exception, attempt: int, pause: float) -> None:
         self.progress.retries += 1

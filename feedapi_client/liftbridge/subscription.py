@@ -15,8 +15,13 @@ import grpc
 import grpc.aio
 from gufo.liftbridge import api_pb2
 
-from feedapi_client.liftbridge.brokers import Brokers, NoMessageError, StreamMissingError
-from feedapi_client.liftbridge.errors import BrokerUnavailableError
+from feedapi_client.liftbridge.brokers import (
+    Brokers,
+    NoMessageError,
+    NotServedError,
+    StreamMissingError,
+)
+from feedapi_client.liftbridge.errors import BrokerUnavailableError, StreamPausedError
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.metadata import PartitionMetadata
 from feedapi_client.liftbridge.metadata import partition_metadata as decode_partition
@@ -36,6 +41,8 @@ _ENDS = {
 _METHOD = "/proto.API/Subscribe"
 # A subscription that stood so many seconds counts as a success: the next failure is a new one.
 _STEADY = 5.0
+# Seconds after which a partition that is not served is looked at again.
+_PAUSED_AGAIN = 0.2
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +119,12 @@ class Subscriber:
             except (BrokerUnavailableError, StreamMissingError) as error:
                 if time.monotonic() - self._confirmed_at > _STEADY:
                     backoff.reset()
+                if isinstance(error, NotServedError) and not self._wanted.resume:
+                    await self._brokers.retry(self._raise_if_paused)
                 await asyncio.sleep(backoff.pause(error))
+
+    async def _raise_if_paused(self) -> None:
+        await partition_metadata(self._brokers, self._wanted.stream, self._wanted.partition)
 
     def _at_end(self) -> bool:
         start, until = self._wanted.start, self._wanted.until
@@ -162,13 +174,37 @@ async def partition_metadata(
     Raises:
         StreamPausedError: it is paused, and `resume` is false.
     """
-    found, _ = await brokers.find(stream, partition)
-    if found.paused and resume:
+    try:
+        return await _ask_leader(brokers, stream, partition)
+    except NotServedError:
+        # Or another broker has just become the leader.
+        await asyncio.sleep(_PAUSED_AGAIN)
+    if resume and await _seems_paused(brokers, stream, partition):
         await _wake(brokers, stream, partition)
+    try:
+        return await _ask_leader(brokers, stream, partition)
+    except NotServedError as error:
+        if resume or not await _seems_paused(brokers, stream, partition):
+            raise
+        raise StreamPausedError(
+            f"the broker paused partition {partition}: a message over gRPC, or a subscription "
+            "with resume=True, wakes it",
+            stream=stream,
+        ) from error
+
+
+async def _ask_leader(brokers: Brokers, stream: str, partition: int) -> PartitionMetadata:
     request = api_pb2.FetchPartitionMetadataRequest(stream=stream, partition=partition)
     address = await brokers.leader(stream, partition)
     response = await brokers.call(stream, "FetchPartitionMetadata", request, [address])
-    return decode_partition(response.metadata)
+    # The broker never takes "paused" back, but a leader of a paused partition does not answer.
+    return replace(decode_partition(response.metadata), paused=False)
+
+
+async def _seems_paused(brokers: Brokers, stream: str, partition: int) -> bool:
+    """Whether the partition was ever paused. The broker does not say whether it still is."""
+    found, _ = await brokers.find(stream, partition)
+    return found.paused
 
 
 async def _wake(brokers: Brokers, stream: str, partition: int) -> None:
@@ -186,7 +222,7 @@ async def _open(brokers: Brokers, wanted: Subscription) -> Any:
     if wanted.from_replica:
         address = await brokers.replica(wanted.stream, wanted.partition)
     else:
-        address = await brokers.leader(wanted.stream, wanted.partition, resume=wanted.resume)
+        address = await brokers.leader(wanted.stream, wanted.partition)
     subscribe = brokers.channel(address).unary_stream(
         _METHOD,
         request_serializer=api_pb2.SubscribeRequest.SerializeToString,

@@ -74,7 +74,7 @@ def test_every_error_is_a_liftbridge_error_and_relay_fencing_is_a_fenced_error()
         for name in PUBLIC
         if isinstance(value := getattr(package, name), type) and issubclass(value, Exception)
     ]
-    assert len(errors) == 11
+    assert len(errors) == 14
     assert all(
         issubclass(error, LiftbridgeError) and issubclass(error, FeedError) for error in errors
     )

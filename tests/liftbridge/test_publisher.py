@@ -480,6 +480,7 @@ async def test_a_failed_connection_is_an_error_without_credentials() -> None:
     with pytest.raises(BrokerUnavailableError) as caught:
         await publisher.__aenter__()
     assert "secret" not in str(caught.value)
+    assert "127.0.0.1:" in str(caught.value)
 
 
 async def test_closing_the_publisher_fails_messages_in_flight(

@@ -65,6 +65,7 @@ class _Servicer(APIServicer):
     async def PauseStream(self, request: Any, context: Any) -> Any:  # noqa: N802
         stream = await self._stream_of(request.name, 0, context)
         stream.paused.update(request.partitions or range(stream.stream.partitions))
+        stream.ever_paused.update(stream.paused)
         await stream.notify()
         return api_pb2.PauseStreamResponse()
 
@@ -199,7 +200,7 @@ def _describe(stream: BrokerStream) -> Any:
                 isr=[_BROKER],
                 highWatermark=stream.high_watermark[partition],
                 newestOffset=stream.next_offset[partition] - 1,
-                paused=partition in stream.paused,
+                paused=partition in stream.ever_paused,
                 readonly=partition in stream.readonly,
             )
         )

@@ -34,7 +34,7 @@ class LiftbridgeServer:
     """One or several liftbridge processes that form a cluster. Use it in `with`.
 
     Nodes are numbered from 0. They keep their ports and data when they are stopped and started
-    again. All data is removed at the end.
+    again. All data is removed at the end. `nats_url` is the argument.
 
     Arguments:
         nats_url: where NATS listens, as `NatsServer.url`.
@@ -45,7 +45,7 @@ class LiftbridgeServer:
     def __init__(
         self, nats_url: str, *, nodes: int = 1, settings: Mapping[str, Any] | None = None
     ) -> None:
-        self._nats_url = nats_url
+        self.nats_url = nats_url
         self._settings = dict(settings or {})
         self._ports = [free_port() for _ in range(nodes)]
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -118,7 +118,7 @@ class LiftbridgeServer:
         settings = {
             "listen": f"127.0.0.1:{self._ports[node]}",
             "data.dir": str(self._file(node, "data")),
-            "nats.servers": [self._nats_url],
+            "nats.servers": [self.nats_url],
             "clustering.server.id": peers[node],
             "clustering.namespace": Path(self._folder).name,
             "clustering.raft.bootstrap.peers": peers,

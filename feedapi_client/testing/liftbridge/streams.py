@@ -54,7 +54,8 @@ class BrokerStream:
     """A stream of the stand-in broker: its configuration, and the messages of its partitions.
 
     `high_watermark` is the offset up to which readers see messages, and `checkpoint` the one that a
-    crash leaves of it, both by partition.
+    crash leaves of it, both by partition. `ever_paused` is what metadata calls paused: like a real
+    broker, it does not take that back.
     """
 
     stream: Stream
@@ -67,6 +68,7 @@ class BrokerStream:
     checkpoint: list[int]
     changed: asyncio.Condition
     paused: set[int] = field(default_factory=set)
+    ever_paused: set[int] = field(default_factory=set)
     readonly: set[int] = field(default_factory=set)
     subscriptions: list[Subscription] = field(default_factory=list)
 
