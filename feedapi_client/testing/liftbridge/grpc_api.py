@@ -47,6 +47,7 @@ class _Servicer(APIServicer):
                 await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         if request.name in self._broker.streams:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, "stream already exists")
+        self._broker.create_requests[request.name] = request
         await self._broker.create_stream(
             request.name,
             request.subject,

@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from nats.aio.subscription import Subscription
 
@@ -92,12 +93,14 @@ class BrokerStream:
 class BrokerStreams:
     """The streams of a broker by name, and its cursors by stream, partition and cursor id.
 
+    `create_requests` are the requests of the gRPC API that created streams, by name.
     `keeps_cursors` says whether there is a stream of cursors, which a real broker has on demand.
     """
 
     def __init__(self) -> None:
         self.streams: dict[str, BrokerStream] = {}
         self.cursors: dict[tuple[str, int, str], int] = {}
+        self.create_requests: dict[str, Any] = {}
         self.keeps_cursors = True
         self.answers_without_streams = 0
 
