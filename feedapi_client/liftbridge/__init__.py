@@ -41,6 +41,7 @@ from feedapi_client.liftbridge.errors import (
     StreamPausedError,
     StreamReadonlyError,
 )
+from feedapi_client.liftbridge.grpc_publisher import LiftbridgeGrpcPublisher
 from feedapi_client.liftbridge.headers import RowId, row_id
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.metadata import (
@@ -51,6 +52,7 @@ from feedapi_client.liftbridge.metadata import (
     StreamMetadata,
 )
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher
+from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader
 from feedapi_client.liftbridge.relay import Relay, RelayProgress
 from feedapi_client.liftbridge.stream import ANY_OFFSET, Stream, key_partition
@@ -73,6 +75,7 @@ __all__ = [
     "IncorrectOffsetError",
     "LiftbridgeApi",
     "LiftbridgeError",
+    "LiftbridgeGrpcPublisher",
     "LiftbridgePublisher",
     "Message",
     "MessageTooLargeError",
@@ -95,6 +98,7 @@ __all__ = [
     "StreamMetadata",
     "StreamOptions",
     "StreamPausedError",
+    "StreamPublisher",
     "StreamReadonlyError",
     "decode",
     "encode",

@@ -39,6 +39,7 @@ from feedapi_client.liftbridge.event_loop import require_asyncio
 from feedapi_client.liftbridge.fast_path import install_fast_path
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.messages_pb2 import AckPolicy as WireAckPolicy
+from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.stream import ANY_OFFSET, REPLICATION_LIMIT, Stream
 from feedapi_client.retry import Backoff, OnRetry, retry
 
@@ -332,7 +333,7 @@ class LiftbridgePublisher:
 
 
 async def publish_until_acked(
-    publisher: LiftbridgePublisher,
+    publisher: StreamPublisher,
     stream: Stream,
     values: Sequence[bytes],
     keys: Sequence[bytes | None] | None = None,

@@ -19,7 +19,8 @@ from feedapi_client.consumer import FeedConsumer
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.headers import CURSOR, PARTITION
-from feedapi_client.liftbridge.publisher import LiftbridgePublisher, publish_until_acked
+from feedapi_client.liftbridge.publisher import publish_until_acked
+from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.stream import Stream
 from feedapi_client.liftbridge.stream_end import writable
 from feedapi_client.liftbridge.stream_format import MessageFormat
@@ -81,7 +82,7 @@ class Relay:
     def __init__(
         self,
         consumer: FeedConsumer,
-        publisher: LiftbridgePublisher,
+        publisher: StreamPublisher,
         stream: Stream | str | None = None,
         *,
         key: Key | None = None,
@@ -184,7 +185,7 @@ class Relay:
         self.progress.events += len(batch)
 
 
-def _check_batch_size(consumer: FeedConsumer, publisher: LiftbridgePublisher) -> None:
+def _check_batch_size(consumer: FeedConsumer, publisher: StreamPublisher) -> None:
     """Raise ValueError when a batch of the consumer may not fit into a message.
 
     Otherwise the relay would fail later, at the first batch that is too large.

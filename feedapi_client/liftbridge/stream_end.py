@@ -10,12 +10,13 @@ from feedapi_client.liftbridge.errors import (
     AckTimeoutError,
     IncorrectOffsetError,
     PublishError,
+    PublishRefusedError,
     StreamError,
     StreamReadonlyError,
 )
 from feedapi_client.liftbridge.headers import FORMAT
 from feedapi_client.liftbridge.metadata import PartitionMetadata
-from feedapi_client.liftbridge.publisher import LiftbridgePublisher
+from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.stream import Stream
 from feedapi_client.retry import Backoff, retry
 
@@ -60,7 +61,7 @@ class StreamEnd:
 
     def __init__(
         self,
-        publisher: LiftbridgePublisher,
+        publisher: StreamPublisher,
         api: LiftbridgeApi,
         stream: Stream,
         partition: int,
@@ -84,7 +85,9 @@ class StreamEnd:
             PublishError: the message could not be appended.
             StreamError: as `writable`.
         """
-        backoff = write_backoff(self._attempts, IncorrectOffsetError, AckTimeoutError)
+        backoff = write_backoff(
+            self._attempts, IncorrectOffsetError, AckTimeoutError, PublishRefusedError
+        )
         return await retry(self._find, backoff, sleep=asyncio.sleep)
 
     async def _find(self) -> int:
@@ -108,7 +111,7 @@ class StreamEnd:
         Without the check a second relay would not be noticed. The probe is a message with an
         offset that is impossible, which a stream with the check refuses.
         """
-        backoff = write_backoff(self._attempts, AckTimeoutError)
+        backoff = write_backoff(self._attempts, AckTimeoutError, PublishRefusedError)
         try:
             await retry(self._publish_probe, backoff, sleep=asyncio.sleep)
         except IncorrectOffsetError:

@@ -24,6 +24,7 @@ from feedapi_client.liftbridge.errors import (
     IncorrectOffsetError,
     MessageTooLargeError,
     PublishError,
+    PublishRefusedError,
     RelayFencedError,
     StreamError,
     StreamGapError,
@@ -38,7 +39,7 @@ from feedapi_client.liftbridge.headers import (
     SNAPSHOT,
 )
 from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.liftbridge.publisher import LiftbridgePublisher
+from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.stream import Stream
 from feedapi_client.liftbridge.stream_end import StreamEnd, write_backoff
 from feedapi_client.liftbridge.stream_format import (
@@ -127,7 +128,7 @@ class StreamCursorStore:
 
     def __init__(
         self,
-        publisher: LiftbridgePublisher,
+        publisher: StreamPublisher,
         api: LiftbridgeApi,
         stream: Stream | str,
         *,
@@ -265,7 +266,9 @@ class StreamCursorStore:
             await self._publish(rows, attempt)
             self._state.next_offset += len(rows)
 
-        backoff = write_backoff(self._attempts, IncorrectOffsetError, AckTimeoutError)
+        backoff = write_backoff(
+            self._attempts, IncorrectOffsetError, AckTimeoutError, PublishRefusedError
+        )
         await retry(look_up_and_write, backoff, sleep=asyncio.sleep, on_retry=self._on_retry)
 
     async def _publish(self, rows: list[_Row], attempt: str) -> None:

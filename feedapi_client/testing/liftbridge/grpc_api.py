@@ -15,12 +15,27 @@ import grpc.aio
 from gufo.liftbridge import api_pb2
 from gufo.liftbridge.api_pb2_grpc import APIServicer, add_APIServicer_to_server
 
-from feedapi_client.liftbridge.envelope import AckPolicy
+from feedapi_client.liftbridge.envelope import AckError, AckPolicy
 from feedapi_client.liftbridge.messages_pb2 import Message as Published
 from feedapi_client.testing.liftbridge.partition_reader import PartitionReader, SubscriptionEnded
 from feedapi_client.testing.liftbridge.streams import BrokerStream, BrokerStreams, StoredMessage
 
 _BROKER = "stand-in"
+_REFUSED = {
+    AckError.INCORRECT_OFFSET: (
+        api_pb2.PublishAsyncError.INCORRECT_OFFSET,
+        "incorrect expected offset",
+    ),
+    AckError.TOO_LARGE: (
+        api_pb2.PublishAsyncError.BAD_REQUEST,
+        "message exceeds max replication size",
+    ),
+}
+_STATUS = {
+    api_pb2.PublishAsyncError.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    api_pb2.PublishAsyncError.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    api_pb2.PublishAsyncError.READONLY: grpc.StatusCode.FAILED_PRECONDITION,
+}
 
 
 async def serve(broker: BrokerStreams, port: int) -> tuple[Any, int]:
@@ -131,13 +146,39 @@ class _Servicer(APIServicer):
         return self._broker.streams.get(stream.stream.name) is not stream
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
-        broker_stream = await self._stream_of(request.stream, request.partition, context)
-        if request.partition in broker_stream.readonly:
-            await context.abort(
-                grpc.StatusCode.FAILED_PRECONDITION, f"readonly partition: {request.partition}"
-            )
-        broker_stream.paused.discard(request.partition)
-        response = api_pb2.PublishResponse()
+        response = await self._publish(request)
+        if response.HasField("asyncError"):
+            code = _STATUS.get(response.asyncError.code, grpc.StatusCode.UNKNOWN)
+            await context.abort(code, response.asyncError.message)
+        # Like the real broker: without a deadline there is no wait for the ack.
+        if request.ackPolicy == AckPolicy.NONE or context.time_remaining() is None:
+            return api_pb2.PublishResponse()
+        return response
+
+    async def PublishAsync(  # noqa: N802
+        self,
+        requests: AsyncIterator[Any],
+        context: Any,  # noqa: ARG002
+    ) -> AsyncIterator[Any]:
+        async for request in requests:
+            response = await self._publish(request)
+            if response.HasField("asyncError") or request.ackPolicy != AckPolicy.NONE:
+                yield response
+
+    async def _publish(self, request: Any) -> Any:
+        """Store a message as a real broker does, and return what PublishAsync answers."""
+        response = api_pb2.PublishResponse(correlationId=request.correlationId)
+        error = response.asyncError
+        stream = self._broker.streams.get(request.stream)
+        if stream is None or self._broker.answers_without_streams:
+            error.code = api_pb2.PublishAsyncError.NOT_FOUND
+            error.message = f"no such stream: {request.stream}"
+            return response
+        if request.partition in stream.readonly:
+            error.code = api_pb2.PublishAsyncError.READONLY
+            error.message = f"readonly partition: {request.partition}"
+            return response
+        stream.paused.discard(request.partition)
         message = Published(
             offset=request.expectedOffset,
             key=request.key,
@@ -146,19 +187,14 @@ class _Servicer(APIServicer):
             correlationId=request.correlationId,
             ackPolicy=request.ackPolicy,
         )
+        subject = stream.stream.subject_of(request.partition)
         ack = await self._broker.accept(
-            broker_stream,
-            request.partition,
-            broker_stream.stream.subject_of(request.partition),
-            message,
-            len(request.value),
+            stream, request.partition, subject, message, request.ByteSize()
         )
-        # Like the real broker: without a deadline there is no wait for the ack.
-        if (
-            ack is not None
-            and request.ackPolicy != AckPolicy.NONE
-            and context.time_remaining() is not None
-        ):
+        if ack.ackError:
+            error.code, error.message = _REFUSED[AckError(ack.ackError)]
+        else:
+            response.ClearField("asyncError")
             response.ack.ParseFromString(ack.SerializeToString())
         return response
 

@@ -96,22 +96,26 @@ class LiftbridgeServer:
         for n in started:
             self._wait_until_it_answers(n)
 
-    def terminate(self, node: int = 0) -> None:
+    def interrupt(self, node: int = 0) -> None:
         """Stop a node with SIGINT, the signal on which it shuts down in order, and wait for it."""
-        process = self._processes[node]
-        process.send_signal(signal.SIGINT)
+        self._stop(node, signal.SIGINT)
+
+    def terminate(self, node: int = 0) -> None:
+        """Stop a node with SIGTERM, which it does not handle, and wait for it."""
+        self._stop(node, signal.SIGTERM)
+
+    def kill(self, node: int = 0) -> None:
+        """Kill a node, as in a crash."""
+        self._stop(node, signal.SIGKILL)
+
+    def _stop(self, node: int, number: signal.Signals) -> None:
+        process = self._processes.pop(node)
+        process.send_signal(number)
         try:
             process.wait(_STOP_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        del self._processes[node]
-
-    def kill(self, node: int = 0) -> None:
-        """Kill a node, as in a crash."""
-        process = self._processes.pop(node)
-        process.kill()
-        process.wait()
 
     def _launch(self, node: int) -> subprocess.Popen[bytes]:
         peers = [f"node-{n}" for n in range(len(self._ports))]

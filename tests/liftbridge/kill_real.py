@@ -1,0 +1,161 @@
+"""Kill what a relay needs, on real brokers, while a reader follows the stream.
+
+A long run: ``python -m tests.liftbridge.kill_real --mode events --what leader --kills 20``. The
+modes are at-least-once, batch and events. What is killed: the relay (SIGKILL), the broker (SIGINT,
+on which it shuts down, SIGTERM or SIGKILL), NATS, or the leader of three brokers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import subprocess
+import sys
+import tempfile
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import anyio
+import anyio.to_thread
+import orjson
+
+from feedapi_client.liftbridge import LiftbridgeApi, RelayReader
+from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
+from tests.liftbridge.helpers import eventually
+from tests.liftbridge.kill_relay import Feed, Outcome, repeated
+
+MODES = ("at-least-once", "batch", "events")
+WHAT = ("relay", "broker-int", "broker-term", "broker-kill", "nats", "leader")
+EVENTS_A_KILL = 200
+SECONDS_TO_CATCH_UP = 180.0
+# A broker that is dead is noticed sooner than by default.
+SETTINGS = {
+    "clustering.replica.max.leader.timeout": "3s",
+    "clustering.replica.max.lag.time": "3s",
+    "clustering.replica.fetch.timeout": "1s",
+    "metadata.cache.max.age": "1s",
+}
+ACK_TIMEOUT = "1"
+
+
+class KillRun:
+    """One run: a feed, NATS, brokers, a relay in a process of its own, and a reader."""
+
+    def __init__(self, mode: str, what: str, seed: int) -> None:
+        self.mode, self.what = mode, what
+        self.feed = Feed(seed)
+        self.random = self.feed.random
+        self.nats = NatsServer()
+        self.found: list[int] = []
+
+    async def run(self, kills: int) -> Outcome:
+        """Kill so many times, let everything catch up, and return what the reader got."""
+        nodes = 3 if self.what == "leader" else 1
+        async with AsyncExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            url = stack.enter_context(self.feed.publisher.serve())
+            stack.enter_context(self.nats)
+            self.server = stack.enter_context(
+                LiftbridgeServer(self.nats.url, nodes=nodes, settings=SETTINGS)
+            )
+            self.api = await stack.enter_async_context(LiftbridgeApi(self.server.addresses))
+            await self.api.create_stream(
+                "s", concurrency_control=self.mode != "at-least-once", replication_factor=nodes
+            )
+            addresses = ",".join(self.server.addresses)
+            store = str(Path(folder) / "cursors.db")
+            self.command = [sys.executable, "-m", "tests.liftbridge.relay_program", self.mode]
+            self.command += [url, self.nats.url, addresses, store, ACK_TIMEOUT]
+            self._start_relay()
+            stack.callback(self._kill_relay)
+            reader = asyncio.create_task(self._follow())
+            try:
+                await self._kill_often(kills, reader)
+            finally:
+                reader.cancel()
+                await asyncio.wait([reader])
+            return Outcome(list(range(self.feed.count)), list(self.found), list(self.found))
+
+    async def _kill_often(self, kills: int, reader: asyncio.Task[None]) -> None:
+        for _ in range(kills):
+            target = len(self.found) + self.random.randrange(1, EVENTS_A_KILL)
+            self.feed.grow(EVENTS_A_KILL)
+            if self.random.random() < 0.3:
+                self.feed.change()
+            await self._wait_for(target, reader)
+            # Not a wait for anything: it varies the moment between a message, its ack, the commit.
+            await asyncio.sleep(self.random.random() * 0.05)
+            await self._kill()
+        with anyio.fail_after(SECONDS_TO_CATCH_UP):
+            while len(set(self.found)) < self.feed.count:
+                await self._wait_for(len(self.found) + 1, reader)
+
+    async def _wait_for(self, target: int, reader: asyncio.Task[None]) -> None:
+        await eventually(
+            lambda: len(self.found) >= target or reader.done() or self.relay.poll() is not None,
+            SECONDS_TO_CATCH_UP,
+        )
+        assert not reader.done(), f"the reader ended: {reader.exception()}"
+        assert self.relay.poll() is None, "the relay ended by itself"
+
+    async def _kill(self) -> None:
+        if self.what == "relay":
+            self._kill_relay()
+            self._start_relay()
+        elif self.what == "nats":
+            await anyio.to_thread.run_sync(self.nats.restart)
+        else:
+            node = 0
+            if self.what == "leader":
+                node = self.server.node_of((await self.api.partition_metadata("s")).leader)
+            how = {"broker-int": self.server.interrupt, "broker-term": self.server.terminate}
+            await anyio.to_thread.run_sync(how.get(self.what, self.server.kill), node)
+            if self.what == "leader":
+                # Until the others have found a new one: otherwise it would lead again.
+                await eventually_leads(self.api, self.server, node)
+            await anyio.to_thread.run_sync(self.server.start, node)
+
+    def _start_relay(self) -> None:
+        self.relay = subprocess.Popen(self.command)
+
+    def _kill_relay(self) -> None:
+        self.relay.kill()
+        self.relay.wait()
+
+    async def _follow(self) -> None:
+        if self.mode == "at-least-once":
+            async for message in self.api.subscribe("s"):
+                self.found.append(orjson.loads(message.value)["n"])
+        async for batch in RelayReader(self.api, "s"):
+            self.found.extend(orjson.loads(event)["n"] for event in batch.events)
+
+
+async def eventually_leads(api: LiftbridgeApi, server: LiftbridgeServer, dead: int) -> None:
+    """Wait until another node than the dead one leads the stream."""
+    with anyio.fail_after(SECONDS_TO_CATCH_UP):
+        while True:
+            leader = (await api.metadata("s")).partitions[0].leader
+            if leader and server.node_of(leader) != dead:
+                return
+            await asyncio.sleep(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mode", choices=MODES, default="events")
+    parser.add_argument("--what", choices=WHAT, default="broker-kill")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=None)
+    options = parser.parse_args()
+    seed = random.randrange(2**32) if options.seed is None else options.seed
+    outcome = anyio.run(KillRun(options.mode, options.what, seed).run, options.kills)
+    print(
+        f"mode {options.mode}, seed {seed}, {options.kills} times {options.what}: "
+        f"{len(outcome.published)} events, lost {len(outcome.lost())}, "
+        f"repeated {repeated(outcome.kept)}, in order: {Outcome.in_order(outcome.kept)}"
+    )
+
+
+if __name__ == "__main__":
+    main()
