@@ -157,10 +157,10 @@ class _Servicer(APIServicer):
 
     async def PublishAsync(  # noqa: N802
         self,
-        requests: AsyncIterator[Any],
+        request_iterator: AsyncIterator[Any],
         context: Any,  # noqa: ARG002
     ) -> AsyncIterator[Any]:
-        async for request in requests:
+        async for request in request_iterator:
             response = await self._publish(request)
             if response.HasField("asyncError") or request.ackPolicy != AckPolicy.NONE:
                 yield response
