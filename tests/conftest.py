@@ -37,7 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("spark") or _SERVERS.intersection(_fixtures(item)):
             item.add_marker("slow")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in slow)
+    spark = {item.path for item in items if item.get_closest_marker("spark")}
+    items.sort(key=lambda item: (item.path not in spark, item.path not in slow))
 
 
 def _fixtures(item: pytest.Item) -> list[str]:

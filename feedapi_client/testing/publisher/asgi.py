@@ -18,7 +18,7 @@ from feedapi_client.testing.publisher.requests import Request, parse_request
 from feedapi_client.testing.publisher.responses import EventStream, Response
 
 if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.publisher import Publisher
+    from feedapi_client.testing.publisher.traffic import RecordedFeed
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -50,7 +50,7 @@ class Connection:
 class FeedApp:
     """The ASGI application of one publisher."""
 
-    def __init__(self, publisher: Publisher) -> None:
+    def __init__(self, publisher: RecordedFeed) -> None:
         self.publisher = publisher
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
@@ -99,7 +99,7 @@ class _ResponseSender:
 
     def __init__(
         self,
-        publisher: Publisher,
+        publisher: RecordedFeed,
         response: Response,
         receive: Receive,
         send: Send,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from feedapi_client.testing.publisher.asgi import FeedApp
-from feedapi_client.testing.publisher.feed import Feed
-from feedapi_client.testing.publisher.traffic import Traffic
+from feedapi_client.testing.publisher.traffic import RecordedFeed
 
 if TYPE_CHECKING:
     from feedapi_client.testing.publisher.server import Serving
 
 
-class Publisher(Feed, Traffic):
+class Publisher(RecordedFeed):
     """A feed in memory, in any of the three dialects.
 
     The page of `feedapi_client.testing.publisher` shows the whole interface on one screen.
@@ -37,9 +36,6 @@ class Publisher(Feed, Traffic):
     publisher. None of them blocks on I/O.
     """
 
-    url: str | None = None
-    """Where it is served; None while it is not."""
-
     _asgi: FeedApp | None = None
 
     @property
@@ -62,7 +58,7 @@ class Publisher(Feed, Traffic):
         """
         from feedapi_client.testing.publisher.server import Serving
 
-        return Serving(self, host, port)
+        return Serving(self, self.asgi, host, port)
 
     serving = serve
 

@@ -24,7 +24,8 @@ except ImportError as missing:
     ) from missing
 
 if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.publisher import Publisher
+    from feedapi_client.testing.publisher.asgi import FeedApp
+    from feedapi_client.testing.publisher.traffic import RecordedFeed
 
 _KEEP_ALIVE_SECONDS = 600
 # Requests end by themselves once their connection is gone; this is only a safety net.
@@ -74,8 +75,9 @@ class Serving:
     the caller for a few milliseconds, also in async code.
     """
 
-    def __init__(self, publisher: Publisher, host: str, port: int) -> None:
+    def __init__(self, publisher: RecordedFeed, app: FeedApp, host: str, port: int) -> None:
         self._publisher = publisher
+        self._app = app
         self._address = (host, port)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -136,7 +138,7 @@ class Serving:
 
     async def _serve(self, loop: asyncio.AbstractEventLoop, listener: socket.socket) -> None:
         config = uvicorn.Config(
-            self._publisher.asgi,
+            self._app,
             http=_FeedProtocol,
             ws="none",
             lifespan="off",

@@ -10,6 +10,7 @@ import anyio
 
 from feedapi_client.testing.publisher.faults import as_fault
 from feedapi_client.testing.publisher.faults.rules import Fault, FaultRule, FaultTarget
+from feedapi_client.testing.publisher.feed import Feed
 from feedapi_client.testing.publisher.requests import Request
 
 KEPT_REQUESTS = 20_000
@@ -100,3 +101,10 @@ class Traffic:
         with self.lock:
             self.in_flight += change
             self.max_in_flight = max(self.max_in_flight, self.in_flight)
+
+
+class RecordedFeed(Feed, Traffic):
+    """A feed with its traffic: what is served."""
+
+    url: str | None = None
+    """Where it is served; None while it is not."""

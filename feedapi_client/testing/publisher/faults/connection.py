@@ -12,7 +12,7 @@ from feedapi_client.testing.publisher.requests import Request
 from feedapi_client.testing.publisher.responses import Response
 
 if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.publisher import Publisher
+    from feedapi_client.testing.publisher.feed import Feed
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Reset:
     after_bytes: int | None = None
     after_lines: int | None = None
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         before = self.after_bytes is None and self.after_lines is None
         whole = without_stream(response)
         kept = b"" if before else cut(whole.body, self.after_bytes, self.after_lines)
@@ -51,7 +51,7 @@ class Truncate:
     after_lines: int | None = None
     chunked: bool = False
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = without_stream(response)
         kept = cut(whole.body, self.after_bytes, self.after_lines)
         whole.content_length = None if self.chunked else len(whole.body) + 1
@@ -63,7 +63,7 @@ class Truncate:
 class BrokenChunk:
     """Chunked framing that is garbage after the first chunk."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = without_stream(response)
         head = (
             b"HTTP/1.1 200 OK\r\n"
@@ -81,7 +81,7 @@ class Delay:
 
     seconds: float
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         response.delay = self.seconds
         return response
 
@@ -97,7 +97,7 @@ class Hang:
     after_bytes: int | None = None
     after_lines: int | None = None
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         silent = self.after_bytes is None and self.after_lines is None
         whole = without_stream(response)
         whole.body = b"" if silent else cut(whole.body, self.after_bytes, self.after_lines)
@@ -112,6 +112,6 @@ class Trickle:
     piece: int = 1
     interval: float = 0.0
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         response.piece_size, response.interval, response.chunked = self.piece, self.interval, True
         return response

@@ -16,7 +16,7 @@ from feedapi_client.testing.publisher.requests import Request
 from feedapi_client.testing.publisher.responses import Response
 
 if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.publisher import Publisher
+    from feedapi_client.testing.publisher.feed import Feed
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class CutLine:
     after_lines: int | None = None
     text: str = ""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = without_stream(response)
         whole.body = cut(whole.body, None, self.after_lines) + self.text.encode()
         return whole
@@ -50,7 +50,7 @@ class ErrorText(CutLine):
 class NoFinalNewline:
     r"""A complete response whose last line has no ``\n``."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = without_stream(response)
         whole.body = whole.body.removesuffix(b"\n")
         return whole
@@ -62,7 +62,7 @@ class NoCheckpoint:
 
     keep: int = 0
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         seen = 0
 
         def drop(lines: bytes) -> bytes:
@@ -81,7 +81,7 @@ class NoCheckpoint:
 class SameCheckpoint:
     """Events, with the cursor of the request as their only cursor."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         asked = request.cursor
 
         def repeat(lines: bytes) -> bytes:
@@ -103,7 +103,7 @@ class EmptyPage:
 
     moving: bool = True
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         if response.status != 200 or request.cursor is None or request.partition is None:
             return response
         cursor = (
@@ -122,7 +122,7 @@ class EndlessLine:
 
     piece: int = 65536
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = without_stream(response)
         whole.body += _event_start(publisher) + b'{"endless":"'
 
@@ -138,7 +138,7 @@ class EndlessLine:
 class EndlessRun:
     """Events without end and without a checkpoint: those of the page, again and again."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = without_stream(response)
         events = b"".join(line for line, value in parse_lines(whole.body) if "cursor" not in value)
         lines = events or _event_start(publisher) + b'{"endless":true}}\n'
@@ -162,7 +162,7 @@ class UnknownCommands:
         {},
     )
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         inserted = b"".join(orjson.dumps(command) + b"\n" for command in self.commands)
 
         def insert(lines: bytes) -> bytes:
@@ -178,13 +178,13 @@ class ExtraFields:
     They are in every line, or in discovery and each of its partitions.
     """
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         if request.kind == "discovery":
             return Edit(_with_extras)(response, request, publisher)
         return Rewrite(_with_extra_fields)(response, request, publisher)
 
 
-def _event_start(publisher: Publisher) -> bytes:
+def _event_start(publisher: Feed) -> bytes:
     return b'{"event":' if publisher.dialect == "v2-draft" else b'{"data":'
 
 

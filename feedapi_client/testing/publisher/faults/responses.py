@@ -17,7 +17,7 @@ from feedapi_client.testing.publisher.requests import Request
 from feedapi_client.testing.publisher.responses import JSON, TEXT, Response
 
 if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.publisher import Publisher
+    from feedapi_client.testing.publisher.feed import Feed
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Status:
     body: str | bytes = ""
     headers: Mapping[str, str] = field(default_factory=dict)
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         body = self.body.encode() if isinstance(self.body, str) else self.body
         return Response(self.code, {"content-type": TEXT, **self.headers}, body)
 
@@ -40,7 +40,7 @@ class Redirect:
     location: str
     code: int = 302
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         return Response(self.code, {"location": self.location})
 
 
@@ -53,7 +53,7 @@ class Html:
         "<body><form>Please sign in</form></body></html>"
     )
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         return Response(200, {"content-type": "text/html; charset=utf-8"}, self.body.encode())
 
 
@@ -64,7 +64,7 @@ class Replace:
     body: Any
     content_type: str = JSON
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         body = (
             self.body
             if isinstance(self.body, bytes)
@@ -82,7 +82,7 @@ class Edit:
 
     change: Callable[[Any], Any]
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         if response.status == 200 and request.kind == "discovery":
             value = orjson.loads(response.body)
             changed = self.change(value)
@@ -98,7 +98,7 @@ class Rewrite:
 
     change: Callable[[bytes], bytes]
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         if response.status == 200:
             response.body = self.change(response.body)
             response.transforms.append(self.change)
@@ -109,7 +109,7 @@ class Rewrite:
 class Gzip:
     """The body is compressed, although the request did not allow it."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         whole = without_stream(response)
         whole.body = gzip.compress(whole.body)
         whole.headers = {**whole.headers, "content-encoding": "gzip"}
@@ -122,7 +122,7 @@ class Both:
 
     faults: tuple[Fault, ...]
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
+    def __call__(self, response: Response, request: Request, publisher: Feed, /) -> Response:
         for fault in self.faults:
             response = fault(response, request, publisher)
         return response

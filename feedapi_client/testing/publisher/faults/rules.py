@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from feedapi_client.testing.publisher.requests import Request
 from feedapi_client.testing.publisher.responses import Response
-
-if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.publisher import Publisher
 
 FaultTarget = Literal["fetch", "discovery", "any"]
 
@@ -16,8 +13,11 @@ FaultTarget = Literal["fetch", "discovery", "any"]
 class Fault(Protocol):
     """Changes the response to a request. Called with the publisher's lock held."""
 
-    def __call__(self, response: Response, request: Request, publisher: Publisher, /) -> Response:
-        """Return the response to send: the given one, changed or not, or another one."""
+    def __call__(self, response: Response, request: Request, publisher: Any, /) -> Response:
+        """Return the response to send: the given one, changed or not, or another one.
+
+        `publisher` is the `Publisher`.
+        """
         ...
 
 
