@@ -94,9 +94,16 @@ class KillRun:
             # Not a wait for anything: it varies the moment between a message, its ack, the commit.
             await asyncio.sleep(self.random.random() * 0.05)
             await self._kill()
-        with anyio.fail_after(SECONDS_TO_CATCH_UP):
-            while len(set(self.found)) < self.feed.count:
-                await self._wait_for(len(self.found) + 1, reader)
+        # What was stored right before a kill is hidden until something is appended.
+        self.feed.grow(1)
+        deadline = anyio.current_time() + SECONDS_TO_CATCH_UP
+        while len(set(self.found)) < self.feed.count:
+            state = await self.api.partition_metadata("s")
+            missing = self.feed.count - len(set(self.found))
+            assert anyio.current_time() < deadline, f"{missing} events are missing: {state}"
+            assert not reader.done(), f"the reader ended: {reader.exception()}"
+            assert self.relay.poll() is None, "the relay ended by itself"
+            await asyncio.sleep(0.1)
 
     async def _wait_for(self, target: int, reader: asyncio.Task[None]) -> None:
         await eventually(
@@ -115,13 +122,25 @@ class KillRun:
         else:
             node = 0
             if self.what == "leader":
-                node = self.server.node_of((await self.api.partition_metadata("s")).leader)
+                node = await self._leader_of_three()
             how = {"broker-int": self.server.interrupt, "broker-term": self.server.terminate}
             await anyio.to_thread.run_sync(how.get(self.what, self.server.kill), node)
             if self.what == "leader":
                 # Until the others have found a new one: otherwise it would lead again.
                 await eventually_leads(self.api, self.server, node)
             await anyio.to_thread.run_sync(self.server.start, node)
+
+    async def _leader_of_three(self) -> int:
+        """Wait until all replicas are in sync, and return the number of the leader.
+
+        A leader that dies while no other replica is in sync has no successor.
+        """
+        with anyio.fail_after(SECONDS_TO_CATCH_UP):
+            while True:
+                found = await self.api.partition_metadata("s")
+                if len(found.isr) == 3:
+                    return self.server.node_of(found.leader)
+                await asyncio.sleep(0.1)
 
     def _start_relay(self) -> None:
         self.relay = subprocess.Popen(self.command)

@@ -180,6 +180,20 @@ async def test_a_subscription_above_the_high_watermark_gets_nothing_older(
     assert found[0] >= 5
 
 
+async def test_what_was_stored_before_a_crash_is_hidden_until_something_is_published(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"x"] * 5)
+    await cluster.crash()
+    found = await api.partition_metadata(name)
+    assert (found.high_watermark, found.newest_offset) == (-1, 4)
+    with pytest.raises(BrokerUnavailableError, match="no message"):
+        await read(api.subscribe(name, idle_timeout=0.5), 1)
+    await publisher.publish(name, b"y")
+    assert await read(api.subscribe(name), 6) == list(range(6))
+
+
 async def test_a_reader_that_resumes_after_a_crash_gets_each_batch_once(
     cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
 ) -> None:
