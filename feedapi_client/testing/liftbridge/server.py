@@ -152,9 +152,9 @@ class LiftbridgeServer:
                     time.sleep(0.05)
                 else:
                     return
-        raise RuntimeError(
-            f"liftbridge did not start within {_START_SECONDS:g} s:\n{self.log(node)[-2000:]}"
-        )
+        code = self._processes[node].poll()
+        what = f"did not start within {_START_SECONDS:g} s" if code is None else f"ended ({code})"
+        raise RuntimeError(f"liftbridge {what}:\n{self.log(node)[-2000:]}")
 
 
 def find_liftbridge() -> str | None:
