@@ -89,6 +89,11 @@ class Failures:
         """Failed requests in a row."""
         return self._failures.failures if self._failures else 0
 
+    @property
+    def refusals(self) -> int:
+        """Refused requests that are not forgotten yet: successes between them don't count."""
+        return self._refusals.failures if self._refusals else 0
+
     def started(self) -> None:
         """The partition is read anew."""
         self.error = self.since = None

@@ -194,9 +194,10 @@ class Fetching:
         except RequestRefusedError:
             await driver.fail_partition(partition, self._final(partition, error))
             return
-        driver.failure_log.warn(
-            partition.id, f"{error}; a new discovery and the next attempt in {pause:.1f} s"
-        )
+        if failures.refusals > 1:  # one refusal is how a publisher says that its topology changed
+            driver.failure_log.warn(
+                partition.id, f"{error}; a new discovery and the next attempt in {pause:.1f} s"
+            )
         if failures.refused:
             driver.timer.refused(pause)
         else:
