@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from typing import Self
+from typing import Any, Self
 
 import httpx
 
@@ -67,8 +67,8 @@ class SyncTransport(Endpoint[httpx.Client]):
     def timeout(self, idle: float | None) -> httpx.Timeout:
         """See `Endpoint.timeout`. The read timeout also bounds the exchange as a whole."""
         own = self.client.timeout
-        read = ReadTimeout(idle or own.read, idle or self.limits.request_timeout)
-        return httpx.Timeout(connect=own.connect, read=read, write=own.write, pool=own.pool)  # type: ignore[arg-type]
+        read: Any = ReadTimeout(idle or own.read, idle or self.limits.request_timeout)
+        return httpx.Timeout(connect=own.connect, read=read, write=own.write, pool=own.pool)
 
     @staticmethod
     def drive(exchange: Exchange, request: httpx.Request) -> tuple[httpx.Response, bytes]:

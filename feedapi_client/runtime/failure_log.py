@@ -51,6 +51,7 @@ class FailureLog:
         self._written_at[partition] = now
         self._written += partition is not None
         left_out, self._left_out = self._left_out, 0
-        more = f" ({left_out} failures before it were not logged)" if left_out else ""
+        failures = "failure before it was" if left_out == 1 else "failures before it were"
+        more = f" ({left_out} {failures} not logged)" if left_out else ""
         log.warning("%s%s", text, more)
         return True

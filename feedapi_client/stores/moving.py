@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
+from feedapi_client.protocol.text import printable
 from feedapi_client.stores.base import AdministrableStore, CursorStore
 
 _MAX_SHOWN = 200
@@ -90,10 +91,7 @@ def cursors_elsewhere(found: FeedKey, url: str) -> str:
 
 
 def _shown(text: str) -> str:
-    line = "".join(
-        char if char.isprintable() else char.encode("unicode_escape").decode()
-        for char in text[:_MAX_SHOWN]
-    )
+    line = printable(text, _MAX_SHOWN)
     return line if len(text) <= _MAX_SHOWN else f"{line}…"
 
 

@@ -13,9 +13,9 @@ import struct
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Self
-from urllib.parse import unquote_plus
+
+from tests.client.wire import Request
 
 _MAX_HEAD = 1 << 20
 
@@ -59,25 +59,6 @@ Step = bytes | Reset | Close | Hold | Repeat | Slowly
 Script = Sequence[Step]
 
 
-@dataclass
-class Request:
-    """One request, as it was received."""
-
-    target: str
-    headers: dict[str, str]
-
-    @property
-    def path(self) -> str:
-        """The part of the target before the query."""
-        return self.target.partition("?")[0]
-
-    @property
-    def query(self) -> dict[str, str]:
-        """The decoded arguments."""
-        pairs = (pair.partition("=") for pair in self.target.partition("?")[2].split("&"))
-        return {unquote_plus(name): unquote_plus(value) for name, _, value in pairs if name}
-
-
 Reply = Callable[[Request], Script]
 
 
@@ -109,12 +90,7 @@ class RawServer:
         self._listening.wait(30)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 
@@ -231,12 +207,7 @@ class Gate:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
         self._socket.close()
         self._loop.close()

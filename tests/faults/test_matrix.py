@@ -20,7 +20,15 @@ from tests.faults.server import RawServer
 
 pytestmark = pytest.mark.anyio
 
-_IDS = [f"{fault.group}: {fault.name[:40]}" for fault in FAULTS]
+_QUICK = ("connection", "content")
+ROWS = [
+    pytest.param(
+        fault,
+        marks=() if fault.group in _QUICK else pytest.mark.slow,
+        id=f"{fault.group}: {fault.name[:40]}",
+    )
+    for fault in FAULTS
+]
 
 
 def _feed(operation: Operation, spoil: Spoil, outcome: str) -> FaultyFeed:
@@ -44,7 +52,7 @@ def _told(operation: str, expected: str, ended: Ended) -> str:
     return f"{operation}: {expected} expected, {ended.outcome} found ({ended.error})"
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=_IDS)
+@pytest.mark.parametrize("fault", ROWS)
 async def test_r10_r14_a_consumer_outlives_a_fault_or_names_it(
     server: RawServer, fault: Fault
 ) -> None:
@@ -56,7 +64,7 @@ async def test_r10_r14_a_consumer_outlives_a_fault_or_names_it(
             cells.start_soon(_consumer, server, operation, fault.spoil, expected, follow)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=_IDS)
+@pytest.mark.parametrize("fault", ROWS)
 async def test_r14_one_call_of_a_client_names_the_fault(server: RawServer, fault: Fault) -> None:
     expected = fault.outcomes.call
 
@@ -73,7 +81,7 @@ async def test_r14_one_call_of_a_client_names_the_fault(server: RawServer, fault
 
 
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-@pytest.mark.parametrize("fault", FAULTS, ids=_IDS)
+@pytest.mark.parametrize("fault", ROWS)
 async def test_r14_one_call_of_the_sync_client_names_the_fault(
     server: RawServer, fault: Fault
 ) -> None:
@@ -94,6 +102,7 @@ async def test_r14_one_call_of_the_sync_client_names_the_fault(
             cells.start_soon(cell, operation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DISCOVERIES)
 async def test_r12_a_hostile_discovery_is_an_error_on_entry_and_passes_later(
     server: RawServer, name: str

@@ -12,10 +12,9 @@ from feedapi_client.cli.common.json_output import to_json
 from feedapi_client.cli.cursors.feed_positions import FeedPositions
 from feedapi_client.errors import NegotiationError
 from feedapi_client.model import FeedKey, Position
+from feedapi_client.protocol.cursors import is_valid
 
 FORMAT = "feedapi-cursors/1"
-MAX_CURSOR = 16 * 1024
-"""Bytes of the longest cursor that a feed may send."""
 _STATUSES = ("open", "drained", "superseded")
 
 K = TypeVar("K")
@@ -46,16 +45,6 @@ def _row(feed: FeedPositions, id: int) -> dict[str, Any]:
     if feed.lag is not None:
         row["lag"] = feed.lag[id]
     return row
-
-
-def is_cursor(text: object) -> bool:
-    """Whether this can be a cursor: printable ASCII, not empty and not longer than 16 KiB."""
-    return (
-        isinstance(text, str)
-        and 0 < len(text) <= MAX_CURSOR
-        and text.isascii()
-        and text.isprintable()
-    )
 
 
 def parse_export(text: bytes) -> dict[FeedKey, dict[int, Position]]:
@@ -99,6 +88,10 @@ def _unique(items: list[tuple[K, V]]) -> dict[K, V]:
     return found
 
 
+def _is_cursor(value: object) -> bool:
+    return isinstance(value, str) and is_valid(value)
+
+
 def _parse_id(row: dict[str, Any]) -> int:
     id = row["partition"]
     if type(id) is not int or not 0 <= id <= 32767:
@@ -107,6 +100,6 @@ def _parse_id(row: dict[str, Any]) -> int:
 
 
 def _parse_position(row: dict[str, Any]) -> Position:
-    if row["status"] not in _STATUSES or not is_cursor(row["cursor"]):
+    if row["status"] not in _STATUSES or not _is_cursor(row["cursor"]):
         raise ValueError
     return Position(row["cursor"], row["status"])

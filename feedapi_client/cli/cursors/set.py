@@ -6,9 +6,9 @@ import typer
 
 from feedapi_client.cli.common.escape import shown, shown_line
 from feedapi_client.cli.common.run_async import run_async
-from feedapi_client.cli.cursors.export_format import MAX_CURSOR, is_cursor
 from feedapi_client.cli.cursors.selection import Selection
 from feedapi_client.model import FeedKey, Position
+from feedapi_client.protocol.cursors import MAX_CURSOR, is_valid
 
 
 def set_cursor(selection: Selection, partition: int, position: Position) -> None:
@@ -17,7 +17,7 @@ def set_cursor(selection: Selection, partition: int, position: Position) -> None
     A complete URL as choice may name a feed that the store does not know yet.
     """
     cursor = position.cursor
-    if not is_cursor(cursor):
+    if not is_valid(cursor):
         raise typer.BadParameter(f"a cursor is printable ASCII of at most {MAX_CURSOR} characters")
     key = run_async(_replace, selection, partition, position)
     print(f"{shown_line(key)}: partition {partition} is at '{shown(cursor)}'")

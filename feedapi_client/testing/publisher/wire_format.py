@@ -98,7 +98,8 @@ class LineWriter:
             if isinstance(indices, range)
             else [log.payloads[index] for index in indices]
         )
-        return self._event + (b"}\n" + self._event).join(payloads) + b"}\n"  # type: ignore[arg-type]
+        between = b"}\n" + self._event
+        return self._event + between.join(payloads) + b"}\n"  # type: ignore[arg-type]
 
     def checkpoint(self, cursor: str) -> bytes:
         """Return the line of a checkpoint."""
