@@ -11,6 +11,7 @@ import anyio
 import anyio.to_thread
 import pytest
 
+from feedapi_client.liftbridge import LiftbridgeApi
 from feedapi_client.testing.liftbridge import (
     LiftbridgeBroker,
     LiftbridgeServer,
@@ -23,6 +24,19 @@ SETTINGS: Mapping[str, Any] = {
     "streams.segment.max.bytes": 1024,
     "metadata.cache.max.age": "1s",
 }
+
+
+# Several brokers: one that is dead is noticed sooner than by default. A follower that is caught up
+# asks its leader every `max.idle.wait`, which has to be below the two limits before it.
+FAILOVER_SETTINGS: Mapping[str, Any] = {
+    "clustering.replica.max.leader.timeout": "3s",
+    "clustering.replica.max.lag.time": "5s",
+    "clustering.replica.max.idle.wait": "2s",
+    "clustering.replica.fetch.timeout": "1s",
+    "metadata.cache.max.age": "1s",
+}
+FAILOVER_SECONDS = 180.0
+"""Seconds that no failover takes, not even on a busy machine."""
 
 
 class Cluster(ABC):
@@ -90,3 +104,16 @@ def require_liftbridge() -> None:
             "the real Liftbridge is not installed: "
             "go install github.com/liftbridge-io/liftbridge@v1.9.0"
         )
+
+
+async def in_sync_leader(server: LiftbridgeServer, api: LiftbridgeApi, stream: str) -> int:
+    """Wait until all replicas are in sync, and return the number of the leader's node.
+
+    A leader that dies while no other replica is in sync has no successor.
+    """
+    with anyio.fail_after(FAILOVER_SECONDS):
+        while True:
+            found = await api.partition_metadata(stream)
+            if len(found.isr) == len(server.addresses):
+                return server.node_of(found.leader)
+            await anyio.sleep(0.1)

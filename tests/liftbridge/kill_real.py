@@ -22,20 +22,13 @@ import orjson
 
 from feedapi_client.liftbridge import LiftbridgeApi, RelayReader
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
+from tests.liftbridge.clusters import FAILOVER_SECONDS, FAILOVER_SETTINGS, in_sync_leader
 from tests.liftbridge.helpers import eventually
 from tests.liftbridge.kill_relay import Feed, Outcome, repeated
 
 MODES = ("at-least-once", "batch", "events")
 WHAT = ("relay", "broker-int", "broker-term", "broker-kill", "nats", "leader")
 EVENTS_A_KILL = 200
-SECONDS_TO_CATCH_UP = 180.0
-# A broker that is dead is noticed sooner than by default.
-SETTINGS = {
-    "clustering.replica.max.leader.timeout": "3s",
-    "clustering.replica.max.lag.time": "3s",
-    "clustering.replica.fetch.timeout": "1s",
-    "metadata.cache.max.age": "1s",
-}
 ACK_TIMEOUT = "1"
 
 
@@ -57,7 +50,7 @@ class KillRun:
             url = stack.enter_context(self.feed.publisher.serve())
             stack.enter_context(self.nats)
             self.server = stack.enter_context(
-                LiftbridgeServer(self.nats.url, nodes=nodes, settings=SETTINGS)
+                LiftbridgeServer(self.nats.url, nodes=nodes, settings=FAILOVER_SETTINGS)
             )
             self.api = await stack.enter_async_context(LiftbridgeApi(self.server.addresses))
             await self.api.create_stream(
@@ -72,6 +65,10 @@ class KillRun:
             reader = asyncio.create_task(self._follow())
             try:
                 await self._kill_often(kills, reader)
+            except BaseException:
+                for node in range(nodes):
+                    print(f"the log of node {node}:\n{self.server.log(node)[-6000:]}")
+                raise
             finally:
                 reader.cancel()
                 await asyncio.wait([reader])
@@ -96,7 +93,7 @@ class KillRun:
             await self._kill()
         # What was stored right before a kill is hidden until something is appended.
         self.feed.grow(1)
-        deadline = anyio.current_time() + SECONDS_TO_CATCH_UP
+        deadline = anyio.current_time() + FAILOVER_SECONDS
         while len(set(self.found)) < self.feed.count:
             state = await self.api.partition_metadata("s")
             missing = self.feed.count - len(set(self.found))
@@ -108,7 +105,7 @@ class KillRun:
     async def _wait_for(self, target: int, reader: asyncio.Task[None]) -> None:
         await eventually(
             lambda: len(self.found) >= target or reader.done() or self.relay.poll() is not None,
-            SECONDS_TO_CATCH_UP,
+            FAILOVER_SECONDS,
         )
         assert not reader.done(), f"the reader ended: {reader.exception()}"
         assert self.relay.poll() is None, "the relay ended by itself"
@@ -122,25 +119,13 @@ class KillRun:
         else:
             node = 0
             if self.what == "leader":
-                node = await self._leader_of_three()
+                node = await in_sync_leader(self.server, self.api, "s")
             how = {"broker-int": self.server.interrupt, "broker-term": self.server.terminate}
             await anyio.to_thread.run_sync(how.get(self.what, self.server.kill), node)
             if self.what == "leader":
                 # Until the others have found a new one: otherwise it would lead again.
                 await eventually_leads(self.api, self.server, node)
             await anyio.to_thread.run_sync(self.server.start, node)
-
-    async def _leader_of_three(self) -> int:
-        """Wait until all replicas are in sync, and return the number of the leader.
-
-        A leader that dies while no other replica is in sync has no successor.
-        """
-        with anyio.fail_after(SECONDS_TO_CATCH_UP):
-            while True:
-                found = await self.api.partition_metadata("s")
-                if len(found.isr) == 3:
-                    return self.server.node_of(found.leader)
-                await asyncio.sleep(0.1)
 
     def _start_relay(self) -> None:
         self.relay = subprocess.Popen(self.command)
@@ -163,7 +148,7 @@ def _last_of_each(numbers: list[int]) -> list[int]:
 
 async def eventually_leads(api: LiftbridgeApi, server: LiftbridgeServer, dead: int) -> None:
     """Wait until another node than the dead one leads the stream."""
-    with anyio.fail_after(SECONDS_TO_CATCH_UP):
+    with anyio.fail_after(FAILOVER_SECONDS):
         while True:
             leader = (await api.metadata("s")).partitions[0].leader
             if leader and server.node_of(leader) != dead:
@@ -179,11 +164,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=None)
     options = parser.parse_args()
     seed = random.randrange(2**32) if options.seed is None else options.seed
-    outcome = anyio.run(KillRun(options.mode, options.what, seed).run, options.kills)
+    run = KillRun(options.mode, options.what, seed)
+    outcome = anyio.run(run.run, options.kills)
     print(
         f"mode {options.mode}, seed {seed}, {options.kills} times {options.what}: "
         f"{len(outcome.published)} events, lost {len(outcome.lost())}, "
-        f"repeated {repeated(outcome.plain)}, in order: {Outcome.in_order(outcome.kept)}"
+        f"repeated {repeated(outcome.plain)}, in order: {Outcome.in_order(outcome.kept)}, "
+        f"panics of a starting broker {run.server.panics}"
     )
 
 

@@ -20,32 +20,19 @@ from feedapi_client.liftbridge import (
 )
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
-from tests.liftbridge.clusters import require_liftbridge
+from tests.liftbridge.clusters import FAILOVER_SETTINGS, in_sync_leader, require_liftbridge
 from tests.liftbridge.helpers import SAFETY_NET
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
 
 EVENTS = 200
-# A broker that is dead is noticed sooner than by default, so that the test does not take a minute.
-SETTINGS = {
-    "clustering.replica.max.leader.timeout": "2s",
-    "clustering.replica.max.lag.time": "2s",
-    "clustering.replica.fetch.timeout": "1s",
-    "metadata.cache.max.age": "1s",
-}
 
 
 @pytest.fixture(scope="module")
 def three(nats_server: NatsServer) -> Iterator[LiftbridgeServer]:
     require_liftbridge()
-    with LiftbridgeServer(nats_server.url, nodes=3, settings=SETTINGS) as server:
+    with LiftbridgeServer(nats_server.url, nodes=3, settings=FAILOVER_SETTINGS) as server:
         yield server
-
-
-async def kill_leader(server: LiftbridgeServer, api: LiftbridgeApi, stream: str) -> None:
-    """Kill the broker that leads the stream."""
-    leader = server.node_of((await api.partition_metadata(stream)).leader)
-    await anyio.to_thread.run_sync(server.kill, leader)
 
 
 @pytest.mark.parametrize("format", ["batch", "events"])
@@ -76,7 +63,8 @@ async def test_a_relay_and_its_reader_outlast_the_death_of_the_leader(
             with anyio.fail_after(SAFETY_NET * 2):
                 while len(found) < EVENTS:  # noqa: ASYNC110
                     await anyio.sleep(0.05)
-                await kill_leader(three, api, stream)
+                leader = await in_sync_leader(three, api, stream)
+                await anyio.to_thread.run_sync(three.kill, leader)
                 feedapi_publisher.extend(0, [{"n": n} for n in range(EVENTS, 2 * EVENTS)])
                 while len(found) < 2 * EVENTS:  # noqa: ASYNC110
                     await anyio.sleep(0.05)
