@@ -41,6 +41,7 @@ from feedapi_client.liftbridge.errors import (
     StreamPausedError,
     StreamReadonlyError,
 )
+from feedapi_client.liftbridge.group_consumer import GroupConsumer
 from feedapi_client.liftbridge.grpc_publisher import LiftbridgeGrpcPublisher
 from feedapi_client.liftbridge.headers import RowId, row_id
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
@@ -72,6 +73,7 @@ __all__ = [
     "EncryptionError",
     "Envelope",
     "EnvelopeError",
+    "GroupConsumer",
     "IncorrectOffsetError",
     "LiftbridgeApi",
     "LiftbridgeError",

@@ -14,7 +14,9 @@ import grpc.aio
 from gufo.liftbridge import api_pb2
 
 from feedapi_client.liftbridge.brokers import AlreadyExistsError, Brokers
+from feedapi_client.liftbridge.cursors import Cursors
 from feedapi_client.liftbridge.event_loop import require_asyncio
+from feedapi_client.liftbridge.group_consumer import GroupConsumer, GroupStart
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.metadata import ClusterMetadata, PartitionMetadata, StreamMetadata
 from feedapi_client.liftbridge.stream import Stream
@@ -215,18 +217,12 @@ class LiftbridgeApi:
     ) -> None:
         """Store an offset under a name in the cluster. The stream need not exist.
 
+        A broker that starts takes the largest offset that was ever stored under the name.
+
         Raises:
             LiftbridgeError: the cluster keeps no cursors, which is a setting of its brokers.
         """
-        request = api_pb2.SetCursorRequest(
-            stream=stream, partition=partition, cursorId=cursor_id, offset=offset
-        )
-
-        async def call() -> None:
-            addresses = await self._brokers.addresses()
-            await self._brokers.call(stream, "SetCursor", request, addresses)
-
-        await self._brokers.retry(call)
+        await Cursors(self._brokers).set(stream, cursor_id, offset, partition)
 
     async def fetch_cursor(self, stream: str, cursor_id: str, *, partition: int = 0) -> int | None:
         """Return the offset stored under a name; None when there is none.
@@ -234,11 +230,37 @@ class LiftbridgeApi:
         Raises:
             LiftbridgeError: as `set_cursor`.
         """
-        request = api_pb2.FetchCursorRequest(stream=stream, partition=partition, cursorId=cursor_id)
+        return await Cursors(self._brokers).fetch(stream, cursor_id, partition)
 
-        async def call() -> int | None:
-            addresses = await self._brokers.addresses()
-            response = await self._brokers.call(stream, "FetchCursor", request, addresses)
-            return int(response.offset) if response.offset >= 0 else None
+    def group_consumer(
+        self,
+        group: str,
+        streams: Sequence[str],
+        *,
+        name: str = "",
+        start: GroupStart = "earliest",
+        checkpoint_seconds: float | None = 5.0,
+    ) -> GroupConsumer:
+        """Return a new member of a consumer group, which joins when it is opened.
 
-        return await self._brokers.retry(call)
+        Arguments:
+            group: the name of the group. The members of one group divide the partitions of their
+                streams, and go on where others of the group stopped.
+            streams: the streams to read.
+            name: the beginning of the member's id in the logs of the brokers.
+            start: where a partition begins that the group has no checkpoint of.
+            checkpoint_seconds: how often a checkpoint is written; None: only when
+                `GroupConsumer.checkpoint` is called, at the end, and when a partition goes to
+                another member.
+
+        Raises:
+            ValueError: a name is missing.
+        """
+        return GroupConsumer(
+            self._brokers,
+            group,
+            streams,
+            name=name,
+            start=start,
+            checkpoint_seconds=checkpoint_seconds,
+        )

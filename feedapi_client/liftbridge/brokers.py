@@ -49,7 +49,7 @@ _RETRIED = frozenset(
 )
 # What it answers for a partition that it does not lead, or that is paused.
 _NOT_SERVED = ("partition leader", "has been closed", "was closed")
-_NO_CURSORS = "Cursors stream does not exist"
+NO_CURSORS = "the broker keeps no cursors: it needs the setting cursors.stream.partitions"
 
 T = TypeVar("T")
 
@@ -221,6 +221,10 @@ class Brokers:
         """Look for the stream for `timeout` seconds when it is missing later."""
         self._seen.add(stream)
 
+    def has_seen(self, stream: str) -> bool:
+        """Whether the stream was there before."""
+        return stream in self._seen
+
     def forget(self, stream: str) -> None:
         """Stop looking for a stream that is missing."""
         self._seen.discard(stream)
@@ -234,11 +238,6 @@ class Brokers:
             if "deleted" in details:
                 self.forget(stream)
             return StreamMissingError(details, stream=stream)
-        if _NO_CURSORS in details:
-            return LiftbridgeError(
-                "the broker keeps no cursors: it needs the setting cursors.stream.partitions "
-                f"({details})"
-            )
         if code in _RETRIED:
             kind = NotServedError if any(text in details for text in _NOT_SERVED) else None
             return (kind or BrokerUnavailableError)(

@@ -127,7 +127,8 @@ class RelayCommand:
                 )
             )
             key = _key(options.key) if options.key else None
-            relay = Relay(consumer, publisher, self.stream, key=key, api=api)
+            policy = AckPolicy[options.ack.upper()]
+            relay = Relay(consumer, publisher, self.stream, key=key, ack_policy=policy, api=api)
             self._stop_on_signals(consumer)
             await self._run_with_progress(relay, consumer, publisher)
         return 128 + self.signal if self.signal else 0
@@ -136,7 +137,6 @@ class RelayCommand:
         options = self.options
         return LiftbridgePublisher(
             self.servers,
-            ack_policy=AckPolicy[options.ack.upper()],
             ack_timeout=options.ack_timeout,
             max_in_flight=options.max_in_flight,
             options={"user_credentials": options.nats_creds} if options.nats_creds else None,

@@ -341,6 +341,7 @@ async def publish_until_acked(
     *,
     headers: Mapping[str, bytes] | None = None,
     partition: int | None = None,
+    ack_policy: AckPolicy | None = None,
     attempts: int = 10,
     on_retry: OnRetry | None = None,
     before_retry: Callable[[], Awaitable[object]] | None = None,
@@ -378,6 +379,7 @@ async def publish_until_acked(
                 partition=partition,
                 headers=headers,
                 headers_each=headers_each and headers_each[acked:],
+                ack_policy=ack_policy,
             )
         except PublishError as error:
             if error.index:

@@ -70,6 +70,8 @@ class Relay:
         key: makes the key of an event's message.
         headers: makes additional headers of an event's message.
         attempts: number of attempts without progress after which an error is final.
+        ack_policy: when the broker acks, at least once. With ``LEADER`` events are lost when a
+            leader dies that acked them before its replicas had them. Exactly once it is ``ALL``.
         api: an open connection to the broker's gRPC API. With it a relay that is at least once
             looks at the stream before the first message and before each retry: it wakes paused
             partitions, and a stream that is missing or read-only is an error at once. A
@@ -88,9 +90,10 @@ class Relay:
         key: Key | None = None,
         headers: Headers | None = None,
         attempts: int = 10,
+        ack_policy: AckPolicy = AckPolicy.ALL,
         api: LiftbridgeApi | None = None,
     ) -> None:
-        if publisher.ack_policy is AckPolicy.NONE:
+        if AckPolicy.NONE in (publisher.ack_policy, ack_policy):
             raise ValueError("a relay commits what is acked: AckPolicy.NONE has no acks")
         store = consumer.store
         self._store = store if isinstance(store, StreamCursorStore) else None
@@ -100,6 +103,7 @@ class Relay:
         self._key = key
         self._headers = headers
         self._attempts = attempts
+        self._ack_policy = ack_policy
         self._api = api
         self.progress = RelayProgress()
         if self._store is not None and self._store.format is MessageFormat.BATCH:
@@ -142,6 +146,7 @@ class Relay:
             headers,
             headers={PARTITION: str(batch.partition).encode(), CURSOR: batch.cursor.encode()},
             partition=batch.partition % self._stream.partitions if self._key is None else None,
+            ack_policy=self._ack_policy,
             attempts=self._attempts,
             on_retry=self._on_retry,
             before_retry=self._check_stream,

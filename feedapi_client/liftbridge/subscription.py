@@ -22,6 +22,7 @@ from feedapi_client.liftbridge.brokers import (
     StreamMissingError,
 )
 from feedapi_client.liftbridge.errors import BrokerUnavailableError, StreamPausedError
+from feedapi_client.liftbridge.membership import Membership
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.metadata import PartitionMetadata
 from feedapi_client.liftbridge.metadata import partition_metadata as decode_partition
@@ -47,7 +48,12 @@ _PAUSED_AGAIN = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """What to subscribe to. The arguments of `LiftbridgeApi.subscribe`."""
+    """What to subscribe to. The arguments of `LiftbridgeApi.subscribe`.
+
+    Attributes:
+        member: on behalf of which member of a consumer group. The broker ends the subscription when
+            another member with a newer epoch subscribes.
+    """
 
     stream: str
     partition: int = 0
@@ -56,6 +62,7 @@ class Subscription:
     idle_timeout: float | None = None
     resume: bool = False
     from_replica: bool = False
+    member: Membership | None = None
 
     def request(self) -> api_pb2.SubscribeRequest:
         """Return the broker's request. `start` is no longer ``"latest"`` or ``"new"``."""
@@ -71,6 +78,10 @@ class Subscription:
         elif isinstance(self.start, datetime):
             request.startPosition = api_pb2.TIMESTAMP
             request.startTimestamp = nanoseconds(self.start)
+        if self.member is not None:
+            request.consumer.groupId = self.member.group
+            request.consumer.consumerId = self.member.consumer_id
+            request.consumer.groupEpoch = self.member.epoch
         if isinstance(self.until, datetime):
             request.stopPosition = api_pb2.STOP_TIMESTAMP
             request.stopTimestamp = nanoseconds(self.until)

@@ -18,11 +18,15 @@ from feedapi_client.testing.liftbridge import (
     find_liftbridge,
 )
 
-# The real broker cleans up often, so that no test waits long for it.
+# The real broker cleans up often and notices soon that a member of a group is gone, so that no test
+# waits long for it.
 SETTINGS: Mapping[str, Any] = {
     "streams.cleaner.interval": "200ms",
     "streams.segment.max.bytes": 1024,
     "metadata.cache.max.age": "1s",
+    "cursors.stream.partitions": 2,
+    "groups.consumer.timeout": "2s",
+    "groups.coordinator.timeout": "2s",
 }
 
 
@@ -34,6 +38,10 @@ FAILOVER_SETTINGS: Mapping[str, Any] = {
     "clustering.replica.max.idle.wait": "2s",
     "clustering.replica.fetch.timeout": "1s",
     "metadata.cache.max.age": "1s",
+    "cursors.stream.partitions": 1,
+    "cursors.stream.replication.factor": 3,
+    "groups.consumer.timeout": "3s",
+    "groups.coordinator.timeout": "3s",
 }
 FAILOVER_SECONDS = 180.0
 """Seconds that no failover takes, not even on a busy machine."""
@@ -107,7 +115,7 @@ def require_liftbridge() -> None:
 
 
 async def in_sync_leader(server: LiftbridgeServer, api: LiftbridgeApi, stream: str) -> int:
-    """Wait until all replicas are in sync, and return the number of the leader's node.
+    """Wait until all replicas of partition 0 are in sync, and return the number of its leader.
 
     A leader that dies while no other replica is in sync has no successor.
     """

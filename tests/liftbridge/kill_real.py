@@ -97,10 +97,22 @@ class KillRun:
         while len(set(self.found)) < self.feed.count:
             state = await self.api.partition_metadata("s")
             missing = self.feed.count - len(set(self.found))
-            assert anyio.current_time() < deadline, f"{missing} events are missing: {state}"
+            if anyio.current_time() >= deadline:
+                raise AssertionError(
+                    f"{missing} missing: {state}, {await self._describe_missing()}"
+                )
             assert not reader.done(), f"the reader ended: {reader.exception()}"
             assert self.relay.poll() is None, "the relay ended by itself"
             await asyncio.sleep(0.1)
+
+    async def _describe_missing(self) -> str:
+        """Say of each missing event at which offsets a new subscription finds it."""
+        missing = sorted(set(range(self.feed.count)) - set(self.found))
+        offsets: dict[int, list[int]] = {n: [] for n in missing}
+        async for message in self.api.subscribe("s", until="latest", idle_timeout=10):
+            for line in filter(None, message.value.split(b"\n")):
+                offsets.get(orjson.loads(line)["n"], []).append(message.offset)
+        return f"in the stream {offsets}, read last {self.found[-5:]}"
 
     async def _wait_for(self, target: int, reader: asyncio.Task[None]) -> None:
         await eventually(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from feedapi_client.liftbridge import (
@@ -14,13 +16,10 @@ pytestmark = pytest.mark.anyio
 
 
 def test_addresses_and_limits_are_needed() -> None:
-    for make in (
-        lambda: LiftbridgeGrpcPublisher([]),
-        lambda: LiftbridgeGrpcPublisher(max_in_flight=0),
-        lambda: LiftbridgeGrpcPublisher(ack_timeout=0),
-    ):
+    wrong: list[dict[str, Any]] = [{"addresses": []}, {"max_in_flight": 0}, {"ack_timeout": 0}]
+    for arguments in wrong:
         with pytest.raises(ValueError, match="needs the address"):
-            make()
+            LiftbridgeGrpcPublisher(**arguments)
 
 
 async def test_it_has_to_be_open(api_broker: LiftbridgeBroker) -> None:

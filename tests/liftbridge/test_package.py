@@ -30,6 +30,7 @@ PUBLIC = {
     "EncryptionError",
     "Envelope",
     "EnvelopeError",
+    "GroupConsumer",
     "IncorrectOffsetError",
     "LiftbridgeApi",
     "LiftbridgeError",

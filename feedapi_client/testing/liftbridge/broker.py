@@ -22,6 +22,8 @@ from feedapi_client.liftbridge.envelope import AckPolicy, decode_message, encode
 from feedapi_client.liftbridge.errors import EnvelopeError
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.stream import REPLICATION_LIMIT
+from feedapi_client.testing.liftbridge.cursors import BrokerCursors, cursors_stream
+from feedapi_client.testing.liftbridge.groups import BrokerGroups
 from feedapi_client.testing.liftbridge.streams import (
     BrokerFault,
     BrokerStream,
@@ -45,10 +47,26 @@ class LiftbridgeBroker(BrokerStreams):
     Arguments:
         nats_url: Where NATS listens, as `NatsServer.url`.
         grpc: Also serve the gRPC API, at `address`.
+        keeps_cursors: Whether there is a stream of cursors, which a real broker has on demand.
+        member_timeout: Seconds after which a silent member of a consumer group is thrown out.
     """
 
-    def __init__(self, nats_url: str, *, grpc: bool = False) -> None:
+    def __init__(
+        self,
+        nats_url: str,
+        *,
+        grpc: bool = False,
+        keeps_cursors: bool = True,
+        member_timeout: float = 15.0,
+    ) -> None:
         super().__init__()
+        if grpc and keeps_cursors:
+            self.add_stream(cursors_stream())
+        self.cursors = BrokerCursors(self)
+        self.groups = BrokerGroups(
+            lambda name: self.streams[name].stream.partitions if name in self.streams else 0,
+            member_timeout,
+        )
         self.ack_delay = 0.0
         self.always: BrokerFault | None = None
         self.decide: Callable[[Message], BrokerFault | None] | None = None
@@ -80,6 +98,7 @@ class LiftbridgeBroker(BrokerStreams):
         )
         for stream in self.streams.values():
             await self._subscribe(stream)
+        self.groups.forgive()
         if self._with_grpc:
             from feedapi_client.testing.liftbridge.grpc_api import serve
 
@@ -101,6 +120,7 @@ class LiftbridgeBroker(BrokerStreams):
             await self._client.close()
             self._client = None
             self.recover()
+            self.cursors.forget()
             self.answers_without_streams = _ANSWERS_WITHOUT_STREAMS
 
     async def restart(self) -> None:

@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 from gufo.liftbridge import api_pb2
-from gufo.liftbridge.api_pb2_grpc import APIServicer, add_APIServicer_to_server
+from gufo.liftbridge.api_pb2_grpc import add_APIServicer_to_server
 
 from feedapi_client.liftbridge.envelope import AckError, AckPolicy
 from feedapi_client.liftbridge.messages_pb2 import Message as Published
+from feedapi_client.testing.liftbridge.group_api import BROKER, GroupServicer
 from feedapi_client.testing.liftbridge.partition_reader import PartitionReader, SubscriptionEnded
-from feedapi_client.testing.liftbridge.streams import BrokerStream, BrokerStreams, StoredMessage
+from feedapi_client.testing.liftbridge.streams import BrokerStream, StoredMessage
 
-_BROKER = "stand-in"
+if TYPE_CHECKING:
+    from feedapi_client.testing.liftbridge.broker import LiftbridgeBroker
+
 _REFUSED = {
     AckError.INCORRECT_OFFSET: (
         api_pb2.PublishAsyncError.INCORRECT_OFFSET,
@@ -38,7 +41,7 @@ _STATUS = {
 }
 
 
-async def serve(broker: BrokerStreams, port: int) -> tuple[Any, int]:
+async def serve(broker: LiftbridgeBroker, port: int) -> tuple[Any, int]:
     """Serve the API on loopback. Return the server and its port; a `port` of 0 picks a free one."""
     server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
     servicer = _Servicer(broker)
@@ -48,8 +51,9 @@ async def serve(broker: BrokerStreams, port: int) -> tuple[Any, int]:
     return server, servicer.port
 
 
-class _Servicer(APIServicer):
-    def __init__(self, broker: BrokerStreams) -> None:
+class _Servicer(GroupServicer):
+    def __init__(self, broker: LiftbridgeBroker) -> None:
+        super().__init__(broker)
         self._broker = broker
         self.port = 0
 
@@ -97,7 +101,7 @@ class _Servicer(APIServicer):
 
     async def FetchMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         response = api_pb2.FetchMetadataResponse(
-            brokers=[api_pb2.Broker(id=_BROKER, host="127.0.0.1", port=self.port)]
+            brokers=[api_pb2.Broker(id=BROKER, host="127.0.0.1", port=self.port)]
         )
         known = {} if self._broker.answers_without_streams else self._broker.streams
         if self._broker.answers_without_streams:
@@ -109,6 +113,7 @@ class _Servicer(APIServicer):
                 response.streamMetadata.append(
                     api_pb2.StreamMetadata(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM)
                 )
+        self.add_groups(request, response)
         return response
 
     async def FetchPartitionMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -128,8 +133,9 @@ class _Servicer(APIServicer):
             stream.paused.discard(request.partition)
         try:
             reader = PartitionReader(stream, request)
+            await reader.begin()
             yield api_pb2.Message()
-            while True:
+            while not reader.is_replaced:
                 for stored in reader.read():
                     yield _message(request.stream, request.partition, stored)
                 reader.check_end()
@@ -198,20 +204,6 @@ class _Servicer(APIServicer):
             response.ack.ParseFromString(ack.SerializeToString())
         return response
 
-    async def SetCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await self._require_cursors(context)
-        self._broker.cursors[request.stream, request.partition, request.cursorId] = request.offset
-        return api_pb2.SetCursorResponse()
-
-    async def FetchCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await self._require_cursors(context)
-        key = (request.stream, request.partition, request.cursorId)
-        return api_pb2.FetchCursorResponse(offset=self._broker.cursors.get(key, -1))
-
-    async def _require_cursors(self, context: Any) -> None:
-        if not self._broker.keeps_cursors:
-            await context.abort(grpc.StatusCode.INTERNAL, "Cursors stream does not exist")
-
     async def _stream_of(self, stream: str, partition: int, context: Any) -> BrokerStream:
         broker_stream = self._broker.streams.get(stream)
         if (
@@ -232,9 +224,9 @@ def _describe(stream: BrokerStream) -> Any:
         response.partitions[partition].CopyFrom(
             api_pb2.PartitionMetadata(
                 id=partition,
-                leader=_BROKER,
-                replicas=[_BROKER],
-                isr=[_BROKER],
+                leader=BROKER,
+                replicas=[BROKER],
+                isr=[BROKER],
                 highWatermark=stream.high_watermark[partition],
                 newestOffset=stream.next_offset[partition] - 1,
                 paused=partition in stream.ever_paused,

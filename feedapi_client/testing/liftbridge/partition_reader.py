@@ -7,7 +7,7 @@ from typing import Any
 import grpc
 from gufo.liftbridge import api_pb2
 
-from feedapi_client.testing.liftbridge.streams import BrokerStream, StoredMessage
+from feedapi_client.testing.liftbridge.streams import BrokerStream, GroupReader, StoredMessage
 
 
 class SubscriptionEnded(Exception):  # noqa: N818 - it is no error that a read-only stream has an end
@@ -31,6 +31,9 @@ class PartitionReader:
     def __init__(self, stream: BrokerStream, request: Any) -> None:
         self._stream = stream
         self._partition = int(request.partition)
+        self._group = (self._partition, str(request.consumer.groupId))
+        self._member = GroupReader(request.consumer.consumerId, request.consumer.groupEpoch)
+        self._check_assigned()
         self._check_paused("Failed to create stream reader: segment has been closed")
         start, self._stop = self._start(request), self._stop_offset(request)
         if self._stop is not None and self._stop < start:
@@ -40,6 +43,19 @@ class PartitionReader:
             )
         self._next = min(start, self._high_watermark + 1)
 
+    async def begin(self) -> None:
+        """Take the place of the member of the group that read the partition so far."""
+        if self._group[1]:
+            self._stream.group_readers[self._group] = self._member
+            await self._stream.notify()
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another member of the group reads the partition now."""
+        return bool(self._group[1]) and (
+            self._stream.group_readers.get(self._group) is not self._member
+        )
+
     @property
     def has_news(self) -> bool:
         """Whether there is a message to read, or the subscription ends."""
@@ -47,6 +63,7 @@ class PartitionReader:
             self._high_watermark >= self._next
             or self._partition in self._stream.paused
             or self._partition in self._stream.readonly
+            or self.is_replaced
         )
 
     def read(self) -> list[StoredMessage]:
@@ -71,6 +88,14 @@ class PartitionReader:
     @property
     def _following(self) -> int:
         return self._stream.next_offset[self._partition]
+
+    def _check_assigned(self) -> None:
+        current = self._stream.group_readers.get(self._group)
+        if current is not None and current.epoch > self._member.epoch:
+            raise SubscriptionEnded(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "Consumer is not currently assigned this partition",
+            )
 
     def _check_paused(self, text: str) -> None:
         if self._partition in self._stream.paused:

@@ -1,4 +1,4 @@
-"""The streams of the stand-in broker: messages, cursors, and what is accepted. No network."""
+"""The streams of the stand-in broker: messages, and what is accepted. No network."""
 
 from __future__ import annotations
 
@@ -50,6 +50,14 @@ class StoredMessage:
     opaque: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class GroupReader:
+    """A member of a group that reads a partition, with the epoch of its assignment."""
+
+    member: str
+    epoch: int
+
+
 @dataclass(slots=True)
 class BrokerStream:
     """A stream of the stand-in broker: its configuration, and the messages of its partitions.
@@ -72,6 +80,7 @@ class BrokerStream:
     ever_paused: set[int] = field(default_factory=set)
     readonly: set[int] = field(default_factory=set)
     subscriptions: list[Subscription] = field(default_factory=list)
+    group_readers: dict[tuple[int, str], GroupReader] = field(default_factory=dict)
 
     def takes_messages(self, partition: int) -> bool:
         """Whether a message over NATS is received at all."""
@@ -91,17 +100,14 @@ class BrokerStream:
 
 
 class BrokerStreams:
-    """The streams of a broker by name, and its cursors by stream, partition and cursor id.
+    """The streams of a broker by name.
 
     `create_requests` are the requests of the gRPC API that created streams, by name.
-    `keeps_cursors` says whether there is a stream of cursors, which a real broker has on demand.
     """
 
     def __init__(self) -> None:
         self.streams: dict[str, BrokerStream] = {}
-        self.cursors: dict[tuple[str, int, str], int] = {}
         self.create_requests: dict[str, Any] = {}
-        self.keeps_cursors = True
         self.answers_without_streams = 0
 
     async def create_stream(
@@ -115,20 +121,36 @@ class BrokerStreams:
         compact: bool = False,
     ) -> BrokerStream:
         """Create a stream. Raises ValueError when there is one of that name."""
-        if name in self.streams:
-            raise ValueError(f"there is a stream {name}")
-        self.streams[name] = BrokerStream(
+        return self.add_stream(
             Stream(name, subject, partitions),
+            concurrency_control=concurrency_control,
+            max_message_bytes=max_message_bytes,
+            compact=compact,
+        )
+
+    def add_stream(
+        self,
+        stream: Stream,
+        *,
+        concurrency_control: bool = False,
+        max_message_bytes: int = REPLICATION_LIMIT,
+        compact: bool = False,
+    ) -> BrokerStream:
+        """Add a stream without any message. Raises ValueError when there is one of its name."""
+        if stream.name in self.streams:
+            raise ValueError(f"there is a stream {stream.name}")
+        self.streams[stream.name] = BrokerStream(
+            stream,
             concurrency_control,
             max_message_bytes,
             compact,
-            [[] for _ in range(partitions)],
-            [0] * partitions,
-            [-1] * partitions,
-            [-1] * partitions,
+            [[] for _ in range(stream.partitions)],
+            [0] * stream.partitions,
+            [-1] * stream.partitions,
+            [-1] * stream.partitions,
             asyncio.Condition(),
         )
-        return self.streams[name]
+        return self.streams[stream.name]
 
     async def delete_stream(self, name: str) -> None:
         """Delete a stream and its messages. Raises KeyError when there is none."""
