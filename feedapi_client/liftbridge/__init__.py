@@ -57,6 +57,7 @@ from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader
 from feedapi_client.liftbridge.relay import Relay, RelayProgress
 from feedapi_client.liftbridge.stream import ANY_OFFSET, Stream, key_partition
+from feedapi_client.liftbridge.stream_end import reveal_newest
 from feedapi_client.liftbridge.stream_options import StreamOptions
 from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
 
@@ -105,6 +106,7 @@ __all__ = [
     "decode",
     "encode",
     "key_partition",
+    "reveal_newest",
     "row_id",
 ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -10,8 +11,11 @@ from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.errors import StreamGapError
 from feedapi_client.liftbridge.headers import CURSOR, PARTITION, text_header
 from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.liftbridge.stream_format import Attempt, AttemptAssembler, MessageFormat
+from feedapi_client.liftbridge.stream_format import Attempt, MessageFormat, SettledAttempts
 from feedapi_client.liftbridge.subscription import Start, Until
+
+# Messages that become readable together arrive together.
+_SETTLES_AFTER = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +41,8 @@ class RelayedBatch:
 class RelayReader:
     """Reads the batches of a stream's partition that a relay writes exactly once, in any format.
 
-    Iterate over it, or over `batches`. A batch is returned when its last message was read. What
+    Iterate over it, or over `batches`. A batch is returned when its last message was read, and the
+    next message or a short pause (50 ms) shows that no broker takes it back. What
     belongs to no complete batch is left out: attempts that a crash interrupted, messages that only
     save positions, and messages of other publishers.
 
@@ -75,15 +80,16 @@ class RelayReader:
 
     async def batches(self) -> AsyncGenerator[RelayedBatch, None]:
         """Return the batches from the start on."""
-        assembler = AttemptAssembler()
+        attempts = SettledAttempts()
         following = self._start if isinstance(self._start, int) else None
-        async with aclosing(self._messages()) as messages:
+        async with aclosing(_with_pauses(self._messages(), attempts)) as messages:
             async for message in messages:
-                self._check_complete(following, message)
-                following = message.offset + 1
-                attempt = assembler.feed(message)
+                attempt = attempts.settle() if message is None else attempts.feed(message)
                 if attempt is not None and (batch := _batch_of(attempt)) is not None:
                     yield batch
+                if message is not None:
+                    self._check_complete(following, message)
+                    following = message.offset + 1
 
     def _messages(self) -> AsyncGenerator[Message, None]:
         return self._api.subscribe(
@@ -103,6 +109,36 @@ class RelayReader:
                 "must not be compacted",
                 stream=self._stream,
             )
+
+
+async def _with_pauses(
+    messages: AsyncGenerator[Message, None], attempts: SettledAttempts
+) -> AsyncGenerator[Message | None, None]:
+    """Return the messages, and None where an attempt waits and no message follows at once."""
+    following: asyncio.Task[Message] | None = None
+    try:
+        while True:
+            if attempts.holds_one or following is not None:
+                following = following or asyncio.create_task(_next(messages))
+                await asyncio.wait({following}, timeout=_SETTLES_AFTER)
+                if not following.done():
+                    yield None
+                    await asyncio.wait({following})
+                message, following = following.result(), None
+            else:
+                message = await _next(messages)
+            yield message
+    except StopAsyncIteration:
+        yield None
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.wait({following})
+        await messages.aclose()
+
+
+async def _next(messages: AsyncGenerator[Message, None]) -> Message:
+    return await anext(messages)
 
 
 def _batch_of(attempt: Attempt) -> RelayedBatch | None:

@@ -11,13 +11,17 @@ the stream and continues from there, and the broker refuses what a second relay 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import anyio
+
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
+from feedapi_client.liftbridge.errors import LiftbridgeError
 from feedapi_client.liftbridge.headers import CURSOR, PARTITION
 from feedapi_client.liftbridge.publisher import publish_until_acked
 from feedapi_client.liftbridge.publishing import StreamPublisher
@@ -28,6 +32,9 @@ from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorSt
 from feedapi_client.model import Batch, Event
 
 logger = logging.getLogger(__name__)
+
+# How often an idle relay looks whether a crash of the broker hides its newest messages.
+_REVEAL_SECONDS = 5.0
 
 Key = Callable[[Event], bytes | None]
 Headers = Callable[[Event], Mapping[str, bytes]]
@@ -132,8 +139,15 @@ class Relay:
         """
         if self._store is None:
             await self._check_stream()
-        handler = self._relay_at_least_once if self._store is None else self._relay_exactly_once
-        await self._consumer.run(handler)
+            await self._consumer.run(self._relay_at_least_once)
+            return self.progress
+        revealing = asyncio.create_task(_reveal_often(self._store))
+        try:
+            await self._consumer.run(self._relay_exactly_once)
+        finally:
+            revealing.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({revealing})
         return self.progress
 
     async def _relay_at_least_once(self, batch: Batch) -> None:
@@ -188,6 +202,17 @@ class Relay:
     def _count(self, batch: Batch) -> None:
         self.progress.batches += 1
         self.progress.events += len(batch)
+
+
+async def _reveal_often(store: StreamCursorStore) -> None:
+    """Let readers see the newest messages after a crash of the broker, also of an idle feed."""
+    while True:
+        await asyncio.sleep(_REVEAL_SECONDS)
+        try:
+            await store.reveal()
+        except LiftbridgeError as error:
+            # The next save, or the next turn, meets the same.
+            logger.debug("the end of the stream is not looked at: %s", error)
 
 
 def _check_batch_size(consumer: FeedConsumer, publisher: StreamPublisher) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
@@ -52,6 +53,58 @@ def write_backoff(attempts: int, *retried: type[PublishError]) -> Backoff:
     )
 
 
+async def reveal_newest(
+    publisher: StreamPublisher, api: LiftbridgeApi, stream: Stream | str, *, partition: int = 0
+) -> bool:
+    """Let readers see the newest messages of a partition after its broker crashed.
+
+    A broker that starts lets nobody read them until something is appended. Appends a message
+    without content (header ``feedapi-format: no-op``), with the next offset as its expected one,
+    when that is so. A relay that is exactly once does this by itself.
+
+    Returns: whether a message was appended.
+
+    Raises:
+        PublishError: it could not be appended, or somebody else has just appended one.
+        StreamError: the stream is missing or read-only.
+        BrokerUnavailableError: no broker answered in time.
+    """
+    target = Stream(stream) if isinstance(stream, str) else stream
+    found = await writable(api, target.name, partition)
+    if found.high_watermark >= found.newest_offset:
+        return False
+    await _append_nothing(publisher, target, found)
+    return True
+
+
+async def _append_nothing(
+    publisher: StreamPublisher, stream: Stream, found: PartitionMetadata
+) -> int:
+    ack = await publisher.publish(
+        stream,
+        b"",
+        partition=found.id,
+        ack_policy=AckPolicy.ALL,
+        expected_offset=found.newest_offset + 1,
+        headers={FORMAT: b"no-op"},
+    )
+    assert ack is not None
+    return ack.offset
+
+
+@dataclass(frozen=True, slots=True)
+class EndOffsets:
+    """The end of a partition.
+
+    Attributes:
+        newest: the newest message of a relay or a publisher; -1 where there is none.
+        next: the offset that the next message gets.
+    """
+
+    newest: int
+    next: int
+
+
 class StreamEnd:
     """The end of a partition with optimistic concurrency control.
 
@@ -73,8 +126,8 @@ class StreamEnd:
         self._partition = partition
         self._attempts = attempts
 
-    async def newest_offset(self) -> int:
-        """Return the offset of the newest message, when all up to it can be read.
+    async def find(self) -> EndOffsets:
+        """Return the end of the partition, when all up to it can be read.
 
         A broker that starts knows an old high watermark, above which nothing can be read, and
         raises it when something is appended. When it is too low, a message without content is
@@ -90,20 +143,12 @@ class StreamEnd:
         )
         return await retry(self._find, backoff, sleep=asyncio.sleep)
 
-    async def _find(self) -> int:
+    async def _find(self) -> EndOffsets:
         found = await writable(self._api, self._stream.name, self._partition)
         if found.high_watermark >= found.newest_offset:
-            return found.newest_offset
-        ack = await self._publisher.publish(
-            self._stream,
-            b"",
-            partition=self._partition,
-            ack_policy=AckPolicy.ALL,
-            expected_offset=found.newest_offset + 1,
-            headers={FORMAT: b"no-op"},
-        )
-        assert ack is not None
-        return ack.offset
+            return EndOffsets(found.newest_offset, found.newest_offset + 1)
+        appended = await _append_nothing(self._publisher, self._stream, found)
+        return EndOffsets(found.newest_offset, appended + 1)
 
     async def require_concurrency_control(self) -> None:
         """Raise `StreamError` when the stream does not check offsets.

@@ -41,11 +41,11 @@ from feedapi_client.liftbridge.headers import (
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.stream import Stream
-from feedapi_client.liftbridge.stream_end import StreamEnd, write_backoff
+from feedapi_client.liftbridge.stream_end import EndOffsets, StreamEnd, reveal_newest, write_backoff
 from feedapi_client.liftbridge.stream_format import (
     Attempt,
-    AttemptAssembler,
     MessageFormat,
+    SettledAttempts,
     positions_header,
     snapshot_offset,
 )
@@ -153,7 +153,7 @@ class StreamCursorStore:
         self._attempt_number = 0
         self._loaded_feed: FeedKey | None = None
         self._state = _StreamState()
-        self._assembler = AttemptAssembler()
+        self._attempts_read = SettledAttempts()
         self._lock = asyncio.Lock()
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
@@ -169,13 +169,13 @@ class StreamCursorStore:
         """
         async with self._lock:
             self._loaded_feed = None
-            self._assembler = AttemptAssembler()
+            self._attempts_read = SettledAttempts()
             # First, because finding the end may append a message.
             await self._end.require_concurrency_control()
-            newest = await self._end.newest_offset()
-            snapshot = await self._find_snapshot(newest)
+            end = await self._end.find()
+            snapshot = await self._find_snapshot(end)
             self._state = _StreamState(snapshot, snapshot)
-            await self._read_positions(feed, newest)
+            await self._read_positions(feed, end)
             self._loaded_feed = feed
             return dict(self._state.positions)
 
@@ -217,6 +217,19 @@ class StreamCursorStore:
             self._state.positions.update(positions)
             self._loaded_feed = feed
 
+    async def reveal(self) -> bool:
+        """Let readers see the newest messages after a crash of the broker, as `reveal_newest`.
+
+        Does nothing while the store is not loaded. Returns whether a message was appended.
+        """
+        async with self._lock:
+            if self._loaded_feed is None:
+                return False
+            # The next save finds out that its offset was taken, also when no ack comes.
+            return await reveal_newest(
+                self._publisher, self._api, self.stream, partition=self._partition
+            )
+
     def _check_loaded(self, feed: FeedKey) -> None:
         if self._loaded_feed != feed:
             raise StoreError(
@@ -256,13 +269,13 @@ class StreamCursorStore:
 
     async def _write(self, rows: list[_Row]) -> None:
         """Write the rows as one attempt, which is complete in the stream when this returns."""
-        tried: set[str] = set()
+        attempt, tried = self._next_attempt(), False
 
         async def look_up_and_write() -> None:
-            if tried and await self._find_complete(tried):
+            nonlocal tried
+            if tried and await self._find_complete(attempt):
                 return
-            attempt = self._next_attempt()
-            tried.add(attempt)
+            tried = True
             await self._publish(rows, attempt)
             self._state.next_offset += len(rows)
 
@@ -319,17 +332,17 @@ class StreamCursorStore:
             extra={"stream": self.stream.name, "attempt": attempt, "pause": pause},
         )
 
-    async def _find_snapshot(self, newest: int) -> int:
+    async def _find_snapshot(self, end: EndOffsets) -> int:
         """Return the offset from which all positions can be read.
 
         The last message of a relay says it. The search reads a growing part of the stream's end
         until it finds such a message.
         """
-        size, start = 1, newest
-        while newest >= 0:
+        size, start = 1, end.newest
+        while end.newest >= 0:
             found: int | None = None
             first: int | None = None
-            async with aclosing(self._messages(max(start, 0), newest)) as messages:
+            async with aclosing(self._messages(max(start, 0), end.newest)) as messages:
                 async for message in messages:
                     first = message.offset if first is None else first
                     snapshot = snapshot_offset(message)
@@ -339,33 +352,26 @@ class StreamCursorStore:
             if start <= 0 or (first is not None and first > start):
                 break
             size *= _WINDOW_GROWTH
-            start = newest - size
-        return newest + 1
+            start = end.newest - size
+        return end.next
 
-    async def _read_positions(self, feed: FeedKey, newest: int) -> None:
-        """Apply the positions in the stream up to the offset `newest`."""
-        start = self._state.next_offset
-        async with aclosing(self._messages(start, newest)) as messages:
-            async for message in messages:
-                attempt = self._next_message(message)
-                if attempt is not None:
-                    self._apply_positions(feed, attempt)
-        self._state.next_offset = max(self._state.next_offset, newest + 1)
+    async def _read_positions(self, feed: FeedKey, end: EndOffsets) -> None:
+        """Apply the positions in the stream up to its end."""
+        async with aclosing(self._attempts_until(end)) as attempts:
+            async for attempt in attempts:
+                self._apply_positions(feed, attempt)
 
-    async def _find_complete(self, tried: set[str]) -> bool:
-        """Read on to the end of the stream; True when one of the attempts is complete there.
+    async def _find_complete(self, tried: str) -> bool:
+        """Read on to the end of the stream; True when the attempt `tried` is complete there.
 
         Raises:
             RelayFencedError: another relay completed an attempt.
             StreamError: the stream is missing, read-only, or incomplete.
         """
-        newest, found = await self._end.newest_offset(), False
-        async with aclosing(self._messages(self._state.next_offset, newest)) as messages:
-            async for message in messages:
-                attempt = self._next_message(message)
-                if attempt is None:
-                    continue
-                if attempt.id in tried:
+        found = False
+        async with aclosing(self._attempts_until(await self._end.find())) as attempts:
+            async for attempt in attempts:
+                if attempt.id == tried:
                     found = True
                 elif not attempt.id.startswith(self._writer_id):
                     raise RelayFencedError(
@@ -373,10 +379,23 @@ class StreamCursorStore:
                         "run one relay for a stream",
                         stream=self.stream.name,
                     )
-        self._state.next_offset = max(self._state.next_offset, newest + 1)
         return found
 
-    def _next_message(self, message: Message) -> Attempt | None:
+    async def _attempts_until(self, end: EndOffsets) -> AsyncGenerator[Attempt, None]:
+        """Return the complete attempts between the offset read last and the end of the stream."""
+        state = self._state
+        async with aclosing(self._messages(state.next_offset, end.newest)) as messages:
+            async for message in messages:
+                self._check_complete(message)
+                attempt = self._attempts_read.feed(message)
+                state.next_offset = message.offset + 1
+                if attempt is not None:
+                    yield attempt
+        if (attempt := self._attempts_read.settle()) is not None:
+            yield attempt
+        state.next_offset = max(state.next_offset, end.next)
+
+    def _check_complete(self, message: Message) -> None:
         if message.offset > self._state.next_offset:
             raise StreamGapError(
                 f"the positions from offset {self._state.next_offset} on are needed, and retention "
@@ -384,8 +403,6 @@ class StreamCursorStore:
                 "with a new stream",
                 stream=self.stream.name,
             )
-        self._state.next_offset = message.offset + 1
-        return self._assembler.feed(message)
 
     def _messages(self, start: int, newest: int) -> AsyncGenerator[Message, None]:
         return self._api.subscribe(

@@ -100,6 +100,15 @@ class Subscription:
         """Whether the message with this offset comes after the end."""
         return isinstance(self.until, int) and offset > self.until
 
+    def may_come_twice(self, message: Message) -> bool:
+        """Whether this is the last message, and another one with its offset may follow.
+
+        A broker that is killed between its write to the log and the one to its index hands out the
+        offset of the last message a second time. Whoever reads on gets both. Only the second one
+        was acked, and a subscription that starts at the offset gets that one alone.
+        """
+        return message.offset == self.until and self.start != self.until
+
 
 class Subscriber:
     """Reads what a `Subscription` says, with as many calls to brokers as it takes."""
@@ -114,19 +123,24 @@ class Subscriber:
         backoff = self._brokers.backoff(give_up_after=self._brokers.timeout)
         self._wanted = await self._brokers.retry(self._resolve)
         while not self._at_end():
+            opened = self._wanted
             try:
                 async with aclosing(self._session()) as messages:
                     async for message in messages:
-                        if self._wanted.precedes(message):
+                        if opened.precedes(message):
                             continue
-                        if self._wanted.ends_before(message.offset):
+                        if opened.ends_before(message.offset):
                             return
+                        if opened.may_come_twice(message):
+                            self._wanted = replace(opened, start=message.offset)
+                            break
                         yield message
-                        self._wanted = replace(self._wanted, start=message.offset + 1)
+                        self._wanted = replace(opened, start=message.offset + 1)
                         backoff.reset()
                         if self._at_end():
                             break
-                return
+                    else:
+                        return
             except (BrokerUnavailableError, StreamMissingError) as error:
                 if time.monotonic() - self._confirmed_at > _STEADY:
                     backoff.reset()

@@ -38,6 +38,9 @@ FAILOVER_SETTINGS: Mapping[str, Any] = {
     "clustering.replica.max.idle.wait": "2s",
     "clustering.replica.fetch.timeout": "1s",
     "metadata.cache.max.age": "1s",
+}
+GROUP_SETTINGS: Mapping[str, Any] = {
+    **FAILOVER_SETTINGS,
     "cursors.stream.partitions": 1,
     "cursors.stream.replication.factor": 3,
     "groups.consumer.timeout": "3s",

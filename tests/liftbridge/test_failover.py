@@ -25,7 +25,6 @@ from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from tests.liftbridge.clusters import (
     FAILOVER_SECONDS,
-    FAILOVER_SETTINGS,
     in_sync_leader,
     require_liftbridge,
 )
@@ -39,7 +38,7 @@ EVENTS = 200
 @pytest.fixture(scope="module")
 def three(nats_server: NatsServer) -> Iterator[LiftbridgeServer]:
     require_liftbridge()
-    with LiftbridgeServer(nats_server.url, nodes=3, settings=FAILOVER_SETTINGS) as server:
+    with LiftbridgeServer(nats_server.url, nodes=3, settings=GROUP_SETTINGS) as server:
         yield server
 
 

@@ -62,6 +62,7 @@ PUBLIC = {
     "decode",
     "encode",
     "key_partition",
+    "reveal_newest",
     "row_id",
 }
 

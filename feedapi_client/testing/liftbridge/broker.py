@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import nats
+from grpc import ServerCredentials
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -48,6 +49,8 @@ class LiftbridgeBroker(BrokerStreams):
         nats_url: Where NATS listens, as `NatsServer.url`.
         grpc: Also serve the gRPC API, at `address`.
         keeps_cursors: Whether there is a stream of cursors, which a real broker has on demand.
+        credentials: Serve the gRPC API over TLS.
+        token: Refuse calls of the gRPC API without this bearer token, as a proxy before it does.
         member_timeout: Seconds after which a silent member of a consumer group is thrown out.
     """
 
@@ -57,6 +60,8 @@ class LiftbridgeBroker(BrokerStreams):
         *,
         grpc: bool = False,
         keeps_cursors: bool = True,
+        credentials: ServerCredentials | None = None,
+        token: str | None = None,
         member_timeout: float = 15.0,
     ) -> None:
         super().__init__()
@@ -73,6 +78,8 @@ class LiftbridgeBroker(BrokerStreams):
         self.received = 0
         self._nats_url = nats_url
         self._with_grpc = grpc
+        self.credentials = credentials
+        self.token = token
         self._script: deque[BrokerFault | None] = deque()
         self._client: Client | None = None
         self._server: Any = None

@@ -43,12 +43,41 @@ _STATUS = {
 
 async def serve(broker: LiftbridgeBroker, port: int) -> tuple[Any, int]:
     """Serve the API on loopback. Return the server and its port; a `port` of 0 picks a free one."""
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    guards = [_TokenGuard(broker.token)] if broker.token else []
+    server = grpc.aio.server(interceptors=guards, options=[("grpc.so_reuseport", 0)])
     servicer = _Servicer(broker)
     add_APIServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    servicer.port = server.add_insecure_port(f"127.0.0.1:{port}")
+    address = f"127.0.0.1:{port}"
+    if broker.credentials is None:
+        servicer.port = server.add_insecure_port(address)
+    else:
+        servicer.port = server.add_secure_port(address, broker.credentials)
     await server.start()
     return server, servicer.port
+
+
+class _TokenGuard(grpc.aio.ServerInterceptor):
+    """Refuses calls without a bearer token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = ("authorization", f"Bearer {token}")
+
+    async def intercept_service(self, continuation: Any, details: Any) -> Any:
+        handler = await continuation(details)
+        if self._expected in details.invocation_metadata:
+            return handler
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_refuse_stream)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+async def _refuse(request: Any, context: Any) -> None:  # noqa: ARG001
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token")
+
+
+async def _refuse_stream(request: Any, context: Any) -> AsyncIterator[Any]:
+    await _refuse(request, context)
+    yield None
 
 
 class _Servicer(GroupServicer):

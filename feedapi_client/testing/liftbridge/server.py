@@ -45,11 +45,18 @@ class LiftbridgeServer:
         nats_url: where NATS listens, as `NatsServer.url`.
         nodes: the number of brokers.
         settings: further settings of the broker, by their names in its configuration file.
+        credentials: how to connect to it, where the settings ask for TLS.
     """
 
     def __init__(
-        self, nats_url: str, *, nodes: int = 1, settings: Mapping[str, Any] | None = None
+        self,
+        nats_url: str,
+        *,
+        nodes: int = 1,
+        settings: Mapping[str, Any] | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
     ) -> None:
+        self._credentials = credentials
         self.nats_url = nats_url
         self._settings = dict(settings or {})
         self._ports = [free_port() for _ in range(nodes)]
@@ -84,6 +91,10 @@ class LiftbridgeServer:
     def log(self, node: int = 0) -> str:
         """Return what a node has written to its log."""
         return self._file(node, "log").read_text(errors="replace")
+
+    def data(self, node: int = 0) -> Path:
+        """Return the folder of a node's data. It may be changed while the node is stopped."""
+        return self._file(node, "data")
 
     def node_of(self, server_id: str) -> int:
         """Return the number of the node with that id, as in a partition's metadata."""
@@ -127,7 +138,7 @@ class LiftbridgeServer:
         peers = [f"node-{n}" for n in range(len(self._ports))]
         settings = {
             "listen": f"127.0.0.1:{self._ports[node]}",
-            "data.dir": str(self._file(node, "data")),
+            "data.dir": str(self.data(node)),
             "nats.servers": [self.nats_url],
             "clustering.server.id": peers[node],
             "clustering.namespace": Path(self._folder).name,
@@ -147,6 +158,11 @@ class LiftbridgeServer:
     def _file(self, node: int, suffix: str) -> Path:
         return Path(self._folder) / f"node-{node}.{suffix}"
 
+    def _channel(self, node: int) -> grpc.Channel:
+        if self._credentials is None:
+            return grpc.insecure_channel(self.addresses[node])
+        return grpc.secure_channel(self.addresses[node], self._credentials)
+
     def _finish_start(self, node: int) -> None:
         for left in reversed(range(_START_ATTEMPTS)):
             try:
@@ -161,7 +177,7 @@ class LiftbridgeServer:
 
     def _wait_until_it_answers(self, node: int) -> None:
         deadline = time.monotonic() + _START_SECONDS
-        with grpc.insecure_channel(self.addresses[node]) as channel:
+        with self._channel(node) as channel:
             stub = APIStub(channel)  # type: ignore[no-untyped-call]
             while time.monotonic() < deadline and self._processes[node].poll() is None:
                 try:
