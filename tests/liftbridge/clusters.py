@@ -46,6 +46,8 @@ GROUP_SETTINGS: Mapping[str, Any] = {
     "groups.consumer.timeout": "3s",
     "groups.coordinator.timeout": "3s",
 }
+_INDEX_ENTRY = 20
+"""Bytes of an entry of a segment's index: offset, timestamp, position, size."""
 FAILOVER_SECONDS = 180.0
 """Seconds that no failover takes, not even on a busy machine."""
 
@@ -69,6 +71,10 @@ class Cluster(ABC):
         """Start the broker that was killed."""
 
     @abstractmethod
+    async def tear(self, stream: str) -> None:
+        """Kill the broker between its write of the newest message to the log and to the index."""
+
+    @abstractmethod
     async def compact(self, stream: str) -> None:
         """Let the broker compact the stream, where it does that at all."""
 
@@ -84,6 +90,11 @@ class StandIn(Cluster):
         await self.broker.stop()
 
     async def start(self) -> None:
+        await self.broker.start()
+
+    async def tear(self, stream: str) -> None:
+        await self.broker.stop()
+        self.broker.tear(stream)
         await self.broker.start()
 
     async def compact(self, stream: str) -> None:
@@ -103,6 +114,19 @@ class Real(Cluster):
 
     async def start(self) -> None:
         await anyio.to_thread.run_sync(self.server.start)
+
+    async def tear(self, stream: str) -> None:
+        await self.stop()
+        [index] = (self.server.data() / "streams" / stream / "0").glob("*.index")
+        content = bytearray(index.read_bytes())
+        entries = [
+            at
+            for at in range(0, len(content), _INDEX_ENTRY)
+            if any(content[at : at + _INDEX_ENTRY])
+        ]
+        content[entries[-1] : entries[-1] + _INDEX_ENTRY] = bytes(_INDEX_ENTRY)
+        index.write_bytes(content)
+        await self.start()
 
     async def compact(self, stream: str) -> None:
         """Nothing: its cleaner runs by itself, and the tests wait for what it does."""

@@ -25,6 +25,7 @@ from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from tests.liftbridge.clusters import (
     FAILOVER_SECONDS,
+    GROUP_SETTINGS,
     in_sync_leader,
     require_liftbridge,
 )

@@ -90,6 +90,9 @@ class BrokerStream:
         """Return the messages from an offset on that readers may see."""
         messages = self.partitions[partition]
         at = bisect_left(messages, start, key=lambda message: message.offset)
+        # Of two messages with one offset a reader that starts there gets the second one.
+        while at + 1 < len(messages) and messages[at + 1].offset == start:
+            at += 1
         end = self.high_watermark[partition]
         return [message for message in messages[at:] if message.offset <= end]
 
@@ -185,6 +188,14 @@ class BrokerStreams:
         """Take the high watermarks that were written down, as after a crash."""
         for stream in self.streams.values():
             stream.high_watermark[:] = stream.checkpoint
+
+    def tear(self, stream: str, partition: int = 0) -> None:
+        """Hand out the newest offset again.
+
+        A real broker does when it is killed between its write to the log and the one to the index.
+        Whoever reads on gets both messages.
+        """
+        self.streams[stream].next_offset[partition] -= 1
 
     def next_offset(self, stream: str, partition: int = 0) -> int:
         """Return the offset that the next message of a partition gets."""

@@ -9,10 +9,19 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from feedapi_client.liftbridge import BrokerUnavailableError, LiftbridgeApi, LiftbridgePublisher
+from feedapi_client import FeedConsumer
+from feedapi_client.liftbridge import (
+    BrokerUnavailableError,
+    LiftbridgeApi,
+    LiftbridgePublisher,
+    Relay,
+    reveal_newest,
+)
 from feedapi_client.model import Position
+from feedapi_client.testing import Publisher
 from tests.liftbridge.clusters import Cluster
 from tests.liftbridge.contract.reading import FORMATS, KEY, read, relayed, save, store_of
+from tests.liftbridge.helpers import SAFETY_NET
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
@@ -125,3 +134,97 @@ async def test_a_live_subscription_survives_a_crash_of_the_broker(
             if len(found) == 10:
                 break
     assert found == list(range(10))
+
+
+# A broker that is killed between two writes gives an offset twice
+
+
+async def test_a_message_whose_offset_was_given_to_one_that_was_never_acked_is_read(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"0", b"1", b"never acked"])
+    await cluster.tear(name)
+    assert (await api.partition_metadata(name)).newest_offset == 1
+    ack = await publisher.publish(name, b"2")
+    assert ack is not None
+    assert ack.offset == 2
+    await publisher.publish(name, b"3")
+    for start in (0, 2):
+        found = [message.value async for message in api.subscribe(name, start, until=3)]
+        assert found[-2:] == [b"2", b"3"]
+    assert [m.value async for m in api.subscribe(name, until=2)] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_of_two_batches_with_one_offset_the_one_that_was_acked_counts(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format)
+    await store.load(KEY)
+    await save(store, 1, 1)
+    await save(store, 2, 99)
+    await cluster.tear(name)
+    restarted = store_of(publisher, api, name, format)
+    assert await restarted.load(KEY) == {0: Position("c1", revision=1)}
+    await save(restarted, 2, 2, 3)
+    await save(restarted, 3, 4)
+    assert await relayed(api, name, 4) == [1, 2, 3, 4]
+    assert await relayed(api, name, 4, until="latest") == [1, 2, 3, 4]
+    assert await store_of(publisher, api, name, format).load(KEY) == {0: Position("c3", revision=3)}
+
+
+# An idle stream
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_relay_of_an_idle_feed_shows_what_a_crash_hides(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format)
+    assert not await store.reveal()  # it is not loaded
+    await store.load(KEY)
+    await save(store, 1, 1)
+    assert not await store.reveal()
+    await cluster.crash()
+    assert await store.reveal()
+    assert await relayed(api, name, 1) == [1]
+    assert not await store.reveal()
+    await save(store, 2, 2)
+    assert await relayed(api, name, 2) == [1, 2]
+
+
+async def test_a_running_relay_of_an_idle_feed_does_that_by_itself(
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    publisher: LiftbridgePublisher,
+    name: str,
+    feed: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.relay._REVEAL_SECONDS", 0.2)
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, "events")
+    async with FeedConsumer(feed.url or "", store=store) as consumer:
+        running = Relay(consumer, publisher)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(running.run)
+            with anyio.fail_after(SAFETY_NET):
+                while running.progress.events < 20:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                await cluster.crash()
+                assert await relayed(api, name, 20) == list(range(20))
+            consumer.stop()
+
+
+async def test_a_stream_without_a_relay_is_shown_on_demand(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"x"] * 3)
+    assert not await reveal_newest(publisher, api, name)
+    await cluster.crash()
+    assert await reveal_newest(publisher, api, name)
+    assert await read(api.subscribe(name), 3) == [0, 1, 2]
