@@ -5,9 +5,12 @@ from __future__ import annotations
 import os
 
 import pytest
+from hypothesis import settings
 
 _MAX_PROCESSES = 4
-_SERVERS = {"postgres", "mariadb", "redis_server"}
+_SERVERS = {"postgres", "mariadb", "redis_server", "nats_server"}
+_EXAMPLES = {"quick": 25, "whole": 200}
+"""Examples of each property: fewer where slow tests are left out."""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -26,23 +29,47 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not config.getoption("numprocesses", None):
         os.environ.pop("COVERAGE_PROCESS_START", None)
+    _load_examples("quick" if "not slow" in config.getoption("markexpr") else "whole")
+
+
+def _load_examples(profile: str) -> None:
+    for name, examples in _EXAMPLES.items():
+        settings.register_profile(
+            name,
+            max_examples=examples,
+            deadline=None,
+            database=None,
+            derandomize="CI" in os.environ,
+            print_blob=True,
+        )
+    settings.load_profile(profile)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a server or a JVM as slow, and run the files with slow tests first.
+    """Mark what the quick answer leaves out as slow, and run the files with slow tests first.
 
-    Then no process ends long after the others.
+    Then no process ends long after the others. Left out are tests that need a server or a JVM, and
+    the second run of each async test: on trio.
     """
+    heavy = set()
     for item in items:
         if item.get_closest_marker("spark") or _SERVERS.intersection(_fixtures(item)):
             item.add_marker("slow")
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+        if item.get_closest_marker("slow"):
+            heavy.add(item.path)
+        elif _runs_on_trio(item):
+            item.add_marker("slow")
     spark = {item.path for item in items if item.get_closest_marker("spark")}
-    items.sort(key=lambda item: (item.path not in spark, item.path not in slow))
+    items.sort(key=lambda item: (item.path not in spark, item.path not in heavy))
 
 
 def _fixtures(item: pytest.Item) -> list[str]:
     return item.fixturenames if isinstance(item, pytest.Function) else []
+
+
+def _runs_on_trio(item: pytest.Item) -> bool:
+    callspec = getattr(item, "callspec", None)
+    return callspec is not None and callspec.params.get("anyio_backend") == "trio"
 
 
 @pytest.fixture(params=["asyncio", "trio"])

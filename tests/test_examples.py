@@ -12,6 +12,8 @@ import pytest
 
 from feedapi_client.testing import Publisher
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 EXAMPLES = ROOT / "examples"
 RUN_BY = {

@@ -21,9 +21,7 @@ from feedapi_client.cli.common.stdout import for_terminal
 from feedapi_client.testing import Publisher, faults
 from tests.cli.conftest import TIMEOUT, Feedapi, OnTerminal, Spawn
 
-FUZZ = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 FEED: dict[str, Any] = {"url": "http://h/feed", "name": "n", "filters": {}, "positions": []}
 ROW = {"partition": 0, "cursor": "c", "status": "open", "revision": 1}
 
@@ -357,6 +355,7 @@ def filled(store: Path) -> Path:
     return store
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_output_in_any_encoding(
     spawn: Spawn, feedapi_publisher: Publisher, filled: Path, encoding: str

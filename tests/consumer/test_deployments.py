@@ -17,7 +17,7 @@ from feedapi_client import FeedConsumer, Limits, RetryPolicy
 from feedapi_client.status import PartitionState
 from tests.consumer.helpers import n_of, take, wait_until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 Query = dict[str, str]
 Respond = Callable[[str, Query], tuple[int, bytes]]

@@ -149,6 +149,7 @@ async def _read_on(consumer: FeedConsumer) -> None:
         pass
 
 
+@pytest.mark.slow
 async def test_r14_a_thousand_partitions_that_hang_at_the_start_are_passed_by() -> None:
     """By shorter and shorter turns, not by one `slot_timeout` for each 64 of them."""
     feed = Feed(1001, healthy={1000})
@@ -197,6 +198,7 @@ async def test_r14_a_page_that_takes_longer_than_a_slot_arrives_in_the_end() -> 
         assert n_of(await take(events, 3)) == [0, 0, 0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [unavailable, hang])
 async def test_r14_failures_are_logged_at_a_bounded_rate(
     caplog: pytest.LogCaptureFixture, bad: Callable[[Send], Any]

@@ -488,20 +488,21 @@ async def test_r16_tiny_limits_lose_and_repeat_nothing(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_r16_two_thousand_partitions_are_read_by_few_requests_at_once(
+async def test_r16_many_partitions_are_read_by_few_requests_at_once(
     serve: Callable[..., Publisher],
 ) -> None:
-    publisher = serve(2000)
-    for partition in range(2000):
+    count = 600
+    publisher = serve(count)
+    for partition in range(count):
         numbers(publisher, partition, [partition])
     # One discovery: repeated ones would cost more than the fetches.
     async with consume(publisher, follow=False, limit={"discovery_interval": 3600}) as consumer:
         seen = [event.json()["n"] async for event in consumer]
         status = consumer.status()
-    assert sorted(seen) == list(range(2000))
-    assert len(status.partitions) == 2000
-    assert status.events == 2000
-    assert publisher.counters["fetch"] <= 4000
+    assert sorted(seen) == list(range(count))
+    assert len(status.partitions) == count
+    assert status.events == count
+    assert publisher.counters["fetch"] <= 2 * count
     assert publisher.max_in_flight <= 65
 
 

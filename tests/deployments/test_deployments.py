@@ -15,7 +15,7 @@ from feedapi_client.testing.publisher import Quirks, SplitMethod
 from tests.deployments.application import deployment, port_of
 from tests.deployments.proxy import Routes
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 
 async def test_r10_two_tokens_in_turn(tmp_path: Path) -> None:

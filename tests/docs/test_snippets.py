@@ -94,6 +94,7 @@ def run_program(program: Path, *, interrupt_after: int | None) -> str:
     return printed + rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", TESTS, ids=str)
 def test_a_test_passes(block: Block, tmp_path: Path) -> None:
     header = "import pytest\n\npytestmark = pytest.mark.anyio\n"

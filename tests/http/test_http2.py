@@ -46,6 +46,7 @@ def url(certificate: Certificate) -> Iterator[str]:
         server.wait()
 
 
+@pytest.mark.slow
 async def test_r14_small_pages_keep_a_slow_handler_from_delaying_others_over_http2(
     url: str, certificate: Certificate
 ) -> None:

@@ -220,4 +220,4 @@ class PlannerModel(RuleBasedStateMachine):
 
 
 TestPlannerModel = PlannerModel.TestCase
-TestPlannerModel.settings = settings(max_examples=300, stateful_step_count=40, deadline=None)
+TestPlannerModel.settings = settings(stateful_step_count=40)

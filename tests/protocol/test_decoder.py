@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, TornResponseError
@@ -512,7 +512,6 @@ def outcome(dialect: DialectName, limit: int, *chunks: bytes) -> tuple[Any, ...]
     )
 
 
-@settings(max_examples=400, deadline=None)
 @given(
     st.sampled_from(["v1", "v2-token"]),
     st.lists(lines, max_size=12),
@@ -529,13 +528,11 @@ def test_any_chunking_decodes_the_same(
     assert outcome(dialect, limit, *[body[at : at + 1] for at in range(len(body))]) == expected
 
 
-@settings(max_examples=300, deadline=None)
 @given(st.lists(st.binary(max_size=60), max_size=5))
 def test_arbitrary_bytes_give_events_or_feed_errors(chunks: list[bytes]) -> None:
     read(decoder("v2-token", max_line_bytes=100), *chunks)
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.lists(st.text(max_size=10), min_size=1, max_size=6), st.data())
 def test_a_torn_tail_never_loses_or_invents_a_checkpointed_event(
     texts: list[str], data: st.DataObject

@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedapi_client.errors import FeedError, LineageError, NegotiationError, ProtocolError
@@ -326,7 +326,6 @@ FIELDS = [
 partitions = st.dictionaries(st.sampled_from(FIELDS), json_values, max_size=6)
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.dictionaries(st.sampled_from(["token", "stream", "exactlyOnce", "filters"]), json_values),
     st.lists(st.one_of(partitions, json_values), max_size=3),
@@ -337,7 +336,6 @@ def test_any_document_is_a_feed_or_an_error(document: dict[str, Any], listed: li
         assert all(id == partition.id for id, partition in found.partitions.items())
 
 
-@settings(max_examples=200, deadline=None)
 @given(st.integers(100, 599), st.binary(max_size=50))
 def test_any_response_is_a_feed_or_an_error(status: int, body: bytes) -> None:
     with pytest.raises(FeedError):

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from feedapi_client.errors import (
@@ -552,7 +552,6 @@ def expected(lines: list[Line], *, closed: bool) -> Reading:
     )
 
 
-@settings(max_examples=300, deadline=None)
 @example([1, "b", ASKED], [18], True, True)
 @given(lines_of_a_response, cuts, st.booleans(), st.booleans())
 def test_any_chunking_gives_the_same_events_and_outcome(
@@ -568,7 +567,6 @@ def test_any_chunking_gives_the_same_events_and_outcome(
     assert readings == [expected(lines, closed=closed)] * 3
 
 
-@settings(max_examples=300, deadline=None)
 @given(lines_of_a_response, cuts, st.integers(0, 10_000))
 def test_of_a_torn_response_a_prefix_closed_by_a_checkpoint_is_given(
     lines: list[Line], places: list[int], end: int
@@ -587,7 +585,6 @@ def test_of_a_torn_response_a_prefix_closed_by_a_checkpoint_is_given(
     assert progress.stuck == (0 if batches else 1)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.lists(
         st.sampled_from(
@@ -619,7 +616,6 @@ def test_only_responses_without_progress_in_a_row_are_an_error(
         assert progress.stuck == stuck
 
 
-@settings(max_examples=200, deadline=None)
 @given(lines_of_a_response, cuts, st.integers(1, 80))
 def test_never_more_is_kept_than_the_bound_and_one_chunk(
     lines: list[Line], places: list[int], limit: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import anyio
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from feedapi_client import Batch, FeedKey, MemoryCursorStore, Quarantine, Retry
@@ -86,7 +86,6 @@ def batches(draw: st.DrawFn) -> tuple[int, set[int]]:
     return count, draw(st.sets(st.integers(0, count - 1)))
 
 
-@settings(deadline=None, max_examples=150)
 @given(batches(), st.sampled_from(["quarantine", "retry"]))
 def test_with_a_transaction_each_good_event_is_there_once_in_order(
     batch: tuple[int, set[int]], on_failure: str
@@ -98,7 +97,6 @@ def test_with_a_transaction_each_good_event_is_there_once_in_order(
     assert database.cursor == "the end"
 
 
-@settings(deadline=None, max_examples=150)
 @given(batches(), st.sampled_from(["quarantine", "retry"]))
 def test_without_a_transaction_each_good_event_is_there_at_least_once(
     batch: tuple[int, set[int]], on_failure: str

@@ -29,7 +29,7 @@ _QUICK = ("text", "JSON")
 VARIANTS = [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in ECHOES]
 OPERATIONS: tuple[Operation, ...] = ("entry", "running", "fetch", "last")
 PAYLOAD_TEXT = f'"{PAYLOAD}☃"'.encode()
-IMPATIENT = replace(RETRY, give_up_after=0.0)
+IMPATIENT = replace(RETRY, give_up_after=0.0, refused_for=0.05)
 
 
 class SecretFeed(FaultyFeed):

@@ -104,6 +104,7 @@ def test_no_event_is_lost_or_doubled_through_crashes_splits_and_token_changes(
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
+@pytest.mark.slow
 def test_control_refetching_reader_loses_or_doubles_events(
     publisher: Publisher,
 ) -> None:

@@ -24,8 +24,10 @@ from tests.spark.micro_batches import Row, problems
 from tests.spark.processes import ClusterDriver, DriverProcess
 from tests.spark.sessions import CLUSTER, LOCAL
 
-KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "4"))
+KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "2"))
 """How often the driver is killed. The long run is FEEDAPI_SPARK_KILLS=50."""
+MASTERS = (CLUSTER, LOCAL)
+"""The drivers take turns: executors in JVMs of their own cost several seconds a start."""
 TIMEOUT = 600.0
 """Seconds for one step: a safety net, not an expectation."""
 
@@ -108,7 +110,7 @@ class KilledQuery:
 
     def finish(self) -> None:
         """Start a last driver, which reads everything and ends."""
-        self.start(finish=True)
+        self.start(finish=True, master=LOCAL)
         assert self.driver is not None
         try:
             assert self.driver.wait(TIMEOUT) == 0, self.driver.log()
@@ -205,7 +207,7 @@ def test_driver_is_killed_with_a_parquet_sink(query: Callable[..., KilledQuery])
         point = list(POINTS)[number % len(POINTS)]
         killed.publish(800)
         known = killed.files(POINTS[point])
-        killed.start()
+        killed.start(master=MASTERS[number % 2])
         killed.wait_for_file(POINTS[point], known)
         if point == "random":
             time.sleep(chance.uniform(0, 2))
@@ -222,7 +224,7 @@ def test_driver_is_killed_with_an_idempotent_foreach_batch_sink(
     killed = query("foreach")
     for number, die in enumerate(["read", "written", "next"]):
         killed.publish(800)
-        killed.start(die=die, at=number)
+        killed.start(die=die, at=number, master=MASTERS[number % 2])
         killed.wait_for_death()
         change_topology(killed.publisher, number)
     killed.publish(500)

@@ -65,6 +65,7 @@ def outcomes() -> dict[tuple[str, str], list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_a_good_store_passes_and_what_it_can_not_do_is_skipped(
     outcomes: dict[tuple[str, str], list[str]],
 ) -> None:

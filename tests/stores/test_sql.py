@@ -216,7 +216,14 @@ class TestJournalOnMariaDB(SQLJournal):
 # The application's own transaction, on each database
 
 
-@pytest.fixture(params=["postgres psycopg", "postgres asyncpg", "sqlite", "mariadb"])
+@pytest.fixture(
+    params=[
+        "sqlite",
+        pytest.param("postgres psycopg", marks=pytest.mark.slow),
+        pytest.param("postgres asyncpg", marks=pytest.mark.slow),
+        pytest.param("mariadb", marks=pytest.mark.slow),
+    ]
+)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     server, _, driver = str(request.param).partition(" ")
     if server == "sqlite":
@@ -359,6 +366,7 @@ async def test_the_usual_save_is_one_statement_and_with_a_journal_one_insert_mor
     assert statements == ["UPDATE", "INSERT", "UPDATE"]
 
 
+@pytest.mark.slow
 async def test_a_save_of_all_partitions_is_a_few_statements(
     store: SQLAlchemyCursorStore, engine: AsyncEngine
 ) -> None:

@@ -144,9 +144,7 @@ STEPS = st.lists(
 )
 
 
-@settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     steps=STEPS,
     seed=st.integers(0, 2**16),
