@@ -194,6 +194,8 @@ class LiftbridgeApi:
 
         When the broker goes away or the leader changes, it continues with the next message. No
         message before `start` is returned. A read-only partition ends it after its last message.
+        Of two messages with one offset, which a broker that was killed can leave, the second one
+        counts.
 
         Arguments:
             start: an offset; ``"earliest"``; ``"latest"``, the newest message that is stored;

@@ -22,6 +22,8 @@ from feedapi_client.liftbridge.stream import Stream
 from feedapi_client.retry import Backoff, retry
 
 _IMPOSSIBLE_OFFSET = 2**62
+# While replicas catch up, messages are hidden for a moment.
+_COMMITTED_AFTER = 0.2
 _RETRY_BASE_DELAY = 0.02
 _RETRY_MAX_DELAY = 1.0
 
@@ -70,9 +72,11 @@ async def reveal_newest(
         BrokerUnavailableError: no broker answered in time.
     """
     target = Stream(stream) if isinstance(stream, str) else stream
-    found = await writable(api, target.name, partition)
-    if found.high_watermark >= found.newest_offset:
-        return False
+    for pause in (0.0, _COMMITTED_AFTER):
+        await asyncio.sleep(pause)
+        found = await writable(api, target.name, partition)
+        if found.high_watermark >= found.newest_offset:
+            return False
     await _append_nothing(publisher, target, found)
     return True
 

@@ -122,6 +122,22 @@ async def test_the_partitions_of_a_member_that_died_go_to_the_others(
         heir.scope.cancel()
 
 
+async def test_a_member_that_was_thrown_out_joins_again(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, stream: Stream
+) -> None:
+    member = Member(api.group_consumer(stream.name, [stream.name], name="billing-"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(member.run)
+        await until(lambda: len(member.partitions()) == PARTITIONS)
+        before = member.consumer.consumer_id
+        await member.consumer._membership.leave()
+        await until(lambda: member.consumer.consumer_id != before)
+        await publish(publisher, stream, 5)
+        await until(lambda: set(member.handled) == all_of(0, 5))
+        member.scope.cancel()
+    assert member.consumer.consumer_id.startswith("billing-")
+
+
 async def test_a_group_goes_on_after_a_crash_of_the_broker(
     cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, stream: Stream
 ) -> None:
