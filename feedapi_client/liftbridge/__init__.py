@@ -59,7 +59,8 @@ from feedapi_client.liftbridge.relay import Relay, RelayProgress
 from feedapi_client.liftbridge.stream import ANY_OFFSET, Stream, key_partition
 from feedapi_client.liftbridge.stream_end import reveal_newest
 from feedapi_client.liftbridge.stream_options import StreamOptions
-from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
+from feedapi_client.liftbridge.stream_rows import OutgoingBatch
+from feedapi_client.liftbridge.stream_store import StreamCursorStore
 
 __all__ = [
     "ANY_OFFSET",

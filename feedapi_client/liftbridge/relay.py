@@ -23,12 +23,13 @@ from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.errors import LiftbridgeError
 from feedapi_client.liftbridge.headers import CURSOR, PARTITION
-from feedapi_client.liftbridge.publisher import publish_until_acked
 from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.stream import Stream
 from feedapi_client.liftbridge.stream_end import writable
 from feedapi_client.liftbridge.stream_format import MessageFormat
-from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
+from feedapi_client.liftbridge.stream_rows import OutgoingBatch
+from feedapi_client.liftbridge.stream_store import StreamCursorStore
+from feedapi_client.liftbridge.until_acked import publish_until_acked
 from feedapi_client.model import Batch, Event
 
 logger = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -32,10 +32,7 @@ from feedapi_client.liftbridge.errors import (
 from feedapi_client.liftbridge.headers import (
     ATTEMPT,
     COUNT,
-    CURSOR,
-    FORMAT,
     INDEX,
-    PARTITION,
     SNAPSHOT,
 )
 from feedapi_client.liftbridge.messages_pb2 import Message
@@ -46,37 +43,17 @@ from feedapi_client.liftbridge.stream_format import (
     Attempt,
     MessageFormat,
     SettledAttempts,
-    positions_header,
     snapshot_offset,
 )
+from feedapi_client.liftbridge.stream_rows import OutgoingBatch, Row, batch_rows, positions_rows
 from feedapi_client.model import FeedKey, Position, Status
 from feedapi_client.retry import retry
 from feedapi_client.stores.base import check_predecessor
 
 logger = logging.getLogger(__name__)
 
-_POSITIONS_PER_MESSAGE = 1000
 _READ_TIMEOUT = 60.0
 _WINDOW_GROWTH = 16
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingBatch:
-    """The events to write together with their batch's cursor: the transaction of `save`.
-
-    Attributes:
-        partition: the partition of the feed.
-        cursor: the feed's cursor after the batch.
-        values: the payloads.
-        keys: the keys of the messages, with format ``"events"``.
-        headers: additional headers of the messages, with format ``"events"``.
-    """
-
-    partition: int
-    cursor: str
-    values: Sequence[bytes]
-    keys: Sequence[bytes | None] = ()
-    headers: Sequence[Mapping[str, bytes]] = ()
 
 
 @dataclass(slots=True)
@@ -92,15 +69,6 @@ class _StreamState:
     next_offset: int = 0
     snapshot: int = 0
     positions: dict[int, Position] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A message to be written."""
-
-    value: bytes
-    key: bytes | None
-    headers: dict[str, bytes]
 
 
 class StreamCursorStore:
@@ -209,7 +177,7 @@ class StreamCursorStore:
             self._loaded_feed = None
             try:
                 await self._write_snapshot_if_due(feed)
-                await self._write(self._rows(feed, positions, transaction))
+                await self._write(batch_rows(feed, positions, transaction, self.format))
             except (PublishError, BrokerUnavailableError) as error:
                 raise StoreError(
                     f"the batch could not be written: {error}", feed=feed.url
@@ -242,32 +210,10 @@ class StreamCursorStore:
         state = self._state
         start = state.next_offset
         if start - state.snapshot >= max(self._snapshot_every, len(state.positions)):
-            await self._write(list(_positions_rows(feed, state.positions)))
+            await self._write(positions_rows(feed, state.positions))
             state.snapshot = start
 
-    def _rows(
-        self, feed: FeedKey, positions: Mapping[int, Position], batch: OutgoingBatch | None
-    ) -> list[_Row]:
-        if batch is None or not batch.values:
-            return list(_positions_rows(feed, positions))
-        saved = positions_header(feed, positions)
-        shared = {
-            PARTITION: str(batch.partition).encode(),
-            CURSOR: batch.cursor.encode(),
-            FORMAT: self.format.encode(),
-        }
-        if self.format is MessageFormat.BATCH:
-            return [_Row(b"\n".join(batch.values), None, shared | saved)]
-        keys = batch.keys or [None] * len(batch.values)
-        extra = batch.headers or [{}] * len(batch.values)
-        rows = [
-            _Row(value, key, {**own, **shared})
-            for value, key, own in zip(batch.values, keys, extra, strict=True)
-        ]
-        rows[-1].headers.update(saved)
-        return rows
-
-    async def _write(self, rows: list[_Row]) -> None:
+    async def _write(self, rows: list[Row]) -> None:
         """Write the rows as one attempt, which is complete in the stream when this returns."""
         attempt, tried = self._next_attempt(), False
 
@@ -284,7 +230,7 @@ class StreamCursorStore:
         )
         await retry(look_up_and_write, backoff, sleep=asyncio.sleep, on_retry=self._on_retry)
 
-    async def _publish(self, rows: list[_Row], attempt: str) -> None:
+    async def _publish(self, rows: list[Row], attempt: str) -> None:
         shared = {
             ATTEMPT: attempt.encode(),
             COUNT: str(len(rows)).encode(),
@@ -428,12 +374,3 @@ class StreamCursorStore:
                 known = positions.get(partition)
                 if known is None or known.revision <= revision:
                     positions[partition] = Position(cursor, cast("Status", status), revision)
-
-
-def _positions_rows(feed: FeedKey, positions: Mapping[int, Position]) -> Iterator[_Row]:
-    """Return messages that save positions and hold no event."""
-    items = list(positions.items())
-    for start in range(0, max(len(items), 1), _POSITIONS_PER_MESSAGE):
-        part = dict(items[start : start + _POSITIONS_PER_MESSAGE])
-        headers = {FORMAT: MessageFormat.POSITIONS.encode(), **positions_header(feed, part)}
-        yield _Row(b"", None, headers)

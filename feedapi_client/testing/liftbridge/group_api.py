@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import grpc
 from gufo.liftbridge import api_pb2
@@ -100,7 +100,8 @@ class GroupServicer(APIServicer):
             await context.abort(grpc.StatusCode.INTERNAL, "Cursors stream does not exist")
 
 
-async def _abort(context: Any, error: GroupError) -> None:
+async def _abort(context: Any, error: GroupError) -> NoReturn:
     missing = isinstance(error, GroupMissingError)
     code = grpc.StatusCode.NOT_FOUND if missing else grpc.StatusCode.FAILED_PRECONDITION
     await context.abort(code, str(error))
+    raise AssertionError("abort raises")

@@ -62,9 +62,9 @@ class _TokenGuard(grpc.aio.ServerInterceptor):
     def __init__(self, token: str) -> None:
         self._expected = ("authorization", f"Bearer {token}")
 
-    async def intercept_service(self, continuation: Any, details: Any) -> Any:
-        handler = await continuation(details)
-        if self._expected in details.invocation_metadata:
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if self._expected in handler_call_details.invocation_metadata:
             return handler
         if handler.response_streaming:
             return grpc.unary_stream_rpc_method_handler(_refuse_stream)
