@@ -43,8 +43,8 @@ GROUP_SETTINGS: Mapping[str, Any] = {
     **FAILOVER_SETTINGS,
     "cursors.stream.partitions": 1,
     "cursors.stream.replication.factor": 3,
-    "groups.consumer.timeout": "3s",
-    "groups.coordinator.timeout": "3s",
+    "groups.consumer.timeout": "2s",
+    "groups.coordinator.timeout": "2s",
 }
 _INDEX_ENTRY = 20
 """Bytes of an entry of a segment's index: offset, timestamp, position, size."""

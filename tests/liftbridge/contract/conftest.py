@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterator
 
+import anyio
 import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher
@@ -14,6 +15,22 @@ from tests.liftbridge.clusters import SETTINGS, Cluster, Real, StandIn, require_
 from tests.liftbridge.helpers import SAFETY_NET
 
 _numbers = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="module", autouse=True)
+async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """One event loop for all tests of a file.
+
+    grpc.aio reports the end of a call that was cancelled a moment later, and fails in whatever runs
+    then when the loop is closed meanwhile (grpcio 1.74). Nothing tells when it has done so.
+    """
+    yield
+    await anyio.sleep(0.1)
 
 
 @pytest.fixture(scope="session")

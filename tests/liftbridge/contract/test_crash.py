@@ -48,14 +48,14 @@ async def test_a_running_relay_survives_a_crash_of_the_broker(
     await api.create_stream(name, concurrency_control=True)
     store = store_of(publisher, api, name, format)
     await store.load(KEY)
-    for revision in range(1, 4):
+    for revision in range(1, 3):
         await cluster.stop()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(save, store, revision, revision)
             await anyio.lowlevel.checkpoint()
             await cluster.start()
-    await save(store, 4, 4)
-    assert await relayed(api, name, 4) == [1, 2, 3, 4]
+    await save(store, 3, 3)
+    assert await relayed(api, name, 3) == [1, 2, 3]
 
 
 @pytest.mark.parametrize("start", [5, "new"])

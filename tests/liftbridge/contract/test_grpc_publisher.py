@@ -93,11 +93,11 @@ async def test_a_relay_over_grpc_survives_a_crash_of_the_broker(
     grpc_publisher.ack_timeout = 5.0
     store = StreamCursorStore(grpc_publisher, api, name, format=format, attempts=1000)
     await store.load(KEY)
-    for revision in range(1, 4):
+    for revision in range(1, 3):
         await save(store, revision, 2 * revision, 2 * revision + 1)
         await cluster.crash()
-    await save(store, 4, 8)
-    assert await relayed(api, name, 7) == list(range(2, 9))
+    await save(store, 3, 6)
+    assert await relayed(api, name, 5) == list(range(2, 7))
 
 
 async def test_a_publisher_over_grpc_reports_what_is_in_flight_when_the_broker_dies(
