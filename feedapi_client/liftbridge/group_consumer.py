@@ -120,6 +120,8 @@ class GroupConsumer:
         while True:
             item = await self._queue.get()
             if isinstance(item, Exception):
+                # A later iteration is told again: it would wait for a partition that nobody reads.
+                self._queue.put_nowait(item)
                 raise item
             reader, message = item
             reader.room.release()

@@ -205,8 +205,11 @@ async def test_a_checkpoint_beyond_the_end_of_a_stream_is_an_error(
 ) -> None:
     await publish(publisher, stream, 5)
     await api.set_cursor(stream.name, f"__group:{stream.name}", 99, partition=1)
-    with pytest.raises(StreamError, match=r"offset 99.*newest message of partition 1 is 4"):
-        await Member(api.group_consumer(stream.name, [stream.name])).run()
+    async with api.group_consumer(stream.name, [stream.name]) as consumer:
+        for _ in range(2):
+            with pytest.raises(StreamError, match=r"offset 99.*newest message of partition 1 is 4"):
+                async for _ in consumer:
+                    pass
 
 
 async def test_a_consumer_needs_a_group_and_streams(api: LiftbridgeApi) -> None:
