@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -159,7 +160,23 @@ class _Discovery:
             if id in partitions:
                 raise self._error(LineageError, f"the discovery lists partition {id} twice", id)
             partitions[id] = self._partition(id, entry)
-        return partitions
+        return self._without_zero_values(partitions)
+
+    def _without_zero_values(self, partitions: dict[int, Partition]) -> dict[int, Partition]:
+        """Leave out the 0 that a publisher writes where there is no parent.
+
+        An early Go version does, as a number. It shows where partition 0 starts after itself; then
+        no other 0 can be trusted either.
+        """
+        zero: dict[str, Any] = next(
+            (entry for entry in self._document["partitions"] if _id(entry["id"]) == 0), {}
+        )
+        if type(zero.get("startsAfterPartition")) is not int or partitions[0].starts_after != 0:
+            return partitions
+        return {
+            id: replace(partition, starts_after=partition.starts_after or None)
+            for id, partition in partitions.items()
+        }
 
     def _partition(self, id: int, entry: dict[str, Any]) -> Partition:
         if len(entry) == 1:

@@ -16,6 +16,8 @@ from feedapi_client import (
     FencedError,
     LineageError,
     Position,
+    RequestRefusedError,
+    RetryPolicy,
     SQLiteCursorStore,
     StoreError,
 )
@@ -580,6 +582,29 @@ async def test_r07_start_last_and_a_crash_before_the_first_event_skip_nothing(
     numbers(publisher, 1, [100])
     async with consume(publisher, start=restart_at, store=store, follow=False) as consumer:
         assert await read_n(consumer) == [100]
+
+
+@pytest.mark.parametrize("status", [400, 404, 409, 410])
+async def test_r07_r10_a_request_for_the_end_that_is_refused_for_a_while_is_no_error(
+    publisher: Publisher, status: int
+) -> None:
+    fill(publisher, 10)
+    publisher.fail(status, times=5, on="fetch")
+    async with consume(publisher, start="last") as consumer:
+        numbers(publisher, 0, [100])
+        assert n_of(await take(aiter(consumer))) == [100]
+
+
+async def test_r07_r10_a_request_for_the_end_that_is_refused_for_too_long_ends_the_entry(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 10)
+    publisher.fail(404, times=None, on="fetch")
+    retry = RetryPolicy(base_delay=0.002, max_delay=0.01, refused_for=0.1)
+    with anyio.fail_after(SAFETY_LIMIT), pytest.raises(RequestRefusedError, match="404"):
+        async with consume(publisher, start="last", store=store, retry=retry):
+            pytest.fail("the entry should end")
+    assert await store.positions() == {}
 
 
 @pytest.mark.parametrize("method", ["starts-after", "cursor-from"])

@@ -15,6 +15,7 @@ from feedapi_client import (
     Position,
     RetryPolicy,
 )
+from feedapi_client.runtime import failures
 from feedapi_client.testing import Publisher, Request, faults
 from feedapi_client.testing.publisher import Response
 from tests.consumer.helpers import (
@@ -118,6 +119,24 @@ async def test_r06_a_replica_that_lags_behind_last_cursor_is_asked_until_it_has_
         await batch.commit()
         await next_or_drained(consumer, batches)
     assert (await store.positions())[0].cursor == publisher.end_cursor(0)
+
+
+async def test_r06_a_lag_that_lasts_is_reported_once(
+    serve: Callable[..., Publisher], store: RecordingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failures, "LAG_REPORTED_SECONDS", 0.0)
+    publisher = serve(1, dialect="v2-draft", page_size=5)
+    numbers(publisher, 0, range(5))
+    end = publisher.end_cursor(0)
+    lag(publisher, 5)
+    async with consume(publisher, store=store) as consumer:
+        batches = consumer.batches()
+        await (await next_batch(batches)).commit()
+        before = publisher.counters["fetch"]
+        async with nothing_comes(batches):
+            await wait_until(lambda: publisher.counters["fetch"] >= before + 5)
+        lagging = [report for report in consumer.status().reports if repr(end) in report]
+    assert len(lagging) == 1
 
 
 async def test_r06_a_replica_that_never_reaches_last_cursor_is_an_error_that_names_both_cursors(

@@ -144,6 +144,12 @@ class TestFields:
         assert one(startsAfterPartition=0).starts_after == 0
         assert one(cursorFromPartitions=[23423, "5"]).cursor_from == (23423, 5)
 
+    def test_r08_zero_means_no_parent_where_partition_0_starts_after_itself(self) -> None:
+        parents = {0: 0, 1: 0, 2: 1, 3: 2}
+        listed = [{"id": id, "startsAfterPartition": parent} for id, parent in parents.items()]
+        found = discover({"partitions": listed}).partitions
+        assert [found[id].starts_after for id in parents] == [None, None, 1, 2]
+
     def test_null_is_absent(self) -> None:
         assert one(
             closed=None,

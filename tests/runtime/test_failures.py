@@ -24,6 +24,23 @@ def refuse(failed: Failures, *, outdated: bool = False) -> float:
     return failed.refuse(REFUSAL, AS, outdated=outdated)
 
 
+async def test_r06_a_lag_is_reported_once_after_five_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(anyio, "current_time", lambda: now)
+    failed = failures()
+    reported = []
+    for _ in range(8):
+        failed.lags(SILENCE)
+        reported.append(failed.lags_for_long())
+        now += 1.0
+    assert reported == [False] * 5 + [True] + [False] * 2
+    failed.recovered()
+    failed.lags(SILENCE)
+    assert not failed.lags_for_long()
+
+
 async def test_r10_a_refused_partition_waits_for_a_discovery_and_then_asks_at_once() -> None:
     failed = failures()
     assert refuse(failed) == 0.0

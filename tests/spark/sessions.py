@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import os
 import sys
 from functools import cache
@@ -56,6 +57,8 @@ def local_session() -> SparkSession:
         PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         FEEDAPI_TEST_TOKEN="s3cr3t-t0ken",
     )
+    # It logs each command, also from a thread of its own at any time, and tests read all logs.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     spark = session(LOCAL)
     atexit.register(spark.stop)
     return spark

@@ -25,7 +25,10 @@ from tests.spark.processes import ClusterDriver, DriverProcess
 from tests.spark.sessions import CLUSTER, LOCAL
 
 KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "2"))
-"""How often the driver is killed. The long run is FEEDAPI_SPARK_KILLS=50."""
+"""How often the driver is killed.
+
+The long run is `FEEDAPI_SPARK_KILLS=50 pytest -o faulthandler_timeout=0` of this file.
+"""
 MASTERS = (CLUSTER, LOCAL)
 """The drivers take turns: executors in JVMs of their own cost several seconds a start."""
 TIMEOUT = 600.0
