@@ -31,7 +31,12 @@ from tests.liftbridge.clusters import (
 )
 from tests.liftbridge.helpers import SAFETY_NET
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("no_calls_left"),
+]
 
 EVENTS = 200
 

@@ -13,7 +13,12 @@ from tests.liftbridge.clusters import require_liftbridge
 from tests.liftbridge.kill_real import KillRun
 from tests.liftbridge.kill_relay import Outcome, kill_relay
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("no_calls_left"),
+]
 
 KILLS = 8
 

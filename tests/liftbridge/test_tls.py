@@ -41,7 +41,7 @@ def trusting(certificate: Certificate, *, shown: bool = False) -> grpc.ChannelCr
 
 @pytest.fixture
 async def guarded(
-    nats_server: NatsServer, certificate: Certificate, anyio_backend: str
+    nats_server: NatsServer, certificate: Certificate, no_calls_left: None
 ) -> AsyncIterator[LiftbridgeBroker]:
     """The stand-in with TLS, and with the token that a proxy before a real one would ask for."""
     pair = (certificate.key.read_bytes(), certificate.path.read_bytes())
@@ -89,7 +89,7 @@ async def test_every_call_goes_over_tls_with_the_token(
 
 @pytest.mark.slow
 async def test_the_real_broker_takes_the_certificate_of_a_client(
-    mutual: LiftbridgeServer, certificate: Certificate
+    mutual: LiftbridgeServer, certificate: Certificate, no_calls_left: None
 ) -> None:
     await write_and_read(mutual.address, trusting(certificate, shown=True))
 

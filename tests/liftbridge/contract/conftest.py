@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import AsyncIterator, Iterator
 
-import anyio
 import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
 from tests.liftbridge.clusters import SETTINGS, Cluster, Real, StandIn, require_liftbridge
-from tests.liftbridge.helpers import SAFETY_NET
+from tests.liftbridge.helpers import SAFETY_NET, calls_end
 
 _numbers = itertools.count()
 
@@ -24,13 +23,9 @@ def anyio_backend() -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
-    """One event loop for all tests of a file.
-
-    grpc.aio reports the end of a call that was cancelled a moment later, and fails in whatever runs
-    then when the loop is closed meanwhile (grpcio 1.74). Nothing tells when it has done so.
-    """
+    """One event loop for all tests of a file."""
     yield
-    await anyio.sleep(0.1)
+    await calls_end()
 
 
 @pytest.fixture(scope="session")
