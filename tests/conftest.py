@@ -9,7 +9,7 @@ from hypothesis import settings
 
 _MAX_PROCESSES = 4
 _SERVERS = {"postgres", "mariadb", "redis_server", "nats_server"}
-_EXAMPLES = {"quick": 25, "whole": 200}
+_EXAMPLES = {"quick": 25, "whole": 400}
 """Examples of each property: fewer where slow tests are left out."""
 
 

@@ -42,7 +42,7 @@ LAYERS = (
 )
 # The same within `feedapi_client/runtime`.
 RUNTIME_LAYERS = (
-    ("buffer", "discovery_timer", "failure_log", "positions", "scheduler"),
+    ("buffer", "cancellation", "discovery_timer", "failure_log", "positions", "scheduler"),
     ("slots",),
     ("failures",),
     ("partition",),
@@ -53,7 +53,7 @@ RUNTIME_LAYERS = (
     ("session",),
 )
 # Adapters that make an HTTP client for the library, from options of their own.
-MAKE_HTTP_CLIENTS = ("cli", "liftbridge", "spark")
+MAKE_HTTP_CLIENTS = ("cli", "liftbridge", "spark", "testing")
 EXTRAS = [
     "sqlalchemy",
     "redis",

@@ -57,19 +57,6 @@ class Graph:
         shown = edges[:_EDGES_SHOWN] + (["…"] if len(edges) > _EDGES_SHOWN else [])
         return f"<Graph of {len(self)} partitions{': ' if edges else ''}{', '.join(shown)}>"
 
-    def depth(self, partition: int) -> int:
-        """Return how many listed parents come before the partition: 0 for a root."""
-        depth = 0
-        parent = self._parent(partition)
-        while parent is not None:
-            depth += 1
-            parent = self._parent(parent)
-        return depth
-
-    def _parent(self, partition: int) -> int | None:
-        parent = self.partitions[partition].starts_after
-        return parent if parent in self.partitions else None
-
     def _check_cycles(self, feed: str | None) -> None:
         before = {
             p.id: p.cursor_from if p.starts_after is None else (p.starts_after,) for p in self

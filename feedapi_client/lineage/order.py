@@ -47,18 +47,57 @@ def blockers(
     `parents` holds the parent of each partition that was ever listed, also of those that are gone:
     a successor waits for what its ancestor waited for.
     """
-    parent = partition.starts_after
-    if parent is not None:
-        return _undrained((parent,), entries, graph)
-    if not partition.cursor_from or entries[partition.id].cursor != FIRST:
-        return ()
+    at_first = entries[partition.id].cursor == FIRST
+    return _undrained(preceding(partition, graph, parents, at_first=at_first), entries, graph)
+
+
+def preceding(
+    partition: Partition, graph: Graph, parents: Mapping[int, int], *, at_first: bool = True
+) -> list[int]:
+    """Return the partitions that have to be read before this one, drained or not.
+
+    Arguments:
+        partition: a listed partition.
+        parents: see `blockers`.
+        at_first: whether it is read from its first event. A successor that goes on from the cursor
+            of an ancestor has nothing before it but that.
+    """
+    if partition.starts_after is not None:
+        return [partition.starts_after]
+    if not partition.cursor_from or not at_first:
+        return []
     # A successor that starts at the beginning. Its ancestor may itself have started after a
     # partition that is not drained yet. The parent of an ancestor is known if the ancestor was
     # listed in this session. Otherwise every closed partition may have been that parent.
     inherited: Iterable[int] = [parents[a] for a in partition.cursor_from if a in parents]
     if not inherited:
         inherited = [p.id for p in graph if p.closed and _may_precede(p, partition, graph)]
-    return tuple(p for p in _undrained(inherited, entries, graph) if p != partition.id)
+    return [p for p in inherited if p != partition.id]
+
+
+def count_before(before: Mapping[int, Mapping[int, int]], depths: dict[int, int]) -> None:
+    """Add the depth of each partition to `depths`: how many come before it, one after the other.
+
+    Arguments:
+        before: for each partition those directly before it, and how many places each takes (0 or
+            1). One that is neither here nor in `depths` is at depth 0.
+        depths: is changed.
+    """
+    begun: set[int] = set()
+    for partition in before:
+        waiting = [partition]  # a chain of partitions may be longer than Python's stack
+        while waiting:
+            current = waiting[-1]
+            first = [p for p in before[current] if p in before and p not in depths]
+            first = [p for p in first if p not in begun]
+            begun.add(current)
+            if current not in depths and first:
+                waiting += first
+                continue
+            waiting.pop()
+            if current not in depths:
+                places = before[current].items()
+                depths[current] = max((depths.get(p, 0) + n for p, n in places), default=0)
 
 
 def _may_precede(partition: Partition, successor: Partition, graph: Graph) -> bool:

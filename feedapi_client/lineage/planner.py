@@ -23,7 +23,7 @@ from feedapi_client.lineage.missing_edges import (
     suspected_missing_edges,
     with_edges,
 )
-from feedapi_client.lineage.order import blockers, check_parent
+from feedapi_client.lineage.order import blockers, check_parent, preceding
 from feedapi_client.lineage.selection import Selection
 from feedapi_client.lineage.text import names
 from feedapi_client.lineage.transfer import transferred_positions, unreleased_ancestors
@@ -288,6 +288,13 @@ class Planner:
         """Return whether the last discovery listed the partition as closed."""
         listed = self.graph.partitions.get(partition)
         return listed is not None and listed.closed
+
+    def preceding(self, partition: int) -> list[int]:
+        """Return the partitions that come before a listed one, drained or not."""
+        at_first = self._entry(partition).cursor == FIRST
+        return preceding(
+            self.graph.partitions[partition], self.graph, self._parents, at_first=at_first
+        )
 
     def runnable(self) -> dict[int, str]:
         """Return the partitions that may be read now, with the committed cursor of each."""

@@ -106,6 +106,7 @@ def _check_nothing_lost(
         entry.id
         for entry in entries.values()
         if entry.state is State.VANISHED
+        and entry.id not in graph  # else it is listed again, and read on
         and entry.position is not None
         and entry.id not in graph.successors
     ]

@@ -11,7 +11,8 @@ import anyio.lowlevel
 
 from feedapi_client.errors import CommitOrderError, FencedError, StoreError
 from feedapi_client.lineage.planner import Entry, State
-from feedapi_client.model import Batch
+from feedapi_client.model import Batch, Position
+from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.partition import RuntimePartition
@@ -64,7 +65,7 @@ class Delivery:
                 return None
             partition = driver.next_ready()
             if partition is not None:
-                return await self._take(partition)
+                return self._take(partition)
             if not driver.settings.follow and self._finished():
                 return None
             await driver.woken()
@@ -78,14 +79,16 @@ class Delivery:
         else:
             await anyio.lowlevel.checkpoint_if_cancelled()
 
-    async def _take(self, partition: RuntimePartition) -> Batch:
+    def _take(self, partition: RuntimePartition) -> Batch:
+        # Without an await: a cancellation in it would lose the batch (R20).
         events, cursor = partition.take(self._driver.limits.max_batch_bytes)
         self._driver.planner.delivered(partition.id)
         commit = partial(self._commit, partition, partition.batches)
         batch = Batch(partition.id, events, cursor, commit)
         if partition.end is not None and not partition.pending:
-            await self._fetching.reached_end(partition)
-        self._fetching.resume(partition)
+            self._fetching.reached_end(partition)
+        else:
+            self._fetching.resume(partition)
         return batch
 
     async def release(self, partition_id: int) -> None:
@@ -157,6 +160,15 @@ class Delivery:
         # released before, or is meanwhile.
         driver.planner.hold(partition.id)
         partition.begin_commit()
+        save = self._save(partition, number, position, transaction)
+        # What is saved in the caller's transaction ends with it, so it may be cancelled. It also
+        # stays in the caller's task: others must not run while a synchronous transaction is open.
+        await (finish(save) if transaction is None else save)
+
+    async def _save(
+        self, partition: RuntimePartition, number: int, position: Position, transaction: Any
+    ) -> None:
+        driver = self._driver
         try:
             await driver.positions.save({partition.id: position}, transaction)
             partition.saved(number, position, durable=transaction is None)

@@ -30,6 +30,7 @@ from feedapi_client.lineage.planner import (
 from feedapi_client.model import FeedInfo, FeedKey
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.runtime.buffer import BufferBudget
+from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
 from feedapi_client.runtime.failure_log import FailureLog
 from feedapi_client.runtime.partition import RuntimePartition, partition_status
@@ -106,6 +107,10 @@ class Driver:
         """Whether some of the planner's actions are not carried out yet."""
         return bool(self._actions)
 
+    def defer(self, actions: Iterable[Action]) -> None:
+        """Leave actions to whoever comes next."""
+        self._actions.extend(actions)
+
     async def apply(self, actions: Iterable[Action] = ()) -> None:
         """Carry out actions in the planner's order, after those that are still unfinished.
 
@@ -120,12 +125,16 @@ class Driver:
                 while self._actions:
                     action = self._actions[0]
                     if isinstance(action, Save):
-                        await self.positions.save(action.positions)
+                        await finish(self._save(action))
                     else:
                         self._carry_out(action)
-                    self._actions.popleft()
+                        self._actions.popleft()
         finally:
             self.wake()
+
+    async def _save(self, action: Save) -> None:
+        await self.positions.save(action.positions)
+        self._actions.popleft()
 
     def _carry_out(self, action: Start | Stop | Rediscover | Report | Fail) -> None:
         match action:
@@ -246,12 +255,15 @@ class Driver:
     def status(self) -> ConsumerStatus:
         """Return a snapshot of the session."""
         entries = self.planner.entries
+        unsaved = {id for a in self._actions if isinstance(a, Save) for id in a.positions}
         return ConsumerStatus(
             feed=self.feed,
             dialect=self.info.dialect if self.info else None,
             buffered_bytes=self.buffer.used,
             partitions={
-                id: partition_status(entries[id], self.partitions.get(id), self._since(id))
+                id: partition_status(
+                    entries[id], self.partitions.get(id), self._since(id), unsaved=id in unsaved
+                )
                 for id in sorted(entries)
             },
             reports=tuple(self.reports),

@@ -50,6 +50,7 @@ class Failures:
         "_refused_at",
         "_refused_since",
         "_retry",
+        "_retry_due",
         "_without_checkpoint",
         "error",
         "refused",
@@ -65,6 +66,8 @@ class Failures:
         self.since: datetime | None = None
         """When the first error in a row came."""
         self.retry_at: datetime | None = None
+        """When it is asked again, for `status()` only: the wall clock may be set meanwhile."""
+        self._retry_due = 0.0
         self.refused = False
         """Whether a request was refused and a discovery that began later is awaited."""
         self.refused_as: AskedAs | None = None
@@ -212,7 +215,7 @@ class Failures:
             self._refused_since = anyio.current_time()
         if self.retry_at is None:
             return 0.0
-        return max(0.0, (self.retry_at - datetime.now(UTC)).total_seconds())
+        return max(0.0, self._retry_due - anyio.current_time())
 
     # ------------------------------------------------------------------ without a checkpoint
 
@@ -244,4 +247,5 @@ class Failures:
 
     def _retry_in(self, seconds: float) -> float:
         self.retry_at = datetime.now(UTC) + timedelta(seconds=seconds)
+        self._retry_due = anyio.current_time() + seconds
         return seconds

@@ -94,7 +94,8 @@ class Fetching:
             driver.scheduler.schedule(partition, driver.limits.poll_interval)
         elif outcome is Outcome.END:
             if not partition.pending:
-                await self.reached_end(partition)
+                self.reached_end(partition)
+                await driver.apply()
         else:
             if outcome is Outcome.PROGRESS:
                 driver.planner.progressed(partition.id)
@@ -106,22 +107,22 @@ class Fetching:
         driver = self._driver
         if not partition.started or partition.fetching or driver.scheduler.is_scheduled(partition):
             return
-        if partition.end is not None or partition.failures.refused or partition.error:
+        if partition.end is not None or partition.failures.refused or not partition.entry.running:
             return
         if partition.pending_bytes < driver.limits.max_batch_bytes:
             # Cursors that move on every request, without an event, must not make a busy loop.
             busy = partition.progress.empty > driver.limits.max_attempts_without_progress
             driver.scheduler.schedule(partition, driver.limits.poll_interval if busy else 0.0)
 
-    async def reached_end(self, partition: RuntimePartition) -> None:
+    def reached_end(self, partition: RuntimePartition) -> None:
         """Report the end to the planner, once everything before it is delivered.
 
-        The end travels behind the last batch, so that it can't overtake one.
+        The end travels behind the last batch, so that it can't overtake one. The planner's actions
+        are queued: `Driver.apply` carries them out.
         """
         driver = self._driver
         end = partition.take_end()
-        actions = driver.planner.ended(partition.id, end.cursor, asked_closed=end.closed)
-        await driver.apply(actions)
+        driver.defer(driver.planner.ended(partition.id, end.cursor, asked_closed=end.closed))
         entry = partition.entry
         partition.note_caught_up()
         if entry.state is State.CAUGHT_UP and driver.settings.follow:

@@ -347,17 +347,25 @@ class RuntimePartition:
 
 
 def partition_status(
-    entry: Entry, partition: RuntimePartition | None, since: datetime | None
+    entry: Entry,
+    partition: RuntimePartition | None,
+    since: datetime | None,
+    *,
+    unsaved: bool = False,
 ) -> PartitionStatus:
     """Return a snapshot of the state of one partition in planner and runtime.
 
     `partition` is None for one that was never read in this session, `since` the time of its error.
+    `unsaved`: the store does not have the position of the planner yet.
     """
     error = entry.error or (partition.error if partition else None)
+    position = entry.position
+    if position is not None and unsaved and position.revision == 1:
+        position = None  # a later one has the cursor of the one before it, which is saved
     status = PartitionStatus(
         partition=entry.id,
-        state=_state(entry, error),
-        cursor=entry.position.cursor if entry.position else None,
+        state=_state(entry, error, unsaved=unsaved),
+        cursor=position.cursor if position else None,
         waits_for=entry.waits_for if entry.state is State.WAITING else (),
         caught_up=entry.state is State.DRAINED or None,
         error=str(error) if error else None,
@@ -379,8 +387,10 @@ def partition_status(
     )
 
 
-def _state(entry: Entry, error: FeedError | None) -> PartitionState:
+def _state(entry: Entry, error: FeedError | None, *, unsaved: bool) -> PartitionState:
     """Return the state for `status()`: the planner's, or retrying while requests fail."""
     if entry.running and error is not None:
         return PartitionState.RETRYING
+    if entry.state is State.SUPERSEDED and unsaved:
+        return PartitionState.READING  # its successors hold its cursor only after the save
     return PartitionState(entry.state.value)

@@ -48,7 +48,7 @@ class Positions:
         """Save the positions in one atomic save. Raises `StoreError`, `FencedError`.
 
         The error names the partition when the store refuses its cursor as a value, which is no
-        failure of the store. Cancelled, it is finished first.
+        failure of the store. A cancel scope waits until it is finished; see also `finish`.
         """
         with anyio.move_on_after(self._timeout, shield=True) as scope:
             save = self._store.save(self._key, positions, transaction=transaction)

@@ -156,14 +156,26 @@ class Scheduler(Generic[J]):
             await woken.wait()
 
     def _take(self) -> tuple[int, J] | None:
-        """Take the next job off its queue: which queue, and the job."""
-        for queue, due in enumerate(self._due):
-            while due and (queue == 0 or self._failing_running < self._share):
-                number, job = due.popleft()
-                if self._holds(job, number):
-                    self.forget(job)
-                    return queue, job
-        return None
+        """Take the job that is due for longest off its queue: which queue, and the job.
+
+        A failing one takes its turn as long as the share of these is not used up. If it had to wait
+        until no healthy one is due, it could wait for ever.
+        """
+        queues = (0, 1) if self._failing_running < self._share else (0,)
+        due = [queue for queue in queues if self._drop_moved(queue)]
+        if not due:
+            return None
+        queue = min(due, key=lambda queue: self._due[queue][0][0])
+        _, job = self._due[queue].popleft()
+        self.forget(job)
+        return queue, job
+
+    def _drop_moved(self, queue: int) -> bool:
+        """Drop the places that are not valid any more. Return whether a job is due."""
+        due = self._due[queue]
+        while due and not self._holds(due[0][1], due[0][0]):
+            due.popleft()
+        return bool(due)
 
     async def _tick(self) -> None:
         while True:

@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from feedapi_client.errors import CursorRejectedError
+from feedapi_client.lineage.order import count_before
 from feedapi_client.lineage.planner import Fail, Planner
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
@@ -109,7 +110,9 @@ def _chains_of(planner: Planner) -> list[list[Target]]:
     found: list[list[Target]] = []
     chain_of: dict[int, list[Target]] = {}
     cursors = planner.runnable()
-    depths = {partition: planner.graph.depth(partition) for partition in cursors}
+    depths: dict[int, int] = {}
+    before = {id: [p for p in planner.preceding(id) if p in planner.graph] for id in cursors}
+    count_before({id: dict.fromkeys(others, 1) for id, others in before.items()}, depths)
     for partition in sorted(cursors, key=lambda p: (depths[p], p)):
         listed = planner.graph.partitions[partition]
         target = Target(

@@ -1,6 +1,7 @@
-"""pytest fixtures for tests of consumers: `feedapi_publisher` and `feedapi_publisher_factory`.
+"""pytest fixtures for tests of consumers: `feedapi_publisher`, `feedapi_publisher_factory`, and
+`simulate`.
 
-Installing the package registers them.
+Installing the package registers them, and the option ``--feedapi-seed``.
 
 ::
 
@@ -49,3 +50,32 @@ def feedapi_publisher(feedapi_publisher_factory: Callable[..., Publisher]) -> Pu
     Its dialect is v2-token.
     """
     return feedapi_publisher_factory()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option that repeats one history of the fixture `simulate`."""
+    group = parser.getgroup("feedapi-client")
+    group.addoption(
+        "--feedapi-seed", type=int, help="run only this seed of tests that use `simulate`"
+    )
+
+
+@pytest.fixture
+def simulate(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Run a handler and a store through simulated histories.
+
+    Called with the arguments of `feedapi_client.testing.simulator.simulate`. A failure names the
+    command that repeats it, which runs this test with ``--feedapi-seed``.
+    """
+    from feedapi_client.testing.simulator import simulate as run
+
+    seed: int | None = request.config.getoption("--feedapi-seed")
+    replay = f"pytest '{request.node.nodeid}' --feedapi-seed {{seed}}"
+
+    def simulated(*args: Any, **options: Any) -> None:
+        __tracebackhide__ = True
+        if seed is not None:
+            options |= {"first": seed, "seeds": 1}
+        run(*args, **{"replay": replay, **options})
+
+    return simulated

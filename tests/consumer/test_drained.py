@@ -48,9 +48,17 @@ def lag(publisher: Publisher, visible: int) -> None:
 
 
 async def next_or_drained(consumer: FeedConsumer, batches: AsyncIterator[Batch]) -> None:
-    """Iterate on until partition 0 is drained."""
-    async with nothing_comes(batches):
+    """Iterate on until partition 0 is drained. Its children may be read by then."""
+
+    async def iterate() -> None:
+        batch = await anext(batches)
+        assert batch.partition != 0
+        assert consumer.status()[0].state == "drained"
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(iterate)
         await wait_until(lambda: consumer.status()[0].state == "drained")
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.parametrize("status", [200, 204, 206, 299])

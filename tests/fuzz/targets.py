@@ -20,6 +20,7 @@ from feedapi_client.http.retry_after import retry_after
 from feedapi_client.liftbridge.envelope import Envelope, decode_ack, decode_message
 from feedapi_client.liftbridge.errors import EnvelopeError
 from feedapi_client.lineage.graph import Graph
+from feedapi_client.lineage.order import count_before, preceding
 from feedapi_client.model import Event, FeedInfo, Partition
 from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, Dialect
@@ -300,8 +301,11 @@ def graph(data: bytes) -> None:
 
 def _check_graph(found: Graph) -> None:
     assert str(found) == repr(found)
+    before = {p.id: dict.fromkeys(preceding(p, found, {}), 1) for p in found}
+    depths: dict[int, int] = {}
+    count_before(before, depths)
     for partition in found:
-        assert 0 <= found.depth(partition.id) < len(found)
+        assert 0 <= depths[partition.id] <= len(found)
         if partition.starts_after is not None:
             assert partition.id in found.children[partition.starts_after]
         for ancestor in partition.cursor_from:

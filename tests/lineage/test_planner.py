@@ -393,6 +393,18 @@ def test_r09_ancestors_named_before_the_one_with_a_cursor_are_superseded_unknown
     assert of(Start, planner(save.positions).discover(info(*lagging))) == []
 
 
+def test_r09_a_partition_that_is_listed_again_is_not_lost() -> None:
+    """An older instance, which knows no child, answered one discovery during a deployment."""
+    made = planner({0: Position("a", "drained"), 4: Position("b")})
+    made.discover(info(Partition(0, True), Partition(4, starts_after=0)))
+    made.discover(info(0))
+    assert states(made)[4] == "vanished"
+    listed = Partition(0, True), Partition(4, starts_after=0), Partition(7, cursor_from=(5,))
+    actions = made.discover(info(*listed))
+    assert of(Fail, actions) == []
+    assert states(made)[7] == "waiting"
+
+
 def test_r09_a_late_successor_supersedes_those_named_before_too() -> None:
     made = planner({3: Position("c", "superseded", 2), 2: Position("far")})
     actions = made.discover(info(2, Partition(4, cursor_from=(5, 3))))

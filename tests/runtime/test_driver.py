@@ -8,7 +8,14 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from feedapi_client import FencedError, LineageError, Position, StoreError
+from feedapi_client import (
+    FencedError,
+    LineageError,
+    Partition,
+    PartitionState,
+    Position,
+    StoreError,
+)
 from feedapi_client.lineage.planner import Fail, Rediscover, Report, Save, Start, Stop
 from tests.consumer.helpers import RecordingStore
 from tests.runtime.helpers import batch, driver_of, listing, safety_limit
@@ -45,6 +52,25 @@ async def test_actions_are_carried_out_in_their_order(store: RecordingStore) -> 
     await driver.apply([save[0], Start(0, "a"), save[1]])
     assert started_at_save == [False, True]
     assert await store.positions() == {0: Position("a", "open", 2)}
+
+
+async def test_status_shows_a_transfer_only_after_its_save(store: RecordingStore) -> None:
+    driver, gate = driver_of(store, listing(0)), Gate()
+    first = driver.planner.entries[0].position
+    assert first is not None
+    await driver.positions.save({0: first})
+    store.before_save = gate
+    async with anyio.create_task_group() as tasks:
+        successor = driver.planner.discover(listing(Partition(1, cursor_from=(0,))))
+        tasks.start_soon(driver.apply, successor)
+        with safety_limit():
+            await gate.reached.wait()
+        assert driver.status()[0].state is PartitionState.READING
+        assert driver.status()[0].cursor == first.cursor
+        assert driver.status()[1].cursor is None
+        gate.open.set()
+    assert driver.status()[0].state is PartitionState.SUPERSEDED
+    assert driver.status()[1].cursor == first.cursor
 
 
 async def test_r20_a_save_that_fails_stays_in_the_queue_for_the_next_caller(

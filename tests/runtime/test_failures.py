@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import anyio
 import pytest
 
@@ -55,6 +57,16 @@ async def test_r10_a_request_older_than_the_last_discovery_needs_no_other_one() 
     failed = failures()
     refuse(failed, outdated=True)
     assert not failed.refused
+
+
+async def test_r10_the_pause_after_a_refusal_does_not_depend_on_the_wall_clock() -> None:
+    """Which an operator or NTP may set: an hour back would have been an hour more to wait."""
+    failed = failures()
+    refuse(failed)
+    refuse(failed)
+    assert failed.retry_at is not None
+    failed.retry_at += timedelta(hours=1)  # as it looks after the clock was set back
+    assert failed.ask_again() < 60.0
 
 
 async def test_r10_no_fixed_order_of_discoveries_and_fetches() -> None:

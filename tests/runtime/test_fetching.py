@@ -9,7 +9,7 @@ import anyio
 import httpx
 import pytest
 
-from feedapi_client import FeedClient
+from feedapi_client import FeedClient, FeedUnavailableError
 from feedapi_client.lineage.planner import Start, Stop
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import UNWINDING_SECONDS, Fetching
@@ -65,6 +65,31 @@ async def test_a_page_is_pending_and_the_next_one_is_asked_for() -> None:
     assert [batch.cursor for batch in partition.pending] == ["a"]
     assert driver.next_ready() is partition
     assert driver.scheduler.is_scheduled(partition)
+
+
+async def test_r14_after_an_error_and_a_request_that_gave_its_slot_back_it_is_read_on() -> None:
+    driver = driver_of(RecordingStore())
+    partition = await started(driver)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=EVENT + b'{"cursor":"a"}\n')
+
+    async with fetching(driver, answer) as fetches:
+        await fetches.work(partition)
+        driver.scheduler.forget(partition)
+        partition.failures.show(FeedUnavailableError("a failure before"))
+        partition.take(driver.limits.max_batch_bytes)
+        fetches.resume(partition)
+        assert driver.scheduler.is_scheduled(partition)
+
+
+async def test_r18_a_partition_that_is_parked_is_not_read_on() -> None:
+    driver = driver_of(RecordingStore())
+    partition = await started(driver)
+    driver.planner.fail(partition.id, FeedUnavailableError("no more"))
+    async with fetching(driver, lambda request: httpx.Response(200)) as fetches:
+        fetches.resume(partition)
+    assert not driver.scheduler.is_scheduled(partition)
 
 
 async def test_r20_a_cancelled_request_is_over_and_keeps_what_was_checkpointed() -> None:

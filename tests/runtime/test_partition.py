@@ -314,6 +314,12 @@ def test_status_of_a_partition_that_was_never_read() -> None:
     assert (status.caught_up, status.cursor) == (None, None)
 
 
+def test_status_shows_a_partition_as_superseded_only_after_the_save() -> None:
+    entry = Entry(7, state=State.SUPERSEDED)
+    assert partition_status(entry, None, None, unsaved=True).state is PartitionState.READING
+    assert partition_status(entry, None, None).state is PartitionState.SUPERSEDED
+
+
 def test_status_of_a_partition_that_fails_while_it_is_read_is_retrying() -> None:
     partition = started()
     partition.entry.state = State.READING

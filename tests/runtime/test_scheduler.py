@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from feedapi_client.runtime.scheduler import Scheduler
@@ -261,3 +262,23 @@ async def test_its_repr_counts_slots_and_jobs() -> None:
     scheduler.schedule("due")
     scheduler.schedule("later", LATER)
     assert repr(scheduler) == "<Scheduler 0 of 4 slots, 1 due, 1 later>"
+
+
+async def test_r14_a_failing_job_gets_its_turn_although_healthy_ones_are_always_due() -> None:
+    scheduler: Scheduler[str] = Scheduler(2, failing=lambda job: job == "failing")
+    ran = anyio.Event()
+
+    async def work(job: str) -> None:
+        await anyio.lowlevel.checkpoint()
+        if job == "failing":
+            ran.set()
+        else:
+            scheduler.schedule(job)
+
+    for job in ("a", "b", "c", "failing"):
+        scheduler.schedule(job)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scheduler.run, work)
+        with anyio.fail_after(30):
+            await ran.wait()
+        tasks.cancel_scope.cancel()

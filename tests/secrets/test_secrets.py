@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -107,7 +108,8 @@ async def run_all(
 
 def _add_stores(shown: Shown, folder: Path) -> None:
     for store in folder.iterdir():
-        shown.add("store", store.read_bytes().decode("latin-1"))
+        with suppress(FileNotFoundError):  # SQLite removes files of its own when it closes
+            shown.add("store", store.read_bytes().decode("latin-1"))
 
 
 def _responding(operation: Operation, respond: Callable[[Request], Script]) -> SecretFeed:

@@ -24,7 +24,7 @@ from tests.spark.micro_batches import Row, problems
 from tests.spark.processes import ClusterDriver, DriverProcess
 from tests.spark.sessions import CLUSTER, LOCAL
 
-KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "2"))
+KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "4"))
 """How often the driver is killed.
 
 The long run is `FEEDAPI_SPARK_KILLS=50 pytest -o faulthandler_timeout=0` of this file.

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from feedapi_client.errors import FeedError, LineageError
 from feedapi_client.lineage.graph import descendants
+from feedapi_client.lineage.order import count_before
 from feedapi_client.lineage.planner import (
     Action,
     Fail,
@@ -124,6 +125,7 @@ class EpochPlanner:
         self.lineage.load(plan.positions)
         self._info = plan.info
         self._perform(self.lineage.discover(plan.info, earlier=True))
+        self._set_depths()
         entries = self.lineage.entries
         self._not_selected = {p: at for p, at in plan.positions.items() if p not in entries}
 
@@ -199,6 +201,7 @@ class EpochPlanner:
             _log.warning("discovery failed, the last topology stays: %s", error)
             return
         first, self._info = self._info is None, info
+        self._set_depths()
         self._failures.check_refusals(info, self.lineage.runnable())
         # At "first" the same positions would be found again: no need for an epoch without rows.
         if not (first and self.options.start == "first"):
@@ -288,8 +291,6 @@ class EpochPlanner:
 
     def _plan(self, partitions: list[int], limit: int | None) -> EpochPlan:
         self._unsaved = False
-        for partition in partitions:
-            self._set_depth(partition)
         selected = self.lineage.selected
         return EpochPlan(
             feed=self.key,
@@ -311,18 +312,20 @@ class EpochPlanner:
         positions = {entry.id: entry.position for entry in entries if entry.position is not None}
         return {**self._not_selected, **positions}
 
-    def _set_depth(self, partition: int) -> int:
-        """Count the partitions before this one, once: one that is gone later still counts."""
-        if partition not in self._depths:
-            listed = self.lineage.graph.partitions.get(partition)
-            before: list[int] = []
-            if listed is not None and listed.starts_after is not None:
-                if listed.starts_after in self.lineage.entries:
-                    before = [listed.starts_after]
-            elif listed is not None:
-                before = [other for other in listed.cursor_from if self._sequences.get(other)]
-            self._depths[partition] = 1 + max(map(self._set_depth, before)) if before else 0
-        return self._depths[partition]
+    def _set_depths(self) -> None:
+        """Count the partitions before each one, as soon as it is listed.
+
+        A partition that is gone later still counts, also one that was never read: what comes before
+        it comes before its successors.
+        """
+        entries, before = self.lineage.entries, {}
+        for id, listed in self.lineage.graph.partitions.items():
+            if id not in self._depths:
+                # An ancestor without an event takes no place of its own.
+                ancestors = {p: min(1, self._sequences.get(p, 0)) for p in listed.cursor_from}
+                first = {p: 1 for p in self.lineage.preceding(id) if p in entries}
+                before[id] = ancestors | first
+        count_before(before, self._depths)
 
     # ------------------------------------------------------------------ progress report
 

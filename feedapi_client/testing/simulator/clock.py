@@ -1,0 +1,98 @@
+"""Run a program on virtual time, on asyncio or trio. A seed decides what is random."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import sys
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from random import Random
+from typing import Literal, TypeVar
+
+import anyio
+import anyio.lowlevel
+
+from feedapi_client.testing.simulator.loop import StuckError, UnhandledError, new_loop
+
+T = TypeVar("T")
+Backend = Literal["asyncio", "trio"]
+
+
+FOR_EVER = 10_000_000.0
+"""Seconds of virtual time after which a program counts as stuck (trio)."""
+
+
+def run_in_virtual_time(main: Callable[[], Awaitable[T]], *, backend: Backend, seed: str) -> T:
+    """Run `main()` to its end on a clock that jumps ahead whenever every task waits.
+
+    The `random` module of the process (the jitter of pauses) is drawn from `seed`, and its state
+    is put back afterwards. So is, on asyncio, the order in which tasks run. trio draws that order
+    itself and offers no public way to seed it: there `staggered` gives each seed an order of its
+    own, and trio still turns some orders around, so that two runs of a seed can differ.
+
+    Not thread-safe.
+
+    Raises:
+        StuckError: nothing can go on.
+        UnhandledError: a task or a callback failed and nobody was told (asyncio).
+        Exception: what `main` raises.
+    """
+    with _seeded_process(seed):
+        if backend == "asyncio":
+            return _run_on_asyncio(main, seed)
+        from trio.testing import MockClock
+
+        options = {"clock": MockClock(autojump_threshold=0)}
+        return anyio.run(_bounded, main, backend="trio", backend_options=options)
+
+
+def _run_on_asyncio(main: Callable[[], Awaitable[T]], seed: str) -> T:
+    loop = new_loop(Random(seed))
+    result = anyio.run(main, backend="asyncio", backend_options={"loop_factory": lambda: loop})
+    if loop.unhandled:
+        raise UnhandledError("; ".join(loop.unhandled))
+    return result
+
+
+async def _bounded(main: Callable[[], Awaitable[T]]) -> T:
+    """Await `main()`. trio's clock does not jump when there is no timer: the program would hang."""
+    with anyio.move_on_after(FOR_EVER):
+        return await main()
+    raise StuckError("every task waits, and no timer will wake one")
+
+
+def _on_trio() -> bool:
+    trio = sys.modules.get("trio")
+    return trio is not None and bool(trio.lowlevel.in_trio_run())
+
+
+async def staggered(random: Random) -> None:
+    """Let other tasks run, as often as drawn, where the loop does not draw their order."""
+    if _on_trio():
+        for _ in range(random.randrange(4)):
+            await anyio.lowlevel.checkpoint()
+
+
+def virtual_clock(backend: Backend) -> Callable[[], float]:
+    """Return the clock of the program that runs. It takes less time than `anyio.current_time`."""
+    if backend == "asyncio":
+        return asyncio.get_running_loop().time
+    import trio
+
+    return trio.current_time
+
+
+@contextmanager
+def _seeded_process(seed: str) -> Iterator[None]:
+    """Seed `random`, and keep the garbage collector from running finalizers at random moments."""
+    before, collecting = random.getstate(), gc.isenabled()
+    random.seed(seed)
+    gc.disable()
+    try:
+        yield
+    finally:
+        random.setstate(before)
+        if collecting:
+            gc.enable()

@@ -1,0 +1,94 @@
+"""An `httpx.AsyncClient` that passes each request straight to the simulated publisher.
+
+What httpx does between a client and its transport (authentication, cookies, redirects, merging of
+headers and parameters) is left out: it takes most of the time of a request, and no simulated
+publisher asks for it. The tests of `http/` cover it with real connections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import httpx
+
+REQUEST_SECONDS = 30.0
+_TIMEOUT = httpx.Timeout(REQUEST_SECONDS).as_dict()
+_NO_HEADERS = httpx.Headers()
+
+
+class SimulatedRequest(httpx.Request):
+    """A GET without headers."""
+
+    def __init__(self, url: httpx.URL, timeout: Any) -> None:
+        self.method = "GET"
+        self.url = url
+        self.headers = _NO_HEADERS
+        self.extensions = {"timeout": timeout}
+
+
+class SimulatedResponse(httpx.Response):
+    """A response whose body comes from a generator.
+
+    `closed` is called once, when the response is closed.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        request: httpx.Request,
+        body: AsyncIterator[bytes],
+        closed: Callable[[], None],
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        self.status_code = status
+        self.request = request
+        self.headers = httpx.Headers(headers) if headers else _NO_HEADERS
+        self.extensions = {}
+        self.history = []
+        self.next_request = None
+        self.is_closed = self.is_stream_consumed = False
+        self.simulated_body = body
+        self.simulated_close = closed
+
+    async def aiter_raw(
+        self,
+        chunk_size: int | None = None,  # noqa: ARG002 - httpx's signature
+    ) -> AsyncIterator[bytes]:
+        """Iterate over the chunks of the body as they come."""
+        self.is_stream_consumed = True
+        async for chunk in self.simulated_body:
+            yield chunk
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close the response."""
+        if not self.is_closed:
+            self.is_closed = True
+            self.simulated_close()
+
+
+class SimulatedClient(httpx.AsyncClient):
+    """The connections of one process. `respond` answers a request."""
+
+    def __init__(self, respond: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> None:
+        super().__init__(transport=_UNUSED, timeout=REQUEST_SECONDS, trust_env=False)
+        self.simulated_respond = respond
+
+    def build_request(
+        self,
+        method: str,  # noqa: ARG002 - httpx's signature
+        url: Any,
+        **options: Any,
+    ) -> httpx.Request:
+        """Return a request of that URL, with `timeout` as httpx gives it to a transport."""
+        timeout = options.get("timeout")
+        own = timeout.as_dict() if isinstance(timeout, httpx.Timeout) else _TIMEOUT
+        return SimulatedRequest(url, own)
+
+    async def send(self, request: httpx.Request, **_: Any) -> httpx.Response:
+        """Send a request to the publisher."""
+        return await self.simulated_respond(request)
+
+
+_UNUSED = httpx.MockTransport(lambda _: httpx.Response(500))

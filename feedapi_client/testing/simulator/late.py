@@ -1,0 +1,67 @@
+"""An application that commits several batches at once, some time after it got them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import anyio
+
+from feedapi_client.errors import CommitOrderError
+from feedapi_client.model import Batch
+from feedapi_client.testing.simulator.store import Effect, Session
+from feedapi_client.testing.simulator.trace import Trace
+
+
+@dataclass(slots=True)
+class Held:
+    """The batches of one partition that are not committed. The last one's cursor covers all."""
+
+    last: Batch
+    effects: list[Effect]
+
+
+class LateCommits:
+    """Holds batches back, to commit them all in one transaction.
+
+    Arguments:
+        every: how many batches it holds.
+    """
+
+    def __init__(self, session: Session, trace: Trace, every: int) -> None:
+        self._session = session
+        self._trace = trace
+        self._every = every
+        self._count = 0
+        self._held: dict[int, Held] = {}
+
+    def add(self, batch: Batch, effects: list[Effect]) -> bool:
+        """Hold a batch. Returns whether it is time to commit."""
+        held = self._held.setdefault(batch.partition, Held(batch, []))
+        held.last = batch
+        held.effects += effects
+        self._count += 1
+        return self._count >= self._every
+
+    def drop(self) -> None:
+        """Forget what is held: a new iteration reads it again."""
+        self._held.clear()
+        self._count = 0
+
+    async def commit(self) -> None:
+        """Commit the cursors and the effects of all that is held.
+
+        After a `StoreError` they are still held. A batch can't be committed any more when its
+        partition was split meanwhile: the successors went on from the last committed cursor, and
+        bring its events again.
+        """
+        transaction = self._session.transaction()
+        for partition, batches in list(self._held.items()):
+            try:
+                await batches.last.commit(transaction=transaction)
+            except CommitOrderError as error:
+                self._trace.add("partition {} was too late: {}", partition, error)
+            else:
+                transaction.effects += batches.effects
+        with anyio.CancelScope(shield=True):
+            await transaction.commit()
+            self.drop()

@@ -1,0 +1,177 @@
+"""The application's processes: how they end, and start again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Literal
+
+import anyio
+import anyio.lowlevel
+
+from feedapi_client.errors import (
+    AmbiguousLineageError,
+    CommitOrderError,
+    FeedError,
+    FencedError,
+    LineageError,
+    LostPartitionError,
+)
+from feedapi_client.testing.simulator.loop import OWNER, process_tasks
+from feedapi_client.testing.simulator.oracle import Oracle
+from feedapi_client.testing.simulator.process import RESTART_SECONDS, HandlerError, Process
+from feedapi_client.testing.simulator.store import ConnectionLostError, Database
+from feedapi_client.testing.simulator.trace import Trace
+
+__all__ = ["Happening", "Life", "Process"]
+
+Happening = Literal[
+    "kill", "down", "cancel", "cancel-natively", "stop", "leave", "reenter", "pause"
+]
+_NEVER_RIGHT = (CommitOrderError, LineageError, LostPartitionError)
+"""Errors that no fault of the simulation justifies."""
+_LAST_STEPS = 20
+"""Steps in which the last tasks of a process may end: those that close abandoned generators."""
+
+
+class Life:
+    """Starts a process, and another one whenever it has ended.
+
+    Arguments:
+        start: makes the next process.
+        running: all processes that run at present, also those of other lives.
+        native: whether tasks can be cancelled natively (asyncio).
+    """
+
+    def __init__(
+        self,
+        start: Callable[[], Process],
+        running: list[Process],
+        *,
+        oracle: Oracle,
+        database: Database,
+        trace: Trace,
+        native: bool,
+        now: Callable[[], float],
+    ) -> None:
+        self.process: Process | None = None
+        self.over = False
+        self.rightly_stopped = False
+        """Whether a process ended with an error that no consumer could avoid: see `_failed`."""
+        self.calm_since = float("inf")
+        """When all faults had ended; some time later no error is justified any more."""
+        self._start = start
+        self._running = running
+        self._oracle = oracle
+        self._database = database
+        self._trace = trace
+        self._native = native
+        self._now = now
+        self._down_until = 0.0
+        self._scope = anyio.CancelScope()
+        self._task: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Live until `end`."""
+        while not self.over:
+            if self._now() < self._down_until:
+                await anyio.sleep(self._down_until - self._now())
+            self.process = self._start()
+            self._trace.add("a process starts")
+            await self.live(self.process)
+            self.process = None
+            await anyio.sleep(RESTART_SECONDS)
+
+    async def live(self, process: Process) -> bool:
+        """Run one process. Return whether it ended by itself and without an error."""
+        ended = False
+        self._begin(process)
+        try:
+            with anyio.CancelScope() as self._scope:
+                try:
+                    if self._native:
+                        ended = await self._in_a_task(process)
+                    else:
+                        await process.run()
+                        ended = True
+                except Exception as error:  # noqa: BLE001 - whatever ends a process is judged
+                    self._failed(process, error)
+        finally:
+            self._running.remove(process)
+            self._oracle.traffic(process.transport)
+        if self._native:
+            await self._look_for_tasks(process)
+        return ended
+
+    def _begin(self, process: Process) -> None:
+        self._running.append(process)
+        if len(self._running) > 1:
+            for one in self._running:
+                one.overlaps = True
+
+    async def _look_for_tasks(self, process: Process) -> None:
+        """Check that none is left. trio has none outside of the block that started them."""
+        for _ in range(_LAST_STEPS):
+            if not process_tasks(process.number):
+                return
+            await anyio.lowlevel.checkpoint()
+        for task in process_tasks(process.number):
+            self._oracle.violated("leak", f"a task is still running: {task!r}")
+
+    async def _in_a_task(self, process: Process) -> bool:
+        token = OWNER.set(process.number)
+        self._task = asyncio.ensure_future(process.run())
+        OWNER.reset(token)
+        try:
+            await asyncio.wait([self._task])
+        finally:
+            self._task.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([self._task])
+        if self._task.cancelled():
+            return False
+        self._task.result()
+        return True
+
+    def _failed(self, process: Process, error: Exception) -> None:
+        self._trace.add("the process ends with {}: {}", type(error).__name__, error)
+        if process.session.dead:
+            return
+        if isinstance(error, AmbiguousLineageError) and self._oracle.is_ambiguous(
+            process.positions()
+        ):
+            self.rightly_stopped = True
+            return
+        careless = process.rolled_back
+        by_itself = not self._database.failures and not process.overlaps and not careless
+        fenced = isinstance(error, FencedError) and by_itself
+        expected = isinstance(error, (FeedError, ConnectionLostError, HandlerError))
+        late = self._now() > self.calm_since
+        if fenced or late or not expected or isinstance(error, _NEVER_RIGHT):
+            self._oracle.violated("error", f"{type(error).__name__}: {error}")
+
+    # ------------------------------------------------------------------ what happens to it
+
+    def happens(self, what: Happening, seconds: float = 0.0) -> None:
+        """Let something happen to the process that runs now, if one does."""
+        process = self.process
+        if process is None:
+            return
+        if what in ("kill", "down"):
+            process.die()
+            self._scope.cancel()
+            self._down_until = self._now() + seconds
+        elif what == "cancel-natively" and self._task is not None:
+            self._task.cancel()
+        elif what in ("cancel", "cancel-natively"):
+            self._scope.cancel()
+        elif what == "pause":
+            process.paused_until = self._now() + 10.0
+        elif process.consumer is not None:
+            process.leaving = what if what == "leave" or what == "reenter" else None
+            process.consumer.stop()
+
+    def end(self) -> None:
+        """Cancel the process, and start none any more."""
+        self.over = True
+        self._scope.cancel()

@@ -1,0 +1,328 @@
+"""An asyncio event loop on virtual time, whose task steps run in an order drawn from a seed.
+
+It does no input or output: when nothing can run, its clock jumps to the next timer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import sys
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, Callable
+from contextvars import Context, ContextVar, copy_context
+from functools import partial
+from itertools import count
+from operator import itemgetter
+from random import Random
+from typing import Any, TypeVar, TypeVarTuple, Unpack
+
+OWNER: ContextVar[int | None] = ContextVar("OWNER", default=None)
+"""The number of the simulated process that a task belongs to."""
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+MAX_STEPS_AT_ONE_TIME = 100_000
+"""Turns of the loop without virtual time passing after which a run counts as a busy loop."""
+LONGEST_CALL = 0.004
+"""Longest virtual time of a function that is called in an executor, in seconds."""
+_TASK_NUMBER = itemgetter(0)
+
+
+class StuckError(Exception):
+    """A simulation can't go on: nothing will ever run again, or time does not pass any more."""
+
+
+class UnhandledError(Exception):
+    """A task or a callback failed, or was dropped unfinished, and nobody was told."""
+
+
+class VirtualHandle(asyncio.TimerHandle):
+    """A callback that is due, or a timer."""
+
+    __slots__ = ("_call", "_over")
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Any):
+        self._over = False
+        self._call: Any = callback, args, context
+
+    def cancel(self) -> None:
+        """See `asyncio.Handle.cancel`."""
+        self._over = True
+        self._call = None
+
+    def cancelled(self) -> bool:
+        """See `asyncio.Handle.cancelled`."""
+        return self._over
+
+    def run(self) -> None:
+        """Run the callback, unless it was cancelled."""
+        if self._call is not None:
+            callback, args, context = self._call
+            context.run(callback, *args)
+
+
+class NumberedTask(asyncio.Task[Any]):
+    """A task whose hash is its number.
+
+    anyio keeps tasks in sets and cancels them in the order of the set. By the default hash, which
+    is an address, that order would change from run to run.
+    """
+
+    number = 0
+    owner: int | None = None
+
+    def __hash__(self) -> int:
+        return self.number
+
+
+class VirtualLoop(asyncio.AbstractEventLoop):
+    """The loop of one simulation.
+
+    asyncio promises that callbacks run in the order in which they were scheduled. The steps of
+    tasks are the exception here: the next one is drawn by `random` among those that are due. So is
+    the order of timers that are due at the same time.
+
+    Attributes:
+        now: the virtual time, in seconds.
+        unhandled: what asyncio would log: an exception that nobody was told of.
+    """
+
+    def __init__(self, random: Random) -> None:
+        self.now = 0.0
+        self.unhandled: list[str] = []
+        self._random = random
+        self._due: deque[VirtualHandle | None] = deque()
+        """In the order in which they run. None: the step of a task, to be drawn then."""
+        self._steps: list[tuple[int, Callable[..., Any], tuple[Any, ...], Context]] = []
+        self._timers: list[tuple[float, float, int, VirtualHandle]] = []
+        self._numbers = count(1)
+        self._idle_turns = 0
+        self._stopping = self._running = self._closed = False
+        self._generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
+
+    # ------------------------------------------------------------------ what is scheduled
+
+    def time(self) -> float:
+        """Return the virtual time in seconds."""
+        return self.now
+
+    def call_soon(
+        self,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.Handle:
+        """Schedule a callback. A task's step joins those that are drawn from."""
+        task = getattr(callback, "__self__", None)
+        if isinstance(task, NumberedTask):
+            self._steps.append((task.number, callback, args, context or copy_context()))
+            self._due.append(None)
+            return _STEP
+        handle = VirtualHandle(callback, args, context or copy_context())
+        self._due.append(handle)
+        return handle
+
+    call_soon_threadsafe = call_soon
+
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Schedule a callback for `delay` seconds of virtual time from now."""
+        return self.call_at(self.now + delay, callback, *args, context=context)
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[[Unpack[Ts]], object],
+        *args: *Ts,
+        context: Context | None = None,
+    ) -> asyncio.TimerHandle:
+        """Schedule a callback for a virtual time."""
+        handle = VirtualHandle(callback, args, context or copy_context())
+        heapq.heappush(self._timers, (when, self._random.random(), next(self._numbers), handle))
+        return handle
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """Return a future of this loop."""
+        return asyncio.Future(loop=self)
+
+    def create_task(self, coro: Any, **options: Any) -> NumberedTask:
+        """Start a task. Its number counts callbacks and tasks of this loop."""
+        number = next(self._numbers)
+        NumberedTask.number, previous = number, NumberedTask.number
+        try:
+            # The constructor already asks for the hash, before the attribute can be set.
+            task = NumberedTask(coro, loop=self, **options)
+            task.number, task.owner = number, OWNER.get()
+        finally:
+            NumberedTask.number = previous
+        return task
+
+    def get_task_factory(self) -> Any:
+        """Return None: tasks are always numbered ones."""
+        return None
+
+    def run_in_executor(
+        self, executor: object, func: Callable[[Unpack[Ts]], T], *args: *Ts
+    ) -> asyncio.Future[T]:
+        """Call a function in this thread, a few virtual milliseconds from now.
+
+        `executor` is not used: the clock would not wait for its threads.
+        """
+        del executor
+        future: asyncio.Future[T] = self.create_future()
+
+        def call() -> None:
+            try:
+                result = func(*args)
+            except BaseException as error:  # noqa: BLE001 - belongs to the caller
+                outcome = partial(future.set_exception, error)
+            else:
+                outcome = partial(future.set_result, result)
+            if not future.cancelled():
+                outcome()
+
+        self.call_later(self._random.uniform(0.0, LONGEST_CALL), call)
+        return future
+
+    # ------------------------------------------------------------------ turns
+
+    def run_until_complete(self, future: Any) -> Any:
+        """Run until the future is done, and return its result.
+
+        Raises:
+            StuckError: every task waits and there is no timer, or time does not pass.
+        """
+        done = asyncio.ensure_future(future, loop=self)
+        done.add_done_callback(self._stop)
+        self.run_forever()
+        done.remove_done_callback(self._stop)
+        return done.result()
+
+    def run_forever(self) -> None:
+        """Run until `stop`."""
+        hooks = sys.get_asyncgen_hooks()
+        sys.set_asyncgen_hooks(self._generators.add, self._finalize)
+        asyncio._set_running_loop(self)
+        self._running = True
+        try:
+            while not self._stopping:
+                self._turn()
+        finally:
+            self._stopping = self._running = False
+            asyncio._set_running_loop(None)
+            sys.set_asyncgen_hooks(*hooks)
+
+    def _turn(self) -> None:
+        """Run what is due at present; when nothing is, let time pass until the next timer."""
+        self._wait()
+        due = self._due
+        for _ in range(len(due)):
+            handle = due.popleft()
+            try:
+                if handle is None:
+                    self._run_step()
+                else:
+                    handle.run()
+            except Exception as error:  # noqa: BLE001 - asyncio's loops log it, and go on
+                self.call_exception_handler({"message": "a callback failed", "exception": error})
+
+    def _wait(self) -> None:
+        timers, due = self._timers, self._due
+        while timers and timers[0][3].cancelled():
+            heapq.heappop(timers)
+        if due:
+            self._idle_turns += 1
+            if self._idle_turns > MAX_STEPS_AT_ONE_TIME:
+                self._idle_turns = 0  # the tasks can still be cancelled, and end
+                raise StuckError(f"a busy loop: virtual time stands still at {self.now:.3f} s")
+        elif not timers:
+            raise StuckError("every task waits, and no timer will wake one")
+        elif timers[0][0] > self.now:
+            self.now, self._idle_turns = timers[0][0], 0
+        while timers and timers[0][0] <= self.now:
+            due.append(heapq.heappop(timers)[3])
+
+    def _run_step(self) -> None:
+        steps = self._steps
+        if len(steps) > 1:
+            # Sorted, because the order of scheduling can depend on addresses of objects.
+            steps.sort(key=_TASK_NUMBER)
+            chosen = int(self._random.random() * len(steps))
+            _, callback, args, context = steps.pop(chosen)
+        else:
+            _, callback, args, context = steps.pop()
+        context.run(callback, *args)
+
+    def _stop(self, _: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End `run_forever` after this turn."""
+        self._stopping = True
+
+    def is_running(self) -> bool:
+        """Return whether `run_forever` is under way."""
+        return self._running
+
+    def is_closed(self) -> bool:
+        """Return whether `close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Forget all that is scheduled."""
+        self._closed = True
+        self._due.clear()
+        self._steps.clear()
+        self._timers.clear()
+
+    # ------------------------------------------------------------------ what goes wrong
+
+    def get_debug(self) -> bool:
+        """Return False."""
+        return False
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Record an exception that nobody is told of."""
+        self.unhandled.append(f"{context['message']}: {context.get('exception')!r}")
+
+    def default_exception_handler(self, context: dict[str, Any]) -> None:
+        """See `call_exception_handler`."""
+        self.call_exception_handler(context)
+
+    def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self._generators.discard(generator)
+        if not self._closed:
+            self.create_task(generator.aclose())
+
+    async def shutdown_asyncgens(self) -> None:
+        """Close the asynchronous generators that are still open."""
+        generators, self._generators = list(self._generators), weakref.WeakSet()
+        for generator in generators:
+            await generator.aclose()
+
+    async def shutdown_default_executor(self, timeout: float | None = None) -> None:
+        """Do nothing: there is no executor."""
+
+
+def process_tasks(owner: int) -> list[NumberedTask]:
+    """Return the unfinished tasks of a simulated process, in the loop that runs."""
+    tasks = (task for task in asyncio.all_tasks() if isinstance(task, NumberedTask))
+    return sorted((t for t in tasks if t.owner == owner), key=lambda task: task.number)
+
+
+def new_loop(random: Random) -> VirtualLoop:
+    """Return a new loop. It lacks what needs sockets, processes or threads."""
+    kind: type[Any] = VirtualLoop  # abstract, for type checkers, without these methods
+    loop: VirtualLoop = kind(random)
+    return loop
+
+
+_STEP = VirtualHandle(print, (), None)
+"""What `call_soon` returns for the step of a task, which nobody cancels."""

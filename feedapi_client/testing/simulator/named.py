@@ -1,0 +1,170 @@
+"""Histories that are worth a name: each led to lost, repeated or stuck events once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from feedapi_client.testing.simulator.clock import Backend
+from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
+
+
+def crowded_out_after_a_failure() -> tuple[Settings, list[Step]]:
+    """Many large partitions, a slow application, and one failure of each request."""
+    settings = Settings(
+        partitions=120,
+        latency=0.3,
+        handling=0.2,
+        padding=5_000,
+        page_size=10,
+        batch_bytes=20_000,
+        buffer_bytes=1_000_000,
+    )
+    return settings, [
+        Step(0.0, "publish", {"count": 1200, "entities": 240}),
+        Step(0.0, "fault", {"kind": "429", "on": "fetch", "share": 0.5, "seconds": 2.0}),
+        Step(2.0, "fault", {"kind": "503", "on": "fetch", "share": 0.5, "seconds": 2.0}),
+        Step(20.0, "fault", {"kind": "503", "on": "fetch", "share": 0.5, "seconds": 2.0}),
+    ]
+
+
+def cancelled_while_the_planner_acts() -> tuple[Settings, list[Step]]:
+    """Calls are cancelled, and the store fails, while splits are carried out."""
+    settings = Settings(partitions=2, impatience=0.7, store_latency=0.2, stubborn=True)
+    return settings, [
+        Step(0.0, "publish", {"count": 20, "entities": 4}),
+        Step(1.0, "split", {"which": 0, "parts": 2, "method": "starts-after"}),
+        Step(0.0, "split", {"which": 0, "parts": 2, "method": "cursor-from"}),
+        Step(0.1, "store_fails", {"share": 0.5, "seconds": 2.0}),
+        Step(0.1, "publish", {"count": 20, "entities": 4}),
+        Step(3.0, "split", {"which": 1, "parts": 2, "method": "starts-after"}),
+        Step(0.1, "publish", {"count": 20, "entities": 4}),
+    ]
+
+
+def discovery_lags_behind_splits() -> tuple[Settings, list[Step]]:
+    """A replica, which serves fetches too, lists partitions that were split meanwhile."""
+    return Settings(partitions=1), [
+        Step(0.0, "publish", {"count": 20, "entities": 4}),
+        Step(1.0, "split", {"which": 0, "parts": 2, "method": "cursor-from"}),
+        Step(1.0, "split", {"which": 0, "parts": 2, "method": "cursor-from"}),
+        Step(0.0, "fault", _lag("both", seconds=30.0)),
+        Step(0.0, "deploy", {"dialect": "v2-token", "seconds": 10.0}),
+        Step(0.5, "publish", {"count": 20, "entities": 4}),
+        Step(3.0, "split", {"which": 1, "parts": 2, "method": "cursor-from"}),
+        Step(1.0, "life_step", {"what": "down", "seconds": 1.0}),
+        Step(1.0, "publish", {"count": 20, "entities": 4}),
+    ]
+
+
+def selection_with_cursors_of_its_own() -> tuple[Settings, list[Step]]:
+    """With a selection, `lastCursor` says nothing: a cursor equals it by chance (R6)."""
+    return Settings(selected=True, page_size=1, checkpoint_every=1), [
+        Step(0.0, "publish", {"count": 24, "entities": 2}),
+        Step(0.0, "split", {"which": 0, "parts": 2, "method": "starts-after"}),
+        Step(5.0, "publish", {"count": 24, "entities": 2}),
+    ]
+
+
+def selection_from_the_end() -> tuple[Settings, list[Step]]:
+    """With a selection and ``start="last"`` the end is asked with that selection (R7)."""
+    return Settings(selected=True, start="last", partitions=2), [
+        Step(0.0, "publish", {"count": 24, "entities": 4}),
+        Step(0.0, "split", {"which": 0, "parts": 2, "method": "starts-after"}),
+        Step(5.0, "publish", {"count": 24, "entities": 4}),
+    ]
+
+
+def closed_partition_at_a_lagging_replica() -> tuple[Settings, list[Step]]:
+    """A replica lags while a partition is closed: its end is not the end (R6)."""
+    return Settings(page_size=5), [
+        Step(0.0, "publish", {"count": 20, "entities": 4}),
+        Step(5.0, "publish", {"count": 20, "entities": 4}),
+        Step(0.0, "split", {"which": 0, "parts": 2, "method": "starts-after"}),
+        Step(0.0, "deploy", {"dialect": "v2-token", "seconds": 0.0}),
+        Step(0.0, "fault", _lag("fetch", seconds=20.0)),
+        Step(1.0, "publish", {"count": 20, "entities": 4}),
+        Step(20.0, "publish", {"count": 4, "entities": 4}),
+    ]
+
+
+def commit_cancelled() -> tuple[Settings, list[Step]]:
+    """Commits that take long are cancelled and made again (R20)."""
+    settings = Settings(transactional=False, impatience=0.6, store_latency=0.05, batch_bytes=1)
+    return settings, [
+        Step(0.0, "publish", {"count": 40, "entities": 4}),
+        Step(2.0, "publish", {"count": 40, "entities": 4}),
+    ]
+
+
+def ancestors_unknown() -> tuple[Settings, list[Step]]:
+    """Two splits while the consumer is down, of a publisher that names the last ancestor only.
+
+    The consumer can't go on exactly once, and has to say so (R9).
+    """
+    return Settings(whole_lineage=False), [
+        Step(0.0, "publish", {"count": 20, "entities": 4}),
+        Step(3.0, "life_step", {"what": "down", "seconds": 10.0}),
+        Step(1.0, "split", {"which": 0, "parts": 1, "method": "cursor-from"}),
+        Step(1.0, "split", {"which": 0, "parts": 1, "method": "cursor-from"}),
+        Step(20.0, "publish", {"count": 4, "entities": 4}),
+    ]
+
+
+def split_of_a_waiting_partition() -> tuple[Settings, list[Step]]:
+    """A cursor split of a partition that still waits for its parent (R8, R9)."""
+    return Settings(handling=0.3, page_size=5, batch_bytes=1), [
+        Step(0.0, "publish", {"count": 60, "entities": 3}),
+        Step(0.0, "split", {"which": 0, "parts": 1, "method": "starts-after"}),
+        Step(0.0, "publish", {"count": 20, "entities": 3}),
+        Step(0.5, "split", {"which": 0, "parts": 2, "method": "cursor-from"}),
+        Step(0.0, "deploy", {"dialect": "v2-token", "seconds": 0.0}),
+        Step(0.5, "publish", {"count": 20, "entities": 3}),
+    ]
+
+
+def streams_that_are_always_due() -> tuple[Settings, list[Step]]:
+    """More streams than slots: one that was given up once must still get its turn (R14)."""
+    return Settings(partitions=4, stream=True, concurrent=2), [
+        Step(0.0, "split", {"which": 0, "parts": 3, "method": "cursor-from"}),
+        Step(8.502, "life_step", {"what": "stop"}),
+        Step(9.97, "publish", {"count": 4, "entities": 12}),
+    ]
+
+
+def an_older_version_knows_no_child() -> tuple[Settings, list[Step]]:
+    """A deployment from version 1: old instances list neither children nor successors (R9)."""
+    return Settings(partitions=4, dialect="v1"), [
+        Step(0.0, "deploy", {"dialect": "v2-token", "seconds": 3.0}),
+        Step(0.0, "split", {"which": 3, "parts": 3, "method": "starts-after"}),
+        Step(0.0, "split", {"which": 4, "parts": 1, "method": "cursor-from"}),
+        Step(0.6, "split", {"which": 1, "parts": 2, "method": "cursor-from"}),
+        Step(0.1, "publish", {"count": 16, "entities": 8}),
+    ]
+
+
+def _lag(on: str, *, seconds: float) -> dict[str, object]:
+    return {"kind": "lag", "on": on, "share": 0.5, "seconds": seconds, "behind": 3.0}
+
+
+NAMED: dict[str, Callable[[], tuple[Settings, list[Step]]]] = {
+    history.__name__: history
+    for history in (
+        crowded_out_after_a_failure,
+        cancelled_while_the_planner_acts,
+        discovery_lags_behind_splits,
+        selection_with_cursors_of_its_own,
+        selection_from_the_end,
+        closed_partition_at_a_lagging_replica,
+        commit_cancelled,
+        ancestors_unknown,
+        split_of_a_waiting_partition,
+        streams_that_are_always_due,
+        an_older_version_knows_no_child,
+    )
+}
+
+
+def named(name: str, seed: int = 0, backend: Backend = "asyncio") -> Scenario:
+    """Return the scenario of that name; `seed` draws what its steps leave open."""
+    settings, steps = NAMED[name]()
+    return Scenario(f"{name} {seed}", settings, tuple(steps), backend)

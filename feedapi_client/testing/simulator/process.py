@@ -1,0 +1,263 @@
+"""One process of the application: how it consumes."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from random import Random
+from typing import Any, Literal, TypeVar
+
+import anyio
+from httpx import AsyncClient
+
+from feedapi_client.consumer import FeedConsumer
+from feedapi_client.errors import FencedError, StoreError
+from feedapi_client.model import Batch, FeedKey, Position
+from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+from feedapi_client.quarantine.policy import OnFailure, Quarantine, Retry
+from feedapi_client.testing.simulator.http import SimulatedClient
+from feedapi_client.testing.simulator.impatience import Impatience
+from feedapi_client.testing.simulator.late import LateCommits
+from feedapi_client.testing.simulator.oracle import Oracle
+from feedapi_client.testing.simulator.quarantine import SimulatedQuarantine
+from feedapi_client.testing.simulator.scenario import Settings
+from feedapi_client.testing.simulator.store import Database, Effect, Session
+from feedapi_client.testing.simulator.transport import SimulatedPublisher, SimulatedTransport
+
+T = TypeVar("T")
+
+FEED = "http://simulated/feed"
+RESTART_SECONDS = 0.5
+SMALL_BUFFER = 1024 * 1024
+"""A limit of buffered bytes from which on a history doesn't come near it."""
+HELD_SECONDS = 0.4
+"""How long an application that commits late waits for one more batch."""
+
+
+class HandlerError(Exception):
+    """The application can't handle an event."""
+
+
+def is_poison(entity: int, n: int) -> bool:
+    """Return whether no attempt to handle this event ever succeeds."""
+    return (entity + 3 * n) % 11 == 5
+
+
+class Process:
+    """One process of the application, from its start to its end.
+
+    Attributes:
+        number: tells the processes of a history apart.
+        overlaps: another process of the same name ran at the same time: one may fence the other.
+        rolled_back: the application went on after it rolled back a commit: it fences itself.
+        leaving: the loop is to be left at the next batch, and another iteration to be begun: of the
+            consumer that is open ("leave"), or after entering it again ("reenter").
+        paused_until: the virtual time up to which the application hangs.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        publisher: SimulatedPublisher,
+        database: Database,
+        oracle: Oracle,
+        random: Random,
+        *,
+        number: int,
+        native: bool,
+        follow: bool = True,
+    ) -> None:
+        self.number = number
+        self.transport = SimulatedTransport(publisher)
+        self.session = Session(database)
+        self.consumer: FeedConsumer | None = None
+        self.overlaps = False
+        self.rolled_back = False
+        self.leaving: Literal["leave", "reenter"] | None = None
+        self.paused_until = 0.0
+        self._fetch = FetchOptions(
+            stream=5000 if settings.stream else False,
+            event_types=("even",) if settings.selected else (),
+        )
+        self.key = FeedKey(FEED, "default", self._fetch.selection())
+        self._settings = settings
+        self._database = database
+        self._oracle = oracle
+        self._random = random
+        self._late = LateCommits(self.session, publisher.trace, settings.commit_every)
+        self._impatience = Impatience(settings.impatience, random, native=native)
+        self._follow = follow
+        self._now = publisher.now
+        self._trace = publisher.trace
+
+    def die(self) -> None:
+        """What the process still does from now on has no effect."""
+        self.transport.dead = self.session.dead = True
+
+    def make_consumer(self, http: AsyncClient) -> FeedConsumer:
+        """Return the consumer of this process."""
+        settings = self._settings
+        return FeedConsumer(
+            FEED,
+            store=self.session,
+            follow=self._follow,
+            v1_partitions=settings.partitions if settings.dialect == "v1" else None,
+            start=settings.start,
+            fetch=self._fetch,
+            limits=Limits(
+                max_concurrent_fetches=settings.concurrent,
+                max_batch_bytes=settings.batch_bytes,
+                max_buffered_bytes=settings.buffer_bytes,
+            ),
+            retry=RetryPolicy(
+                refused_for=settings.refused_for, give_up_after=settings.give_up_after
+            ),
+            on_error=settings.on_error,
+            http=http,
+        )
+
+    async def run(self) -> None:
+        """Consume until stopped or, without `follow`, to the end of the feed."""
+        async with SimulatedClient(self.transport.handle_async_request) as http:
+            consumer = self.consumer = self.make_consumer(http)
+            again = True
+            while again:
+                async with consumer:
+                    await self._iterations(consumer)
+                again, self.leaving = self.leaving == "reenter", None
+
+    async def _iterations(self, consumer: FeedConsumer) -> None:
+        """Begin an iteration, and another one whenever the loop was left."""
+        while True:
+            self._oracle.began(self.number)
+            await self._consume(consumer)
+            if self.leaving != "leave":
+                return
+            self.leaving = None
+
+    async def _consume(self, consumer: FeedConsumer) -> None:
+        if self._settings.way == "run":
+            at_once = self._random.choice((1, 3, 20))
+            await consumer.run(self._handle, on_failure=self._on_failure(), max_concurrency=at_once)
+        elif self._settings.way == "batches":
+            await self._iterate(consumer.batches().__anext__, self._handle_batch)
+        else:
+            await self._iterate(consumer.__aiter__().__anext__, self._handle_event)
+
+    def _on_failure(self) -> OnFailure:
+        quarantine = Quarantine(
+            to=SimulatedQuarantine(self.session), limit=10**6, errors=(HandlerError,)
+        )
+        match self._settings.on_failure:
+            case "retry":
+                return Retry(attempts=None, base_delay=0.05, errors=(HandlerError,))
+            case "quarantine":
+                return quarantine
+            case "retry, then quarantine":
+                errors = (HandlerError,)
+                return Retry(attempts=3, base_delay=0.05, errors=errors, then=quarantine)
+            case _:
+                return "raise"
+
+    async def _iterate(
+        self, following: Callable[[], Awaitable[T]], handle: Callable[[T], Awaitable[None]]
+    ) -> None:
+        before: StoreError | None = None
+        self._late.drop()
+        while not self.leaving:
+            try:
+                if self._holds_back:
+                    item = await self._next_or_commit(following)
+                else:
+                    item = await self._impatience.call(following)
+            except StopAsyncIteration:
+                return
+            except StoreError as error:
+                # After an error the next call goes on, or raises that error again (R20). Another
+                # consumer's save is no reason to try again.
+                fenced = isinstance(error, FencedError)
+                if fenced or not self._settings.stubborn or error is before:
+                    raise
+                self._trace.add("the application iterates on after {}", error)
+                before = error
+                await anyio.sleep(RESTART_SECONDS)
+                continue
+            await handle(item)
+
+    # ------------------------------------------------------------------ handling
+
+    async def _handle_event(self, event: Any) -> None:
+        self.session.apply_at_once([self._effect(event.partition, event)])
+        await self._work()
+
+    async def _handle_batch(self, batch: Batch) -> None:
+        if not self._holds_back:
+            await self._handle(batch)
+            return
+        self._received(batch)
+        await self._work()
+        if self._late.add(batch, [self._effect(batch.partition, e) for e in batch.events]):
+            await self._late.commit()
+
+    def _received(self, batch: Batch) -> None:
+        self._oracle.delivered(batch.partition, self.positions())
+        limit = self._settings.buffer_bytes
+        if limit < SMALL_BUFFER and self.consumer is not None:
+            self._oracle.buffered(self.consumer.status().buffered_bytes, limit)
+
+    @property
+    def _holds_back(self) -> bool:
+        return self._settings.commit_every > 1 and self._settings.transactional and self._follow
+
+    async def _next_or_commit(self, following: Callable[[], Awaitable[T]]) -> T:
+        """Await the next item. Whenever none comes for a while, commit what is held back."""
+        while True:
+            with anyio.move_on_after(HELD_SECONDS):
+                return await self._impatience.call(following)
+            await self._late.commit()
+
+    async def _handle(self, batch: Batch) -> None:
+        self._received(batch)
+        await self._work()
+        effects = [self._effect(batch.partition, event) for event in batch.events]
+        self._fail(effects)
+        if not self._settings.transactional:
+            self.session.apply_at_once(effects)
+            await self._impatience.call(batch.commit)
+            return
+        while self._rolls_back():
+            await batch.commit(transaction=self.session.transaction())
+            if self._settings.careless:
+                self.rolled_back = True
+                return
+        transaction = self.session.transaction()
+        transaction.effects += effects
+        await batch.commit(transaction=transaction)
+        self._fail(effects)
+        with anyio.CancelScope(shield=True):
+            await transaction.commit()
+
+    def _rolls_back(self) -> bool:
+        """Return whether to roll a transaction back."""
+        share = 0.0 if self._oracle.calm else self._settings.rollbacks
+        return bool(share) and self._random.random() < share
+
+    def _fail(self, effects: list[Effect]) -> None:
+        """Raise HandlerError now and then, and for events that can't be handled."""
+        settings = self._settings
+        if settings.poison and any(is_poison(effect.entity, effect.n) for effect in effects):
+            raise HandlerError("poison")
+        if settings.flaky and not self._oracle.calm and self._random.random() < settings.flaky:
+            raise HandlerError("flaky")
+
+    async def _work(self) -> None:
+        if self._settings.handling:
+            await anyio.sleep(self._random.uniform(0.0, self._settings.handling))
+        await anyio.sleep(max(0.0, self.paused_until - self._now()))
+
+    def _effect(self, partition: int, event: Any) -> Effect:
+        payload = event.json()
+        return Effect(payload["entity"], payload["n"], partition, self.number)
+
+    def positions(self) -> Mapping[int, Position]:
+        """Return the durable positions of this consumer's partitions."""
+        return self._database.positions.get(self.key, {})

@@ -1,0 +1,329 @@
+"""The network and the publisher's handlers, which answer from the model."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass, field
+from random import Random
+from typing import NamedTuple
+from urllib.parse import unquote
+
+import anyio
+import httpx
+
+from feedapi_client.testing.simulator import wire
+from feedapi_client.testing.simulator.clock import staggered
+from feedapi_client.testing.simulator.faults import FaultKind, Faults
+from feedapi_client.testing.simulator.http import REQUEST_SECONDS, SimulatedResponse
+from feedapi_client.testing.simulator.trace import Trace
+from feedapi_client.testing.simulator.world import Dialect, ModelPartition, Version, World
+
+FEED_PATH = "/feed"
+_REFUSALS: dict[FaultKind, int] = {"500": 500, "503": 503, "429": 429, "404": 404, "409": 409}
+_BROKEN_BODIES: frozenset[FaultKind] = frozenset({"torn", "error-text", "reset", "stall-body"})
+_STREAM_PAUSE = 0.2
+
+
+@dataclass(slots=True)
+class Deployment:
+    """While it lasts, instances of two versions answer in turn."""
+
+    versions: tuple[Version, Version]
+    until: float
+
+
+class Fetched(NamedTuple):
+    """One answered fetch, for the oracle. `end` is the end that the answer knows of."""
+
+    partition: int
+    asked: int
+    end: int
+
+
+@dataclass(slots=True)
+class Answer:
+    """A response before it is sent."""
+
+    status: int
+    chunks: list[bytes] = field(default_factory=list)
+    text: str = ""
+    stream: tuple[ModelPartition, Dialect] | None = None
+    selected: bool = False
+    headers: dict[str, str] | None = None
+    reached: int = 0
+    seconds: float = 0.0
+
+
+class SimulatedPublisher:
+    """All instances of a publisher, with the network in front of them.
+
+    Arguments:
+        world: the data.
+        faults: what goes wrong.
+        style: how pages are cut.
+        stream: whether the publisher offers responses that stay open.
+        latency: the longest time that a request takes without a fault, in seconds.
+        random: decides all that is random here.
+        trace: gets a line for each request.
+        observe: is called with each complete page that is sent.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        faults: Faults,
+        *,
+        style: wire.PageStyle,
+        stream: bool,
+        latency: float,
+        random: Random,
+        trace: Trace,
+        now: Callable[[], float],
+        observe: Callable[[Fetched], None],
+    ) -> None:
+        self.world = world
+        self.faults = faults
+        self.deployment: Deployment | None = None
+        self.stray_cursors: list[str] = []
+        """Requests with a cursor that no ancestor of their partition ever had."""
+        self._style = style
+        self._stream = stream
+        self._latency = latency
+        self._random = random
+        self.trace = trace
+        self.now = now
+        self._observe = observe
+
+    async def respond(self, request: httpx.Request) -> tuple[Answer, FaultKind | None]:
+        """Answer one request, after the time that it takes."""
+        params = _params(request)
+        fault = self.faults.pick(partition=_partition(params), now=self.now())
+        await anyio.sleep(self._random.uniform(0.001, self._latency))
+        await staggered(self._random)
+        if fault == "connect":
+            self.trace.add("{} -> no connection", _shown(request))
+            raise httpx.ConnectError("simulated: connection refused", request=request)
+        if fault == "stall":
+            self.trace.add("{} -> stalls", _shown(request))
+            await anyio.sleep(_timeout(request))
+            raise httpx.ReadTimeout("simulated: silence", request=request)
+        answer = self._refusal(fault) or self._answer(request, params, fault)
+        self.trace.add("{} -> {} {}", _shown(request), answer.status, answer.text or fault or "")
+        return answer, fault
+
+    def _refusal(self, fault: FaultKind | None) -> Answer | None:
+        if fault in _REFUSALS:
+            wait = fault == "429" and self._random.random() < 0.5
+            headers = {"retry-after": str(self._random.randint(0, 3))} if wait else None
+            return Answer(_REFUSALS[fault], [b"simulated failure"], headers=headers)
+        return Answer(200, [b"<html>under maintenance</html>"]) if fault == "html" else None
+
+    def _answer(
+        self, request: httpx.Request, params: dict[str, str], fault: FaultKind | None
+    ) -> Answer:
+        version = self._version()
+        at = self.now() - self.faults.lag(partition=_partition(params), now=self.now())
+        if not params and request.url.path == FEED_PATH:
+            if version.dialect == "v1":
+                return Answer(400, [b"handshake error: partition count missing"])
+            return Answer(200, [wire.discovery(self.world, version, at, stream=self._stream)])
+        found = self._addressed(request, params, version)
+        if isinstance(found, Answer):
+            return found
+        partition = self.world.partitions.get(found[0])
+        if partition is None or not partition.created <= at < partition.retired:
+            return Answer(404, [b"no such partition"])
+        selected = "event-types" in params
+        asked = self._sequence(partition, found[1], at, selected=selected)
+        if asked is None:
+            self.stray_cursors.append(f"partition {partition.id} asked at {found[1]}")
+            return Answer(400, [b"no such cursor"])
+        if fault in ("silent", "204"):
+            self._observe(Fetched(partition.id, asked, asked))
+            return Answer(204 if fault == "204" else 200)
+        # A body that breaks off may look like a complete one without a line.
+        end = asked if fault in _BROKEN_BODIES else self.world.end(partition, at)
+        self._observe(Fetched(partition.id, asked, end))
+        seconds = _stream_seconds(params, self._stream)
+        return self._page(partition, asked, at, version, seconds, selected=selected)
+
+    def _sequence(
+        self, partition: ModelPartition, cursor: str, at: float, *, selected: bool
+    ) -> int | None:
+        """Return the event that a cursor stands behind; None for a cursor of other requests."""
+        if cursor == "_last":
+            return self.world.end(partition, at)
+        if selected:
+            return partition.sequence_of_selected(cursor)
+        return partition.sequence_of(cursor)
+
+    def _version(self) -> Version:
+        deployment = self.deployment
+        if deployment is not None and self.now() < deployment.until:
+            return self._random.choice(deployment.versions)
+        return self.world.version(self.now())
+
+    def _addressed(
+        self, request: httpx.Request, params: dict[str, str], version: Version
+    ) -> tuple[int, str] | Answer:
+        """Return partition and cursor, or the refusal of an instance of another version."""
+        expected = FEED_PATH + "/events" if version.dialect == "v2-token" else FEED_PATH
+        if request.url.path != expected:
+            return Answer(404, [b"not found"])
+        if version.dialect == "v1":
+            given = [name for name in params if name.startswith("cursor")]
+            if "partition" in params or len(given) != 1 or given[0] == "cursor":
+                return Answer(400, [b"handshake error: partition count missing"])
+            return int(given[0].removeprefix("cursor")), params[given[0]]
+        if version.dialect == "v2-token" and params.get("token") != version.token:
+            return Answer(409, [b"the topology has changed"])
+        if "partition" not in params:
+            return Answer(400, [b"no partition"])
+        return int(params["partition"]), params["cursor"]
+
+    def _page(
+        self,
+        partition: ModelPartition,
+        asked: int,
+        at: float,
+        version: Version,
+        seconds: float,
+        *,
+        selected: bool,
+    ) -> Answer:
+        style, random = self._style, self._random
+        page = wire.page(
+            self.world, partition, asked, at, version.dialect, style, random, selected=selected
+        )
+        answer = Answer(200, page.lines, f"{page.events} events up to {page.reached}")
+        if seconds:
+            answer.stream, answer.selected = (partition, version.dialect), selected
+            answer.seconds, answer.reached = seconds, page.reached
+        return answer
+
+    # ------------------------------------------------------------------ bodies
+
+    async def body(
+        self, request: httpx.Request, answer: Answer, fault: FaultKind | None
+    ) -> AsyncIterator[bytes]:
+        """Send a body, with the fault that it has."""
+        chunks = list(answer.chunks)
+        if answer.status == 200 and chunks and fault in _BROKEN_BODIES:
+            text = b"".join(chunks)
+            yield text[: self._random.randint(1, len(text))]
+            if fault == "error-text":
+                yield b"Internal server error"
+            if fault == "stall-body":
+                await anyio.sleep(_timeout(request))
+                raise httpx.ReadTimeout("simulated: silence", request=request)
+            if fault == "reset":
+                raise httpx.RemoteProtocolError("simulated: reset", request=request)
+            return
+        for chunk in chunks if fault == "slow" else self._pieces(chunks):
+            if fault == "slow":
+                await anyio.sleep(self._random.uniform(0.0, 1.0))
+            yield chunk
+        if answer.stream is not None:
+            async for chunk in self._streamed(*answer.stream, answer):
+                yield chunk
+
+    async def _streamed(
+        self, partition: ModelPartition, dialect: Dialect, answer: Answer
+    ) -> AsyncIterator[bytes]:
+        """Go on with what is published while the response is open."""
+        until, reached = self.now() + answer.seconds, answer.reached
+        while self.now() < until:
+            await anyio.sleep(self._random.uniform(0.0, _STREAM_PAUSE))
+            if self.now() >= partition.retired:
+                return
+            if self.world.end(partition, self.now()) <= reached:
+                with anyio.move_on_after(until - self.now()):
+                    await self.world.changed().wait()
+                continue
+            page = wire.page(
+                self.world,
+                partition,
+                reached,
+                self.now(),
+                dialect,
+                self._style,
+                self._random,
+                selected=answer.selected,
+            )
+            reached = page.reached
+            for piece in self._pieces(page.lines):
+                yield piece
+
+    def _pieces(self, lines: list[bytes]) -> Iterator[bytes]:
+        text, size = b"".join(lines), self._style.read_bytes
+        return (text[start : start + size] for start in range(0, len(text), size))
+
+
+class SimulatedTransport:
+    """The connections of one process of the application.
+
+    A process that was killed is `dead`: whatever it still does reaches nobody.
+    """
+
+    def __init__(self, publisher: SimulatedPublisher) -> None:
+        self.dead = False
+        self.open = 0
+        self.requests = 0
+        """Responses that were begun and not closed."""
+        self.busiest: tuple[int, str] = (0, "")
+        """How often the same request was sent within one second, at most, and which one."""
+        self._recent: dict[str, deque[float]] = {}
+        self._publisher = publisher
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """Answer a request in virtual time."""
+        if self.dead:
+            raise httpx.ConnectError("simulated: the process is gone", request=request)
+        self.count(request.url.query.decode(), self._publisher.now())
+        answer, fault = await self._publisher.respond(request)
+        self.open += 1
+        body = self._publisher.body(request, answer, fault)
+        return SimulatedResponse(answer.status, request, body, self._closed, answer.headers)
+
+    def _closed(self) -> None:
+        self.open -= 1
+
+    def count(self, request: str, now: float) -> None:
+        """Count a request."""
+        self.requests += 1
+        times = self._recent.setdefault(request, deque())
+        times.append(now)
+        while times[0] < now - 1.0:
+            times.popleft()
+        if len(times) > self.busiest[0]:
+            self.busiest = len(times), request
+
+
+def _timeout(request: httpx.Request) -> float:
+    timeout = request.extensions.get("timeout", {}).get("read")
+    return REQUEST_SECONDS if timeout is None else float(timeout)
+
+
+def _stream_seconds(params: dict[str, str], offered: bool) -> float:
+    wanted = params.get("stream")
+    if not offered or wanted is None:
+        return 0.0
+    return float("inf") if wanted == "y" else int(wanted) / 1000
+
+
+def _params(request: httpx.Request) -> dict[str, str]:
+    pairs = (pair.partition("=") for pair in request.url.query.decode().split("&") if pair)
+    return {unquote(name): unquote(value) for name, _, value in pairs}
+
+
+def _partition(params: dict[str, str]) -> int | None:
+    """Return the partition of a fetch; None for a discovery."""
+    if "partition" in params:
+        return int(params["partition"])
+    given = (name.removeprefix("cursor") for name in params if name.startswith("cursor"))
+    return next((int(id) for id in given if id), None)
+
+
+def _shown(request: httpx.Request) -> str:
+    return f"GET {request.url.raw_path.decode()}"

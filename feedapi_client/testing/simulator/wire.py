@@ -1,0 +1,154 @@
+"""What the model's answers look like on the wire: discovery documents and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+from typing import Any
+
+import orjson
+
+from feedapi_client.testing.simulator.world import (
+    Dialect,
+    ModelPartition,
+    Published,
+    Version,
+    World,
+    is_selected,
+)
+
+
+def discovery(world: World, version: Version, at: float, *, stream: bool) -> bytes:
+    """Return the discovery document of a version, as it was at a time."""
+    document: dict[str, Any] = {
+        "partitions": [_listed(world, partition, at) for partition in world.listed(at)],
+        "exactlyOnce": True,
+    }
+    if stream:
+        document["stream"] = True
+    if world.noisy:
+        document["invented"] = [{"after": "this library was written"}]
+    if version.dialect == "v2-token":
+        document["token"] = version.token
+    return orjson.dumps(document)
+
+
+def _listed(world: World, partition: ModelPartition, at: float) -> dict[str, Any]:
+    entry: dict[str, Any] = {"id": str(partition.id)}
+    if world.noisy:
+        entry["invented"] = partition.id
+    if partition.closed <= at:
+        entry["closed"] = True
+        if world.last_cursor:
+            entry["lastCursor"] = partition.cursor(partition.end(at))
+    if partition.starts_after is not None:
+        parent = partition.starts_after
+        # Publishers in the field send integers here.
+        entry["startsAfterPartition"] = parent if world.noisy else str(parent)
+    if partition.cursor_from:
+        entry["cursorFromPartitions"] = [str(ancestor) for ancestor in partition.cursor_from]
+    return entry
+
+
+@dataclass(frozen=True, slots=True)
+class PageStyle:
+    """How the publisher cuts its pages.
+
+    Attributes:
+        size: events of a page.
+        checkpoint_every: events between two checkpoints.
+        vary: two requests from one cursor give different pages: other sizes, other checkpoints,
+            events of different entities in another order.
+        padding: bytes that are added to each event.
+        read_bytes: how many bytes of a body arrive at once, at most.
+    """
+
+    size: int = 20
+    checkpoint_every: int = 4
+    vary: bool = True
+    padding: int = 0
+    read_bytes: int = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPage:
+    """One page: its lines, and the number in its last cursor."""
+
+    lines: list[bytes]
+    events: int
+    reached: int
+
+
+def page(
+    world: World,
+    partition: ModelPartition,
+    asked: int,
+    at: float,
+    dialect: Dialect,
+    style: PageStyle,
+    random: Random,
+    *,
+    selected: bool = False,
+) -> ModelPage:
+    """Return the page behind the event of number `asked`, as it was at a time.
+
+    `selected`: the request selects events.
+    """
+    visible = partition.events[: partition.visible(at)]
+    unread = [event for event in visible if event.sequence > asked]
+    if selected:
+        unread = [event for event in unread if is_selected(event.entity)]
+    cursor_line = partial(_cursor_line, partition, dialect=dialect, selected=selected)
+    size = random.randint(1, style.size) if style.vary else style.size
+    sent, lines, reached = unread[:size], [], asked
+    for group in _groups(sent, style, random):
+        reached = max(event.sequence for event in group)
+        lines += [_event_line(partition.id, event, dialect, style.padding) for event in group]
+        lines.append(cursor_line(reached))
+    end = world.end(partition, at)
+    if len(sent) == len(unread) and end > reached:
+        reached = end
+        lines.append(cursor_line(end))
+    elif not lines:
+        lines.append(cursor_line(asked))
+    if world.noisy and random.random() < 0.3:
+        lines.insert(random.randint(0, len(lines)), b'{"unknown":"command"}\n')
+    return ModelPage(lines, len(sent), reached)
+
+
+def _groups(events: list[Published], style: PageStyle, random: Random) -> Iterator[list[Published]]:
+    """Cut the events of a page at its checkpoints."""
+    while events:
+        size = style.checkpoint_every
+        size = random.randint(1, 2 * size) if style.vary else size
+        group, events = events[:size], events[size:]
+        yield _interleaved(group, random) if style.vary else group
+
+
+def _interleaved(group: list[Published], random: Random) -> list[Published]:
+    """Return the events in another order that keeps the order within each entity."""
+    entities = [event.entity for event in group]
+    random.shuffle(entities)
+    waiting = {entity: iter([e for e in group if e.entity == entity]) for entity in entities}
+    return [next(waiting[entity]) for entity in entities]
+
+
+def _event_line(partition: int, event: Published, dialect: Dialect, padding: int) -> bytes:
+    payload: dict[str, Any] = {"entity": event.entity, "n": event.n}
+    if padding:
+        payload["padding"] = "x" * padding
+    if dialect == "v1":
+        return orjson.dumps({"partition": partition, "data": payload}) + b"\n"
+    return orjson.dumps({"event" if dialect == "v2-draft" else "data": payload}) + b"\n"
+
+
+def _cursor_line(
+    partition: ModelPartition, sequence: int, *, dialect: Dialect, selected: bool
+) -> bytes:
+    cursor = partition.selected_cursor(sequence) if selected else partition.cursor(sequence)
+    line: dict[str, Any] = {"cursor": cursor}
+    if dialect == "v1":
+        line = {"partition": partition.id, **line}
+    return orjson.dumps(line) + b"\n"

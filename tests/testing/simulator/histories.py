@@ -1,0 +1,174 @@
+"""Histories that show one bug each, where the usual ones seldom do. A seed draws their times."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
+
+
+def chain_of_transfers(seed: int) -> Scenario:
+    """Split after split by cursor transfer, with a store that fails in between."""
+    steps = [publish(20, 4)]
+    for _ in range(4):
+        steps += [
+            Step(0.5, "store_fails", {"share": 0.6, "seconds": 2.0}),
+            split("cursor-from", after=0.3),
+            deploy(),
+            publish(8, 4, after=2.0),
+        ]
+    return scenario(seed, Settings(partitions=2, store_latency=0.05), steps)
+
+
+def listed_again(seed: int) -> Scenario:
+    """Discoveries of a replica that lags leave out partitions, which are then listed again."""
+    steps = [publish(200, 6), split("cursor-from", after=1.0), deploy()]
+    steps += [fault("slow", "fetch", share=0.3, seconds=5.0, after=0.5)]
+    steps += [fault("lag", "discovery", share=0.5, seconds=4.0, behind=4.0, after=0.3)]
+    steps += [deploy(after=0.4) for _ in range(8)]
+    settings = Settings(handling=0.3, batch_bytes=1, page_size=16, checkpoint_every=2)
+    return scenario(seed, settings, steps)
+
+
+def lag_between_two_splits(seed: int) -> Scenario:
+    """A replica shows the time between two splits, of which the consumer has seen neither."""
+    steps = [
+        publish(20, 4),
+        Step(2.0, "life_step", {"what": "down", "seconds": 3.0}),
+        split("cursor-from"),
+        publish(12, 4, after=0.5),
+        split("cursor-from", after=1.5),
+        fault("lag", "both", share=0.6, seconds=20.0, behind=3.0, after=1.0),
+    ]
+    for _ in range(6):
+        steps += [deploy(after=0.3), publish(4, 4)]
+    return scenario(seed, Settings(), steps)
+
+
+def last_batch_of_a_parent(seed: int) -> Scenario:
+    """A parent is read to its end while its last batch is still handled."""
+    steps = [publish(8, 4), split("starts-after"), publish(20, 4)]
+    return scenario(seed, Settings(way="run", handling=2.0), steps)
+
+
+def slow_answers_around_a_close(seed: int) -> Scenario:
+    """An empty answer is on its way while its partition gets events, is closed and discovered."""
+    steps = [publish(8, 4), fault("slow", "fetch", share=0.8, seconds=20.0, after=1.0)]
+    for _ in range(4):
+        steps += [publish(4, 4, after=1.0), split("starts-after"), deploy(), publish(4, 4)]
+    return scenario(seed, Settings(partitions=3, last_cursor=False), steps)
+
+
+def one_answer_without_a_line(seed: int) -> Scenario:
+    """For a moment, shorter than the pause before the next request, answers hold nothing."""
+    steps = [publish(200, 4), split("starts-after"), publish(20, 4)]
+    steps += [fault("204", "fetch", share=1.0, seconds=0.15, after=1.2) for _ in range(6)]
+    settings = Settings(last_cursor=False, page_size=5, handling=0.3, batch_bytes=1)
+    return scenario(seed, settings, steps)
+
+
+def small_buffer(seed: int) -> Scenario:
+    """More comes than fits into the buffer, for an application that is slow."""
+    settings = Settings(
+        partitions=8,
+        padding=5_000,
+        page_size=20,
+        handling=0.3,
+        batch_bytes=20_000,
+        buffer_bytes=200_000,
+        checkpoint_every=2,
+    )
+    return scenario(seed, settings, [publish(160, 16), publish(160, 16, after=2.0)])
+
+
+def started_at_the_end(seed: int) -> Scenario:
+    """A consumer begins behind the last event, and partitions appear later."""
+    steps = [publish(10, 4), publish(10, 4, after=5.0)]
+    for _ in range(3):
+        steps += [split("starts-after", after=1.0), publish(10, 4), deploy(), publish(10, 4)]
+    return scenario(seed, Settings(start="last", partitions=2), steps)
+
+
+def new_token(seed: int) -> Scenario:
+    """The publisher changes its token, and nothing else happens."""
+    return scenario(
+        seed, Settings(partitions=2), [publish(20, 4), deploy(after=3.0), publish(4, 4)]
+    )
+
+
+def children_that_are_listed_late(seed: int) -> Scenario:
+    """A split whose children are listed only some seconds after their parent was closed."""
+    steps = [publish(120, 3), split("starts-after", after=1.0, listed_after=1.0), deploy()]
+    settings = Settings(handling=1.0, batch_bytes=1, page_size=6, checkpoint_every=2)
+    return scenario(seed, settings, [*steps, publish(6, 3)])
+
+
+def events_on_an_open_stream(seed: int) -> Scenario:
+    """Events come one by one on a response that stays open."""
+    settings = Settings(partitions=1, stream=True, handling=0.0)
+    return scenario(seed, settings, [publish(1, 1, after=0.3) for _ in range(4)])
+
+
+def left_while_the_store_is_slow(seed: int) -> Scenario:
+    """A consumer is left and entered again while splits are saved."""
+    steps = [publish(20, 4)]
+    for _ in range(5):
+        steps += [publish(30, 4, after=1.0), split("cursor-from", after=0.5), deploy()]
+        steps += [Step(0.5, "life_step", {"what": "leave"}) for _ in range(3)]
+    settings = Settings(partitions=2, store_latency=0.4, handling=0.2, batch_bytes=1)
+    return scenario(seed, settings, steps)
+
+
+def commits_that_fail(seed: int) -> Scenario:
+    """The store fails, and an application that iterates over events goes on after the error."""
+    steps = [publish(60, 4)]
+    steps += [Step(0.5, "store_fails", {"share": 0.3, "seconds": 1.0}) for _ in range(3)]
+    settings = Settings(way="events", transactional=False, stubborn=True, page_size=2, handling=0.1)
+    return scenario(seed, settings, [*steps, publish(20, 4)])
+
+
+def commits_that_are_cancelled(seed: int) -> Scenario:
+    """Commits that take about as long as the application waits for them, and take effect before
+    they return (R20).
+    """
+    settings = Settings(
+        transactional=False,
+        impatience=0.6,
+        store_latency=0.004,
+        reply_latency=0.004,
+        batch_bytes=1,
+        checkpoint_every=1,
+    )
+    return scenario(seed, settings, [publish(200, 4)])
+
+
+# ---------------------------------------------------------------------- steps
+
+
+def scenario(seed: int, settings: Settings, steps: list[Step]) -> Scenario:
+    """Return the scenario of these steps; the seed stretches the pauses before them."""
+    random = Random(f"history {seed}")
+    stretched = [
+        Step(round(step.after * random.uniform(0.5, 1.5), 3), step.do, step.how) for step in steps
+    ]
+    return Scenario(f"history {seed}", settings, tuple(stretched))
+
+
+def publish(count: int, entities: int, *, after: float = 0.0) -> Step:
+    return Step(after, "publish", {"count": count, "entities": entities})
+
+
+def split(method: str, *, after: float = 0.0, **more: Any) -> Step:
+    return Step(after, "split", {"which": 0, "parts": 2, "method": method, **more})
+
+
+def deploy(*, after: float = 0.0) -> Step:
+    return Step(after, "deploy", {"dialect": "v2-token", "seconds": 0.0})
+
+
+def fault(
+    kind: str, on: str, *, share: float, seconds: float, after: float = 0.0, **more: Any
+) -> Step:
+    how = {"kind": kind, "on": on, "share": share, "seconds": seconds, **more}
+    return Step(after, "fault", how)

@@ -1,0 +1,265 @@
+"""``python -m tests.testing.simulator.mutants``: plant bugs, and see whether they are found.
+
+::
+
+    python -m tests.testing.simulator.mutants                        # all of them
+    python -m tests.testing.simulator.mutants --seeds 200 fencing_is_swallowed
+    python -m tests.testing.simulator.mutants --jobs 4
+
+It prints the first seed that finds each of them, and what the oracle said. Equivalent mutants are
+left out, unless they are named. It ends with 1 if a mutant was not found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+
+import pytest
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column, Table
+
+from feedapi_client.testing.simulator.clock import Backend
+from feedapi_client.testing.simulator.named import named
+from feedapi_client.testing.simulator.scenario import Scenario, generate
+from feedapi_client.testing.simulator.simulation import run
+from tests.testing.simulator import (
+    histories,
+    planted_planner,
+    planted_runtime,
+    planted_stores,
+)
+from tests.testing.simulator.applications import in_memory, in_sqlite, leaves_the_commit_to_run
+from tests.testing.simulator.planted import Plant
+
+SEEDS = 2000
+"""Within so many seeds a mutant has to be found."""
+_WIDTH = 160
+"""Columns of the table, when it goes into a file."""
+_TEXT = 100
+"""Characters that are shown of what the oracle said."""
+
+Trial = Callable[[int], tuple[str, str] | None]
+"""Runs a seed, and returns the rule that it violates and what happened."""
+
+
+def of(history: Callable[[int], Scenario], backend: Backend = "asyncio") -> Trial:
+    """Return the trial that runs the scenario of a seed."""
+
+    def trial(seed: int) -> tuple[str, str] | None:
+        outcome = run(replace(history(seed), backend=backend))
+        return None if outcome.failure is None else (outcome.failure, outcome.text)
+
+    return trial
+
+
+def by_name(name: str) -> Trial:
+    """Return the trial that runs a named history."""
+    return of(lambda seed: named(name, seed))
+
+
+def within(seconds: float, history: Callable[[int], Scenario]) -> Trial:
+    """Return the trial of a history without faults that has to be over after so much time."""
+
+    def trial(seed: int) -> tuple[str, str] | None:
+        outcome = run(history(seed))
+        if outcome.failure is not None:
+            return outcome.failure, outcome.text
+        if outcome.seconds > seconds:
+            return "late", f"the history took {outcome.seconds:.0f} s, {seconds:.0f} s are enough"
+        return None
+
+    return trial
+
+
+def of_unknown_ancestors(seed: int) -> tuple[str, str] | None:
+    """No consumer can read this history exactly once. The error that says so is no failure."""
+    found = by_name("ancestors_unknown")(seed)
+    return None if found is not None and found[0] == "error" else found
+
+
+usual = of(generate)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A planted bug, and the histories that have to find it."""
+
+    plant: Plant
+    trial: Trial = usual
+    equivalent: bool = False
+    """No history can tell it from the right code. The bug's docstring says why."""
+
+    @property
+    def name(self) -> str:
+        """The name of the bug."""
+        return self.plant.__name__
+
+    @property
+    def text(self) -> str:
+        """What it does, in a line."""
+        return " ".join((self.plant.__doc__ or "").split("\n\n")[0].split())
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of a mutant: the seed that finds it, and the rule that the seed violates."""
+
+    name: str
+    seeds: int
+    seconds: float
+    seed: int | None = None
+    rule: str = ""
+    text: str = ""
+
+
+_P, _R, _S = planted_planner, planted_runtime, planted_stores
+
+MUTANTS: tuple[Mutant, ...] = (
+    # The planner.
+    Mutant(_P.children_at_once),
+    Mutant(_P.drained_when_delivered),
+    Mutant(_P.children_do_not_wait_for_the_commit, of(histories.last_batch_of_a_parent)),
+    Mutant(_P.successor_from_the_start),
+    Mutant(_P.child_from_its_parents_cursor),
+    Mutant(_P.superseded_is_not_saved),
+    Mutant(_P.transfer_is_not_atomic, of(histories.chain_of_transfers), equivalent=True),
+    Mutant(_P.ancestors_are_superseded_later, of(histories.chain_of_transfers)),
+    Mutant(_P.transfer_with_a_batch_in_flight),
+    Mutant(_P.skipped_ancestors_are_forgotten, of(histories.lag_between_two_splits)),
+    Mutant(_P.unknown_ancestors_are_ignored, of_unknown_ancestors),
+    Mutant(_P.revision_is_not_advanced),
+    Mutant(_P.an_empty_page_is_the_end),
+    Mutant(
+        _P.an_answer_from_before_the_close_is_the_end, of(histories.slow_answers_around_a_close)
+    ),
+    Mutant(_P.last_cursor_is_used_with_a_selection, by_name("selection_with_cursors_of_its_own")),
+    Mutant(_P.no_rediscovery_after_drained, within(60.0, histories.children_that_are_listed_late)),
+    Mutant(_P.new_partitions_from_the_last_event, of(histories.started_at_the_end)),
+    Mutant(_P.first_discovery_again_and_again),
+    # The runtime.
+    Mutant(_R.rest_of_a_torn_page_is_delivered),
+    Mutant(_R.the_buffer_limit_drops, of(histories.small_buffer)),
+    Mutant(_R.the_buffer_is_never_freed, of(histories.small_buffer)),
+    Mutant(_R.a_stopped_partition_keeps_its_batches, of(histories.listed_again)),
+    Mutant(_R.a_cancelled_request_delivers, of(histories.listed_again, "trio"), equivalent=True),
+    Mutant(_R.reading_goes_on_from_the_old_cursor, of(histories.listed_again)),
+    Mutant(_R.a_response_is_never_closed),
+    Mutant(_R.batch_loses_an_event),
+    Mutant(_R.two_batches_in_flight),
+    Mutant(_R.joined_batch_has_its_first_cursor),
+    Mutant(_R.a_wake_up_is_lost, within(30.0, histories.events_on_an_open_stream)),
+    Mutant(_R.actions_are_lost),
+    Mutant(_R.a_commit_saves_what_was_read),
+    Mutant(_R.a_failed_commit_counts_as_made, of(histories.commits_that_fail)),
+    Mutant(_R.run_forgets_the_commit, leaves_the_commit_to_run),
+    Mutant(_R.fencing_is_swallowed),
+    Mutant(_R.a_save_is_cancelled_in_the_middle, of(histories.commits_that_are_cancelled)),
+    Mutant(_R.an_iteration_does_not_wait_for_a_save, of(histories.left_while_the_store_is_slow)),
+    Mutant(_R.failing_jobs_come_last, by_name("streams_that_are_always_due")),
+    Mutant(_R.a_failing_slot_is_never_returned),
+    Mutant(_R.a_slot_is_never_returned),
+    Mutant(_R.retries_without_a_pause),
+    Mutant(_R.a_refusal_leads_to_no_discovery, within(30.0, histories.new_token)),
+    Mutant(_R.the_first_token_is_kept),
+    Mutant(_R.caught_up_too_early),
+    Mutant(_R.a_silent_page_is_the_end, of(histories.one_answer_without_a_line)),
+    # Applications and stores.
+    Mutant(_S.commit_before_effects),
+    Mutant(_S.effects_before_the_transaction),
+    Mutant(_S.store_loses_a_position),
+    Mutant(_S.store_saves_a_part),
+    Mutant(_S.store_does_not_fence),
+    Mutant(_S.store_forgets_the_status),
+    Mutant(_S.memory_store_does_not_fence, in_memory),
+    Mutant(_S.sqlite_store_does_not_fence, in_sqlite),
+    Mutant(_S.sqlite_store_saves_one_by_one, in_sqlite),
+    Mutant(_S.sqlite_store_saves_beside_the_transaction, in_sqlite),
+)
+
+
+def try_mutant(name: str, seeds: int) -> Found:
+    """Plant a bug, and run seeds until one finds it."""
+    mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
+    began = time.perf_counter()
+    with pytest.MonkeyPatch.context() as patch, _quiet():
+        mutant.plant(patch)
+        for seed in range(seeds):
+            failure = mutant.trial(seed)
+            if failure is not None:
+                took = time.perf_counter() - began
+                return Found(name, seed + 1, took, seed, *failure)
+    return Found(name, seeds, time.perf_counter() - began)
+
+
+class _quiet:  # noqa: N801 - a context manager
+    """Write no log records: what goes wrong is part of the simulation."""
+
+    def __enter__(self) -> None:
+        self._log = logging.getLogger("feedapi_client")
+        self._level = self._log.level
+        self._log.setLevel(logging.CRITICAL + 1)
+
+    def __exit__(self, *_: object) -> None:
+        self._log.setLevel(self._level)
+
+
+def try_all(names: Sequence[str], seeds: int, jobs: int) -> Iterator[Found]:
+    """Try mutants, several at a time, each in a process of its own."""
+    with ProcessPoolExecutor(jobs, max_tasks_per_child=1) as pool:
+        for done in as_completed([pool.submit(try_mutant, name, seeds) for name in names]):
+            yield done.result()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command. Returns 1 if a mutant was not found, otherwise 0."""
+    names = [mutant.name for mutant in MUTANTS]
+    parser = argparse.ArgumentParser(prog="python -m tests.testing.simulator.mutants")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="mutants; all without any")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help="seeds of each, at most")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    options = parser.parse_args(arguments)
+    unknown = sorted(set(options.names) - set(names))
+    if unknown:
+        parser.error(f"no such mutant: {', '.join(unknown)}")
+    chosen = options.names or [mutant.name for mutant in MUTANTS if not mutant.equivalent]
+    found = {}
+    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()
+    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task("mutants", total=len(chosen))
+        for one in try_all(chosen, options.seeds, options.jobs):
+            found[one.name] = one
+            progress.advance(task)
+            if one.seed is None:
+                progress.console.print(f"{one.name}: not found in {one.seeds} seeds")
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    console.print(table([found[name] for name in chosen]))
+    missed = sum(one.seed is None for one in found.values())
+    console.print(f"{len(found) - missed} of {len(found)} mutants found")
+    return 1 if missed else 0
+
+
+def table(results: Sequence[Found]) -> Table:
+    """Return the results as a table."""
+    name = Column("mutant", no_wrap=True)
+    shown = Table(name, "found", "seed", "s", "what the oracle said", box=None)
+    for one in results:
+        shown.add_row(
+            one.name,
+            "no" if one.seed is None else "yes",
+            "-" if one.seed is None else str(one.seed),
+            f"{one.seconds:.1f}",
+            escape(" ".join(one.text.split())[:_TEXT]),
+        )
+    return shown
+
+
+if __name__ == "__main__":
+    sys.exit(main())

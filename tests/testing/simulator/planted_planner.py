@@ -1,0 +1,212 @@
+"""Bugs of the planner: which partition is read from where, and what is saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from feedapi_client.lineage import planner, transfer
+from feedapi_client.lineage.actions import Action, Rediscover, Save
+from feedapi_client.lineage.entry import Entry
+from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.transitions import State
+from feedapi_client.model import LAST, Position
+from feedapi_client.protocol.page import Outcome, PageReader
+from feedapi_client.runtime.positions import Positions
+
+
+def children_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Children are read before their parent is drained."""
+    patch.setattr(planner, "blockers", lambda *args: ())
+
+
+def drained_when_delivered(patch: pytest.MonkeyPatch) -> None:
+    """A parent is drained once its last batch is delivered, and not once it is committed."""
+    ended = Planner.ended
+
+    def drained(self: Planner, partition: int, cursor: str, *, asked_closed: bool) -> list[Action]:
+        self._in_flight.discard(partition)
+        entry = self.entries[partition]
+        position = entry.position
+        if entry.running and self.is_closed(partition) and asked_closed:
+            entry.position = self.checkpoint(partition, cursor)
+        actions = ended(self, partition, cursor, asked_closed=asked_closed)
+        if entry.position is position or entry.position is None:
+            return actions
+        return [Save({partition: entry.position}), *actions]
+
+    patch.setattr(Planner, "ended", drained)
+
+
+def children_do_not_wait_for_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """A child starts once its parent was read to its end, whatever is committed of it."""
+    undrained = planner.blockers
+
+    def blockers(partition: Any, entries: Any, graph: Any, parents: Any) -> tuple[int, ...]:
+        found = undrained(partition, entries, graph, parents)
+        return tuple(p for p in found if p not in entries or entries[p].end is None)
+
+    ended = Planner.ended
+
+    def at_the_end(self: Planner, partition: int, cursor: str, **how: Any) -> list[Action]:
+        actions = ended(self, partition, cursor, **how)
+        if self.entries[partition].end is not None:
+            for child in self.graph.children.get(partition, ()):
+                actions += self._start_or_wait(self.graph.partitions[child])
+        return actions
+
+    patch.setattr(planner, "blockers", blockers)
+    patch.setattr(Planner, "ended", at_the_end)
+
+
+def successor_from_the_start(patch: pytest.MonkeyPatch) -> None:
+    """A successor begins at the first event, not at its ancestor's cursor."""
+    transferred = planner.transferred_positions
+
+    def from_the_start(successor: Any, *args: Any, **options: Any) -> dict[int, Position]:
+        saved = transferred(successor, *args, **options)
+        return {**saved, successor.id: Position("_first")} if saved else saved
+
+    patch.setattr(planner, "transferred_positions", from_the_start)
+
+
+def child_from_its_parents_cursor(patch: pytest.MonkeyPatch) -> None:
+    """A child begins at its parent's last cursor, not at its own first event."""
+    start_or_wait = Planner._start_or_wait
+
+    def at_the_parents(self: Planner, partition: Any) -> list[Action]:
+        parent = self.entries.get(partition.starts_after)
+        entry = self._entry(partition.id)
+        if parent is not None and parent.state is State.DRAINED and entry.position is None:
+            entry.position = Position(parent.cursor, revision=0)
+        return start_or_wait(self, partition)
+
+    patch.setattr(Planner, "_start_or_wait", at_the_parents)
+
+
+def superseded_is_not_saved(patch: pytest.MonkeyPatch) -> None:
+    """What a transfer saves leaves out that the ancestors are superseded."""
+    save = Positions.save
+
+    async def saving(self: Positions, positions: Any, transaction: Any = None) -> None:
+        kept = {id: p for id, p in positions.items() if p.status != "superseded"}
+        await save(self, kept, transaction)
+
+    patch.setattr(Positions, "save", saving)
+
+
+def transfer_is_not_atomic(patch: pytest.MonkeyPatch) -> None:
+    """A transfer saves the superseded ancestors first, and then each successor by itself.
+
+    Equivalent: whoever finds such a half of a transfer makes the other half. A successor without a
+    position takes the cursor of a superseded ancestor, which nobody moves any more, and so do its
+    siblings. The other order, `ancestors_are_superseded_later`, is not equivalent.
+    """
+    save = Positions.save
+
+    async def saving(self: Positions, positions: Any, transaction: Any = None) -> None:
+        for id, position in sorted(positions.items(), key=lambda p: p[1].status != "superseded"):
+            await save(self, {id: position}, transaction)
+
+    patch.setattr(Positions, "save", saving)
+
+
+def ancestors_are_superseded_later(patch: pytest.MonkeyPatch) -> None:
+    """A transfer saves the successors first, and the superseded ancestors in a second save."""
+    save = Positions.save
+
+    async def saving(self: Positions, positions: Any, transaction: Any = None) -> None:
+        superseded = {id: p for id, p in positions.items() if p.status == "superseded"}
+        others = {id: p for id, p in positions.items() if p.status != "superseded"}
+        for part in (others, superseded):
+            if part:
+                await save(self, part, transaction)
+
+    patch.setattr(Positions, "save", saving)
+
+
+def transfer_with_a_batch_in_flight(patch: pytest.MonkeyPatch) -> None:
+    """A cursor is transferred while its partition has a batch in flight."""
+    patch.setattr(planner, "unreleased_ancestors", lambda *args: set())
+
+
+def skipped_ancestors_are_forgotten(patch: pytest.MonkeyPatch) -> None:
+    """The ancestors that a transfer skips are not superseded: a late discovery revives them."""
+    patch.setattr(transfer, "_skipped_before", lambda *args: {})
+    patch.setattr(Planner, "_is_outlived", lambda *args: False)
+
+
+def unknown_ancestors_are_ignored(patch: pytest.MonkeyPatch) -> None:
+    """A successor whose ancestors are unknown reads everything again without a word."""
+    patch.setattr(transfer, "_check_nothing_lost", lambda *args: None)
+
+
+def revision_is_not_advanced(patch: pytest.MonkeyPatch) -> None:
+    """A commit saves the revision that is stored already."""
+    checkpoint = Planner.checkpoint
+
+    def same(self: Planner, *args: Any, **how: Any) -> Position:
+        position = checkpoint(self, *args, **how)
+        return Position(position.cursor, position.status, max(1, position.revision - 1))
+
+    patch.setattr(Planner, "checkpoint", same)
+
+
+def an_empty_page_is_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A closed partition is drained at the first empty page, whatever `lastCursor` says."""
+    patch.setattr(PageReader, "_end", lambda self: Outcome.END)
+    patch.setattr(Planner, "_last_cursor", lambda self, partition: None)
+
+
+def an_answer_from_before_the_close_is_the_end(patch: pytest.MonkeyPatch) -> None:
+    """A partition is drained by an empty answer that was asked for before it was closed."""
+    ended = Planner.ended
+
+    def always(self: Planner, partition: int, cursor: str, *, asked_closed: bool) -> list[Action]:
+        return ended(self, partition, cursor, asked_closed=True)
+
+    patch.setattr(Planner, "ended", always)
+
+
+def last_cursor_is_used_with_a_selection(patch: pytest.MonkeyPatch) -> None:
+    """A cursor of a selection that equals `lastCursor` counts as the end."""
+    create = Planner.__init__
+
+    def ignoring(self: Planner, **options: Any) -> None:
+        create(self, **{**options, "selects_events": False})
+
+    patch.setattr(Planner, "__init__", ignoring)
+
+
+def no_rediscovery_after_drained(patch: pytest.MonkeyPatch) -> None:
+    """Nothing is discovered when a partition was drained: its children come with the interval."""
+    drain = Planner._drain_if_at_end
+
+    def quiet(self: Planner, entry: Entry) -> list[Action]:
+        return [action for action in drain(self, entry) if not isinstance(action, Rediscover)]
+
+    patch.setattr(Planner, "_drain_if_at_end", quiet)
+
+
+def new_partitions_from_the_last_event(patch: pytest.MonkeyPatch) -> None:
+    """With ``start="last"`` a partition that appears later is begun at its end, too."""
+    start_or_wait = Planner._start_or_wait
+
+    def at_the_end(self: Planner, partition: Any) -> list[Action]:
+        entry = self._entry(partition.id)
+        if self.start == "last" and entry.position is None and not partition.cursor_from:
+            entry.position = Position(LAST, revision=0)
+        return start_or_wait(self, partition)
+
+    patch.setattr(Planner, "_start_or_wait", at_the_end)
+
+
+def first_discovery_again_and_again(patch: pytest.MonkeyPatch) -> None:
+    """A partition that was listed again is read from its first event."""
+    load = Planner.load
+
+    def without_the_drained(self: Planner, positions: Any) -> None:
+        load(self, {id: p for id, p in positions.items() if p.status != "drained"})
+
+    patch.setattr(Planner, "load", without_the_drained)

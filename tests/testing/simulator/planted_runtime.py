@@ -1,0 +1,345 @@
+"""Bugs of the runtime: what is fetched when, what is delivered, what a commit saves."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+import anyio
+import pytest
+
+from feedapi_client.client import Response
+from feedapi_client.errors import FencedError
+from feedapi_client.lineage.actions import Save
+from feedapi_client.model import Batch, FeedInfo
+from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.protocol.page import Outcome, PageReader
+from feedapi_client.retry import Backoff
+from feedapi_client.runtime import delivery, driver
+from feedapi_client.runtime.buffer import BufferBudget
+from feedapi_client.runtime.delivery import Delivery
+from feedapi_client.runtime.discovery_timer import DiscoveryTimer
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.positions import Positions
+from feedapi_client.runtime.request import Request
+from feedapi_client.runtime.scheduler import Scheduler
+from feedapi_client.runtime.session import Session
+
+# ---------------------------------------------------------------------- what is read
+
+
+def rest_of_a_torn_page_is_delivered(patch: pytest.MonkeyPatch) -> None:
+    """Events behind the last checkpoint of a response that broke off are delivered."""
+    rest = PageReader.rest
+
+    def all_of_it(self: PageReader) -> list[CheckpointedEvents]:
+        batches = rest(self)
+        left = self._decoder._open
+        return [*batches, CheckpointedEvents(left, self.cursor, 0)] if left else batches
+
+    patch.setattr(PageReader, "rest", all_of_it)
+
+
+def the_buffer_limit_drops(patch: pytest.MonkeyPatch) -> None:
+    """What does not fit into the buffer is dropped, and read on behind it."""
+    received = RuntimePartition.received
+
+    def dropping(self: RuntimePartition, batch: CheckpointedEvents) -> None:
+        received(self, batch if self._buffer.has_room else batch._replace(events=[]))
+
+    patch.setattr(RuntimePartition, "received", dropping)
+
+
+def the_buffer_is_never_freed(patch: pytest.MonkeyPatch) -> None:
+    """Bytes that were delivered still count as buffered."""
+    patch.setattr(BufferBudget, "free", lambda self, size, deliverable=False: None)
+
+
+def a_stopped_partition_keeps_its_batches(patch: pytest.MonkeyPatch) -> None:
+    """A partition that is stopped keeps what is pending, and delivers it when it starts again."""
+    stop = RuntimePartition.stop
+
+    def keeping(self: RuntimePartition) -> None:
+        pending = list(self.pending)
+        stop(self)
+        self.pending.extend(pending)
+
+    patch.setattr(RuntimePartition, "stop", keeping)
+
+
+def a_cancelled_request_delivers(patch: pytest.MonkeyPatch) -> None:
+    """A request whose partition was stopped still delivers what it has read.
+
+    Equivalent in a simulation: a cancelled request reads no further chunk, and of one chunk all is
+    received at once. Only if a chunk arrives in the very instant of the cancellation (trio then
+    delivers it) is there something to receive, and no two virtual times are the same.
+    """
+
+    def receive(self: Request, batch: CheckpointedEvents) -> None:
+        self._partition.received(batch)
+        self._slots.brought(self._slot)
+        self._undelivered += batch.size
+
+    patch.setattr(Request, "_receive", receive)
+
+
+def reading_goes_on_from_the_old_cursor(patch: pytest.MonkeyPatch) -> None:
+    """After a stop a partition reads on behind what was dropped and not delivered."""
+    stop = RuntimePartition.stop
+
+    def from_what_was_read(self: RuntimePartition) -> None:
+        read = self.read_cursor
+        stop(self)
+        self.read_cursor = read
+
+    patch.setattr(RuntimePartition, "stop", from_what_was_read)
+
+
+def a_response_is_never_closed(patch: pytest.MonkeyPatch) -> None:
+    """A response that was left before its end is not closed."""
+    leave = Response.__aexit__
+
+    async def forgetting(self: Response, kind: Any, error: Any, traceback: Any) -> None:
+        if error is None:
+            await leave(self, kind, error, traceback)
+
+    patch.setattr(Response, "__aexit__", forgetting)
+
+
+# ---------------------------------------------------------------------- what is delivered
+
+
+def batch_loses_an_event(patch: pytest.MonkeyPatch) -> None:
+    """A batch that is joined from several checkpoints loses its first event."""
+    take = Delivery._take
+
+    def losing(self: Delivery, partition: Any) -> Batch:
+        batch = take(self, partition)
+        if len(batch.events) < 3:
+            return batch
+        return Batch(batch.partition, batch.events[1:], batch.cursor, batch.committer)
+
+    patch.setattr(Delivery, "_take", losing)
+
+
+def two_batches_in_flight(patch: pytest.MonkeyPatch) -> None:
+    """A partition's next batch is delivered while one of it is in flight."""
+    patch.setattr(RuntimePartition, "deliverable", property(lambda self: self._announced))
+    take = RuntimePartition.take
+
+    def and_queue_again(self: RuntimePartition, max_bytes: int) -> Any:
+        taken = take(self, max_bytes)
+        self.in_flight = False
+        return taken
+
+    patch.setattr(RuntimePartition, "take", and_queue_again)
+
+
+def joined_batch_has_its_first_cursor(patch: pytest.MonkeyPatch) -> None:
+    """A batch that is joined from several checkpoints has the cursor of the first of them."""
+    take = RuntimePartition.take
+
+    def too_early(self: RuntimePartition, max_bytes: int) -> Any:
+        first = self.pending[0].cursor
+        events, _ = take(self, max_bytes)
+        return events, first
+
+    patch.setattr(RuntimePartition, "take", too_early)
+
+
+def a_wake_up_is_lost(patch: pytest.MonkeyPatch) -> None:
+    """The iterating task is not woken when something is ready for it."""
+
+    def enqueue(self: Driver, partition: Any) -> None:
+        if partition.deliverable and not partition.queued:
+            partition.queue()
+            self._ready.append(partition)
+
+    patch.setattr(Driver, "enqueue", enqueue)
+
+
+def actions_are_lost(patch: pytest.MonkeyPatch) -> None:
+    """An action of the planner that is interrupted is not carried out by the next caller."""
+
+    async def apply(self: Driver, actions: Any = ()) -> None:
+        self._actions.extend(actions)
+        async with self._lock:
+            while self._actions:
+                action = self._actions.popleft()
+                if isinstance(action, Save):
+                    await self.positions.save(action.positions)
+                else:
+                    self._carry_out(action)
+
+    patch.setattr(Driver, "apply", apply)
+
+
+# ---------------------------------------------------------------------- what a commit saves
+
+
+def a_commit_saves_what_was_read(patch: pytest.MonkeyPatch) -> None:
+    """A commit saves the cursor behind what was read, and not behind its batch."""
+    commit = Delivery._commit
+
+    async def too_far(self: Delivery, partition: Any, number: int, batch: Batch, tx: Any) -> None:
+        read = Batch(batch.partition, batch.events, partition.read_cursor, batch.committer)
+        await commit(self, partition, number, read, tx)
+
+    patch.setattr(Delivery, "_commit", too_far)
+
+
+def a_failed_commit_counts_as_made(patch: pytest.MonkeyPatch) -> None:
+    """A commit is noted before its save: when that fails, the next attempt does nothing."""
+
+    async def noted_first(
+        self: Delivery, partition: Any, number: int, batch: Batch, transaction: Any
+    ) -> None:
+        driver = self._driver
+        if partition.is_saved(number):
+            return
+        before = partition.position_before(number)
+        position = driver.planner.checkpoint(partition.id, batch.cursor, after=before)
+        partition.saved(number, position, durable=transaction is None)
+        await driver.positions.save({partition.id: position}, transaction)
+
+    patch.setattr(Delivery, "_commit", noted_first)
+
+
+def run_forgets_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """`run` does not commit the batch of a handler that has not done so."""
+
+    async def handled(self: Delivery, batch: Batch) -> None:
+        await self.release(batch.partition)
+
+    patch.setattr(Delivery, "handled", handled)
+
+
+def fencing_is_swallowed(patch: pytest.MonkeyPatch) -> None:
+    """A save that the store refuses as another consumer's counts as made."""
+    save = Positions.save
+
+    async def forgiving(self: Positions, positions: Any, transaction: Any = None) -> None:
+        with suppress(FencedError):
+            await save(self, positions, transaction)
+
+    patch.setattr(Positions, "save", forgiving)
+
+
+def a_save_is_cancelled_in_the_middle(patch: pytest.MonkeyPatch) -> None:
+    """A save that began is cancelled with its caller, and may be through all the same (R20)."""
+
+    async def unshielded(self: Positions, positions: Any, transaction: Any = None) -> None:
+        save = self._store.save(self._key, positions, transaction=transaction)
+        await self._translated(save, "saving cursors")
+
+    async def at_once(call: Any) -> None:
+        await call
+
+    patch.setattr(Positions, "save", unshielded)
+    patch.setattr(delivery, "finish", at_once)
+    patch.setattr(driver, "finish", at_once)
+
+
+def an_iteration_does_not_wait_for_a_save(patch: pytest.MonkeyPatch) -> None:
+    """A new iteration begins while the one before it still saves."""
+
+    async def aclose(self: Session) -> None:
+        self.close()
+
+    patch.setattr(Session, "aclose", aclose)
+
+
+# ---------------------------------------------------------------------- what is scheduled
+
+
+def failing_jobs_come_last(patch: pytest.MonkeyPatch) -> None:
+    """A partition that failed waits until no healthy one is due."""
+
+    def take(self: Scheduler[Any]) -> tuple[int, Any] | None:
+        for queue in (0, 1):
+            if self._drop_moved(queue) and (queue == 0 or self._failing_running < self._share):
+                _, job = self._due[queue].popleft()
+                self.forget(job)
+                return queue, job
+        return None
+
+    patch.setattr(Scheduler, "_take", take)
+
+
+def a_failing_slot_is_never_returned(patch: pytest.MonkeyPatch) -> None:
+    """The share of slots for failing partitions is used up once and for all."""
+    take = Scheduler._take
+
+    def keeping(self: Scheduler[Any]) -> tuple[int, Any] | None:
+        found = take(self)
+        if found is not None and found[0]:
+            self._failing_running += 1
+        return found
+
+    patch.setattr(Scheduler, "_take", keeping)
+
+
+def a_slot_is_never_returned(patch: pytest.MonkeyPatch) -> None:
+    """A slot without work is not counted as free."""
+
+    async def slot(self: Scheduler[Any]) -> None:
+        assert self._work is not None
+        while (found := self._take()) is not None:
+            failing, job = found
+            self._failing_running += failing
+            try:
+                await self._work(job)
+            finally:
+                self._failing_running -= failing
+        await anyio.Event().wait()
+
+    patch.setattr(Scheduler, "_slot", slot)
+
+
+def retries_without_a_pause(patch: pytest.MonkeyPatch) -> None:
+    """Whatever failed is tried again at once."""
+    pause = Backoff.pause
+
+    def at_once(self: Backoff, error: Exception) -> float:
+        pause(self, error)
+        return 0.0
+
+    patch.setattr(Backoff, "pause", at_once)
+
+
+def a_refusal_leads_to_no_discovery(patch: pytest.MonkeyPatch) -> None:
+    """A refused partition waits for the next discovery of the interval (R10)."""
+    patch.setattr(DiscoveryTimer, "refused", lambda self, delay: None)
+
+
+def the_first_token_is_kept(patch: pytest.MonkeyPatch) -> None:
+    """Fetches keep the token and the dialect of the first discovery."""
+    update = Driver.update_info
+
+    def once(self: Driver, info: FeedInfo) -> None:
+        if self.info is None:
+            update(self, info)
+
+    patch.setattr(Driver, "update_info", once)
+
+
+# ---------------------------------------------------------------------- what is shown
+
+
+def caught_up_too_early(patch: pytest.MonkeyPatch) -> None:
+    """A partition counts as caught up although events of it are not committed."""
+    patch.setattr(
+        RuntimePartition, "is_caught_up", property(lambda self: self.last_contact is not None)
+    )
+
+
+def a_silent_page_is_the_end(patch: pytest.MonkeyPatch) -> None:
+    """One answer without any line is the end of a closed partition; a second is not awaited."""
+    end = PageReader._end
+
+    def at_once(self: PageReader) -> Outcome:
+        outcome = end(self)
+        return Outcome.END if outcome is Outcome.SILENT else outcome
+
+    patch.setattr(PageReader, "_end", at_once)

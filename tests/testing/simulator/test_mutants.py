@@ -1,0 +1,110 @@
+"""Bugs that are planted are found. Here some of them; the command of `mutants` takes all."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+
+import pytest
+
+from feedapi_client.testing.simulator.scenario import Scenario
+from feedapi_client.testing.simulator.simulation import run
+from tests.testing.simulator import histories, planted_planner, planted_runtime, planted_stores
+from tests.testing.simulator.mutants import MUTANTS, SEEDS, Found, Mutant, main, table, try_mutant
+
+LATE = {
+    "children_that_are_listed_late": 60.0,
+    "events_on_an_open_stream": 30.0,
+    "new_token": 30.0,
+}
+"""Histories that have to be over after so many seconds, and why `mutants.within` finds bugs."""
+
+QUICK = [
+    "children_at_once",
+    "children_do_not_wait_for_the_commit",
+    "child_from_its_parents_cursor",
+    "superseded_is_not_saved",
+    "skipped_ancestors_are_forgotten",
+    "unknown_ancestors_are_ignored",
+    "revision_is_not_advanced",
+    "last_cursor_is_used_with_a_selection",
+    "no_rediscovery_after_drained",
+    "new_partitions_from_the_last_event",
+    "batch_loses_an_event",
+    "two_batches_in_flight",
+    "a_failed_commit_counts_as_made",
+    "fencing_is_swallowed",
+    "failing_jobs_come_last",
+    "a_slot_is_never_returned",
+    "a_refusal_leads_to_no_discovery",
+    "a_silent_page_is_the_end",
+    "the_buffer_limit_drops",
+    "commit_before_effects",
+    "store_saves_a_part",
+]
+"""Bugs that one of the first seeds finds."""
+
+
+def planted(module: object) -> list[str]:
+    return [
+        name
+        for name, value in vars(module).items()
+        if inspect.isfunction(value) and value.__module__ == module.__name__  # type: ignore[attr-defined]
+    ]
+
+
+def own_histories() -> list[Callable[[int], Scenario]]:
+    return [
+        value
+        for value in vars(histories).values()
+        if inspect.isfunction(value) and list(inspect.signature(value).parameters) == ["seed"]
+    ]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_bug_is_found(name: str) -> None:
+    assert try_mutant(name, 100).seed is not None
+
+
+@pytest.mark.parametrize("history", own_histories(), ids=lambda history: history.__name__)
+def test_without_a_planted_bug_a_history_of_its_own_finds_nothing(
+    history: Callable[[int], Scenario],
+) -> None:
+    for seed in range(4):
+        outcome = run(history(seed))
+        assert outcome.failure is None, f"seed {seed}: {outcome.text}"
+        assert outcome.seconds <= LATE.get(history.__name__, float("inf"))
+
+
+def test_every_planted_bug_is_a_mutant() -> None:
+    modules = (planted_planner, planted_runtime, planted_stores)
+    everything = [name for module in modules for name in planted(module)]
+    assert [mutant.name for mutant in MUTANTS] == everything
+    assert len([mutant for mutant in MUTANTS if not mutant.equivalent]) >= 25
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_an_equivalent_mutant_says_why(mutant: Mutant) -> None:
+    text = mutant.plant.__doc__ or ""
+    assert mutant.text
+    assert ("Equivalent" in text) == mutant.equivalent
+
+
+def test_the_command_prints_which_seed_finds_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["revision_is_not_advanced", "--seeds", "3"]) == 0
+    shown = capsys.readouterr().out
+    assert "revision_is_not_advanced" in shown
+    assert "FencedError" in shown
+    assert "1 of 1 mutants found" in shown
+
+
+def test_the_command_fails_for_a_bug_that_is_not_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["transfer_is_not_atomic", "--seeds", "1"]) == 1
+    assert "0 of 1 mutants found" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["no_such_mutant"])
+
+
+def test_the_table_has_a_row_for_each_mutant() -> None:
+    results = [Found("a", 5, 1.0, 4, "order", "event 1"), Found("b", SEEDS, 2.0)]
+    assert table(results).row_count == 2
