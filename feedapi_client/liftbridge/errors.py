@@ -69,7 +69,7 @@ class StreamReadonlyError(StreamError):
 
 
 class StreamGapError(StreamError):
-    """Messages that a relay wrote are missing: retention or compaction removed them."""
+    """Messages are missing that were there: by retention or compaction, or the broker lost them."""
 
 
 class PublishError(LiftbridgeError):

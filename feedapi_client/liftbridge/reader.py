@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -54,7 +55,8 @@ class RelayReader:
         resume: wake the partition when the broker paused it.
 
     Raises:
-        StreamGapError: messages are missing, because retention or compaction removed them.
+        StreamGapError: messages are missing, because retention or compaction removed them; or the
+            broker lost batches that were returned, which the relay writes again.
         LiftbridgeError: the errors of `LiftbridgeApi.subscribe`.
     """
 
@@ -82,14 +84,20 @@ class RelayReader:
         """Return the batches from the start on."""
         attempts = SettledAttempts()
         following = self._start if isinstance(self._start, int) else None
+        returned_to, lost_from = 0, math.inf
         async with aclosing(_with_pauses(self._messages(), attempts)) as messages:
             async for message in messages:
                 attempt = attempts.settle() if message is None else attempts.feed(message)
                 if attempt is not None and (batch := _batch_of(attempt)) is not None:
+                    if attempt.messages[0].offset < returned_to:
+                        raise self._lost(int(lost_from))
+                    returned_to = batch.next_offset
                     yield batch
                 if message is not None:
                     self._check_complete(following, message)
                     following = message.offset + 1
+                    if message.offset < returned_to:
+                        lost_from = min(lost_from, message.offset)
 
     def _messages(self) -> AsyncGenerator[Message, None]:
         return self._api.subscribe(
@@ -109,6 +117,14 @@ class RelayReader:
                 "must not be compacted",
                 stream=self._stream,
             )
+
+    def _lost(self, offset: int) -> StreamGapError:
+        return StreamGapError(
+            f"the broker lost batches that were read, from offset {offset} on, and a relay wrote "
+            "their events again, perhaps in other batches: undo what came from there on, and start "
+            "a reader there",
+            stream=self._stream,
+        )
 
 
 async def _with_pauses(

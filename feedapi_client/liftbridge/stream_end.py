@@ -10,9 +10,10 @@ from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.errors import (
     AckTimeoutError,
     IncorrectOffsetError,
-    PublishError,
+    LiftbridgeError,
     PublishRefusedError,
     StreamError,
+    StreamGapError,
     StreamReadonlyError,
 )
 from feedapi_client.liftbridge.headers import FORMAT
@@ -45,7 +46,14 @@ async def writable(api: LiftbridgeApi, stream: str, partition: int) -> Partition
     return found
 
 
-def write_backoff(attempts: int, *retried: type[PublishError]) -> Backoff:
+class LostMessagesError(StreamGapError):
+    """The broker lost messages that it had acked.
+
+    Retried, because a broker that starts may not know yet that it no longer leads the partition.
+    """
+
+
+def write_backoff(attempts: int, *retried: type[LiftbridgeError]) -> Backoff:
     """The pauses between attempts to write to the stream."""
     return Backoff(
         base_delay=_RETRY_BASE_DELAY,
@@ -72,28 +80,7 @@ async def reveal_newest(
         BrokerUnavailableError: no broker answered in time.
     """
     target = Stream(stream) if isinstance(stream, str) else stream
-    for pause in (0.0, _COMMITTED_AFTER):
-        await asyncio.sleep(pause)
-        found = await writable(api, target.name, partition)
-        if found.high_watermark >= found.newest_offset:
-            return False
-    await _append_nothing(publisher, target, found)
-    return True
-
-
-async def _append_nothing(
-    publisher: StreamPublisher, stream: Stream, found: PartitionMetadata
-) -> int:
-    ack = await publisher.publish(
-        stream,
-        b"",
-        partition=found.id,
-        ack_policy=AckPolicy.ALL,
-        expected_offset=found.newest_offset + 1,
-        headers={FORMAT: b"no-op"},
-    )
-    assert ack is not None
-    return ack.offset
+    return await StreamEnd(publisher, api, target, partition).reveal()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +109,7 @@ class StreamEnd:
         api: LiftbridgeApi,
         stream: Stream,
         partition: int,
-        attempts: int,
+        attempts: int = 1,
     ) -> None:
         self._publisher = publisher
         self._api = api
@@ -130,7 +117,23 @@ class StreamEnd:
         self._partition = partition
         self._attempts = attempts
 
-    async def find(self) -> EndOffsets:
+    async def reveal(self, written_to: int = 0) -> bool:
+        """Append a message without content when the newest messages can't be read.
+
+        Arguments: as those of `find`. Nothing is appended when messages before `written_to` are
+            lost.
+
+        Returns: whether a message was appended.
+        """
+        for pause in (0.0, _COMMITTED_AFTER):
+            await asyncio.sleep(pause)
+            found = await writable(self._api, self._stream.name, self._partition)
+            if found.high_watermark >= found.newest_offset or found.newest_offset + 1 < written_to:
+                return False
+        await self._append_nothing(found)
+        return True
+
+    async def find(self, written_to: int = 0) -> EndOffsets:
         """Return the end of the partition, when all up to it can be read.
 
         A broker that starts knows an old high watermark, above which nothing can be read, and
@@ -138,21 +141,42 @@ class StreamEnd:
         appended. It has the next offset as its expected one, so it can't come between the messages
         of another relay unnoticed.
 
+        Arguments:
+            written_to: the offset after the newest message that was acked, as far as is known.
+
         Raises:
+            StreamGapError: the partition ends before `written_to`.
             PublishError: the message could not be appended.
             StreamError: as `writable`.
         """
         backoff = write_backoff(
             self._attempts, IncorrectOffsetError, AckTimeoutError, PublishRefusedError
         )
-        return await retry(self._find, backoff, sleep=asyncio.sleep)
+        return await retry(lambda: self._find(written_to), backoff, sleep=asyncio.sleep)
 
-    async def _find(self) -> EndOffsets:
+    async def _find(self, written_to: int) -> EndOffsets:
         found = await writable(self._api, self._stream.name, self._partition)
+        if found.newest_offset + 1 < written_to:
+            raise LostMessagesError(
+                f"the broker lost the messages from offset {found.newest_offset + 1} on, which it "
+                "had acked: start the relay again, which then writes their events again",
+                stream=self._stream.name,
+            )
         if found.high_watermark >= found.newest_offset:
             return EndOffsets(found.newest_offset, found.newest_offset + 1)
-        appended = await _append_nothing(self._publisher, self._stream, found)
-        return EndOffsets(found.newest_offset, appended + 1)
+        return EndOffsets(found.newest_offset, await self._append_nothing(found) + 1)
+
+    async def _append_nothing(self, found: PartitionMetadata) -> int:
+        ack = await self._publisher.publish(
+            self._stream,
+            b"",
+            partition=found.id,
+            ack_policy=AckPolicy.ALL,
+            expected_offset=found.newest_offset + 1,
+            headers={FORMAT: b"no-op"},
+        )
+        assert ack is not None
+        return ack.offset
 
     async def require_concurrency_control(self) -> None:
         """Raise `StreamError` when the stream does not check offsets.

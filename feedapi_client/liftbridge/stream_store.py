@@ -38,7 +38,12 @@ from feedapi_client.liftbridge.headers import (
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.stream import Stream
-from feedapi_client.liftbridge.stream_end import EndOffsets, StreamEnd, reveal_newest, write_backoff
+from feedapi_client.liftbridge.stream_end import (
+    EndOffsets,
+    LostMessagesError,
+    StreamEnd,
+    write_backoff,
+)
 from feedapi_client.liftbridge.stream_format import (
     Attempt,
     MessageFormat,
@@ -157,6 +162,8 @@ class StreamCursorStore:
             FencedError: a position is not the successor of the stored one.
             StoreError: the attempt could not be completed. It may be complete or not, so the store
                 has to be loaded again. Also raised when the store was not loaded for `feed`.
+            StreamGapError: the broker lost messages that it had acked. A store that is loaded again
+                knows the positions before them, so that their events are written again.
 
         Cancellation: as a `StoreError`.
         """
@@ -194,9 +201,7 @@ class StreamCursorStore:
             if self._loaded_feed is None:
                 return False
             # The next save finds out that its offset was taken, also when no ack comes.
-            return await reveal_newest(
-                self._publisher, self._api, self.stream, partition=self._partition
-            )
+            return await self._end.reveal(self._state.next_offset)
 
     def _check_loaded(self, feed: FeedKey) -> None:
         if self._loaded_feed != feed:
@@ -226,7 +231,11 @@ class StreamCursorStore:
             self._state.next_offset += len(rows)
 
         backoff = write_backoff(
-            self._attempts, IncorrectOffsetError, AckTimeoutError, PublishRefusedError
+            self._attempts,
+            IncorrectOffsetError,
+            AckTimeoutError,
+            PublishRefusedError,
+            LostMessagesError,
         )
         await retry(look_up_and_write, backoff, sleep=asyncio.sleep, on_retry=self._on_retry)
 
@@ -313,9 +322,10 @@ class StreamCursorStore:
         Raises:
             RelayFencedError: another relay completed an attempt.
             StreamError: the stream is missing, read-only, or incomplete.
+            StreamGapError: the broker lost messages that it had acked.
         """
-        found = False
-        async with aclosing(self._attempts_until(await self._end.find())) as attempts:
+        found, end = False, await self._end.find(self._state.next_offset)
+        async with aclosing(self._attempts_until(end)) as attempts:
             async for attempt in attempts:
                 if attempt.id == tried:
                     found = True

@@ -21,11 +21,15 @@ from feedapi_client.liftbridge.brokers import (
     NotServedError,
     StreamMissingError,
 )
-from feedapi_client.liftbridge.errors import BrokerUnavailableError, StreamPausedError
+from feedapi_client.liftbridge.errors import (
+    BrokerUnavailableError,
+    StreamPausedError,
+)
 from feedapi_client.liftbridge.membership import Membership
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.metadata import PartitionMetadata
 from feedapi_client.liftbridge.metadata import partition_metadata as decode_partition
+from feedapi_client.liftbridge.returned import LookBackError, ReturnedMessages
 
 Start = int | Literal["earliest", "latest", "new"] | datetime | timedelta
 """Where a subscription starts: at an offset, the oldest message, the newest stored message, the
@@ -115,38 +119,77 @@ class Subscriber:
 
     def __init__(self, brokers: Brokers, wanted: Subscription) -> None:
         self._brokers = brokers
-        self._wanted = wanted
+        self._first = self._wanted = wanted
         self._confirmed_at = math.inf
+        self._returned = ReturnedMessages(wanted.stream)
+        self._ended = False
 
     async def messages(self) -> AsyncGenerator[Message, None]:
         """Return the messages, without end or to the end that was asked for."""
         backoff = self._brokers.backoff(give_up_after=self._brokers.timeout)
-        self._wanted = await self._brokers.retry(self._resolve)
+        self._first = self._wanted = await self._brokers.retry(self._resolve)
         while not self._at_end():
-            opened = self._wanted
             try:
-                async with aclosing(self._session()) as messages:
+                async with aclosing(self._new_messages()) as messages:
                     async for message in messages:
-                        if opened.precedes(message):
-                            continue
-                        if opened.ends_before(message.offset):
-                            return
-                        if opened.may_come_twice(message):
-                            self._wanted = replace(opened, start=message.offset)
-                            break
                         yield message
-                        self._wanted = replace(opened, start=message.offset + 1)
                         backoff.reset()
-                        if self._at_end():
-                            break
-                    else:
-                        return
+            except LookBackError:
+                self._returned.compare_all()
             except (BrokerUnavailableError, StreamMissingError) as error:
+                # A call for the last message alone is for the second one with its offset.
+                if self._wanted.start != self._wanted.until:
+                    self._returned.compare_newest()
                 if time.monotonic() - self._confirmed_at > _STEADY:
                     backoff.reset()
                 if isinstance(error, NotServedError) and not self._wanted.resume:
                     await self._brokers.retry(self._raise_if_paused)
                 await asyncio.sleep(backoff.pause(error))
+            else:
+                if self._ended:
+                    return
+
+    async def _new_messages(self) -> AsyncGenerator[Message, None]:
+        """Return the messages of one call that were not returned before.
+
+        It ends where the subscription does, or where the last message has to be asked for alone.
+        """
+        wanted, self._ended = self._wanted, True
+        self._returned.begin_call()
+        async with aclosing(self._session()) as messages:
+            async for message in messages:
+                if self._is_old(message):
+                    continue
+                if wanted.ends_before(message.offset):
+                    return
+                if wanted.may_come_twice(message):
+                    self._wanted = replace(wanted, start=message.offset)
+                    self._returned.compare_from, self._ended = None, False
+                    return
+                self._returned.add(message)
+                self._wanted = replace(wanted, start=message.offset + 1)
+                yield message
+                if self._at_end():
+                    return
+
+    def _is_old(self, message: Message) -> bool:
+        """Whether the message was returned before, or comes before the start."""
+        if self._returned:
+            return self._returned.includes(message)
+        return self._first.precedes(message)
+
+    async def _next_call(self) -> Subscription:
+        """Return what to ask for: in later calls from a message on that was returned.
+
+        It has to be one that can be read, or the call would wait for a message above it.
+        """
+        returned, wanted = self._returned, self._wanted
+        if returned.compare_from is None:
+            return wanted
+        found = await partition_metadata(
+            self._brokers, wanted.stream, wanted.partition, resume=wanted.resume
+        )
+        return replace(wanted, start=returned.compare_up_to(found.high_watermark))
 
     async def _raise_if_paused(self) -> None:
         await partition_metadata(self._brokers, self._wanted.stream, self._wanted.partition)
@@ -178,7 +221,7 @@ class Subscriber:
     async def _session(self) -> AsyncGenerator[Message, None]:
         """Return the messages of one call, to the end that the broker says."""
         self._confirmed_at = math.inf
-        wanted = self._wanted
+        wanted = await self._next_call()
         call = await _open(self._brokers, wanted)
         try:
             await _confirm(self._brokers, wanted.stream, call)

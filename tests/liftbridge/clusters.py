@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -46,8 +48,8 @@ GROUP_SETTINGS: Mapping[str, Any] = {
     "groups.consumer.timeout": "2s",
     "groups.coordinator.timeout": "2s",
 }
-_INDEX_ENTRY = 20
-"""Bytes of an entry of a segment's index: offset, timestamp, position, size."""
+_INDEX_ENTRY = struct.Struct(">iqii")
+"""An entry of a segment's index: offset, timestamp, position, size."""
 FAILOVER_SECONDS = 180.0
 """Seconds that no failover takes, not even on a busy machine."""
 
@@ -75,6 +77,13 @@ class Cluster(ABC):
         """Kill the broker between its write of the newest message to the log and to the index."""
 
     @abstractmethod
+    async def lose(self, stream: str, count: int) -> None:
+        """Kill the broker, let it lose its newest messages, and start it again.
+
+        That is what remains when two leaders of three die within seconds.
+        """
+
+    @abstractmethod
     async def compact(self, stream: str) -> None:
         """Let the broker compact the stream, where it does that at all."""
 
@@ -97,6 +106,11 @@ class StandIn(Cluster):
         self.broker.tear(stream)
         await self.broker.start()
 
+    async def lose(self, stream: str, count: int) -> None:
+        await self.broker.stop()
+        self.broker.lose(stream, count)
+        await self.broker.start()
+
     async def compact(self, stream: str) -> None:
         await self.broker.compact(stream)
 
@@ -117,16 +131,32 @@ class Real(Cluster):
 
     async def tear(self, stream: str) -> None:
         await self.stop()
-        [index] = (self.server.data() / "streams" / stream / "0").glob("*.index")
+        self._cut_index(stream, 1)
+        await self.start()
+
+    async def lose(self, stream: str, count: int) -> None:
+        await self.stop()
+        position = self._cut_index(stream, count)
+        [log] = self._partition_of(stream).glob("*.log")
+        os.truncate(log, position)
+        await self.start()
+
+    def _cut_index(self, stream: str, count: int) -> int:
+        """Delete the last entries of the index, and return where the first of them begins."""
+        [index] = self._partition_of(stream).glob("*.index")
         content = bytearray(index.read_bytes())
         entries = [
             at
-            for at in range(0, len(content), _INDEX_ENTRY)
-            if any(content[at : at + _INDEX_ENTRY])
+            for at in range(0, len(content), _INDEX_ENTRY.size)
+            if any(content[at : at + _INDEX_ENTRY.size])
         ]
-        content[entries[-1] : entries[-1] + _INDEX_ENTRY] = bytes(_INDEX_ENTRY)
+        _, _, position, _ = _INDEX_ENTRY.unpack_from(content, entries[-count])
+        content[entries[-count] :] = bytes(len(content) - entries[-count])
         index.write_bytes(content)
-        await self.start()
+        return int(position)
+
+    def _partition_of(self, stream: str) -> Path:
+        return self.server.data() / "streams" / stream / "0"
 
     async def compact(self, stream: str) -> None:
         """Nothing: its cleaner runs by itself, and the tests wait for what it does."""

@@ -197,6 +197,20 @@ class BrokerStreams:
         """
         self.streams[stream].next_offset[partition] -= 1
 
+    def lose(self, stream: str, count: int, partition: int = 0) -> None:
+        """Lose the newest messages, although they were acked, and hand out their offsets again.
+
+        Real brokers do when two leaders of a partition die within seconds. The broker has to be
+        stopped.
+        """
+        broker_stream = self.streams[stream]
+        newest = broker_stream.next_offset[partition] - count - 1
+        messages = broker_stream.partitions[partition]
+        messages[:] = [message for message in messages if message.offset <= newest]
+        broker_stream.next_offset[partition] = newest + 1
+        for marks in (broker_stream.high_watermark, broker_stream.checkpoint):
+            marks[partition] = min(marks[partition], newest)
+
     def next_offset(self, stream: str, partition: int = 0) -> int:
         """Return the offset that the next message of a partition gets."""
         return self.streams[stream].next_offset[partition]

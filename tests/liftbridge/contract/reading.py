@@ -23,9 +23,9 @@ KEY = FeedKey("http://localhost/feed")
 
 
 def store_of(
-    publisher: StreamPublisher, api: LiftbridgeApi, name: str, format: str
+    publisher: StreamPublisher, api: LiftbridgeApi, name: str, format: str, attempts: int = 1000
 ) -> StreamCursorStore:
-    return StreamCursorStore(publisher, api, name, format=format, attempts=1000)
+    return StreamCursorStore(publisher, api, name, format=format, attempts=attempts)
 
 
 async def save(store: StreamCursorStore, revision: int, *numbers: int) -> None:
