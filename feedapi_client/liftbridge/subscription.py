@@ -189,7 +189,9 @@ class Subscriber:
         found = await partition_metadata(
             self._brokers, wanted.stream, wanted.partition, resume=wanted.resume
         )
-        return replace(wanted, start=returned.compare_up_to(found.high_watermark))
+        # After the broker lost messages its high watermark may be above the newest one.
+        readable = min(found.high_watermark, found.newest_offset)
+        return replace(wanted, start=returned.compare_up_to(readable))
 
     async def _raise_if_paused(self) -> None:
         await partition_metadata(self._brokers, self._wanted.stream, self._wanted.partition)
