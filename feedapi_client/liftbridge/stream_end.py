@@ -10,10 +10,9 @@ from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.errors import (
     AckTimeoutError,
     IncorrectOffsetError,
-    LiftbridgeError,
+    PublishError,
     PublishRefusedError,
     StreamError,
-    StreamGapError,
     StreamReadonlyError,
 )
 from feedapi_client.liftbridge.headers import FORMAT
@@ -46,14 +45,7 @@ async def writable(api: LiftbridgeApi, stream: str, partition: int) -> Partition
     return found
 
 
-class LostMessagesError(StreamGapError):
-    """The broker lost messages that it had acked.
-
-    Retried, because a broker that starts may not know yet that it no longer leads the partition.
-    """
-
-
-def write_backoff(attempts: int, *retried: type[LiftbridgeError]) -> Backoff:
+def write_backoff(attempts: int, *retried: type[PublishError]) -> Backoff:
     """The pauses between attempts to write to the stream."""
     return Backoff(
         base_delay=_RETRY_BASE_DELAY,
@@ -128,7 +120,7 @@ class StreamEnd:
         for pause in (0.0, _COMMITTED_AFTER):
             await asyncio.sleep(pause)
             found = await writable(self._api, self._stream.name, self._partition)
-            if found.high_watermark >= found.newest_offset or found.newest_offset + 1 < written_to:
+            if self._needs_no_message(found, written_to):
                 return False
         await self._append_nothing(found)
         return True
@@ -143,9 +135,10 @@ class StreamEnd:
 
         Arguments:
             written_to: the offset after the newest message that was acked, as far as is known.
+                Where the partition ends before it, nothing is appended: the broker lost messages,
+                or it does not know yet that it no longer leads the partition.
 
         Raises:
-            StreamGapError: the partition ends before `written_to`.
             PublishError: the message could not be appended.
             StreamError: as `writable`.
         """
@@ -156,15 +149,15 @@ class StreamEnd:
 
     async def _find(self, written_to: int) -> EndOffsets:
         found = await writable(self._api, self._stream.name, self._partition)
-        if found.newest_offset + 1 < written_to:
-            raise LostMessagesError(
-                f"the broker lost the messages from offset {found.newest_offset + 1} on, which it "
-                "had acked: start the relay again, which then writes their events again",
-                stream=self._stream.name,
-            )
-        if found.high_watermark >= found.newest_offset:
+        if self._needs_no_message(found, written_to):
             return EndOffsets(found.newest_offset, found.newest_offset + 1)
         return EndOffsets(found.newest_offset, await self._append_nothing(found) + 1)
+
+    @staticmethod
+    def _needs_no_message(found: PartitionMetadata, written_to: int) -> bool:
+        """Whether all can be read, or nothing may be appended."""
+        is_short = found.newest_offset + 1 < written_to
+        return is_short or found.high_watermark >= found.newest_offset
 
     async def _append_nothing(self, found: PartitionMetadata) -> int:
         ack = await self._publisher.publish(

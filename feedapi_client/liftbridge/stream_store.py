@@ -38,12 +38,7 @@ from feedapi_client.liftbridge.headers import (
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.stream import Stream
-from feedapi_client.liftbridge.stream_end import (
-    EndOffsets,
-    LostMessagesError,
-    StreamEnd,
-    write_backoff,
-)
+from feedapi_client.liftbridge.stream_end import EndOffsets, StreamEnd, write_backoff
 from feedapi_client.liftbridge.stream_format import (
     Attempt,
     MessageFormat,
@@ -69,11 +64,13 @@ class _StreamState:
         next_offset: the offset that the next message will get.
         snapshot: the offset from which all positions can be read.
         positions: the positions by partition.
+        lost_from: the end of the stream, where that was found before `next_offset`.
     """
 
     next_offset: int = 0
     snapshot: int = 0
     positions: dict[int, Position] = field(default_factory=dict)
+    lost_from: int | None = None
 
 
 class StreamCursorStore:
@@ -186,6 +183,7 @@ class StreamCursorStore:
                 await self._write_snapshot_if_due(feed)
                 await self._write(batch_rows(feed, positions, transaction, self.format))
             except (PublishError, BrokerUnavailableError) as error:
+                self._raise_if_lost(error)
                 raise StoreError(
                     f"the batch could not be written: {error}", feed=feed.url
                 ) from error
@@ -202,6 +200,14 @@ class StreamCursorStore:
                 return False
             # The next save finds out that its offset was taken, also when no ack comes.
             return await self._end.reveal(self._state.next_offset)
+
+    def _raise_if_lost(self, error: Exception) -> None:
+        if self._state.lost_from is not None:
+            raise StreamGapError(
+                f"the broker lost the messages from offset {self._state.lost_from} on, which it "
+                "had acked: start the relay again, which then writes their events again",
+                stream=self.stream.name,
+            ) from error
 
     def _check_loaded(self, feed: FeedKey) -> None:
         if self._loaded_feed != feed:
@@ -229,13 +235,10 @@ class StreamCursorStore:
             tried = True
             await self._publish(rows, attempt)
             self._state.next_offset += len(rows)
+            self._state.lost_from = None
 
         backoff = write_backoff(
-            self._attempts,
-            IncorrectOffsetError,
-            AckTimeoutError,
-            PublishRefusedError,
-            LostMessagesError,
+            self._attempts, IncorrectOffsetError, AckTimeoutError, PublishRefusedError
         )
         await retry(look_up_and_write, backoff, sleep=asyncio.sleep, on_retry=self._on_retry)
 
@@ -322,9 +325,9 @@ class StreamCursorStore:
         Raises:
             RelayFencedError: another relay completed an attempt.
             StreamError: the stream is missing, read-only, or incomplete.
-            StreamGapError: the broker lost messages that it had acked.
         """
         found, end = False, await self._end.find(self._state.next_offset)
+        self._state.lost_from = end.next if end.next < self._state.next_offset else None
         async with aclosing(self._attempts_until(end)) as attempts:
             async for attempt in attempts:
                 if attempt.id == tried:
