@@ -179,8 +179,19 @@ _CREATE_OPTIONS: _Options = (
         },
     ),
     (
+        "--compact-goroutines",
+        {"type": int, "metavar": "N", "help": "goroutines that compact a partition at once"},
+    ),
+    (
         "--auto-pause-seconds",
         {"type": float, "metavar": "S", "help": "pause an idle partition; 0: never"},
+    ),
+    (
+        "--auto-pause-unless-subscribed",
+        {
+            "action": argparse.BooleanOptionalAction,
+            "help": "do not pause while somebody is subscribed",
+        },
     ),
     (
         "--encryption",
@@ -260,7 +271,9 @@ def stream_options(options: argparse.Namespace) -> StreamOptions:
         segment_bytes=options.segment_bytes,
         segment_seconds=options.segment_seconds,
         compact=options.compact,
+        compact_goroutines=options.compact_goroutines,
         auto_pause_seconds=options.auto_pause_seconds,
+        auto_pause_unless_subscribed=options.auto_pause_unless_subscribed,
         encryption=options.encryption,
     )
 
