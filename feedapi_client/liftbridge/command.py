@@ -42,6 +42,8 @@ from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
 
 _BATCH_BYTES = 512 * 1024
+# A commit waits for the stream, exactly once: it has to outlast the election of a new leader.
+_COMMIT_SECONDS = 120.0
 _PROGRESS_INTERVAL = 0.5
 
 
@@ -122,7 +124,7 @@ class RelayCommand:
                     v1_partitions=options.v1_partitions,
                     lineage=self.lineage,
                     fetch=self.fetch,
-                    limits=Limits(max_batch_bytes=_BATCH_BYTES),
+                    limits=Limits(max_batch_bytes=_BATCH_BYTES, commit_timeout=_COMMIT_SECONDS),
                     http=http,
                 )
             )

@@ -69,7 +69,15 @@ class StreamReadonlyError(StreamError):
 
 
 class StreamGapError(StreamError):
-    """Messages are missing that were there: by retention or compaction, or the broker lost them."""
+    """Messages are missing that were there: by retention or compaction, or the broker lost them.
+
+    Attributes:
+        offset: the first offset that is missing, or whose message is another one now.
+    """
+
+    def __init__(self, message: str, *, stream: str, offset: int) -> None:
+        super().__init__(message, stream=stream)
+        self.offset = offset
 
 
 class PublishError(LiftbridgeError):

@@ -56,7 +56,9 @@ class RelayReader:
 
     Raises:
         StreamGapError: messages are missing, because retention or compaction removed them; or the
-            broker lost batches that were returned, which the relay writes again.
+            broker lost messages of batches that were returned, and the relay wrote their events
+            again. Then undo each batch whose `next_offset` is above the error's `offset`, and start
+            a reader at that offset.
         LiftbridgeError: the errors of `LiftbridgeApi.subscribe`.
     """
 
@@ -116,14 +118,16 @@ class RelayReader:
                 "retention or compaction removed them. A stream that a relay writes exactly once "
                 "must not be compacted",
                 stream=self._stream,
+                offset=following,
             )
 
     def _lost(self, offset: int) -> StreamGapError:
         return StreamGapError(
-            f"the broker lost batches that were read, from offset {offset} on, and a relay wrote "
-            "their events again, perhaps in other batches: undo what came from there on, and start "
-            "a reader there",
+            f"the broker lost messages of batches that were read, from offset {offset} on, and a "
+            "relay wrote their events again, perhaps in other batches: undo each batch with a "
+            "`next_offset` above that, and start a reader there",
             stream=self._stream,
+            offset=offset,
         )
 
 

@@ -113,6 +113,7 @@ class ReturnedMessages:
                 f"the broker lost messages that were read, from offset {oldest} or less on: read "
                 "again from an earlier offset",
                 stream=self._stream,
+                offset=oldest,
             )
         logger.warning(
             "stream %s: the broker lost messages that were read, from offset %d on, and stored "

@@ -12,7 +12,6 @@ import logging
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from feedapi_client.errors import StoreError
@@ -29,12 +28,7 @@ from feedapi_client.liftbridge.errors import (
     StreamError,
     StreamGapError,
 )
-from feedapi_client.liftbridge.headers import (
-    ATTEMPT,
-    COUNT,
-    INDEX,
-    SNAPSHOT,
-)
+from feedapi_client.liftbridge.headers import ATTEMPT, COUNT, INDEX, SNAPSHOT
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.stream import Stream
@@ -46,6 +40,7 @@ from feedapi_client.liftbridge.stream_format import (
     snapshot_offset,
 )
 from feedapi_client.liftbridge.stream_rows import OutgoingBatch, Row, batch_rows, positions_rows
+from feedapi_client.liftbridge.stream_state import StreamState
 from feedapi_client.model import FeedKey, Position, Status
 from feedapi_client.retry import retry
 from feedapi_client.stores.base import check_predecessor
@@ -54,23 +49,6 @@ logger = logging.getLogger(__name__)
 
 _READ_TIMEOUT = 60.0
 _WINDOW_GROWTH = 16
-
-
-@dataclass(slots=True)
-class _StreamState:
-    """What is known of the stream.
-
-    Attributes:
-        next_offset: the offset that the next message will get.
-        snapshot: the offset from which all positions can be read.
-        positions: the positions by partition.
-        lost_from: the end of the stream, where that was found before `next_offset`.
-    """
-
-    next_offset: int = 0
-    snapshot: int = 0
-    positions: dict[int, Position] = field(default_factory=dict)
-    lost_from: int | None = None
 
 
 class StreamCursorStore:
@@ -122,7 +100,7 @@ class StreamCursorStore:
         self._writer_id = secrets.token_hex(8)
         self._attempt_number = 0
         self._loaded_feed: FeedKey | None = None
-        self._state = _StreamState()
+        self._state = StreamState()
         self._attempts_read = SettledAttempts()
         self._lock = asyncio.Lock()
 
@@ -144,7 +122,7 @@ class StreamCursorStore:
             await self._end.require_concurrency_control()
             end = await self._end.find()
             snapshot = await self._find_snapshot(end)
-            self._state = _StreamState(snapshot, snapshot)
+            self._state = StreamState(snapshot, snapshot)
             await self._read_positions(feed, end)
             self._loaded_feed = feed
             return dict(self._state.positions)
@@ -183,7 +161,7 @@ class StreamCursorStore:
                 await self._write_snapshot_if_due(feed)
                 await self._write(batch_rows(feed, positions, transaction, self.format))
             except (PublishError, BrokerUnavailableError) as error:
-                self._raise_if_lost(error)
+                self._state.raise_if_lost(self.stream.name)
                 raise StoreError(
                     f"the batch could not be written: {error}", feed=feed.url
                 ) from error
@@ -200,14 +178,6 @@ class StreamCursorStore:
                 return False
             # The next save finds out that its offset was taken, also when no ack comes.
             return await self._end.reveal(self._state.next_offset)
-
-    def _raise_if_lost(self, error: Exception) -> None:
-        if self._state.lost_from is not None:
-            raise StreamGapError(
-                f"the broker lost the messages from offset {self._state.lost_from} on, which it "
-                "had acked: start the relay again, which then writes their events again",
-                stream=self.stream.name,
-            ) from error
 
     def _check_loaded(self, feed: FeedKey) -> None:
         if self._loaded_feed != feed:
@@ -234,8 +204,7 @@ class StreamCursorStore:
                 return
             tried = True
             await self._publish(rows, attempt)
-            self._state.next_offset += len(rows)
-            self._state.lost_from = None
+            self._state.wrote(len(rows))
 
         backoff = write_backoff(
             self._attempts, IncorrectOffsetError, AckTimeoutError, PublishRefusedError
@@ -327,7 +296,7 @@ class StreamCursorStore:
             StreamError: the stream is missing, read-only, or incomplete.
         """
         found, end = False, await self._end.find(self._state.next_offset)
-        self._state.lost_from = end.next if end.next < self._state.next_offset else None
+        self._state.check_end(end.next, self.stream.name)
         async with aclosing(self._attempts_until(end)) as attempts:
             async for attempt in attempts:
                 if attempt.id == tried:
@@ -361,6 +330,7 @@ class StreamCursorStore:
                 "or compaction has removed messages: keep more and compact nothing, or start again "
                 "with a new stream",
                 stream=self.stream.name,
+                offset=self._state.next_offset,
             )
 
     def _messages(self, start: int, newest: int) -> AsyncGenerator[Message, None]:

@@ -3,6 +3,10 @@
 A long run: ``python -m tests.liftbridge.kill_real --mode events --what leader --kills 20``. The
 modes are at-least-once, batch and events. What is killed: the relay (SIGKILL), the broker (SIGINT,
 on which it shuts down, SIGTERM or SIGKILL), NATS, or the leader of three brokers.
+
+Brokers may lose messages when two leaders die within seconds. Exactly once, relay and reader then
+end with `StreamGapError`: the relay is started again, and the reader at the offset of the error,
+after what it read from there on was undone.
 """
 
 from __future__ import annotations
@@ -20,11 +24,13 @@ import anyio
 import anyio.to_thread
 import orjson
 
-from feedapi_client.liftbridge import LiftbridgeApi, RelayReader
+from feedapi_client.liftbridge import LiftbridgeApi, RelayReader, StreamGapError
+from feedapi_client.liftbridge.subscription import Start
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from tests.liftbridge.clusters import FAILOVER_SECONDS, FAILOVER_SETTINGS, in_sync_leader
 from tests.liftbridge.helpers import eventually
 from tests.liftbridge.kill_relay import Feed, Outcome, repeated
+from tests.liftbridge.relay_program import LOST
 
 MODES = ("at-least-once", "batch", "events")
 WHAT = ("relay", "broker-int", "broker-term", "broker-kill", "nats", "leader")
@@ -41,6 +47,8 @@ class KillRun:
         self.random = self.feed.random
         self.nats = NatsServer()
         self.found: list[int] = []
+        self.batches: list[tuple[int, int]] = []
+        self.relays_told = self.readers_told = 0
 
     async def run(self, kills: int) -> Outcome:
         """Kill so many times, let everything catch up, and return what the reader got."""
@@ -101,8 +109,7 @@ class KillRun:
                 raise AssertionError(
                     f"{missing} missing: {state}, {await self._describe_missing()}"
                 )
-            assert not reader.done(), f"the reader ended: {reader.exception()}"
-            assert self.relay.poll() is None, "the relay ended by itself"
+            self._check_running(reader)
             await asyncio.sleep(0.1)
 
     async def _describe_missing(self) -> str:
@@ -115,11 +122,18 @@ class KillRun:
         return f"in the stream {offsets}, read last {self.found[-5:]}"
 
     async def _wait_for(self, target: int, reader: asyncio.Task[None]) -> None:
-        await eventually(
-            lambda: len(self.found) >= target or reader.done() or self.relay.poll() is not None,
-            FAILOVER_SECONDS,
-        )
+        def reached() -> bool:
+            self._check_running(reader)
+            return len(self.found) >= target
+
+        await eventually(reached, FAILOVER_SECONDS)
+
+    def _check_running(self, reader: asyncio.Task[None]) -> None:
+        """Start a relay again that ended because the broker lost messages. No other may end."""
         assert not reader.done(), f"the reader ended: {reader.exception()}"
+        if self.relay.poll() == LOST:
+            self.relays_told += 1
+            self._start_relay()
         assert self.relay.poll() is None, "the relay ended by itself"
 
     async def _kill(self) -> None:
@@ -150,8 +164,25 @@ class KillRun:
         if self.mode == "at-least-once":
             async for message in self.api.subscribe("s"):
                 self.found.append(orjson.loads(message.value)["n"])
-        async for batch in RelayReader(self.api, "s"):
+        start: int | None = None
+        while True:
+            try:
+                await self._follow_batches("earliest" if start is None else start)
+            except StreamGapError as error:
+                self.readers_told += 1
+                start = error.offset
+                self._undo_from(start)
+
+    async def _follow_batches(self, start: Start) -> None:
+        async for batch in RelayReader(self.api, "s", start=start):
             self.found.extend(orjson.loads(event)["n"] for event in batch.events)
+            self.batches.append((batch.next_offset, len(batch.events)))
+
+    def _undo_from(self, offset: int) -> None:
+        """Forget the batches that the broker lost a part of."""
+        while self.batches and self.batches[-1][0] > offset:
+            _, count = self.batches.pop()
+            del self.found[len(self.found) - count :]
 
 
 def _last_of_each(numbers: list[int]) -> list[int]:
@@ -182,7 +213,8 @@ def main() -> None:
         f"mode {options.mode}, seed {seed}, {options.kills} times {options.what}: "
         f"{len(outcome.published)} events, lost {len(outcome.lost())}, "
         f"repeated {repeated(outcome.plain)}, in order: {Outcome.in_order(outcome.kept)}, "
-        f"panics of a starting broker {run.server.panics}"
+        f"panics of a starting broker {run.server.panics}, "
+        f"losses of the broker that relays {run.relays_told} and readers {run.readers_told} told"
     )
 
 

@@ -11,7 +11,16 @@ from contextlib import AsyncExitStack
 import anyio
 
 from feedapi_client import FeedConsumer, Limits, SQLiteCursorStore
-from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, Relay, StreamCursorStore
+from feedapi_client.liftbridge import (
+    LiftbridgeApi,
+    LiftbridgePublisher,
+    Relay,
+    StreamCursorStore,
+    StreamGapError,
+)
+
+LOST = 3
+"""The exit code when the broker lost messages of the relay."""
 
 
 async def main(
@@ -30,7 +39,9 @@ async def main(
             store = StreamCursorStore(
                 publisher, api, "s", format=mode, snapshot_every=200, attempts=100
             )
-        limits = Limits(max_batch_bytes=4000, poll_interval=0.02, max_poll_interval=0.05)
+        limits = Limits(
+            max_batch_bytes=4000, commit_timeout=120, poll_interval=0.02, max_poll_interval=0.05
+        )
         consumer = await stack.enter_async_context(FeedConsumer(feed, store=store, limits=limits))
         await Relay(consumer, publisher, "s", api=api, attempts=100).run()
 
@@ -38,4 +49,8 @@ async def main(
 if __name__ == "__main__":
     mode, feed, nats, api_addresses, path, *rest = sys.argv[1:]
     ack_timeout = float(rest[0]) if rest else 5.0
-    anyio.run(main, mode, feed, nats, api_addresses, path, ack_timeout)
+    try:
+        anyio.run(main, mode, feed, nats, api_addresses, path, ack_timeout)
+    except StreamGapError as error:
+        print(error, flush=True)
+        sys.exit(LOST)

@@ -21,7 +21,7 @@ import grpc
 from gufo.liftbridge import api_pb2
 from gufo.liftbridge.api_pb2_grpc import APIStub
 
-from feedapi_client.testing.liftbridge.nats_server import free_port
+from feedapi_client.testing.liftbridge.nats_server import free_ports
 
 LIFTBRIDGE_VERSION = "v1.9.0"
 LIFTBRIDGE_FOLDER = "FEEDAPI_LIFTBRIDGE"
@@ -59,7 +59,7 @@ class LiftbridgeServer:
         self._credentials = credentials
         self.nats_url = nats_url
         self._settings = dict(settings or {})
-        self._ports = [free_port() for _ in range(nodes)]
+        self._ports = free_ports(nodes)
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._folder = ""
         self.panics = 0
@@ -185,7 +185,8 @@ class LiftbridgeServer:
                 except grpc.RpcError:
                     time.sleep(0.05)
                 else:
-                    return
+                    if self._processes[node].poll() is None:
+                        return
         code = self._processes[node].poll()
         what = f"did not start within {_START_SECONDS:g} s" if code is None else f"ended ({code})"
         raise RuntimeError(f"liftbridge {what}:\n{self.log(node)[-4000:]}")
