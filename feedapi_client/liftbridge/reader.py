@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -86,20 +85,18 @@ class RelayReader:
         """Return the batches from the start on."""
         attempts = SettledAttempts()
         following = self._start if isinstance(self._start, int) else None
-        returned_to, lost_from = 0, math.inf
+        returned_to = 0
         async with aclosing(_with_pauses(self._messages(), attempts)) as messages:
             async for message in messages:
                 attempt = attempts.settle() if message is None else attempts.feed(message)
                 if attempt is not None and (batch := _batch_of(attempt)) is not None:
-                    if attempt.messages[0].offset < returned_to:
-                        raise self._lost(int(lost_from))
                     returned_to = batch.next_offset
                     yield batch
                 if message is not None:
                     self._check_complete(following, message)
                     following = message.offset + 1
-                    if message.offset < returned_to:
-                        lost_from = min(lost_from, message.offset)
+                    if message.offset < returned_to and not attempts.repeats(message):
+                        raise self._lost(message.offset)
 
     def _messages(self) -> AsyncGenerator[Message, None]:
         return self._api.subscribe(
@@ -123,9 +120,9 @@ class RelayReader:
 
     def _lost(self, offset: int) -> StreamGapError:
         return StreamGapError(
-            f"the broker lost messages of batches that were read, from offset {offset} on, and a "
-            "relay wrote their events again, perhaps in other batches: undo each batch with a "
-            "`next_offset` above that, and start a reader there",
+            f"the broker lost messages of batches that were read, from offset {offset} on, whose "
+            "events come again, perhaps in other batches: undo each batch with a `next_offset` "
+            "above that, and start a reader there",
             stream=self._stream,
             offset=offset,
         )

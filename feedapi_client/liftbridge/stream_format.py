@@ -147,6 +147,10 @@ class SettledAttempts:
             self._held = complete
         return settled
 
+    def repeats(self, message: Message) -> bool:
+        """Whether the message belongs to the attempt that was returned last."""
+        return bool(self._last_id) and text_header(message, ATTEMPT) == self._last_id
+
     def settle(self) -> Attempt | None:
         """Return the attempt that is held, when no message after it takes it back."""
         settled, self._held = self._held, None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from contextlib import aclosing
 
-import orjson
 import pytest
 
 from feedapi_client.liftbridge import (
@@ -105,22 +104,24 @@ async def test_an_idle_relay_says_so_too_instead_of_hiding_it_with_a_message_of_
 
 
 @pytest.mark.parametrize("format", FORMATS)
-async def test_a_reader_of_batches_never_returns_two_of_them_for_one_offset(
+async def test_a_reader_says_which_batches_come_again_and_continues_when_they_are_undone(
     cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
 ) -> None:
     await api.create_stream(name, concurrency_control=True)
     store = store_of(publisher, api, name, format)
     await store.load(KEY)
-    for n in range(1, 4):
-        await save(store, n, n)
-    found: list[int] = []
+    await save(store, 1, 1)
+    await save(store, 2, 2, 3, 4)
     async with aclosing(RelayReader(api, name).batches()) as batches:
-        for _ in range(3):
-            found += [orjson.loads(event)["n"] for event in (await anext(batches)).events]
-        await cluster.lose(name, 2)
+        read = [await anext(batches) for _ in range(2)]
+        await cluster.lose(name, 1)
         restarted = store_of(publisher, api, name, format)
-        await restarted.load(KEY)
-        await save(restarted, 2, 2, 3)
-        with pytest.raises(StreamGapError, match=r"lost .* from offset 1 on"):
+        assert await restarted.load(KEY) == {0: Position("c1", revision=1)}
+        await save(restarted, 2, 2, 3, 4, 5)
+        with pytest.raises(StreamGapError, match=r"lost .* from offset \d on") as caught:
             await anext(batches)
-    assert found == [1, 2, 3]
+    assert caught.value.offset == read[1].next_offset - 1
+    [kept] = [batch for batch in read if batch.next_offset <= caught.value.offset]
+    assert kept.cursor == "c1"
+    assert await relayed(api, name, 4, start=caught.value.offset) == [2, 3, 4, 5]
+    assert await relayed(api, name, 5) == [1, 2, 3, 4, 5]
