@@ -2,9 +2,10 @@
 
 A long run: ``python -m tests.liftbridge.kill_real --mode events --what leader --kills 20``. The
 modes are at-least-once, batch and events. What is killed: the relay (SIGKILL), the broker (SIGINT,
-on which it shuts down, SIGTERM or SIGKILL), NATS, or the leader of three brokers.
+on which it shuts down, SIGTERM or SIGKILL), NATS, the leader of three brokers, or two leaders of
+three within seconds.
 
-Brokers may lose messages when two leaders die within seconds. Exactly once, relay and reader then
+Brokers may then lose messages that they acked. Exactly once, relay and reader then
 end with `StreamGapError`: the relay is started again, and the reader at the offset of the error,
 after what it read from there on was undone.
 """
@@ -33,7 +34,9 @@ from tests.liftbridge.kill_relay import Feed, Outcome, repeated
 from tests.liftbridge.relay_program import LOST
 
 MODES = ("at-least-once", "batch", "events")
-WHAT = ("relay", "broker-int", "broker-term", "broker-kill", "nats", "leader")
+LEADERS = {"leader": 1, "two-leaders": 2}
+"""How many leaders of three brokers die at a time."""
+WHAT = ("relay", "broker-int", "broker-term", "broker-kill", "nats", *LEADERS)
 EVENTS_A_KILL = 200
 ACK_TIMEOUT = "1"
 
@@ -52,7 +55,7 @@ class KillRun:
 
     async def run(self, kills: int) -> Outcome:
         """Kill so many times, let everything catch up, and return what the reader got."""
-        nodes = 3 if self.what == "leader" else 1
+        nodes = 3 if self.what in LEADERS else 1
         async with AsyncExitStack() as stack:
             folder = stack.enter_context(tempfile.TemporaryDirectory())
             url = stack.enter_context(self.feed.publisher.serve())
@@ -142,16 +145,20 @@ class KillRun:
             self._start_relay()
         elif self.what == "nats":
             await anyio.to_thread.run_sync(self.nats.restart)
+        elif self.what in LEADERS:
+            for _ in range(LEADERS[self.what]):
+                await self._kill_leader()
         else:
-            node = 0
-            if self.what == "leader":
-                node = await in_sync_leader(self.server, self.api, "s")
             how = {"broker-int": self.server.interrupt, "broker-term": self.server.terminate}
-            await anyio.to_thread.run_sync(how.get(self.what, self.server.kill), node)
-            if self.what == "leader":
-                # Until the others have found a new one: otherwise it would lead again.
-                await eventually_leads(self.api, self.server, node)
-            await anyio.to_thread.run_sync(self.server.start, node)
+            await anyio.to_thread.run_sync(how.get(self.what, self.server.kill))
+            await anyio.to_thread.run_sync(self.server.start)
+
+    async def _kill_leader(self) -> None:
+        """Kill the leader, and start it again when another node leads, so that it does not."""
+        node = await in_sync_leader(self.server, self.api, "s")
+        await anyio.to_thread.run_sync(self.server.kill, node)
+        await eventually_leads(self.api, self.server, node)
+        await anyio.to_thread.run_sync(self.server.start, node)
 
     def _start_relay(self) -> None:
         self.relay = subprocess.Popen(self.command)
