@@ -62,7 +62,8 @@ async def reveal_newest(
 
     A broker that starts lets nobody read them until something is appended. Appends a message
     without content (header ``feedapi-format: no-op``), with the next offset as its expected one,
-    when that is so. A relay that is exactly once does this by itself.
+    when that is so; after the broker lost messages as many as it takes. A relay that is exactly
+    once does this by itself.
 
     Returns: whether a message was appended.
 
@@ -157,19 +158,24 @@ class StreamEnd:
     def _needs_no_message(found: PartitionMetadata, written_to: int) -> bool:
         """Whether all can be read, or nothing may be appended."""
         is_short = found.newest_offset + 1 < written_to
-        return is_short or found.high_watermark >= found.newest_offset
+        return is_short or found.high_watermark == found.newest_offset
 
     async def _append_nothing(self, found: PartitionMetadata) -> int:
-        ack = await self._publisher.publish(
+        """Append messages without content until all can be read, and return the last offset.
+
+        One raises a high watermark that is too low. A broker that lost messages may have one above
+        its newest message, and then lets nobody read until it has as many messages as before.
+        """
+        count = max(1, found.high_watermark - found.newest_offset)
+        await self._publisher.publish_many(
             self._stream,
-            b"",
+            [b""] * count,
             partition=found.id,
             ack_policy=AckPolicy.ALL,
             expected_offset=found.newest_offset + 1,
             headers={FORMAT: b"no-op"},
         )
-        assert ack is not None
-        return ack.offset
+        return found.newest_offset + count
 
     async def require_concurrency_control(self) -> None:
         """Raise `StreamError` when the stream does not check offsets.

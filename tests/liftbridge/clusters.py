@@ -77,7 +77,7 @@ class Cluster(ABC):
         """Kill the broker between its write of the newest message to the log and to the index."""
 
     @abstractmethod
-    async def lose(self, stream: str, count: int) -> None:
+    async def lose(self, stream: str, count: int, *, keep_high_watermark: bool = False) -> None:
         """Kill the broker, let it lose its newest messages, and start it again.
 
         That is what remains when two leaders of three die within seconds.
@@ -106,9 +106,9 @@ class StandIn(Cluster):
         self.broker.tear(stream)
         await self.broker.start()
 
-    async def lose(self, stream: str, count: int) -> None:
+    async def lose(self, stream: str, count: int, *, keep_high_watermark: bool = False) -> None:
         await self.broker.stop()
-        self.broker.lose(stream, count)
+        self.broker.lose(stream, count, keep_high_watermark=keep_high_watermark)
         await self.broker.start()
 
     async def compact(self, stream: str) -> None:
@@ -134,26 +134,31 @@ class Real(Cluster):
         self._cut_index(stream, 1)
         await self.start()
 
-    async def lose(self, stream: str, count: int) -> None:
+    async def lose(self, stream: str, count: int, *, keep_high_watermark: bool = False) -> None:
         await self.stop()
         position = self._cut_index(stream, count)
         [log] = self._partition_of(stream).glob("*.log")
         os.truncate(log, position)
+        if keep_high_watermark:
+            newest = sum(1 for _ in self._entries(stream)) + count - 1
+            mark = self._partition_of(stream) / "replication-offset-checkpoint"
+            mark.write_text(str(newest))
         await self.start()
 
     def _cut_index(self, stream: str, count: int) -> int:
         """Delete the last entries of the index, and return where the first of them begins."""
         [index] = self._partition_of(stream).glob("*.index")
-        content = bytearray(index.read_bytes())
-        entries = [
-            at
-            for at in range(0, len(content), _INDEX_ENTRY.size)
-            if any(content[at : at + _INDEX_ENTRY.size])
-        ]
+        content, entries = bytearray(index.read_bytes()), self._entries(stream)
         _, _, position, _ = _INDEX_ENTRY.unpack_from(content, entries[-count])
         content[entries[-count] :] = bytes(len(content) - entries[-count])
         index.write_bytes(content)
         return int(position)
+
+    def _entries(self, stream: str) -> list[int]:
+        """Return where the entries of the index begin."""
+        [index] = self._partition_of(stream).glob("*.index")
+        content, size = index.read_bytes(), _INDEX_ENTRY.size
+        return [at for at in range(0, len(content), size) if any(content[at : at + size])]
 
     def _partition_of(self, stream: str) -> Path:
         return self.server.data() / "streams" / stream / "0"

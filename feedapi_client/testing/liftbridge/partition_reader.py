@@ -35,6 +35,10 @@ class PartitionReader:
         self._member = GroupReader(request.consumer.consumerId, request.consumer.groupEpoch)
         self._check_assigned()
         self._check_paused("Failed to create stream reader: segment has been closed")
+        if self._high_watermark >= self._following:
+            raise SubscriptionEnded(
+                grpc.StatusCode.INTERNAL, "Failed to create stream reader: segment not found"
+            )
         start, self._stop = self._start(request), self._stop_offset(request)
         if self._stop is not None and self._stop < start:
             raise SubscriptionEnded(

@@ -197,11 +197,14 @@ class BrokerStreams:
         """
         self.streams[stream].next_offset[partition] -= 1
 
-    def lose(self, stream: str, count: int, partition: int = 0) -> None:
+    def lose(
+        self, stream: str, count: int, partition: int = 0, *, keep_high_watermark: bool = False
+    ) -> None:
         """Lose the newest messages, although they were acked, and hand out their offsets again.
 
-        Real brokers do when two leaders of a partition die within seconds. The broker has to be
-        stopped.
+        Real brokers do when two leaders of a partition die within seconds. They may keep the high
+        watermark, and then nothing can be read until there are as many messages as before. The
+        broker has to be stopped.
         """
         broker_stream = self.streams[stream]
         newest = broker_stream.next_offset[partition] - count - 1
@@ -209,7 +212,8 @@ class BrokerStreams:
         messages[:] = [message for message in messages if message.offset <= newest]
         broker_stream.next_offset[partition] = newest + 1
         for marks in (broker_stream.high_watermark, broker_stream.checkpoint):
-            marks[partition] = min(marks[partition], newest)
+            kept = newest + count if keep_high_watermark else min(marks[partition], newest)
+            marks[partition] = kept
 
     def next_offset(self, stream: str, partition: int = 0) -> int:
         """Return the offset that the next message of a partition gets."""
@@ -281,7 +285,7 @@ class BrokerStreams:
         )
         stream.partitions[partition].append(stored)
         stream.next_offset[partition] = offset + 1
-        stream.high_watermark[partition] = offset
+        stream.high_watermark[partition] = max(stream.high_watermark[partition], offset)
         await stream.notify()
         return offset
 

@@ -125,3 +125,21 @@ async def test_a_reader_says_which_batches_come_again_and_continues_when_they_ar
     assert kept.cursor == "c1"
     assert await relayed(api, name, 4, start=caught.value.offset) == [2, 3, 4, 5]
     assert await relayed(api, name, 5) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_relay_fills_a_stream_that_nobody_can_read_before_it_has_as_many_messages_again(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format)
+    await store.load(KEY)
+    for n in range(1, 4):
+        await save(store, n, n)
+    await cluster.lose(name, 2, keep_high_watermark=True)
+    found = await api.partition_metadata(name)
+    assert (found.high_watermark, found.newest_offset) == (2, 0)
+    restarted = store_of(publisher, api, name, format)
+    assert await restarted.load(KEY) == {0: Position("c1", revision=1)}
+    await save(restarted, 2, 2, 3)
+    assert await relayed(api, name, 3) == [1, 2, 3]
