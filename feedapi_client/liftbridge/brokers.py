@@ -49,6 +49,8 @@ _RETRIED = frozenset(
 )
 # What it answers for a partition that it does not lead, or that is paused.
 _NOT_SERVED = ("partition leader", "has been closed", "was closed")
+# What it answers, with the status UNKNOWN, while its high watermark is above its newest message.
+_CAN_NOT_READ = "failed to read message"
 # What grpc says when it does not trust the broker.
 _WRONG_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 NO_CURSORS = "the broker keeps no cursors: it needs the setting cursors.stream.partitions"
@@ -242,7 +244,7 @@ class Brokers:
             return StreamMissingError(details, stream=stream)
         if _WRONG_CERTIFICATE in details:
             return LiftbridgeError(f"the certificate of the broker is not trusted ({details})")
-        if code in _RETRIED:
+        if code in _RETRIED or _CAN_NOT_READ in details:
             kind = NotServedError if any(text in details for text in _NOT_SERVED) else None
             return (kind or BrokerUnavailableError)(
                 f"stream {stream}: the broker answered {code.name} ({details})"
