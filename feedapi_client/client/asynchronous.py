@@ -52,6 +52,7 @@ class FeedClient(BaseClient):
     ) -> None:
         limits = limits or Limits()
         self.transport = Transport(url, http=http, limits=limits)
+        self._discovering = anyio.Lock()
         super().__init__(self.transport, v1_partitions, fetch, retry, limits, decoder)
 
     async def __aenter__(self) -> Self:
@@ -129,15 +130,16 @@ class FeedClient(BaseClient):
         """
 
         async def ask() -> str:
+            info = self.info or await self.discover()
             try:
                 cursor = await retry(
-                    lambda: self._first_cursor(partition),
+                    lambda: self._first_cursor(info, partition),
                     Backoff.of(self.retry, clock=anyio.current_time),
                     sleep=anyio.sleep,
                     on_retry=log_attempt,
                 )
             except RequestRefusedError:
-                await self.discover()
+                await self._discover_after(info)
                 raise
             if cursor is None:
                 raise NoProgressError(
@@ -156,8 +158,13 @@ class FeedClient(BaseClient):
         )
         return await retry(ask, backoff, sleep=anyio.sleep)
 
-    async def _first_cursor(self, partition: int) -> str | None:
-        info = self.info or await self.discover()
+    async def _discover_after(self, asked_of: FeedInfo) -> None:
+        """Discover, unless it was done since `asked_of`: thousands may be refused at once."""
+        async with self._discovering:
+            if self.info is asked_of:
+                await self.discover()
+
+    async def _first_cursor(self, info: FeedInfo, partition: int) -> str | None:
         async with self.open(info, partition, LAST) as response:
             reader = response.reader
             async for chunk in response.chunks():

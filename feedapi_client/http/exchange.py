@@ -38,7 +38,7 @@ from feedapi_client.http.failures import (
 )
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.retry_after import retry_after
-from feedapi_client.http.urls import FeedURL, origin, shown_origin
+from feedapi_client.http.urls import FeedURL, RequestURLs, origin, shown_origin
 from feedapi_client.options import Limits
 from feedapi_client.protocol.dialects import Params
 from feedapi_client.protocol.text import excerpt
@@ -66,6 +66,7 @@ class Endpoint(Generic[Client]):
         self.client: Client = client
         self.limits = limits
         self._url = FeedURL.parse(url)
+        self._urls = RequestURLs(self._url)
         self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
         self._sent: httpx.Headers = httpx.Headers()
         register(self)
@@ -101,7 +102,7 @@ class Endpoint(Generic[Client]):
         """
         own = str(self.client.params) if self.client.params else ""
         try:
-            url = self._url.request_url(suffix, params, own)
+            url = self._urls.url(suffix, params, own)
         except httpx.InvalidURL as error:
             raise ProtocolError(
                 "the request's URL is over 64 KiB: the cursor or the filters are too long",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote, unquote
 
 import httpx
@@ -54,6 +55,34 @@ class FeedURL:
         own = [f"{quote(name, safe='')}={quote(value, safe='')}" for name, value in params]
         query = "&".join(filter(None, [self.query, client_params, *own]))
         return httpx.URL(f"{self.site}{path}?{query}" if query else self.site + path)
+
+
+_REMEMBERED = 4096
+_LONGEST_REMEMBERED = 512
+
+
+class RequestURLs:
+    """The URLs of one feed's requests. Several threads may use it.
+
+    A partition at its end is asked with the same URL again and again, and httpx takes about 30
+    microseconds to read one. So the last few thousand short ones are remembered.
+    """
+
+    def __init__(self, feed: FeedURL) -> None:
+        self._feed = feed
+        self._remembered: dict[tuple[Any, ...], httpx.URL] = {}
+
+    def url(self, suffix: str, params: Params, client_params: str) -> httpx.URL:
+        """Return what `FeedURL.request_url` does. Raises httpx.InvalidURL."""
+        key = suffix, client_params, *params
+        found = self._remembered.get(key)
+        if found is None:
+            found = self._feed.request_url(suffix, params, client_params)
+            if len(self._remembered) >= _REMEMBERED:
+                self._remembered.clear()
+            if sum(len(value) for _, value in params) <= _LONGEST_REMEMBERED:
+                self._remembered[key] = found
+        return found
 
 
 def parse_url(url: str) -> httpx.URL:

@@ -54,10 +54,16 @@ def first_positions(
     positions = {partition: Position(cursor) for partition, cursor in given.items()}
     for listed in graph:
         inherits = any(a in given or a in selection.others for a in listed.cursor_from)
-        if listed.id in given or inherits:
+        if inherits:
+            continue
+        for ancestor in listed.cursor_from:
+            # The successors hold the whole history: to read an ancestor too would bring it twice.
+            # One that is gone may be listed again by a discovery that lags (R9), or be read by a
+            # consumer of the same name that started a moment earlier (R17).
+            positions.setdefault(ancestor, Position(FIRST, "superseded"))
+        if listed.id in given:
             continue
         if listed.id in graph.successors:
-            # The successors hold the whole history: to read the ancestor too would bring it twice.
             positions[listed.id] = Position(FIRST, "superseded")
         elif start == "last":
             end = ends.get(listed.id) or (None if selects_events else listed.last_cursor)

@@ -26,7 +26,11 @@ from feedapi_client.lineage.missing_edges import (
 from feedapi_client.lineage.order import blockers, check_parent, preceding
 from feedapi_client.lineage.selection import Selection
 from feedapi_client.lineage.text import names
-from feedapi_client.lineage.transfer import transferred_positions, unreleased_ancestors
+from feedapi_client.lineage.transfer import (
+    disputed_ancestors,
+    transferred_positions,
+    unreleased_ancestors,
+)
 from feedapi_client.lineage.transitions import State, check_transition
 from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 from feedapi_client.protocol.cursors import shown
@@ -362,8 +366,9 @@ class Planner:
             successors = [s for s in successors if blocked.isdisjoint(s.cursor_from)]
         actions: list[Action] = []
         positions: dict[int, Position] = {}
+        disputed = disputed_ancestors(successors, self.entries)
         for successor in successors:
-            actions += self._transfer_to(successor, positions)
+            actions += self._transfer_to(successor, positions, disputed)
         for partition, position in positions.items():
             entry = self._entry(partition)
             entry.position = position
@@ -376,7 +381,9 @@ class Planner:
             actions += self._start_or_wait(successor)
         return actions
 
-    def _transfer_to(self, successor: Partition, positions: dict[int, Position]) -> list[Action]:
+    def _transfer_to(
+        self, successor: Partition, positions: dict[int, Position], disputed: Mapping[int, int]
+    ) -> list[Action]:
         """Add what the transfer saves to `positions`, or park the successor."""
         stored = [a for a in successor.cursor_from if a in self.entries]
         parked = self._parked(a for a in stored if self.entries[a].position is not None)
@@ -384,7 +391,7 @@ class Planner:
             return self.fail(successor.id, parked)
         try:
             transferred = transferred_positions(
-                successor, self.entries, self.graph, self._selection, feed=self.feed
+                successor, self.entries, self.graph, self._selection, disputed, feed=self.feed
             )
         except LineageError as error:
             return [*self.fail(successor.id, error), Fail(successor.id, error)]

@@ -10,7 +10,7 @@ from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.selection import Selection
 from feedapi_client.lineage.text import names
 from feedapi_client.lineage.transitions import State
-from feedapi_client.model import Partition, Position
+from feedapi_client.model import FIRST, Partition, Position
 from feedapi_client.protocol.cursors import shown
 
 _SHOWN = 8
@@ -34,11 +34,32 @@ def unreleased_ancestors(
     return blocked
 
 
+def disputed_ancestors(
+    successors: Iterable[Partition], entries: Mapping[int, Entry]
+) -> dict[int, int]:
+    """Return the live ancestors of successors that are ambiguous, and the successor of each.
+
+    No other successor may take their cursors. A superseded ancestor is not looked at any more: the
+    next start would find the other one alone, and skip what this one has unread.
+    """
+    disputed: dict[int, int] = {}
+    for successor in successors:
+        live = _live_ancestors(successor, entries)
+        if len({entry.cursor for entry in live}) > 1:
+            disputed.update((entry.id, successor.id) for entry in live)
+    return disputed
+
+
+def _live_ancestors(successor: Partition, entries: Mapping[int, Entry]) -> list[Entry]:
+    return [entries[a] for a in successor.cursor_from if a in entries and entries[a].live]
+
+
 def transferred_positions(
     successor: Partition,
     entries: Mapping[int, Entry],
     graph: Graph,
     selection: Selection,
+    disputed: Mapping[int, int],
     *,
     feed: str,
 ) -> dict[int, Position]:
@@ -47,20 +68,29 @@ def transferred_positions(
     That includes every ancestor named before the one whose cursor is taken, known or not: it was
     split before the consumer saw it, and a discovery that lags must not start it.
 
-    Nothing, when no ancestor has a position: then the successor starts at its first event.
+    When no ancestor has a position, the successor starts at its first event.
 
     Raises:
-        AmbiguousLineageError: several live ancestors stand at different cursors.
+        AmbiguousLineageError: several live ancestors stand at different cursors, or one of them is
+            `disputed`.
         LostPartitionError: no ancestor has a position, while a stored partition disappeared.
         LineageError: an ancestor that is not selected still holds its cursor.
     """
     selection.check_ancestors(successor, feed=feed)
-    live = [entries[a] for a in successor.cursor_from if a in entries and entries[a].live]
+    live = _live_ancestors(successor, entries)
     if len({entry.cursor for entry in live}) > 1:
         stand = ", ".join(f"{entry.id} at {shown(entry.cursor)}" for entry in live[:_SHOWN])
         raise AmbiguousLineageError(
             "may take its cursor from several ancestors that stand at different ones: "
             f"{stand}. Set its cursor by hand",
+            feed=feed,
+            partition=successor.id,
+        )
+    other = next((disputed[entry.id] for entry in live if entry.id in disputed), None)
+    if other is not None:
+        raise AmbiguousLineageError(
+            f"may take the same cursor as partition {other}, which may take it from several "
+            f"ancestors that stand at different ones. Set the cursor of partition {other} by hand",
             feed=feed,
             partition=successor.id,
         )
@@ -77,7 +107,17 @@ def transferred_positions(
             before = _skipped_before(successor, ancestor, position.cursor, entries, selection)
             return {successor.id: Position(position.cursor), **before}
     _check_nothing_lost(successor, entries, graph, feed)
-    return {}
+    return _from_the_start(successor, selection)
+
+
+def _from_the_start(successor: Partition, selection: Selection) -> dict[int, Position]:
+    """Return the positions of a successor whose ancestors have none.
+
+    The ancestors are superseded although nothing of them is committed: the application, or another
+    consumer of this name (R17), may hold a batch of one of them, and could still commit it.
+    """
+    superseded = {a: Position(FIRST, "superseded") for a in successor.cursor_from if a in selection}
+    return {successor.id: Position(FIRST), **superseded}
 
 
 def _skipped_before(

@@ -58,11 +58,13 @@ class Fetching:
         request = Request(driver, self._client, partition, scope, slot, self.slots)
         partition.begin_request(scope)
         result: Outcome | SlotPreempted | FeedError | None
+        self.slots.hold(slot)
         try:
-            with self.slots.holding(slot):
-                result = await request.run()
+            result = await request.run()
         except (SlotPreempted, FeedError) as error:
             result = error
+        finally:
+            self.slots.release(slot)
         partition.end_request(scope)
         if scope.cancel_called:
             # The response was complete before the cancellation took effect. The partition was

@@ -6,8 +6,7 @@ hold a slot. Whoever has held one for `Limits.slot_timeout` gives it back when o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import anyio
 
@@ -92,16 +91,15 @@ class SlotWatch:
     def __repr__(self) -> str:
         return f"<SlotWatch of {len(self._held)} slots held, quiet for {self._quiet:.1f} s>"
 
-    @contextmanager
-    def holding(self, slot: Slot) -> Iterator[None]:
-        """Hold a slot during the block."""
+    def hold(self, slot: Slot) -> None:
+        """Note that a request has begun."""
         self._held[slot] = None
-        try:
-            yield
-        finally:
-            del self._held[slot]
-            if not slot.given_back:
-                self._quiet = 0.0
+
+    def release(self, slot: Slot) -> None:
+        """Note that the request has ended."""
+        del self._held[slot]
+        if not slot.given_back:
+            self._quiet = 0.0
 
     def brought(self, slot: Slot) -> None:
         """The request has brought a checkpoint."""

@@ -479,6 +479,18 @@ class TestEndOf:
                 await client.end_of(1)
             assert len(server.requests) == 1 + Limits().max_attempts_without_progress
 
+    async def test_r10_partitions_that_are_refused_together_share_a_discovery(self) -> None:
+        def page(_: Request) -> Reply:
+            outdated = [request.path for request in server.requests].count("/feed") < 2
+            return ok(b"", status="409 Conflict") if outdated else ok(b'{"cursor":"x"}')
+
+        async with wire(feed(page)) as server, FeedClient(server.url, retry=QUICK) as client:
+            await client.discover()
+            async with anyio.create_task_group() as tasks:
+                for _ in range(32):
+                    tasks.start_soon(client.end_of, 0)
+            assert [request.path for request in server.requests].count("/feed") == 2
+
     async def test_r10_a_refusal_that_persists_is_raised(self) -> None:
         async with (
             wire(feed(lambda _: ok(b"", status="404 Gone"))) as server,

@@ -1,4 +1,4 @@
-"""Impossible URLs: the same error from every entry point, and no secret in it (R19)."""
+"""URLs of a feed and of its requests. An impossible one is the same error everywhere (R19)."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from feedapi_client import FeedClient, FeedConsumer, NegotiationError, SyncFeedClient
+from feedapi_client.http.urls import FeedURL, RequestURLs
 from feedapi_client.spark.options import parse_options
 
 IMPOSSIBLE = [
@@ -82,3 +83,24 @@ def test_r19_the_command_line_refuses_an_impossible_url(command: str) -> None:
     assert done.stderr.count("\n") == 1
     assert "the feed's URL can't be read" in done.stderr
     assert "sesame" not in done.stdout + done.stderr
+
+
+def test_the_url_of_a_request_that_is_repeated_is_read_once() -> None:
+    urls = RequestURLs(FeedURL.parse("http://feed/x?a=1"))
+    asked = [("partition", "1"), ("cursor", "ä&=")]
+    url = urls.url("/events", asked, "")
+    assert str(url) == "http://feed/x/events?a=1&partition=1&cursor=%C3%A4%26%3D"
+    assert urls.url("/events", list(asked), "") is url
+    assert urls.url("/events", asked, "b=2") != url
+    assert urls.url("", asked, "") != url
+    assert urls.url("/events", [("partition", "1"), ("cursor", "b")], "") != url
+
+
+def test_remembered_urls_are_bounded_in_number_and_length() -> None:
+    urls = RequestURLs(FeedURL.parse("http://feed/"))
+    long = [("cursor", "c" * 10_000)]
+    assert urls.url("", long, "") is not urls.url("", long, "")
+    first = urls.url("", [("cursor", "0")], "")
+    for number in range(1, 10_000):
+        urls.url("", [("cursor", str(number))], "")
+    assert urls.url("", [("cursor", "0")], "") is not first

@@ -393,6 +393,16 @@ def test_r09_ancestors_named_before_the_one_with_a_cursor_are_superseded_unknown
     assert of(Start, planner(save.positions).discover(info(*lagging))) == []
 
 
+def test_r17_a_successor_from_the_start_fences_a_consumer_that_still_reads_its_ancestor() -> None:
+    """That one saves its first position of partition 1 too: revision 1, which is taken now."""
+    made = planner({0: Position("a", "drained")})
+    actions = made.discover(info(Partition(0, True, "a"), Partition(2, cursor_from=(1,))))
+    assert of(Save, actions) == [
+        Save({2: Position(FIRST), 1: Position(FIRST, "superseded")}),
+    ]
+    assert states(made) == {0: "drained", 1: "superseded", 2: "reading"}
+
+
 def test_r09_a_partition_that_is_listed_again_is_not_lost() -> None:
     """An older instance, which knows no child, answered one discovery during a deployment."""
     made = planner({0: Position("a", "drained"), 4: Position("b")})
@@ -403,6 +413,19 @@ def test_r09_a_partition_that_is_listed_again_is_not_lost() -> None:
     actions = made.discover(info(*listed))
     assert of(Fail, actions) == []
     assert states(made)[7] == "waiting"
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_r09_the_ancestors_of_an_ambiguous_successor_stay_as_they_are(order: int) -> None:
+    """Else the next start would find one of them live, and skip what the other one has unread."""
+    split, merged = Partition(8, cursor_from=(3, 0)), Partition(9, cursor_from=(1, 7, 0, 3))
+    stored = {1: Position("b"), 3: Position("a")}
+    made = planner(stored)
+    actions = made.discover(info(*[split, merged][::order]))
+    assert of(Save, actions) == of(Start, actions) == []
+    assert sorted(fail.partition for fail in of(Fail, actions)) == [8, 9]
+    assert all(isinstance(fail.error, AmbiguousLineageError) for fail in of(Fail, actions))
+    assert states(made) == {1: "vanished", 3: "vanished", 8: "parked", 9: "parked"}
 
 
 def test_r09_a_late_successor_supersedes_those_named_before_too() -> None:
@@ -422,13 +445,28 @@ def test_r09_an_ancestor_that_is_not_selected_is_not_saved() -> None:
 
 def test_r09_a_discovery_that_lags_does_not_revive_the_ancestor_of_the_first_start() -> None:
     made = planner(start="last")
-    made.discover(info(Partition(1, cursor_from=(0,))), ends={1: "z"})
+    actions = made.discover(info(Partition(1, cursor_from=(0,))), ends={1: "z"})
+    assert actions[0] == Save({0: Position(FIRST, "superseded"), 1: Position("z")})
     assert made.discover(info(0)) == [
         Stop(1),
         Report(1, "is no longer listed and has no successor: it stops at its cursor 'z'"),
-        Save({0: Position(FIRST, "superseded")}),
     ]
     assert of(Start, made.discover(info(0, Partition(1, cursor_from=(0,))))) == [Start(1, "z")]
+
+
+def test_r09_an_ancestor_of_a_stored_successor_is_not_revived() -> None:
+    made = planner({1: Position("z")})
+    made.discover(info(Partition(1, cursor_from=(0,))))
+    assert of(Save, made.discover(info(0))) == [Save({0: Position(FIRST, "superseded")})]
+    assert states(made)[0] == "superseded"
+
+
+def test_r17_two_first_starts_on_both_sides_of_a_split_fence_each_other() -> None:
+    (before,) = of(Save, planner().discover(info(0)))
+    for start in ("first", {1: "c"}):
+        (after,) = of(Save, planner(start=start).discover(info(Partition(1, cursor_from=(0,)))))
+        assert after.positions[0] == Position(FIRST, "superseded", revision=1)
+        assert before.positions[0].revision == 1
 
 
 def test_r09_at_the_first_start_a_listed_ancestor_is_superseded_by_its_successors() -> None:
@@ -450,7 +488,7 @@ def test_r09_successors_that_start_at_the_beginning_never_wait_for_each_other_in
         for partition in list(made.runnable()):
             if made.entries[partition].state is State.READING:
                 made.ended(partition, made.entries[partition].cursor, asked_closed=True)
-    assert set(states(made).values()) == {"drained"}
+    assert {id for id, state in states(made).items() if state == "drained"} == {1, 2, 4, 5}
 
 
 # ---------------------------------------------------------------------- R11, R12, R18
@@ -528,15 +566,11 @@ def test_r18_children_that_appear_later_are_parked_too() -> None:
     assert made.finished()
 
 
-def test_r18_a_successor_of_a_parked_ancestor_stops_when_it_was_being_read() -> None:
+def test_r09_an_ancestor_that_is_listed_after_its_successor_began_is_not_read() -> None:
     made = planner({9: Position("a")})
     made.discover(info(9, Partition(1, cursor_from=(0,))))
-    made.discover(info(9, 0, Partition(1, cursor_from=(0,))))
-    made.entries[0].position = Position("b")
-    made.fail(0, ProtocolError("broken", partition=0))
-    actions = made.discover(info(9, 0, Partition(1, cursor_from=(0,))))
-    assert of(Stop, actions) == [Stop(1)]
-    assert states(made)[1] == "parked"
+    assert of(Start, made.discover(info(9, 0, Partition(1, cursor_from=(0,))))) == []
+    assert states(made) == {0: "superseded", 1: "reading", 9: "reading"}
 
 
 def test_finished_waits_for_batches_in_flight() -> None:

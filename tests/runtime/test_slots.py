@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-
 import pytest
 
 from feedapi_client.runtime.scheduler import Waiting
@@ -21,11 +19,10 @@ class Slots:
         self.waiting = Waiting(0, 0)
         self.watch = SlotWatch(TIMEOUT, count, lambda: self.waiting)
         self.slots: list[Slot] = []
-        self._held = ExitStack()
 
     def hold(self, doublings: int = 0, *, failing: bool = False) -> Slot:
         slot = Slot(doublings, failing=failing)
-        self._held.enter_context(self.watch.holding(slot))
+        self.watch.hold(slot)
         self.slots.append(slot)
         return slot
 

@@ -87,6 +87,8 @@ def _settings(settings: Settings) -> Settings:
         on_error="raise",
         refused_for=60.0,
         give_up_after=None,
+        ordered=True,
+        chosen=0,
     )
 
 

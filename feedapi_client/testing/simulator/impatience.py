@@ -10,6 +10,7 @@ from typing import TypeVar
 import anyio
 
 from feedapi_client.runtime.cancellation import finish
+from feedapi_client.testing.simulator.clock import sleep
 
 T = TypeVar("T")
 
@@ -75,7 +76,7 @@ class Impatience:
 
     async def _few_steps(self, steps: int) -> None:
         for _ in range(steps):
-            await anyio.sleep(self._random.choice((0.0, 0.0, 0.0, 0.003)))
+            await sleep(self._random.choice((0.0, 0.0, 0.0, 0.003)))
 
 
 async def _wait_for(task: asyncio.Future[list[T]]) -> None:

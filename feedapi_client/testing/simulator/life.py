@@ -17,6 +17,7 @@ from feedapi_client.errors import (
     LineageError,
     LostPartitionError,
 )
+from feedapi_client.testing.simulator.clock import sleep
 from feedapi_client.testing.simulator.loop import OWNER, process_tasks
 from feedapi_client.testing.simulator.oracle import Oracle
 from feedapi_client.testing.simulator.process import RESTART_SECONDS, HandlerError, Process
@@ -75,12 +76,12 @@ class Life:
         """Live until `end`."""
         while not self.over:
             if self._now() < self._down_until:
-                await anyio.sleep(self._down_until - self._now())
+                await sleep(self._down_until - self._now())
             self.process = self._start()
             self._trace.add("a process starts")
             await self.live(self.process)
             self.process = None
-            await anyio.sleep(RESTART_SECONDS)
+            await sleep(RESTART_SECONDS)
 
     async def live(self, process: Process) -> bool:
         """Run one process. Return whether it ended by itself and without an error."""
@@ -142,6 +143,8 @@ class Life:
         ):
             self.rightly_stopped = True
             return
+        if type(error) is LineageError and self._is_unlisted(process):
+            return
         careless = process.rolled_back
         by_itself = not self._database.failures and not process.overlaps and not careless
         fenced = isinstance(error, FencedError) and by_itself
@@ -149,6 +152,18 @@ class Life:
         late = self._now() > self.calm_since
         if fenced or late or not expected or isinstance(error, _NEVER_RIGHT):
             self._oracle.violated("error", f"{type(error).__name__}: {error}")
+
+    def _is_unlisted(self, process: Process) -> bool:
+        """Return whether a partition that the application names need not be listed (any more)."""
+        named = {*(process.partitions or ()), *(process.lineage or ())}
+        known = process.positions()
+        # Another process of the name may have saved them after this one had loaded its positions.
+        loaded = () if process.overlaps else known
+        if not self._oracle.is_unlisted(named, loaded, self._now()):
+            return False
+        gone = self._oracle.chosen is not None and self._oracle.is_gone(named, known)
+        self.rightly_stopped = self.rightly_stopped or gone
+        return True
 
     # ------------------------------------------------------------------ what happens to it
 

@@ -20,6 +20,8 @@ from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 OWNER: ContextVar[int | None] = ContextVar("OWNER", default=None)
 """The number of the simulated process that a task belongs to."""
+Call = tuple[Callable[..., object], tuple[Any, ...], Context]
+"""A callback that is due: the function, its arguments, and where it runs."""
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
@@ -39,28 +41,20 @@ class UnhandledError(Exception):
 
 
 class VirtualHandle(asyncio.TimerHandle):
-    """A callback that is due, or a timer."""
+    """A callback that is due, or a timer. `call` is None once it was cancelled."""
 
-    __slots__ = ("_call", "_over")
+    __slots__ = ("call",)
 
     def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Any):
-        self._over = False
-        self._call: Any = callback, args, context
+        self.call: Call | None = (callback, args, context)
 
     def cancel(self) -> None:
         """See `asyncio.Handle.cancel`."""
-        self._over = True
-        self._call = None
+        self.call = None
 
     def cancelled(self) -> bool:
         """See `asyncio.Handle.cancelled`."""
-        return self._over
-
-    def run(self) -> None:
-        """Run the callback, unless it was cancelled."""
-        if self._call is not None:
-            callback, args, context = self._call
-            context.run(callback, *args)
+        return self.call is None
 
 
 class NumberedTask(asyncio.Task[Any]):
@@ -95,7 +89,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._random = random
         self._due: deque[VirtualHandle | None] = deque()
         """In the order in which they run. None: the step of a task, to be drawn then."""
-        self._steps: list[tuple[int, Callable[..., Any], tuple[Any, ...], Context]] = []
+        self._steps: list[tuple[int, Call]] = []
         self._timers: list[tuple[float, float, int, VirtualHandle]] = []
         self._numbers = count(1)
         self._idle_turns = 0
@@ -117,7 +111,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """Schedule a callback. A task's step joins those that are drawn from."""
         task = getattr(callback, "__self__", None)
         if isinstance(task, NumberedTask):
-            self._steps.append((task.number, callback, args, context or copy_context()))
+            self._steps.append((task.number, (callback, args, context or copy_context())))
             self._due.append(None)
             return _STEP
         handle = VirtualHandle(callback, args, context or copy_context())
@@ -225,17 +219,17 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         due = self._due
         for _ in range(len(due)):
             handle = due.popleft()
+            call = self._next_step() if handle is None else handle.call
+            if call is None:
+                continue  # it was cancelled
             try:
-                if handle is None:
-                    self._run_step()
-                else:
-                    handle.run()
+                call[2].run(call[0], *call[1])
             except Exception as error:  # noqa: BLE001 - asyncio's loops log it, and go on
                 self.call_exception_handler({"message": "a callback failed", "exception": error})
 
     def _wait(self) -> None:
         timers, due = self._timers, self._due
-        while timers and timers[0][3].cancelled():
+        while timers and timers[0][3].call is None:
             heapq.heappop(timers)
         if due:
             self._idle_turns += 1
@@ -249,16 +243,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         while timers and timers[0][0] <= self.now:
             due.append(heapq.heappop(timers)[3])
 
-    def _run_step(self) -> None:
+    def _next_step(self) -> Call:
+        """Draw the step of a task that runs now."""
         steps = self._steps
-        if len(steps) > 1:
-            # Sorted, because the order of scheduling can depend on addresses of objects.
-            steps.sort(key=_TASK_NUMBER)
-            chosen = int(self._random.random() * len(steps))
-            _, callback, args, context = steps.pop(chosen)
-        else:
-            _, callback, args, context = steps.pop()
-        context.run(callback, *args)
+        if len(steps) == 1:
+            return steps.pop()[1]
+        # Sorted, because the order of scheduling can depend on addresses of objects.
+        steps.sort(key=_TASK_NUMBER)
+        return steps.pop(int(self._random.random() * len(steps)))[1]
 
     def _stop(self, _: object) -> None:
         self.stop()

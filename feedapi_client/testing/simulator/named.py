@@ -142,6 +142,34 @@ def an_older_version_knows_no_child() -> tuple[Settings, list[Step]]:
     ]
 
 
+def second_consumer_after_a_split() -> tuple[Settings, list[Step]]:
+    """One reads a child that has no position yet; another one starts after that child was split.
+
+    A successor that begins at the first event has to fence who still reads its ancestor (R17).
+    """
+    settings = Settings(store_latency=0.2, handling=0.5, latency=0.1, vary=True)
+    return settings, [
+        Step(0.3, "split", {"which": 0, "parts": 1, "method": "starts-after"}),
+        Step(0.0, "publish", {"count": 12, "entities": 4}),
+        Step(0.0, "deploy", {"dialect": "v2-token", "seconds": 0.0}),
+        Step(1.0, "second", {"seconds": 20.0}),
+        Step(0.1, "split", {"which": 0, "parts": 1, "method": "cursor-from"}),
+        Step(2.0, "publish", {"count": 4, "entities": 4}),
+    ]
+
+
+def first_commit_after_a_split() -> tuple[Settings, list[Step]]:
+    """The first batch of a partition is committed late: after its successors began (R9)."""
+    return Settings(handling=0.3, commit_every=20), [
+        Step(0.4, "split", {"which": 0, "parts": 2, "method": "starts-after"}),
+        Step(0.0, "publish", {"count": 12, "entities": 4}),
+        Step(0.0, "deploy", {"dialect": "v2-token", "seconds": 0.0}),
+        Step(1.0, "split", {"which": 0, "parts": 3, "method": "cursor-from"}),
+        Step(0.0, "deploy", {"dialect": "v2-token", "seconds": 0.0}),
+        Step(1.0, "publish", {"count": 12, "entities": 4}),
+    ]
+
+
 def _lag(on: str, *, seconds: float) -> dict[str, object]:
     return {"kind": "lag", "on": on, "share": 0.5, "seconds": seconds, "behind": 3.0}
 
@@ -160,6 +188,8 @@ NAMED: dict[str, Callable[[], tuple[Settings, list[Step]]]] = {
         split_of_a_waiting_partition,
         streams_that_are_always_due,
         an_older_version_knows_no_child,
+        second_consumer_after_a_split,
+        first_commit_after_a_split,
     )
 }
 

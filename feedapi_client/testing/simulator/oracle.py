@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.status import ConsumerStatus, PartitionState, PartitionStatus
@@ -14,6 +15,9 @@ from feedapi_client.testing.simulator.world import World, is_selected
 
 SAME_REQUESTS_A_SECOND = 25
 """How often a process may send the very same request within one second."""
+
+LONGEST_LAG = 15.0
+"""How many seconds old a discovery may be."""
 
 IDLE_REQUESTS = 8
 """How often a process may ask for each partition, and discover, while it is watched idle."""
@@ -49,6 +53,8 @@ class Oracle:
         world: what was published.
         transactional: whether the application keeps cursors and effects in one transaction.
         selected: whether the consumer selects events.
+        ordered: whether it keeps children behind their parents. Otherwise the events of an entity
+            are in order only among those of one family of partitions.
         trace: gets a line for each violation.
     """
 
@@ -58,21 +64,28 @@ class Oracle:
         *,
         transactional: bool,
         selected: bool = False,
+        ordered: bool = True,
         trace: Trace | None = None,
     ) -> None:
         self.violations: list[ViolationError] = []
-        self.applied: dict[int, int] = {}
-        """The highest number of an event of each entity whose effect is durable."""
+        self.applied: dict[Any, int] = {}
+        """The highest number of an event of each entity whose effect is durable.
+
+        With ``ordered=False`` of each entity in each family of partitions, counted from 1.
+        """
         self.done = 0
         """Events whose effects are durable, each counted once."""
         self.effects = 0
         self._world = world
         self._transactional = transactional
         self._selected = selected
+        self._ordered = ordered
+        self.chosen: set[int] | None = None
+        """The partitions that the consumer reads; None for all."""
         self._trace = trace
         self.calm = False
         """Whether all faults have ended: what the application does must succeed from now on."""
-        self._last: dict[tuple[int, int], int] = {}
+        self._last: dict[tuple[int, Any], int] = {}
         self._floating: set[int] = set()
         self._seen: dict[int, Seen] = {}
 
@@ -99,25 +112,37 @@ class Oracle:
         transaction of cursors and effects).
         """
         self.effects += 1
+        if self.chosen is not None and effect.partition not in self.chosen:
+            self.violated("partitions", f"partition {effect.partition} is not to be read")
         if effect.entity in self._floating:
             self._start_at(effect)
-        key = effect.process, effect.entity
-        done = self.applied.get(effect.entity, 0)
+        lane, n = self._lane(effect)
+        key = effect.process, lane
+        done = self.applied.get(lane, 0)
         last = done if self._transactional else self._last.get(key)
-        in_order = effect.n <= done + 1 if last is None else effect.n == last + 1
+        in_order = n <= done + 1 if last is None else n == last + 1
         if not in_order:
-            known = "applied already" if effect.n <= done else f"expected {done + 1}"
-            rule = "exactly-once" if effect.n <= done else "order"
+            known = "applied already" if n <= done else f"expected {effect.n - n + done + 1}"
+            rule = "exactly-once" if n <= done else "order"
             self.violated(rule, f"event {effect.n} of entity {effect.entity}: {known}")
-        self._last[key] = effect.n
-        if effect.n > done:
-            self.applied[effect.entity] = effect.n
-            self.done += effect.n - done
+        self._last[key] = n
+        if n > done:
+            self.applied[lane] = n
+            self.done += n - done
+
+    def _lane(self, effect: Effect) -> tuple[Any, int]:
+        """Return among which events an event has an order, and its number among them."""
+        if self._ordered:
+            return effect.entity, effect.n
+        entity, family, n = self._world.lane(effect.entity, effect.n)
+        return (entity, family), n
 
     def delivered(self, partition: int, positions: Mapping[int, Position]) -> None:
         """A batch came: the parent of its partition must be drained before (R4, R8)."""
         parent = self._world.partitions[partition].starts_after
-        if parent is None:
+        if parent is None or not self._ordered:
+            return
+        if self.chosen is not None and parent not in self.chosen:
             return
         position = positions.get(parent)
         if position is not None and position.status != "open":
@@ -239,8 +264,34 @@ class Oracle:
     # ------------------------------------------------------------------ the end
 
     def complete(self) -> bool:
-        """Return whether every event was applied."""
-        return self.done == self._world.total(selected=self._selected)
+        """Return whether every event was applied.
+
+        Of the chosen partitions, where not all are read. One that was split by cursor transfer is
+        not listed any more: its events are those of its successors.
+        """
+        if self.chosen is None:
+            return self.done == self._world.total(selected=self._selected)
+        chosen = (self._world.partitions[id] for id in self.chosen)
+        return all(
+            self.applied.get(event.entity, 0) >= event.n
+            for partition in chosen
+            if partition.retired == float("inf")
+            for event in partition.events
+            if not self._selected or is_selected(event.entity)
+        )
+
+    def is_gone(self, partitions: Collection[int], known: Collection[int]) -> bool:
+        """Return whether no discovery will list one of the partitions, which is not `known`."""
+        missing = [self._world.partitions[id] for id in partitions if id not in known]
+        return any(p.retired < float("inf") for p in missing)
+
+    def is_unlisted(self, partitions: Collection[int], known: Collection[int], now: float) -> bool:
+        """Return whether a discovery may lack one of the partitions, which is not `known` either.
+
+        It was split before the consumer saw it, or a replica that lags doesn't list it yet.
+        """
+        missing = [self._world.partitions[id] for id in partitions if id not in known]
+        return any(p.retired <= now or now - p.created < LONGEST_LAG for p in missing)
 
     def started_at_the_end(self) -> None:
         """The consumer begins behind everything that was published so far."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from random import Random
 from typing import Any, Literal, TypeVar
 
@@ -14,6 +14,7 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import Batch, FeedKey, Position
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.policy import OnFailure, Quarantine, Retry
+from feedapi_client.testing.simulator.clock import sleep
 from feedapi_client.testing.simulator.http import SimulatedClient
 from feedapi_client.testing.simulator.impatience import Impatience
 from feedapi_client.testing.simulator.late import LateCommits
@@ -49,6 +50,7 @@ class Process:
         number: tells the processes of a history apart.
         overlaps: another process of the same name ran at the same time: one may fence the other.
         rolled_back: the application went on after it rolled back a commit: it fences itself.
+        partitions, lineage: see `FeedConsumer`.
         leaving: the loop is to be left at the next batch, and another iteration to be begun: of the
             consumer that is open ("leave"), or after entering it again ("reenter").
         paused_until: the virtual time up to which the application hangs.
@@ -65,6 +67,8 @@ class Process:
         number: int,
         native: bool,
         follow: bool = True,
+        partitions: Collection[int] | None = None,
+        lineage: Mapping[int, int] | None = None,
     ) -> None:
         self.number = number
         self.transport = SimulatedTransport(publisher)
@@ -86,6 +90,8 @@ class Process:
         self._late = LateCommits(self.session, publisher.trace, settings.commit_every)
         self._impatience = Impatience(settings.impatience, random, native=native)
         self._follow = follow
+        self.partitions = partitions
+        self.lineage = lineage
         self._now = publisher.now
         self._trace = publisher.trace
 
@@ -102,6 +108,9 @@ class Process:
             follow=self._follow,
             v1_partitions=settings.partitions if settings.dialect == "v1" else None,
             start=settings.start,
+            ordered=settings.ordered,
+            partitions=self.partitions,
+            lineage=self.lineage,
             fetch=self._fetch,
             limits=Limits(
                 max_concurrent_fetches=settings.concurrent,
@@ -179,7 +188,7 @@ class Process:
                     raise
                 self._trace.add("the application iterates on after {}", error)
                 before = error
-                await anyio.sleep(RESTART_SECONDS)
+                await sleep(RESTART_SECONDS)
                 continue
             await handle(item)
 
@@ -250,9 +259,11 @@ class Process:
             raise HandlerError("flaky")
 
     async def _work(self) -> None:
-        if self._settings.handling:
-            await anyio.sleep(self._random.uniform(0.0, self._settings.handling))
-        await anyio.sleep(max(0.0, self.paused_until - self._now()))
+        longest = self._settings.handling
+        seconds = self._random.uniform(0.0, longest) if longest else 0.0
+        await sleep(seconds)
+        if self.paused_until > self._now():
+            await sleep(self.paused_until - self._now())
 
     def _effect(self, partition: int, event: Any) -> Effect:
         payload = event.json()

@@ -74,6 +74,8 @@ class Settings:
         on_error: see `FeedConsumer`.
         refused_for, give_up_after: see `RetryPolicy`.
         moving_cursors, noisy: see `World`.
+        ordered: see `FeedConsumer`.
+        chosen: how many of the first partitions are read; 0: all, also those that come later.
     """
 
     partitions: int = 1
@@ -109,6 +111,8 @@ class Settings:
     give_up_after: float | None = None
     moving_cursors: bool = False
     noisy: bool = False
+    ordered: bool = True
+    chosen: int = 0
 
     def __str__(self) -> str:
         """Return the settings that are not the defaults."""
@@ -155,6 +159,8 @@ def generate(seed: int, backend: Backend = "asyncio") -> Scenario:
         if settings.selected and step.do == "deploy":
             step = Step(step.after, "deploy", {**step.how, "dialect": "v2-token"})
         steps.append(step)
+    # Drawn apart, so that the seeds of the histories without them stay what they were.
+    settings, steps = _with_options(Random(f"options {seed}"), settings, steps)
     return Scenario(str(seed), settings, tuple(steps), backend)
 
 
@@ -263,3 +269,51 @@ def _fault(random: Random, kind: FaultKind) -> dict[str, Any]:
     if kind == "lag":
         how["behind"] = random.choice((0.5, 3.0, 10.0))
     return how
+
+
+def _with_options(
+    random: Random, settings: Settings, steps: list[Step]
+) -> tuple[Settings, list[Step]]:
+    """Add a rare option of the consumer to a history, and set its clock now and then."""
+    option = random.random()
+    if settings.start == "first" and option < 0.08:
+        settings = replace(settings, ordered=False)
+    elif settings.start == "first" and settings.partitions > 1 and option < 0.18:
+        settings, steps = _chosen(random, settings, steps)
+    elif settings.dialect != "v1" and option < 0.28:
+        steps = _with_forgotten_edges(random, steps)
+    if random.random() < 0.25:
+        for _ in range(random.randint(1, 3)):
+            seconds = random.choice((-1, 1)) * random.choice((30.0, 3600.0, 1e6))
+            step = Step(round(2 * random.random(), 3), "set_clock", {"seconds": seconds})
+            steps.insert(random.randint(1, len(steps)), step)
+    return settings, steps
+
+
+def _chosen(random: Random, settings: Settings, steps: list[Step]) -> tuple[Settings, list[Step]]:
+    """Read some of the partitions only. Later also those that came from them meanwhile.
+
+    A partition that was merged of one that is read and one that isn't has no meaning then.
+    """
+    steps = [step for step in steps if step.do != "merge"]
+    for _ in range(random.randint(0, 2)):
+        steps.insert(random.randint(1, len(steps)), Step(random.random(), "choose_descendants"))
+    return replace(settings, chosen=random.randint(1, settings.partitions - 1)), steps
+
+
+def _with_forgotten_edges(random: Random, steps: list[Step]) -> list[Step]:
+    """Split partitions while the consumer is down. It knows by `lineage` only where they began.
+
+    Everything is left out in which an answer could lack a partition that `lineage` names: that is
+    an error on entry, as it should be. So is a second process, which is not stopped.
+    """
+    steps = [step for step in steps if not _hides_partitions(step)]
+    for _ in range(random.randint(1, 2)):
+        how = {"which": random.randrange(8), "parts": random.randint(1, 3)}
+        step = Step(round(2 * random.random(), 3), "split_unnamed", {**how, "seconds": 1.0})
+        steps.insert(random.randint(1, len(steps)), step)
+    return steps
+
+
+def _hides_partitions(step: Step) -> bool:
+    return step.do in ("deploy", "second", "merge") or step.how.get("kind") == "lag"

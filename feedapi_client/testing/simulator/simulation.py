@@ -9,19 +9,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 import anyio
 from anyio.abc import TaskGroup
 
-from feedapi_client.testing.simulator.clock import run_in_virtual_time, virtual_clock
+from feedapi_client.model import FeedKey
+from feedapi_client.testing.simulator.clock import run_in_virtual_time, sleep, virtual_clock
 from feedapi_client.testing.simulator.faults import Fault, FaultKind, Faults, Target
 from feedapi_client.testing.simulator.life import Happening, Life
 from feedapi_client.testing.simulator.oracle import Oracle, ViolationError
-from feedapi_client.testing.simulator.process import Process
+from feedapi_client.testing.simulator.process import FEED, Process
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
 from feedapi_client.testing.simulator.store import Database
 from feedapi_client.testing.simulator.trace import Trace
 from feedapi_client.testing.simulator.transport import Deployment, SimulatedPublisher
+from feedapi_client.testing.simulator.wall import WallClock
 from feedapi_client.testing.simulator.wire import PageStyle
 from feedapi_client.testing.simulator.world import Dialect, Method, World
 
@@ -77,7 +80,8 @@ def run(scenario: Scenario) -> Outcome:
     async def main() -> None:
         history = History(scenario)
         histories.append(history)
-        await history.run()
+        with history.wall.shown():
+            await history.run()
 
     failure: tuple[str, str] | None = None
     try:
@@ -134,8 +138,14 @@ class History:
             self.world,
             transactional=settings.transactional,
             selected=settings.selected,
+            ordered=settings.ordered,
             trace=self.trace,
         )
+        if settings.chosen:
+            self.oracle.chosen = set(range(settings.chosen))
+        self.wall = WallClock(self.now)
+        self.lineage: dict[int, int] = {}
+        """The parents that discovery leaves out, by child."""
         self.faults = Faults(self._random("faults"))
         self.publisher = self._publisher(settings)
         self.database = Database(
@@ -206,7 +216,21 @@ class History:
             number=next(self._processes),
             native=self._native,
             follow=follow,
+            **self._given(),
         )
+
+    def _given(self) -> dict[str, Any]:
+        """Return which partitions the next process is to read, and which edges it is told.
+
+        Its operator names no partition that is gone before the consumer ever saw it.
+        """
+        chosen, key = self.oracle.chosen, FeedKey(FEED, "default")
+        known = {p.id for p in self.world.listed(self.now())}
+        known.update(self.database.positions.get(key, ()))
+        return {
+            "partitions": None if chosen is None else frozenset(chosen),
+            "lineage": {child: up for child, up in self.lineage.items() if child in known},
+        }
 
     # ------------------------------------------------------------------ from start to end
 
@@ -217,7 +241,7 @@ class History:
             tasks.start_soon(self.life.run)
             tasks.start_soon(self._watch)
             for step in self.scenario.steps:
-                await anyio.sleep(step.after)
+                await sleep(step.after)
                 self.do(step)
             await self._settle()
             self.life.end()
@@ -237,7 +261,7 @@ class History:
     async def _watch(self) -> None:
         limit, seen = self.scenario.settings.buffer_bytes, 0
         while True:
-            await anyio.sleep(_STATUS_SECONDS)
+            await sleep(_STATUS_SECONDS)
             if self.now() >= self._store_fails_until:
                 self.database.failing = 0.0
             process = self.life.process
@@ -269,7 +293,7 @@ class History:
         while waited < SETTLE_SECONDS:
             if self.oracle.complete() or self.oracle.violations or self.life.rightly_stopped:
                 break
-            await anyio.sleep(1.0)
+            await sleep(1.0)
             waited, done = (waited + 1 if self.oracle.done == done else 0), self.oracle.done
         positions = self.database.positions.get(self.process().key, {})
         if not self.oracle.complete() and self.oracle.is_ambiguous(positions):
@@ -282,9 +306,13 @@ class History:
 
     async def _be_quiet(self) -> None:
         """Watch a consumer that has nothing to do."""
-        process = self.life.process
-        before = process.transport.requests if process is not None else 0
-        await anyio.sleep(QUIET_SECONDS)
+        process, before = self.life.process, 0
+        for _ in range(round(SETTLE_SECONDS / QUIET_SECONDS)):
+            process, effects = self.life.process, self.oracle.effects
+            before = process.transport.requests if process is not None else 0
+            await sleep(QUIET_SECONDS)
+            if effects == self.oracle.effects:
+                break  # with start="last" the oracle does not know before how much there is to read
         if process is not None and process is self.life.process:
             self.oracle.idled(process.transport.requests - before)
 
@@ -326,6 +354,27 @@ class History:
         ]
         if pairs:
             self.world.merge(*pairs[which % len(pairs)])
+
+    def split_unnamed(self, which: int, parts: int, seconds: float) -> None:
+        """Split an open partition while no process runs. Discovery leaves out the parent (R8)."""
+        if self.world.version(self.now()).dialect == "v1":
+            return
+        self.life.happens("down", seconds)
+        writable = self.world.writable()
+        parent = writable[which % len(writable)].id
+        for child in self.world.split(parent, parts, "starts-after", forgotten=True):
+            self.lineage[child] = parent
+
+    def choose_descendants(self) -> None:
+        """Read the partitions, too, that have come from those that are read."""
+        if self.oracle.chosen is not None:
+            self.oracle.chosen |= self.world.descendants(self.oracle.chosen)
+            # Not stopped: a consumer that is stopped may be entered again, with the same selection.
+            self.life.happens("cancel")
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the consumer's clock: it is ahead of the publisher's by so much."""
+        self.wall.off_by = seconds
 
     def second(self, seconds: float) -> None:
         """Let a second process of the same name run for some time."""

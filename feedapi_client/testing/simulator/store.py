@@ -12,7 +12,7 @@ import anyio.lowlevel
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_predecessor
-from feedapi_client.testing.simulator.clock import staggered
+from feedapi_client.testing.simulator.clock import sleep, staggered
 from feedapi_client.testing.simulator.trace import Trace
 
 
@@ -67,10 +67,10 @@ class Database:
 
     async def operation(self) -> None:
         """Take the time of a round trip, or fail."""
-        await anyio.sleep(self._random.uniform(0.0, self._latency))
+        await sleep(self._random.uniform(0.0, self._latency))
         if self._trace.now() < self.stalled_until:
             self.failures += 1  # a save that is given up may fence the next one
-            await anyio.sleep(self._random.uniform(0.0, STALL_SECONDS))
+            await sleep(self._random.uniform(0.0, STALL_SECONDS))
         await staggered(self._random)
         if self._random.random() < self.failing / 2:
             self.failures += 1
@@ -101,7 +101,7 @@ class Database:
     async def reply(self) -> None:
         """Take the time of an answer to a save that took effect, or fail."""
         if self._reply_latency:
-            await anyio.sleep(self._random.uniform(0.0, self._reply_latency))
+            await sleep(self._random.uniform(0.0, self._reply_latency))
         else:
             await anyio.lowlevel.checkpoint()
         self.lose_reply()

@@ -20,6 +20,10 @@ class Trace:
     def __len__(self) -> int:
         return len(self._lines)
 
+    def texts(self) -> list[str]:
+        """Return everything that was recorded, without its time."""
+        return [text.format(*values) for _, text, values in self._lines]
+
     def lines(self) -> list[str]:
         """Return everything that was recorded."""
         return [f"{time:10.4f}  {text.format(*values)}" for time, text, values in self._lines]

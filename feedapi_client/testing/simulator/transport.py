@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
+from email.utils import formatdate
 from random import Random
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -13,10 +14,11 @@ import anyio
 import httpx
 
 from feedapi_client.testing.simulator import wire
-from feedapi_client.testing.simulator.clock import staggered
+from feedapi_client.testing.simulator.clock import sleep, staggered
 from feedapi_client.testing.simulator.faults import FaultKind, Faults
 from feedapi_client.testing.simulator.http import REQUEST_SECONDS, SimulatedResponse
 from feedapi_client.testing.simulator.trace import Trace
+from feedapi_client.testing.simulator.wall import START
 from feedapi_client.testing.simulator.world import Dialect, ModelPartition, Version, World
 
 FEED_PATH = "/feed"
@@ -39,6 +41,24 @@ class Fetched(NamedTuple):
     partition: int
     asked: int
     end: int
+
+
+class Asked(NamedTuple):
+    """What a request asks for. `partition` is None for a discovery."""
+
+    target: str
+    path: str
+    params: dict[str, str]
+    partition: int | None
+
+    @classmethod
+    def of(cls, target: bytes) -> Asked:
+        """Read the path and the query of a request."""
+        text = target.decode()
+        path, _, query = text.partition("?")
+        pairs = (pair.partition("=") for pair in query.split("&") if pair)
+        params = {unquote(name): unquote(value) for name, _, value in pairs}
+        return cls(text, path, params, _partition(params))
 
 
 @dataclass(slots=True)
@@ -95,40 +115,47 @@ class SimulatedPublisher:
         self.now = now
         self._observe = observe
 
-    async def respond(self, request: httpx.Request) -> tuple[Answer, FaultKind | None]:
+    async def respond(
+        self, request: httpx.Request, asked: Asked
+    ) -> tuple[Answer, FaultKind | None]:
         """Answer one request, after the time that it takes."""
-        params = _params(request)
-        fault = self.faults.pick(partition=_partition(params), now=self.now())
-        await anyio.sleep(self._random.uniform(0.001, self._latency))
+        fault = self.faults.pick(partition=asked.partition, now=self.now())
+        await sleep(self._random.uniform(0.001, self._latency))
         await staggered(self._random)
         if fault == "connect":
-            self.trace.add("{} -> no connection", _shown(request))
+            self.trace.add("GET {} -> no connection", asked.target)
             raise httpx.ConnectError("simulated: connection refused", request=request)
         if fault == "stall":
-            self.trace.add("{} -> stalls", _shown(request))
-            await anyio.sleep(_timeout(request))
+            self.trace.add("GET {} -> stalls", asked.target)
+            await sleep(_timeout(request))
             raise httpx.ReadTimeout("simulated: silence", request=request)
-        answer = self._refusal(fault) or self._answer(request, params, fault)
-        self.trace.add("{} -> {} {}", _shown(request), answer.status, answer.text or fault or "")
+        answer = self._refusal(fault) or self._answer(asked, fault)
+        self.trace.add("GET {} -> {} {}", asked.target, answer.status, answer.text or fault or "")
         return answer, fault
 
     def _refusal(self, fault: FaultKind | None) -> Answer | None:
         if fault in _REFUSALS:
             wait = fault == "429" and self._random.random() < 0.5
-            headers = {"retry-after": str(self._random.randint(0, 3))} if wait else None
+            headers = self._wait(self._random.randint(0, 3)) if wait else None
             return Answer(_REFUSALS[fault], [b"simulated failure"], headers=headers)
         return Answer(200, [b"<html>under maintenance</html>"]) if fault == "html" else None
 
-    def _answer(
-        self, request: httpx.Request, params: dict[str, str], fault: FaultKind | None
-    ) -> Answer:
-        version = self._version()
-        at = self.now() - self.faults.lag(partition=_partition(params), now=self.now())
-        if not params and request.url.path == FEED_PATH:
+    def _wait(self, seconds: int) -> dict[str, str]:
+        """Return the headers that ask to wait, as a number or by the publisher's clock."""
+        if seconds % 2:
+            return {"retry-after": str(seconds)}
+        now = START + self.now()
+        until = formatdate(now + seconds, usegmt=True)
+        return {"date": formatdate(now, usegmt=True), "retry-after": until}
+
+    def _answer(self, request: Asked, fault: FaultKind | None) -> Answer:
+        version, params = self._version(), request.params
+        at = self.now() - self.faults.lag(partition=request.partition, now=self.now())
+        if not params and request.path == FEED_PATH:
             if version.dialect == "v1":
                 return Answer(400, [b"handshake error: partition count missing"])
             return Answer(200, [wire.discovery(self.world, version, at, stream=self._stream)])
-        found = self._addressed(request, params, version)
+        found = self._addressed(request, version)
         if isinstance(found, Answer):
             return found
         partition = self.world.partitions.get(found[0])
@@ -164,12 +191,11 @@ class SimulatedPublisher:
             return self._random.choice(deployment.versions)
         return self.world.version(self.now())
 
-    def _addressed(
-        self, request: httpx.Request, params: dict[str, str], version: Version
-    ) -> tuple[int, str] | Answer:
+    def _addressed(self, request: Asked, version: Version) -> tuple[int, str] | Answer:
         """Return partition and cursor, or the refusal of an instance of another version."""
+        params = request.params
         expected = FEED_PATH + "/events" if version.dialect == "v2-token" else FEED_PATH
-        if request.url.path != expected:
+        if request.path != expected:
             return Answer(404, [b"not found"])
         if version.dialect == "v1":
             given = [name for name in params if name.startswith("cursor")]
@@ -215,14 +241,14 @@ class SimulatedPublisher:
             if fault == "error-text":
                 yield b"Internal server error"
             if fault == "stall-body":
-                await anyio.sleep(_timeout(request))
+                await sleep(_timeout(request))
                 raise httpx.ReadTimeout("simulated: silence", request=request)
             if fault == "reset":
                 raise httpx.RemoteProtocolError("simulated: reset", request=request)
             return
         for chunk in chunks if fault == "slow" else self._pieces(chunks):
             if fault == "slow":
-                await anyio.sleep(self._random.uniform(0.0, 1.0))
+                await sleep(self._random.uniform(0.0, 1.0))
             yield chunk
         if answer.stream is not None:
             async for chunk in self._streamed(*answer.stream, answer):
@@ -234,7 +260,7 @@ class SimulatedPublisher:
         """Go on with what is published while the response is open."""
         until, reached = self.now() + answer.seconds, answer.reached
         while self.now() < until:
-            await anyio.sleep(self._random.uniform(0.0, _STREAM_PAUSE))
+            await sleep(self._random.uniform(0.0, _STREAM_PAUSE))
             if self.now() >= partition.retired:
                 return
             if self.world.end(partition, self.now()) <= reached:
@@ -274,14 +300,19 @@ class SimulatedTransport:
         self.busiest: tuple[int, str] = (0, "")
         """How often the same request was sent within one second, at most, and which one."""
         self._recent: dict[str, deque[float]] = {}
+        self._asked: dict[bytes, Asked] = {}
         self._publisher = publisher
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request in virtual time."""
         if self.dead:
             raise httpx.ConnectError("simulated: the process is gone", request=request)
-        self.count(request.url.query.decode(), self._publisher.now())
-        answer, fault = await self._publisher.respond(request)
+        target = request.url.raw_path
+        asked = self._asked.get(target)
+        if asked is None:
+            asked = self._asked[target] = Asked.of(target)
+        self.count(asked.target, self._publisher.now())
+        answer, fault = await self._publisher.respond(request, asked)
         self.open += 1
         body = self._publisher.body(request, answer, fault)
         return SimulatedResponse(answer.status, request, body, self._closed, answer.headers)
@@ -312,18 +343,9 @@ def _stream_seconds(params: dict[str, str], offered: bool) -> float:
     return float("inf") if wanted == "y" else int(wanted) / 1000
 
 
-def _params(request: httpx.Request) -> dict[str, str]:
-    pairs = (pair.partition("=") for pair in request.url.query.decode().split("&") if pair)
-    return {unquote(name): unquote(value) for name, _, value in pairs}
-
-
 def _partition(params: dict[str, str]) -> int | None:
     """Return the partition of a fetch; None for a discovery."""
     if "partition" in params:
         return int(params["partition"])
     given = (name.removeprefix("cursor") for name in params if name.startswith("cursor"))
     return next((int(id) for id in given if id), None)
-
-
-def _shown(request: httpx.Request) -> str:
-    return f"GET {request.url.raw_path.decode()}"

@@ -43,7 +43,7 @@ def _listed(world: World, partition: ModelPartition, at: float) -> dict[str, Any
         entry["closed"] = True
         if world.last_cursor:
             entry["lastCursor"] = partition.cursor(partition.end(at))
-    if partition.starts_after is not None:
+    if partition.starts_after is not None and not partition.forgotten:
         parent = partition.starts_after
         # Publishers in the field send integers here.
         entry["startsAfterPartition"] = parent if world.noisy else str(parent)

@@ -7,7 +7,7 @@ publisher as it was some seconds ago: that is what a lagging replica or a cache 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -39,6 +39,8 @@ class ModelPartition:
     slots: frozenset[int]
     created: float
     starts_after: int | None = None
+    forgotten: bool = False
+    """The publisher leaves `starts_after` out."""
     cursor_from: tuple[int, ...] = ()
     events: list[Published] = field(default_factory=list)
     closed: float = _NEVER
@@ -120,6 +122,8 @@ class World:
         self._moving_cursors = moving_cursors
         self.published: dict[int, int] = {}
         """How many events each entity has."""
+        self.families: dict[int, list[int]] = {}
+        """Of each entity: the family of the partition that each of its events was appended to."""
         self._now = now
         self._changed: anyio.Event | None = None
         self._sequence_times: list[float] = []
@@ -137,22 +141,35 @@ class World:
         """Append the entity's next event to the open partition that owns it."""
         owner = next(p for p in self.writable() if entity % SLOTS in p.slots)
         n = self.published[entity] = self.published.get(entity, 0) + 1
+        self.families.setdefault(entity, []).append(owner.family)
         owner.events.append(Published(entity, n, self._next_sequence(), self._now()))
         self._wake()
 
     def split(
-        self, partition: int, parts: int, method: Method, *, listed_after: float = 0.0
+        self,
+        partition: int,
+        parts: int,
+        method: Method,
+        *,
+        listed_after: float = 0.0,
+        forgotten: bool = False,
     ) -> list[int]:
         """Split an open partition, and return its children.
 
-        `listed_after`: seconds after which discovery lists children that start after the partition.
+        Arguments:
+            partition, parts, method: which one, into how many, and how.
+            listed_after: seconds after which discovery lists children that start after it.
+            forgotten: whether discovery leaves out that they do.
         """
         parent = self.partitions[partition]
         self._wake()
         if method == "starts-after":
             self._close(parent)
             listed = self._now() + listed_after
-            return [self._start_after(parent, slots, listed) for slots in _shares(parent, parts)]
+            children = [self._start_after(parent, s, listed) for s in _shares(parent, parts)]
+            for child in children:
+                self.partitions[child].forgotten = forgotten
+            return children
         parent.retired = self._now()
         return [self._inherit(parent, slots) for slots in _shares(parent, parts)]
 
@@ -243,6 +260,23 @@ class World:
     def version(self, at: float) -> Version:
         """Return the version that answered at a time."""
         return [version for since, version in self.versions if since <= at][-1]
+
+    def lane(self, entity: int, n: int) -> tuple[int, int, int]:
+        """Return what keeps an event in its order where children don't wait for their parents.
+
+        The entity, the family whose partitions hold it, and its place among those.
+        """
+        families = self.families[entity]
+        family = families[n - 1]
+        return entity, family, n - families.index(family)
+
+    def descendants(self, partitions: Collection[int]) -> set[int]:
+        """Return the listed partitions that descend from some by either method, at any distance."""
+        found = set(partitions)
+        for partition in self.partitions.values():  # children come behind their parents
+            if found.intersection((partition.starts_after, *partition.cursor_from)):
+                found.add(partition.id)
+        return {partition.id for partition in self.listed(self._now())} & found
 
     def total(self, *, selected: bool = False) -> int:
         """Return how many events were published, or how many of those that a selection takes."""

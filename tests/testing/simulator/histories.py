@@ -143,6 +143,39 @@ def commits_that_are_cancelled(seed: int) -> Scenario:
     return scenario(seed, settings, [publish(200, 4)])
 
 
+def child_of_a_failing_parent(seed: int) -> Scenario:
+    """No fetch of the parent succeeds for long. Its child need not wait without order."""
+    steps = [publish(8, 4), Step(0.0, "split", {**_ONE_CHILD, "method": "starts-after"})]
+    steps += [fault("503", "fetch", share=1.0, seconds=900.0, parity=0), publish(8, 4)]
+    settings = Settings(ordered=False)
+    return scenario(seed, settings, [*steps, publish(4, 4, after=30.0)])
+
+
+_ONE_CHILD = {"which": 0, "parts": 1}
+
+
+def merge_of_a_partition_that_nobody_saw(seed: int) -> Scenario:
+    """A partition is split, and a part of it merged with another one, between two discoveries.
+
+    Where that part stands is told only by the partition that was split (R9).
+    """
+    steps = [
+        Step(0.0, "split", {"which": 0, "parts": 3, "method": "cursor-from"}),
+        Step(0.4, "split", {"which": 1, "parts": 3, "method": "starts-after"}),
+        Step(0.0, "split", {"which": 1, "parts": 2, "method": "cursor-from"}),
+        Step(0.3, "merge", {"which": 0}),
+    ]
+    return scenario(seed, Settings(latency=0.3, moving_cursors=True), steps)
+
+
+def clock_that_is_set(seed: int) -> Scenario:
+    """The clock of the consumer's machine is set back while requests are refused (R10)."""
+    steps = [publish(20, 4), fault("404", "fetch", share=0.5, seconds=60.0)]
+    for hours in range(1, 40):
+        steps += [publish(1, 4, after=0.3), Step(0.0, "set_clock", {"seconds": -3600.0 * hours})]
+    return scenario(seed, Settings(partitions=3), steps)
+
+
 # ---------------------------------------------------------------------- steps
 
 

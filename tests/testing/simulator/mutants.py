@@ -85,6 +85,18 @@ def of_unknown_ancestors(seed: int) -> tuple[str, str] | None:
     return None if found is not None and found[0] == "error" else found
 
 
+def beside_a_failing_parent(seed: int) -> tuple[str, str] | None:
+    """With ``ordered=False`` a child is read while its parent can't be."""
+    outcome = run(histories.child_of_a_failing_parent(seed))
+    if outcome.failure is not None:
+        return outcome.failure, outcome.text
+    texts = outcome.record.texts()
+    before = texts[: texts.index("all faults have ended")]
+    if any(text.startswith("saved 1: Position(cursor='f1") for text in before):
+        return None
+    return "late", "the child was not read before its parent was"
+
+
 usual = of(generate)
 
 
@@ -128,6 +140,11 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_P.drained_when_delivered),
     Mutant(_P.children_do_not_wait_for_the_commit, of(histories.last_batch_of_a_parent)),
     Mutant(_P.successor_from_the_start),
+    Mutant(_P.unread_ancestors_are_not_superseded, by_name("first_commit_after_a_split")),
+    Mutant(
+        _P.ancestors_of_an_ambiguous_successor_are_taken,
+        of(histories.merge_of_a_partition_that_nobody_saw),
+    ),
     Mutant(_P.child_from_its_parents_cursor),
     Mutant(_P.superseded_is_not_saved),
     Mutant(_P.transfer_is_not_atomic, of(histories.chain_of_transfers), equivalent=True),
@@ -141,6 +158,9 @@ MUTANTS: tuple[Mutant, ...] = (
         _P.an_answer_from_before_the_close_is_the_end, of(histories.slow_answers_around_a_close)
     ),
     Mutant(_P.last_cursor_is_used_with_a_selection, by_name("selection_with_cursors_of_its_own")),
+    Mutant(_P.lineage_is_ignored),
+    Mutant(_P.all_partitions_are_read),
+    Mutant(_P.children_wait_without_order, beside_a_failing_parent),
     Mutant(_P.no_rediscovery_after_drained, within(60.0, histories.children_that_are_listed_late)),
     Mutant(_P.new_partitions_from_the_last_event, of(histories.started_at_the_end)),
     Mutant(_P.first_discovery_again_and_again),
@@ -168,6 +188,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_R.a_slot_is_never_returned),
     Mutant(_R.retries_without_a_pause),
     Mutant(_R.a_refusal_leads_to_no_discovery, within(30.0, histories.new_token)),
+    Mutant(_R.pauses_by_the_time_of_day, of(histories.clock_that_is_set)),
     Mutant(_R.the_first_token_is_kept),
     Mutant(_R.caught_up_too_early),
     Mutant(_R.a_silent_page_is_the_end, of(histories.one_answer_without_a_line)),

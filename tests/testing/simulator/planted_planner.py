@@ -71,6 +71,16 @@ def successor_from_the_start(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(planner, "transferred_positions", from_the_start)
 
 
+def unread_ancestors_are_not_superseded(patch: pytest.MonkeyPatch) -> None:
+    """A successor that begins at the first event saves nothing until its first commit."""
+    patch.setattr(transfer, "_from_the_start", lambda *args: {})
+
+
+def ancestors_of_an_ambiguous_successor_are_taken(patch: pytest.MonkeyPatch) -> None:
+    """Another successor takes the cursor of one of them, and the next start skips events."""
+    patch.setattr(planner, "disputed_ancestors", lambda *args: {})
+
+
 def child_from_its_parents_cursor(patch: pytest.MonkeyPatch) -> None:
     """A child begins at its parent's last cursor, not at its own first event."""
     start_or_wait = Planner._start_or_wait
@@ -171,12 +181,31 @@ def an_answer_from_before_the_close_is_the_end(patch: pytest.MonkeyPatch) -> Non
 
 def last_cursor_is_used_with_a_selection(patch: pytest.MonkeyPatch) -> None:
     """A cursor of a selection that equals `lastCursor` counts as the end."""
+    _create_planner_with(patch, selects_events=False)
+
+
+def lineage_is_ignored(patch: pytest.MonkeyPatch) -> None:
+    """The edges that the application names are not added to what is discovered."""
+    _create_planner_with(patch, lineage=None)
+
+
+def all_partitions_are_read(patch: pytest.MonkeyPatch) -> None:
+    """`partitions` is ignored."""
+    _create_planner_with(patch, partitions=None)
+
+
+def children_wait_without_order(patch: pytest.MonkeyPatch) -> None:
+    """With ``ordered=False`` children wait for their parents, too."""
+    _create_planner_with(patch, ordered=True)
+
+
+def _create_planner_with(patch: pytest.MonkeyPatch, **changed: Any) -> None:
     create = Planner.__init__
 
-    def ignoring(self: Planner, **options: Any) -> None:
-        create(self, **{**options, "selects_events": False})
+    def creating(self: Planner, **options: Any) -> None:
+        create(self, **{**options, **changed})
 
-    patch.setattr(Planner, "__init__", ignoring)
+    patch.setattr(Planner, "__init__", creating)
 
 
 def no_rediscovery_after_drained(patch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from datetime import UTC
 from typing import Any
 
 import anyio
@@ -15,11 +16,12 @@ from feedapi_client.model import Batch, FeedInfo
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.retry import Backoff
-from feedapi_client.runtime import delivery, driver
+from feedapi_client.runtime import delivery, driver, failures
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
 from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.runtime.request import Request
@@ -311,6 +313,19 @@ def retries_without_a_pause(patch: pytest.MonkeyPatch) -> None:
 def a_refusal_leads_to_no_discovery(patch: pytest.MonkeyPatch) -> None:
     """A refused partition waits for the next discovery of the interval (R10)."""
     patch.setattr(DiscoveryTimer, "refused", lambda self, delay: None)
+
+
+def pauses_by_the_time_of_day(patch: pytest.MonkeyPatch) -> None:
+    """How long a refused partition still pauses is taken from the clock that people set."""
+    ask_again = Failures.ask_again
+
+    def by_the_clock(self: Failures, **how: Any) -> float:
+        seconds = ask_again(self, **how)
+        if not seconds or self.retry_at is None:
+            return seconds
+        return max(0.0, (self.retry_at - failures.datetime.now(UTC)).total_seconds())
+
+    patch.setattr(Failures, "ask_again", by_the_clock)
 
 
 def the_first_token_is_kept(patch: pytest.MonkeyPatch) -> None:

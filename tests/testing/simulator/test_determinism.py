@@ -15,8 +15,7 @@ import pytest
 
 from feedapi_client.testing.simulator.scenario import generate
 from feedapi_client.testing.simulator.simulation import run
-
-BACKENDS = ("asyncio", "trio")
+from tests.testing.simulator.backends import BACKENDS
 
 
 def test_a_seed_run_twice_writes_the_same_trace() -> None:
@@ -30,6 +29,7 @@ def test_other_seeds_write_other_traces(backend: Any) -> None:
     assert len({run(generate(seed, backend)).digest for seed in range(8)}) == 8
 
 
+@pytest.mark.slow
 def test_the_trace_does_not_depend_on_hashes_and_addresses() -> None:
     """In fresh processes, where sets and dictionaries of objects have other orders."""
     digests = {_digest_in_a_process(hash_seed) for hash_seed in ("1", "2")}
@@ -49,6 +49,7 @@ def _digest_in_a_process(hash_seed: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_randomness_outside_the_seed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison of two runs can fail: here the jitter of pauses is not the seed's."""
     entropy = random.SystemRandom()

@@ -21,26 +21,36 @@ LATE = {
 
 QUICK = [
     "children_at_once",
+    "superseded_is_not_saved",
+    "revision_is_not_advanced",
+    "lineage_is_ignored",
+    "pauses_by_the_time_of_day",
+    "batch_loses_an_event",
+    "a_refusal_leads_to_no_discovery",
+    "store_saves_a_part",
+]
+"""Bugs that are found at once."""
+
+SOON = [
+    "all_partitions_are_read",
     "children_do_not_wait_for_the_commit",
     "child_from_its_parents_cursor",
-    "superseded_is_not_saved",
     "skipped_ancestors_are_forgotten",
     "unknown_ancestors_are_ignored",
-    "revision_is_not_advanced",
     "last_cursor_is_used_with_a_selection",
     "no_rediscovery_after_drained",
     "new_partitions_from_the_last_event",
-    "batch_loses_an_event",
     "two_batches_in_flight",
     "a_failed_commit_counts_as_made",
     "fencing_is_swallowed",
     "failing_jobs_come_last",
     "a_slot_is_never_returned",
-    "a_refusal_leads_to_no_discovery",
     "a_silent_page_is_the_end",
     "the_buffer_limit_drops",
     "commit_before_effects",
-    "store_saves_a_part",
+    "unread_ancestors_are_not_superseded",
+    "ancestors_of_an_ambiguous_successor_are_taken",
+    "children_wait_without_order",
 ]
 """Bugs that one of the first seeds finds."""
 
@@ -49,7 +59,9 @@ def planted(module: object) -> list[str]:
     return [
         name
         for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__  # type: ignore[attr-defined]
+        if inspect.isfunction(value)
+        and value.__module__ == module.__name__  # type: ignore[attr-defined]
+        and not name.startswith("_")
     ]
 
 
@@ -61,11 +73,12 @@ def own_histories() -> list[Callable[[int], Scenario]]:
     ]
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SOON)])
 def test_a_planted_bug_is_found(name: str) -> None:
     assert try_mutant(name, 100).seed is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("history", own_histories(), ids=lambda history: history.__name__)
 def test_without_a_planted_bug_a_history_of_its_own_finds_nothing(
     history: Callable[[int], Scenario],
@@ -90,6 +103,7 @@ def test_an_equivalent_mutant_says_why(mutant: Mutant) -> None:
     assert ("Equivalent" in text) == mutant.equivalent
 
 
+@pytest.mark.slow
 def test_the_command_prints_which_seed_finds_a_bug(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["revision_is_not_advanced", "--seeds", "3"]) == 0
     shown = capsys.readouterr().out
@@ -98,6 +112,7 @@ def test_the_command_prints_which_seed_finds_a_bug(capsys: pytest.CaptureFixture
     assert "1 of 1 mutants found" in shown
 
 
+@pytest.mark.slow
 def test_the_command_fails_for_a_bug_that_is_not_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["transfer_is_not_atomic", "--seeds", "1"]) == 1
     assert "0 of 1 mutants found" in capsys.readouterr().out

@@ -9,17 +9,18 @@ import pytest
 from feedapi_client.testing.simulator.named import NAMED, named
 from feedapi_client.testing.simulator.simulation import run
 from tests.testing.simulator import planted, planted_planner, planted_runtime
+from tests.testing.simulator.backends import BACKENDS
 
-BACKENDS = ("asyncio", "trio")
 SEEDS = 3
 LARGE = "crowded_out_after_a_failure"
 """A history that takes longer than the others."""
 REFUSED = "ancestors_unknown"
 """The only history that no consumer can read exactly once: it ends with an error."""
+USUAL = sorted(set(NAMED) - {REFUSED, LARGE})
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", sorted(set(NAMED) - {REFUSED}))
+@pytest.mark.parametrize("name", [*USUAL, pytest.param(LARGE, marks=pytest.mark.slow)])
 def test_a_named_history_is_applied_exactly_once(name: str, backend: Any) -> None:
     for seed in range(1 if name == LARGE else SEEDS):
         outcome = run(named(name, seed, backend))
@@ -35,6 +36,7 @@ def test_r09_a_successor_of_unknown_ancestors_is_an_error_and_not_read_again(bac
     assert outcome.effects == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "name"),
     [
@@ -43,6 +45,8 @@ def test_r09_a_successor_of_unknown_ancestors_is_an_error_and_not_read_again(bac
         (planted_planner.an_empty_page_is_the_end, "closed_partition_at_a_lagging_replica"),
         (planted_runtime.failing_jobs_come_last, "streams_that_are_always_due"),
         (planted_planner.children_at_once, "split_of_a_waiting_partition"),
+        (planted_planner.unread_ancestors_are_not_superseded, "second_consumer_after_a_split"),
+        (planted_planner.unread_ancestors_are_not_superseded, "first_commit_after_a_split"),
     ],
 )
 def test_a_named_history_finds_its_bug(

@@ -15,9 +15,10 @@ from feedapi_client.testing.simulator.store import Effect
 from feedapi_client.testing.simulator.transport import Fetched, SimulatedTransport
 from feedapi_client.testing.simulator.world import World
 from tests.testing.simulator import planted
+from tests.testing.simulator.backends import BACKENDS
 
 
-@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_without_a_planted_bug_nothing_is_found(backend: Any) -> None:
     for seed in range(25):
         outcome = run(generate(seed, backend))
@@ -31,12 +32,12 @@ class Time:
     now = 0.0
 
 
-def oracle(*, transactional: bool = True) -> tuple[Oracle, World, Time]:
+def oracle(*, transactional: bool = True, ordered: bool = True) -> tuple[Oracle, World, Time]:
     time = Time()
     world = World(1, "v2-token", last_cursor=True, now=lambda: time.now)
     for _ in range(3):
         world.publish(0)
-    return Oracle(world, transactional=transactional), world, time
+    return Oracle(world, transactional=transactional, ordered=ordered), world, time
 
 
 def rules(checked: Oracle) -> list[str]:
@@ -82,6 +83,27 @@ def test_a_new_iteration_may_not_leave_out_events() -> None:
     effects(checked, 1)
     checked.began()
     assert effects(checked, 3) == ["order"]
+
+
+def test_without_order_only_the_events_of_one_family_keep_theirs() -> None:
+    checked, world, _ = oracle(ordered=False)
+    (child,) = world.split(0, 1, "starts-after")
+    for _ in range(2):
+        world.publish(0)
+    for n in (4, 1, 5, 2):
+        checked.effect(Effect(0, n, child))
+    checked.delivered(child, {})
+    assert rules(checked) == []
+    assert not checked.complete()
+    assert effects(checked, 3) == []
+    assert checked.complete()
+    assert effects(checked, 4) == ["exactly-once"]
+
+
+def test_an_effect_of_a_partition_that_is_not_to_be_read_is_found() -> None:
+    checked, _, _ = oracle()
+    checked.chosen = {1}
+    assert effects(checked, 1) == ["partitions"]
 
 
 def test_a_child_before_its_parent_is_found() -> None:

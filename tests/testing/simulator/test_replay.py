@@ -40,6 +40,7 @@ def test_a_seed_that_fails_names_the_command_that_repeats_it(
     assert "FAILED: " in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_failing_scenario_is_shrunk_to_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     planted_planner.successor_from_the_start(monkeypatch)
     found = planted.found_by(range(150))

@@ -27,8 +27,9 @@ from tests.testing.simulator.applications import (
     sqlite_store,
     transactional,
 )
+from tests.testing.simulator.backends import BACKENDS
 
-BACKENDS = ("asyncio", "trio")
+SLOW = pytest.mark.slow
 SEEDS = 8
 
 # ---------------------------------------------------------------------- handlers, right and wrong
@@ -123,12 +124,12 @@ def test_effects_before_the_commit_are_at_least_once(backend: Any) -> None:
 @pytest.mark.parametrize(
     ("handler", "rules", "backend"),
     [
-        (commits_before_its_effects, "lost", "asyncio"),
+        pytest.param(commits_before_its_effects, "lost", "asyncio", marks=SLOW),
         (writes_again, "exactly-once", "asyncio"),
-        (keeps_rows_in_memory, "lost exactly-once", "asyncio"),
-        (remembers_what_it_has_seen, "exactly-once", "asyncio"),
-        (forgets_its_transaction, "store", "trio"),
-        (mixes_events, "order", "asyncio"),
+        pytest.param(keeps_rows_in_memory, "lost exactly-once", "asyncio", marks=SLOW),
+        pytest.param(remembers_what_it_has_seen, "exactly-once", "asyncio", marks=SLOW),
+        pytest.param(forgets_its_transaction, "store", "trio", marks=SLOW),
+        pytest.param(mixes_events, "order", "asyncio", marks=SLOW),
     ],
 )
 def test_a_wrong_handler_is_found(handler: Any, rules: str, backend: Any) -> None:
@@ -162,6 +163,7 @@ class Counter:
             self.counts[entity] = self.counts.get(entity, 0) + 1
 
 
+@SLOW
 def test_a_handler_that_adds_up_is_found_to_count_twice() -> None:
     counter = Counter()
 
@@ -231,6 +233,7 @@ def test_a_handler_that_is_called_again_may_fail_at_first() -> None:
     simulate(handle, seeds=5, on_failure=Retry(attempts=2))
 
 
+@SLOW
 def test_a_handler_that_goes_on_after_its_process_was_killed_has_no_effect() -> None:
     """`Killed` is no `Exception`: what handles errors does not run in a process that is gone."""
     caught: list[BaseException] = []
@@ -297,6 +300,7 @@ def test_a_wrong_store_is_found(store: type[MemoryCursorStore], text: str) -> No
 # ---------------------------------------------------------------------- what a failure says
 
 
+@pytest.mark.slow
 def test_a_failure_tells_its_history_and_how_to_repeat_it() -> None:
     with pytest.raises(SimulationError) as found:
         simulate(commits_before_its_effects, sqlite_store, applied=applied)
@@ -314,6 +318,7 @@ def test_a_failure_tells_its_history_and_how_to_repeat_it() -> None:
     assert str(again.value) == text
 
 
+@pytest.mark.slow
 def test_a_seed_writes_the_same_trace_with_files_and_threads() -> None:
     def run() -> list[str]:
         with pytest.raises(SimulationError) as found:
@@ -348,6 +353,7 @@ def test_handler(simulate):
 """
 
 
+@pytest.mark.slow
 def test_the_fixture_names_the_command_that_repeats_a_failure(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(TEST_FILE)
     failed = _pytest(tmp_path, "test_it.py")

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime
 from random import Random
 from typing import Any
 
 import pytest
 
 from feedapi_client.protocol.negotiation import negotiate
+from feedapi_client.runtime import failures
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.testing.simulator import wire
 from feedapi_client.testing.simulator.named import named
 from feedapi_client.testing.simulator.process import Process
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step, generate
 from feedapi_client.testing.simulator.simulation import Outcome, run
+from feedapi_client.testing.simulator.wall import START, WallClock
 from feedapi_client.testing.simulator.world import World
-
-BACKENDS = ("asyncio", "trio")
+from tests.testing.simulator.backends import BACKENDS
 
 
 class Time:
@@ -47,7 +49,7 @@ def test_generated_histories_have_every_step_and_every_fault() -> None:
     expected = (
         "publish split merge deploy second store_fails store_stalls 500 503 429 404 409 html "
         "connect stall slow torn error-text reset 204 silent stall-body lag kill cancel "
-        "cancel-natively stop leave reenter pause down"
+        "cancel-natively stop leave reenter pause down set_clock split_unnamed choose_descendants"
     )
     assert set(expected.split()) <= found.keys()
 
@@ -141,6 +143,7 @@ def test_events_that_nobody_can_handle_are_quarantined_once(backend: Any) -> Non
     assert outcome.effects == outcome.published == 104
 
 
+@pytest.mark.slow
 def test_batches_committed_late_are_dropped_when_their_partition_was_split() -> None:
     settings = Settings(page_size=2, batch_bytes=1, commit_every=5)
     outcomes = [
@@ -181,6 +184,67 @@ def test_a_life_goes_on_after(what: str) -> None:
     outcome = history(Settings(page_size=2, handling=0.1), *steps)
     assert outcome.failure is None, outcome.text
     assert outcome.effects == outcome.published
+
+
+# ---------------------------------------------------------------------- options of the consumer
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r08_an_edge_that_discovery_leaves_out_is_given_by_lineage(backend: Any) -> None:
+    steps = (
+        Step(1.0, "split_unnamed", {"which": 0, "parts": 2, "seconds": 1.0}),
+        Step(0.0, "publish", {"count": 12, "entities": 4}),
+    )
+    outcome = history(Settings(page_size=2, handling=0.1), *steps, backend=backend)
+    assert outcome.failure is None, outcome.text
+    assert outcome.effects == outcome.published == 36
+
+
+def test_chosen_partitions_are_read_and_others_only_once_they_are_chosen_too() -> None:
+    steps = (
+        Step(1.0, "split", {"which": 0, "parts": 2, "method": "starts-after"}),
+        Step(0.0, "publish", {"count": 24, "entities": 4}),
+        Step(30.0, "publish", {"count": 4, "entities": 4}),
+    )
+    settings = Settings(partitions=2, chosen=1)
+    outcome = history(settings, *steps)
+    assert outcome.failure is None, outcome.text
+    assert (outcome.effects, outcome.published) == (12, 52)
+    outcome = history(settings, *steps[:2], Step(5.0, "choose_descendants"), *steps[2:])
+    assert outcome.failure is None, outcome.text
+    assert outcome.effects == 26
+
+
+def test_r09_a_successor_that_is_chosen_later_goes_on_where_its_ancestor_stopped() -> None:
+    steps = (
+        Step(1.0, "split", {"which": 0, "parts": 2, "method": "cursor-from"}),
+        Step(0.0, "publish", {"count": 24, "entities": 4}),
+        Step(5.0, "choose_descendants"),
+    )
+    outcome = history(Settings(partitions=2, chosen=1, page_size=2, handling=0.3), *steps)
+    assert outcome.failure is None, outcome.text
+    assert outcome.effects == 24
+
+
+def test_a_partition_that_is_gone_before_it_was_chosen_is_an_error() -> None:
+    steps = (
+        Step(0.0, "split", {"which": 0, "parts": 2, "method": "cursor-from"}),
+        Step(1.0, "publish", {"count": 4, "entities": 4}),
+    )
+    outcome = history(Settings(partitions=2, chosen=1), *steps)
+    assert outcome.failure is None, outcome.text
+    assert any("the feed does not list" in line for line in outcome.trace)
+    assert outcome.effects == 0
+
+
+def test_the_clock_of_the_consumer_is_set_and_put_back() -> None:
+    shown: list[datetime] = []
+    wall = WallClock(lambda: 5.0)
+    with wall.shown():
+        for wall.off_by in (0.0, -3600.0):
+            shown.append(failures.datetime.now(UTC))
+    assert [moment.timestamp() for moment in shown] == [START + 5.0, START + 5.0 - 3600.0]
+    assert failures.datetime is datetime
 
 
 # ---------------------------------------------------------------------- leaks and idling

@@ -1,0 +1,49 @@
+"""The time of day in a simulation: that of the virtual clock, until somebody sets it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import datetime, tzinfo
+from typing import Any, Self
+
+from feedapi_client import status
+from feedapi_client.runtime import failures, partition
+
+START = 1_700_000_000.0
+"""Seconds since 1970 at which each simulation begins."""
+
+
+class WallClock:
+    """What the consumer takes for the time of day. `now` gives the virtual time."""
+
+    def __init__(self, now: Callable[[], float]) -> None:
+        self.off_by = 0.0
+        """Seconds that it is ahead of the publisher's clock."""
+        self._now = now
+
+    def time(self) -> float:
+        """Return the consumer's time in seconds since 1970."""
+        return START + self._now() + self.off_by
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Let the library see this time of day during the block.
+
+        Not thread-safe: its modules are changed for the whole process.
+        """
+        clock = self
+
+        class Shown(datetime):
+            @classmethod
+            def now(cls, tz: tzinfo | None = None) -> Self:
+                return cls.fromtimestamp(clock.time(), tz)
+
+        modules: tuple[Any, ...] = failures, partition, status
+        for module in modules:
+            module.datetime = Shown
+        try:
+            yield
+        finally:
+            for module in modules:
+                module.datetime = datetime
