@@ -50,6 +50,9 @@ class SourceOptions:
     staging_location: str | None = None
     payload: Literal["string", "variant"] = "string"
     available_now_timeout: float = 3600.0
+    bounded_polls: bool = True
+    """Whether the longest poll interval grows with the number of idle partitions: only where option
+    ``maxPollInterval`` is not given."""
     filters: Mapping[str, str] = field(default_factory=dict)
     fetch: FetchOptions = field(default_factory=FetchOptions)
     limits: Limits = field(default_factory=lambda: _limits())  # noqa: PLW0108 - defined below
@@ -321,6 +324,7 @@ def _build(values: dict[str, Any], families: dict[str, dict[str, str]]) -> Sourc
     return SourceOptions(
         **part(_SOURCE),
         start=values.get("start", "first"),
+        bounded_polls="max_poll_interval" not in values,
         filters=families["filter."],
         fetch=FetchOptions(**part(_FETCH)),
         limits=_limits(**part(_LIMITS)),

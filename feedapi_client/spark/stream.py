@@ -38,6 +38,9 @@ _log = logging.getLogger(__name__)
 Offset = dict[str, Any]
 
 _HEADER_READERS = 16
+_MAX_PAUSE = 0.2
+"""Seconds that an idle trigger may take when no partition is due. Without a pause, Spark triggers
+about 100 times a second, and each one is a call into this process."""
 
 
 class Epoch(NamedTuple):
@@ -143,6 +146,8 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         plan = planner.next_plan(limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         if plan is None:
             self._current = last
+            if self._available_now is None:
+                time.sleep(min(planner.pause(), _MAX_PAUSE))
             return start
         if not staging.create(staging.plan_key(epoch.number), _encode(plan)):
             return self._adopt(epoch)

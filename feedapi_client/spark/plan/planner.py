@@ -26,6 +26,7 @@ from feedapi_client.lineage.planner import (
     Save,
     Start,
     State,
+    Stop,
 )
 from feedapi_client.model import FeedInfo, FeedKey, Position
 from feedapi_client.spark.connection import FeedConnection
@@ -33,11 +34,14 @@ from feedapi_client.spark.fetch import FetchResult, read_end
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.plan.epoch import EpochPlan, split_into_groups
 from feedapi_client.spark.plan.failures import Failures
+from feedapi_client.spark.plan.polls import PollSchedule
 from feedapi_client.spark.plan.probe import Probe
 from feedapi_client.spark.plan.selection import check_partitions
 
 _log = logging.getLogger(__name__)
 
+_MAX_PROBES = 1024
+"""Partitions that are asked for news before an epoch is planned. The others are next."""
 _COUNTED_STATES = {
     State.READING: "reading",
     State.CAUGHT_UP: "caughtUp",
@@ -93,6 +97,9 @@ class EpochPlanner:
         self._not_selected: dict[int, Position] = {}  # of an earlier query without a selection
         self._failures = Failures(connection.url, options.retry)
         self._probe = Probe(connection)
+        self._polls = PollSchedule(options.limits, bounded=options.bounded_polls)
+        self._planned: set[int] = set()  # what the last plan reads
+        self._listed_ends: dict[int, str] = {}  # `lastCursor` of open partitions
         self._more: set[int] = set()  # partitions that are known to have events
         self._info: FeedInfo | None = None
         self._unsaved = False  # a discovery changed positions, and no plan holds that yet
@@ -141,8 +148,13 @@ class EpochPlanner:
         Raises:
             FeedError: the query can't continue.
         """
+        unread = self._planned
+        self._planned = set()
         for result in results:
+            unread.discard(result.partition)
             self._add(result, fresh=fresh)
+        for partition in unread - self._more:
+            self._polls.now(partition)
 
     def _add(self, result: FetchResult, *, fresh: bool = True) -> None:
         partition = result.partition
@@ -162,6 +174,20 @@ class EpochPlanner:
             if self.available_now is not None and fresh and caught_up:
                 self.available_now.caught_up.add(partition)
         self._perform(actions)
+        self._schedule(result, fresh=fresh)
+
+    def _schedule(self, result: FetchResult, *, fresh: bool) -> None:
+        """Set the next poll of the partition (R15). What has events is read without one."""
+        partition = result.partition
+        entry = self.lineage.entries[partition]
+        if not entry.running or partition in self._more:
+            return
+        if result.failed is not None:
+            self._polls.later(partition, self._failures.pause(partition))
+        elif entry.state is State.CAUGHT_UP and result.ended and fresh:
+            self._polls.caught_up(partition, moved=result.cursor != result.start)
+        else:
+            self._polls.now(partition)
 
     def _note(self, result: FetchResult) -> None:
         partition = result.partition
@@ -202,11 +228,30 @@ class EpochPlanner:
             return
         first, self._info = self._info is None, info
         self._set_depths()
+        self._note_listed_ends(info)
         self._failures.check_refusals(info, self.lineage.runnable())
         # At "first" the same positions would be found again: no need for an epoch without rows.
         if not (first and self.options.start == "first"):
             self._unsaved |= any(isinstance(action, Save) for action in actions)
         self._perform(actions)
+        if first and self.options.start != "last":
+            for partition in self.lineage.runnable():
+                self._polls.expect(partition)
+
+    def _note_listed_ends(self, info: FeedInfo) -> None:
+        """Poll open partitions at once whose listed end moved on to another cursor."""
+        if self.connection.fetch_options.selection():
+            return
+        before, self._listed_ends = self._listed_ends, {}
+        for listed in info.partitions.values():
+            if listed.closed or listed.last_cursor is None:
+                continue
+            self._listed_ends[listed.id] = listed.last_cursor
+            entry = self.lineage.entries.get(listed.id)
+            if entry is None or entry.state is not State.CAUGHT_UP:
+                continue
+            if listed.last_cursor not in (entry.cursor, before.get(listed.id)):
+                self._polls.later(listed.id, 0.0)
 
     def _select(self, info: FeedInfo) -> None:
         """Select new partitions that descend from a selected one."""
@@ -221,8 +266,12 @@ class EpochPlanner:
         for action in actions:
             match action:
                 case Start(partition=partition):
+                    self._polls.now(partition)
                     if self.available_now is not None:
                         self.available_now.caught_up.discard(partition)
+                case Stop(partition=partition):
+                    self._polls.forget(partition)
+                    self._more.discard(partition)
                 case Rediscover():
                     self._discover_at = 0.0
                 case Report(partition=partition, text=text):
@@ -244,13 +293,54 @@ class EpochPlanner:
         self.discover_if_due()
         if self.available_now is not None:
             return self._next_available_now(limit, self.available_now)
-        if not (self._more or self._unsaved) and not self._probe.due:
-            return None
-        due = self._due(self.lineage.runnable())
-        if self._more.intersection(due) or (self._probe.due and self._has_news(due)):
-            self._probe.reset()
-            return self._plan(self._due(self.lineage.runnable()), limit)
-        return self._plan([], limit) if self._unsaved else None
+        news = self._partitions_with_news()
+        return self._plan(news, limit) if news or self._unsaved else None
+
+    def pause(self) -> float:
+        """Return the seconds for which `next_plan` has nothing to do."""
+        if self._more or self._unsaved:
+            return 0.0
+        return min(self._polls.wait(), max(0.0, self._discover_at - time.monotonic()))
+
+    def _partitions_with_news(self) -> set[int]:
+        """Poll the partitions that are due. Return those that have events."""
+        entries = self.lineage.entries
+        due = [p for p in self._polls.take_due() if entries[p].running and p not in self._more]
+        news = self._known_news()
+        expected = [p for p in due if self._polls.expects(p)]
+        others = [p for p in due if not self._polls.expects(p)]
+        for partition in others[_MAX_PROBES:]:
+            self._polls.later(partition, 0.0)
+        news |= self._ask(others[:_MAX_PROBES])
+        # Where others have news, to ask an expected one first would only be one request more.
+        return news.union(expected) if news else self._ask(expected, until_found=True)
+
+    def _known_news(self) -> set[int]:
+        return {p for p in self._more if self._failures.may_ask(p)}
+
+    def _ask(self, partitions: list[int], *, until_found: bool = False) -> set[int]:
+        """Return those of the partitions that have an event. It is left to the executors.
+
+        With `until_found` the first ones that have one are enough, and all that were not asked yet
+        are returned with them.
+        """
+        found: set[int] = set()
+        unasked = {partition: self.lineage.entries[partition].cursor for partition in partitions}
+        if not unasked:
+            return found
+        for results in self._probe.ask(dict(unasked)):
+            for result in results:
+                unasked.pop(result.partition)
+                if result.events:
+                    found.add(result.partition)
+                    self._more.add(result.partition)
+                    self._failures.succeeded(result.partition)
+                else:
+                    result.more = False
+                    self._add(result)
+            if until_found and found:
+                break
+        return found.union(unasked)
 
     def _next_available_now(self, limit: int | None, trigger: AvailableNow) -> EpochPlan | None:
         """The same for partitions that were not caught up since the trigger began."""
@@ -258,9 +348,11 @@ class EpochPlanner:
             wanted = self._not_caught_up(trigger)
             if not wanted:
                 return self._plan([], limit) if self._unsaved else None
-            due = self._due(wanted)
-            if self._more.intersection(due) or self._has_news(due):
-                return self._plan(self._due(self._not_caught_up(trigger)), limit)
+            due = [p for p in wanted if self._failures.may_ask(p)]
+            news = self._known_news().intersection(due)
+            news |= self._ask([p for p in due if p not in news])
+            if news:
+                return self._plan(news, limit)
             if not due or self._failures.any_of(wanted):
                 time.sleep(min(1.0, self.options.limits.poll_interval))
             self.discover_if_due()
@@ -273,24 +365,9 @@ class EpochPlanner:
     def _not_caught_up(self, trigger: AvailableNow) -> list[int]:
         return [p for p in self.lineage.runnable() if p not in trigger.caught_up]
 
-    def _due(self, partitions: Iterable[int]) -> list[int]:
-        return [partition for partition in partitions if self._failures.may_ask(partition)]
-
-    def _has_news(self, partitions: list[int]) -> bool:
-        """Whether a probe found an event. It reads none: the executors will."""
-        cursors = self.lineage.runnable()
-        results = self._probe.ask({partition: cursors[partition] for partition in partitions})
-        for result in results:
-            if result.events:
-                self._more.add(result.partition)
-                self._failures.succeeded(result.partition)
-            else:
-                result.more = False
-                self._add(result)
-        return any(result.events for result in results)
-
-    def _plan(self, partitions: list[int], limit: int | None) -> EpochPlan:
+    def _plan(self, partitions: Collection[int], limit: int | None) -> EpochPlan:
         self._unsaved = False
+        self._planned = set(partitions)
         selected = self.lineage.selected
         return EpochPlan(
             feed=self.key,
@@ -301,7 +378,7 @@ class EpochPlanner:
             known=sorted(self._known),
             selected=None if selected is None else sorted(selected),
             groups=split_into_groups(
-                sorted(partitions, key=lambda p: p not in self._more),
+                sorted(partitions, key=lambda p: (p not in self._more, p)),
                 self.options.max_partitions_per_task,
             ),
             limit=limit,
