@@ -43,6 +43,8 @@ class EpochPlan(msgspec.Struct, kw_only=True):
     """The partitions to read, one list a task."""
     limit: int | None
     """Maximum number of events of each partition."""
+    ends: dict[int, str] = {}
+    """Where partitions end that are read to a fixed end."""
 
     def task(self, epoch: int, number: int, fetch: FetchOptions) -> FetchTask:
         """Return what the task of group `number` fetches."""
@@ -62,6 +64,7 @@ class EpochPlan(msgspec.Struct, kw_only=True):
                     listed.last_cursor,
                     self.sequences.get(partition, 0),
                     self.depths.get(partition, 0),
+                    self.ends.get(partition),
                 )
             )
         return targets

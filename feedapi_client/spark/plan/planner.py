@@ -55,11 +55,13 @@ class AvailableNow:
     """State of a trigger that ends by itself.
 
     `deadline` is on the monotonic clock. `caught_up` are the partitions that were caught up since
-    the trigger began.
+    the trigger began, or read to their fixed end. `ends` has the end of each partition, fixed when
+    the trigger began or, for a later one, when it started.
     """
 
     deadline: float
     caught_up: set[int] = field(default_factory=set)
+    ends: dict[int, str | None] = field(default_factory=dict)
 
 
 class EpochPlanner:
@@ -173,6 +175,8 @@ class EpochPlanner:
             caught_up = self.lineage.entries[partition].state is not State.READING
             if self.available_now is not None and fresh and caught_up:
                 self.available_now.caught_up.add(partition)
+        elif result.reached and self.available_now is not None and fresh:
+            self.available_now.caught_up.add(partition)
         self._perform(actions)
         self._schedule(result, fresh=fresh)
 
@@ -345,6 +349,7 @@ class EpochPlanner:
     def _next_available_now(self, limit: int | None, trigger: AvailableNow) -> EpochPlan | None:
         """The same for partitions that were not caught up since the trigger began."""
         while time.monotonic() < trigger.deadline:
+            self._fix_ends(trigger)
             wanted = self._not_caught_up(trigger)
             if not wanted:
                 return self._plan([], limit) if self._unsaved else None
@@ -362,6 +367,13 @@ class EpochPlanner:
         )
         return None
 
+    def _fix_ends(self, trigger: AvailableNow) -> None:
+        wanted = [p for p in self._not_caught_up(trigger) if p not in trigger.ends]
+        ends = self._probe.ends(wanted)
+        trigger.ends |= ends
+        entries = self.lineage.entries
+        trigger.caught_up |= {p for p, end in ends.items() if end == entries[p].cursor}
+
     def _not_caught_up(self, trigger: AvailableNow) -> list[int]:
         return [p for p in self.lineage.runnable() if p not in trigger.caught_up]
 
@@ -369,6 +381,7 @@ class EpochPlanner:
         self._unsaved = False
         self._planned = set(partitions)
         selected = self.lineage.selected
+        ends = self.available_now.ends if self.available_now is not None else {}
         return EpochPlan(
             feed=self.key,
             info=self._info or self.connection.info,
@@ -382,6 +395,7 @@ class EpochPlanner:
                 self.options.max_partitions_per_task,
             ),
             limit=limit,
+            ends={p: end for p in partitions if (end := ends.get(p)) is not None},
         )
 
     def _positions(self) -> dict[int, Position]:

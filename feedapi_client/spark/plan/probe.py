@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target
+from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target, fix_end
 
 GRACE_PERIOD = 2.0
 """Seconds for which a probe retries temporary errors."""
@@ -41,6 +41,18 @@ class Probe:
         with ThreadPoolExecutor(min(size, len(targets) or 1), "feedapi-probe") as pool:
             for first in range(0, len(targets), size):
                 yield list(pool.map(self._ask, targets[first : first + size]))
+
+    def ends(self, partitions: Collection[int]) -> dict[int, str | None]:
+        """Return the present end of each partition, as `fix_end`. Raises `FeedError`."""
+        if not partitions:
+            return {}
+
+        def end(partition: int) -> str | None:
+            return fix_end(self._connection, partition)
+
+        threads = min(self.concurrency, len(partitions))
+        with ThreadPoolExecutor(threads, "feedapi-probe") as pool:
+            return dict(zip(partitions, pool.map(end, partitions), strict=True))
 
     def _ask(self, target: Target) -> FetchResult:
         batches = count(1)

@@ -130,7 +130,10 @@ def empty_object() -> bytes:
 def results_in(header: Any) -> list[FetchResult]:
     """Return the results of a task from the header of its staged object."""
     names = FetchResult.__slots__
-    return [FetchResult(**{name: partition[name] for name in names}) for partition in header]
+    return [
+        FetchResult(**{name: partition[name] for name in names if name in partition})
+        for partition in header
+    ]
 
 
 def rows_of(staged: bytes, key: str, payload: Payload, size: int) -> Iterator[pa.RecordBatch]:
