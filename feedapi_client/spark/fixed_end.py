@@ -23,7 +23,7 @@ from feedapi_client.protocol.decoder import CheckpointedEvents
 
 MIN_IN_A_ROW = 4
 """Payloads in a row that are taken for the same events."""
-MAX_FOLLOWING = 10_000
+MAX_FOLLOWING = 2_000
 """Events behind the end that are looked at, at most."""
 _WATCHED = 16
 _MIN_UNORDERED = 500

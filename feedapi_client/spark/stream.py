@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from feedapi_client.spark.connection import FeedConnection
 from feedapi_client.spark.fetch import FetchResult
 from feedapi_client.spark.options import SourceOptions
-from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask
+from feedapi_client.spark.plan.epoch import PLAN_VERSION, EpochPlan, FetchTask
 from feedapi_client.spark.plan.planner import AvailableNow, EpochPlanner
 from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
 from feedapi_client.spark.staging.first_fetch import (
@@ -61,6 +61,10 @@ class Epoch(NamedTuple):
     def next(self) -> Epoch:
         """Return the epoch after this one. The first one gets a new run id."""
         return Epoch(self.run or uuid.uuid4().hex, self.number + 1)
+
+
+class _Versioned(msgspec.Struct):
+    version: int = 0
 
 
 _BEFORE_FIRST = Epoch("", -1)
@@ -296,6 +300,7 @@ def _header(staging: Staging, key: str) -> Any:
     try:
         return staging.read_header(key)
     except MissingObjectError:
+        staging.check_not_delivered(key)
         staging.create(key, empty_object())
         return staging.read_header(key)
 
@@ -305,4 +310,11 @@ def _encode(plan: EpochPlan) -> bytes:
 
 
 def _decode(content: bytes, key: str) -> EpochPlan:
-    return msgspec.json.decode(decompress(unpack(content, key)[1][0], key), type=EpochPlan)
+    text = decompress(unpack(content, key)[1][0], key)
+    version = msgspec.json.decode(text, type=_Versioned).version
+    if version > PLAN_VERSION:
+        raise StagingError(
+            f"the plan {key} was written by a newer version of feedapi_client (format {version}, "
+            f"this one reads up to {PLAN_VERSION}): run the query with that version again"
+        )
+    return msgspec.json.decode(text, type=EpochPlan)

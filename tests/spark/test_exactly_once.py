@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from feedapi_client.errors import CursorRejectedError, LineageError
-from feedapi_client.spark.options import parse_options
+from feedapi_client.spark import stream
+from feedapi_client.spark.options import OptionError, parse_options
 from feedapi_client.spark.plan import probe
 from feedapi_client.spark.staging import first_fetch
 from feedapi_client.spark.staging.errors import StagingError
@@ -446,6 +447,83 @@ def test_missing_plan_is_an_error(start: Start, publisher: Publisher, tmp_path: 
         path.unlink()
     engine.restart()
     with pytest.raises(StagingError, match="plan of epoch 0 is gone"):
+        engine.trigger()
+
+
+@pytest.mark.parametrize("again", ["restart", "same driver"])
+def test_staged_object_of_the_last_epoch_that_is_gone_is_an_error(
+    start: Start, publisher: Publisher, tmp_path: Path, again: str
+) -> None:
+    publish(publisher, 200)
+    engine = start()
+    engine.trigger()
+    for path in tmp_path.rglob("data/*/*"):
+        path.unlink()
+    if again == "restart":
+        engine.restart()
+    with pytest.raises(StagingError, match="is gone from the staging location, and a sink may"):
+        engine.trigger()
+
+
+def test_replay_of_an_epoch_whose_staged_object_is_gone_is_an_error(
+    start: Start, publisher: Publisher, tmp_path: Path
+) -> None:
+    publish(publisher, 200)
+
+    def crash_at(point: str) -> None:
+        if point == "sunk":
+            raise Crash(point)
+
+    engine = start(crash_at)
+    engine.trigger()
+    for path in tmp_path.rglob("data/*/*"):
+        path.unlink()
+    with pytest.raises(StagingError, match="is gone from the staging location, and a sink may"):
+        engine.trigger()
+
+
+def test_plan_of_a_newer_version_is_refused(
+    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(publisher, 10)
+    engine = start()
+    engine.run()
+    monkeypatch.setattr(stream, "PLAN_VERSION", 0)
+    engine.restart()
+    with pytest.raises(StagingError, match="a newer version of feedapi_client"):
+        engine.trigger()
+
+
+def test_partitions_that_the_option_names_later_are_read_too(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 100)
+    engine = start(partitions="1")
+    engine.run()
+    wider = options_for(publisher, partitions="0,1")
+    location = engine.reader.location  # type: ignore[attr-defined]
+    engine._make = lambda: FeedStreamReader(wider, location)
+    for _ in range(2):
+        engine.restart()
+        engine.run()
+        assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+@pytest.mark.parametrize(
+    ("partitions", "message"),
+    [("0", "no longer names 1. A query can get more"), ("1,7", "names 7, which the feed does not")],
+)
+def test_partitions_that_cannot_be_changed_so_are_refused(
+    start: Start, publisher: Publisher, partitions: str, message: str
+) -> None:
+    publish(publisher, 100)
+    engine = start(partitions="1")
+    engine.run()
+    other = options_for(publisher, partitions=partitions)
+    location = engine.reader.location  # type: ignore[attr-defined]
+    engine._make = lambda: FeedStreamReader(other, location)
+    engine.restart()
+    with pytest.raises(OptionError, match=message):
         engine.trigger()
 
 

@@ -36,7 +36,7 @@ from feedapi_client.spark.plan.epoch import EpochPlan, split_into_groups
 from feedapi_client.spark.plan.failures import Failures
 from feedapi_client.spark.plan.polls import PollSchedule
 from feedapi_client.spark.plan.probe import Probe
-from feedapi_client.spark.plan.selection import check_partitions
+from feedapi_client.spark.plan.selection import added_partitions, check_partitions
 
 _log = logging.getLogger(__name__)
 
@@ -96,6 +96,7 @@ class EpochPlanner:
         self._sequences: dict[int, int] = {}
         self._depths: dict[int, int] = {}
         self._known: set[int] = set()  # every partition that was ever listed
+        self._added_partitions: frozenset[int] = frozenset()  # to the selection of the last plan
         self._not_selected: dict[int, Position] = {}  # of an earlier query without a selection
         self._failures = Failures(connection.url, options.retry)
         self._probe = Probe(connection)
@@ -129,6 +130,7 @@ class EpochPlanner:
             )
         self._sequences, self._depths = dict(plan.sequences), dict(plan.depths)
         self._known = set(plan.known)
+        self._added_partitions = added_partitions(self.options, plan.chosen)
         if plan.selected is None:
             check_partitions(self.options, plan.info)
         self.lineage.load(plan.positions)
@@ -262,6 +264,10 @@ class EpochPlanner:
         if self._info is None:
             check_partitions(self.options, info)
         elif self.lineage.selected is not None:
+            if self._added_partitions:
+                check_partitions(self.options, info, self._added_partitions)
+                self.lineage.select(self._added_partitions)
+                self._added_partitions = frozenset()
             new = info.partitions.keys() - self._known
             self.lineage.select(descendants(info.partitions, self.lineage.selected, new))
         self._known |= info.partitions.keys()
@@ -395,6 +401,7 @@ class EpochPlanner:
                 self.options.max_partitions_per_task,
             ),
             limit=limit,
+            chosen=None if self.options.partitions is None else sorted(self.options.partitions),
             ends={p: end for p in partitions if (end := ends.get(p)) is not None},
         )
 

@@ -4,8 +4,9 @@ Each query has a folder of its own, named by its run id::
 
     <run>/plan/<epoch>           what the epoch reads, and all that was known when it was planned
     <run>/data/<epoch>/<group>   what the first task that fetched the group got
+    <run>/seen/<epoch>/<group>   empty: rows of that object may have been delivered
 
-Both are written with create-if-absent: of two writers exactly one succeeds, and both continue with
+All are written with create-if-absent: of two writers exactly one succeeds, and both continue with
 the same bytes.
 """
 
@@ -82,6 +83,20 @@ class Staging:
         except (BaseError, OSError) as error:
             raise self._failed("write", key, error) from error
         return True
+
+    def mark_delivered(self, key: str) -> None:
+        """Note that rows of a staged object may be delivered from now on. Raises `StagingError`."""
+        self.create(_seen_key(key), b"")
+
+    def check_not_delivered(self, key: str) -> None:
+        """Raise `StagingError` when rows of a staged object were delivered. It must not be gone."""
+        if self.exists(_seen_key(key)):
+            raise StagingError(
+                f"staged object {key} is gone from the staging location, and a sink may have got "
+                "rows of it: what is fetched now would differ from them. Was the location cleaned "
+                "by hand, or by a lifecycle rule? Restore the object. If the sink has committed "
+                "nothing of this micro-batch, delete its object below seen/ instead"
+            )
 
     def read(self, key: str) -> bytes:
         """Return the whole object. Raises `MissingObjectError`, `StagingError`."""
@@ -189,11 +204,15 @@ def _delete(store: Any, key: str) -> None:
 
 def _epoch_of(key: str) -> int:
     parts = key.split("/")
-    for kind in ("plan", "data"):
+    for kind in ("plan", "data", "seen"):
         if kind in parts:
             number = parts[parts.index(kind) + 1]
             return int(number) if number.isdigit() else _NEVER
     return _NEVER
+
+
+def _seen_key(key: str) -> str:
+    return key.replace("/data/", "/seen/")
 
 
 def _missing(key: str) -> MissingObjectError:
