@@ -73,6 +73,9 @@ class FetchResult:
     """Status of a refusal that calls for a discovery; 0: the partition is no longer listed."""
     failed: str | None = None
     """A temporary error, as text."""
+    requests: int = 0
+    retries: int = 0
+    """Requests that failed or were refused, and were or will be made again."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error
@@ -158,6 +161,7 @@ class PartitionReader:
             self.result.refused = _NOT_LISTED
             return
         asked = self.result.cursor
+        self.result.requests += 1
         try:
             yield from self._read_response(info, asked)
         except RequestRefusedError as error:
@@ -284,6 +288,7 @@ class PartitionReader:
 
     def _refused(self, error: RequestRefusedError, info: FeedInfo) -> None:
         """Get a new token after a conflict; leave other refusals to the driver, which discovers."""
+        self.result.retries += 1
         if error.status != _CONFLICT:
             self.result.refused = error.status
             return
@@ -318,6 +323,7 @@ class PartitionReader:
 
     def _retry(self, error: FeedError) -> None:
         """Sleep until the next attempt, or give up."""
+        self.result.retries += 1
         if self._grace_period is None or self.connection.options.retry.decide(error) != "retry":
             time.sleep(self._failures.pause(error))
             return

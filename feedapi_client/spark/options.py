@@ -40,12 +40,14 @@ class SourceOptions:
     """
 
     url: str
+    previous_url: str | None = None
     v1_partitions: int | None = None
     start: Any = "first"
     ordered: bool = True
     partitions: frozenset[int] | None = None
     lineage: Mapping[int, int] = field(default_factory=dict)
     max_events_per_partition: int = 100_000
+    max_events_per_trigger: int | None = None
     max_partitions_per_task: int | None = None
     staging_location: str | None = None
     payload: Literal["string", "variant"] = "string"
@@ -203,11 +205,13 @@ def _camel(name: str) -> str:
 
 _SOURCE: dict[str, Callable[[str], Any]] = {
     "url": _url,
+    "previous_url": _url,
     "v1_partitions": _integer(1),
     "ordered": _boolean,
     "partitions": _partitions,
     "lineage": parse_lineage,
     "max_events_per_partition": _integer(1),
+    "max_events_per_trigger": _integer(1),
     "max_partitions_per_task": _integer(1),
     "staging_location": _text,
     "payload": _payload,

@@ -630,3 +630,78 @@ def test_progress_reports_the_number_of_partitions_in_each_state(
     assert report["partitions"] == 4
     assert report["drained"] == 1
     assert report["caughtUp"] == 3
+    assert report["caughtUpPartitions"] == 4
+    assert report["behindSeconds"] == 0
+    assert report["feed"] == publisher.url
+
+
+def test_progress_reports_requests_retries_and_the_time_behind(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 200)
+    engine = start(maxEventsPerPartition="20")
+    engine.trigger()
+    publisher.fail(503, partition=0, times=2)
+    engine.trigger()
+    engine.trigger()
+    report = engine.reader.reportLatestOffset()
+    assert report is not None
+    assert report["behindSeconds"] is None  # never caught up yet
+    assert report["requests"] >= 2
+    assert report["retries"] == 2
+    engine.run()
+    publish(publisher, 200, first=200)
+    engine.trigger()
+    assert not engine.trigger() or engine.trigger()
+    report = engine.reader.reportLatestOffset()
+    assert report is not None
+    assert 0 <= report["behindSeconds"] < 600
+
+
+def test_limit_of_a_trigger_bounds_the_events_of_an_epoch(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 1000)
+    engine = start(maxEventsPerTrigger="250")
+    engine.run()
+    assert max(map(len, engine.rows.values())) <= 250
+    assert {row["partition"] for row in engine.rows[0]} == {0, 1}
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_small_limit_of_a_trigger_lets_the_partitions_take_turns(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 400)
+    engine = start(maxEventsPerTrigger="30")
+    for _ in range(4):
+        engine.trigger()
+    assert max(map(len, engine.rows.values())) <= 30
+    assert {row["partition"] for row in engine.all_rows()} == {0, 1}
+    finish(engine)
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_query_follows_its_feed_to_another_url(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    engine = start()
+    engine.run()
+    moved = {"url": f"{publisher.url}?moved=1"}
+    location = engine.reader.location  # type: ignore[attr-defined]
+    refused, allowed = (
+        options_for(publisher, **moved),
+        options_for(publisher, **moved, previousUrl=str(publisher.url)),
+    )
+    engine._make = lambda: FeedStreamReader(refused, location)
+    engine.restart()
+    with pytest.raises(LineageError, match="name its old URL with option previousUrl"):
+        engine.trigger()
+    engine._make = lambda: FeedStreamReader(allowed, location)
+    engine.restart()
+    publish(publisher, 100, first=100)
+    engine.run()
+    engine._make = lambda: FeedStreamReader(refused, location)
+    engine.restart()
+    publish(publisher, 100, first=200)
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []

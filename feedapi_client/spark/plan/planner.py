@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from feedapi_client.errors import FeedError, LineageError
 from feedapi_client.lineage.graph import descendants
@@ -36,18 +37,15 @@ from feedapi_client.spark.plan.epoch import EpochPlan, split_into_groups
 from feedapi_client.spark.plan.failures import Failures
 from feedapi_client.spark.plan.polls import PollSchedule
 from feedapi_client.spark.plan.probe import Probe
+from feedapi_client.spark.plan.progress import ProgressReport
 from feedapi_client.spark.plan.selection import added_partitions, check_partitions
 
 _log = logging.getLogger(__name__)
 
+_LEAST_SHARE = 100
+"""Events of a partition in an epoch of ``maxEventsPerTrigger``: only whole batches are read."""
 _MAX_PROBES = 1024
 """Partitions that are asked for news before an epoch is planned. The others are next."""
-_COUNTED_STATES = {
-    State.READING: "reading",
-    State.CAUGHT_UP: "caughtUp",
-    State.WAITING: "waiting",
-    State.DRAINED: "drained",
-}
 
 
 @dataclass(slots=True)
@@ -103,6 +101,9 @@ class EpochPlanner:
         self._polls = PollSchedule(options.limits, bounded=options.bounded_polls)
         self._planned: set[int] = set()  # what the last plan reads
         self._listed_ends: dict[int, str] = {}  # `lastCursor` of open partitions
+        self._epochs = 0
+        self._read_in: dict[int, int] = {}  # number of the last epoch of each partition
+        self._progress = ProgressReport()
         self._more: set[int] = set()  # partitions that are known to have events
         self._info: FeedInfo | None = None
         self._unsaved = False  # a discovery changed positions, and no plan holds that yet
@@ -118,14 +119,19 @@ class EpochPlanner:
     @property
     def key(self) -> str:
         """Key of the feed and of the selection of events, whose cursors these are."""
-        return FeedKey(self.options.url, "spark", self.connection.fetch_options.selection()).id
+        return self._key_of(self.options.url)
+
+    def _key_of(self, url: str) -> str:
+        return FeedKey(url, "spark", self.connection.fetch_options.selection()).id
 
     def _restore(self, plan: EpochPlan) -> None:
-        if plan.feed != self.key:
+        keys = {self._key_of(url) for url in (self.options.url, self.options.previous_url) if url}
+        if plan.feed not in keys:
             raise LineageError(
                 "the checkpoint of this query belongs to another feed, or to another selection of "
                 "events (filter.NAME, eventTypes, skipEventTypes), whose cursors are not valid "
-                "here. Start a new query with a checkpoint location of its own",
+                "here. If the feed moved, name its old URL with option previousUrl. Otherwise "
+                "start a new query with a checkpoint location of its own",
                 feed=self.connection.url,
             )
         self._sequences, self._depths = dict(plan.sequences), dict(plan.depths)
@@ -152,6 +158,7 @@ class EpochPlanner:
         Raises:
             FeedError: the query can't continue.
         """
+        self._progress.next_epoch()
         unread = self._planned
         self._planned = set()
         for result in results:
@@ -181,6 +188,8 @@ class EpochPlanner:
             self.available_now.caught_up.add(partition)
         self._perform(actions)
         self._schedule(result, fresh=fresh)
+        caught_up = self.lineage.entries[partition].state is State.CAUGHT_UP
+        self._progress.add(result, caught_up=caught_up and fresh)
 
     def _schedule(self, result: FetchResult, *, fresh: bool) -> None:
         """Set the next poll of the partition (R15). What has events is read without one."""
@@ -342,6 +351,7 @@ class EpochPlanner:
             for result in results:
                 unasked.pop(result.partition)
                 if result.events:
+                    self._progress.add(result, caught_up=False)
                     found.add(result.partition)
                     self._more.add(result.partition)
                     self._failures.succeeded(result.partition)
@@ -385,6 +395,7 @@ class EpochPlanner:
 
     def _plan(self, partitions: Collection[int], limit: int | None) -> EpochPlan:
         self._unsaved = False
+        partitions, limit = self._share_out(partitions, limit)
         self._planned = set(partitions)
         selected = self.lineage.selected
         ends = self.available_now.ends if self.available_now is not None else {}
@@ -404,6 +415,26 @@ class EpochPlanner:
             chosen=None if self.options.partitions is None else sorted(self.options.partitions),
             ends={p: end for p in partitions if (end := ends.get(p)) is not None},
         )
+
+    def _share_out(
+        self, partitions: Collection[int], limit: int | None
+    ) -> tuple[Collection[int], int | None]:
+        """Return what an epoch of ``maxEventsPerTrigger`` reads, and how much of each partition.
+
+        Those that were read the longest ago come first. The others wait for the next epoch.
+        """
+        most = self.options.max_events_per_trigger
+        if most is None or not partitions:
+            return partitions, limit
+        self._epochs += 1
+        in_turn = sorted(partitions, key=lambda p: (self._read_in.get(p, 0), p))
+        count = min(len(in_turn), max(1, most // _LEAST_SHARE))
+        for partition in in_turn[:count]:
+            self._read_in[partition] = self._epochs
+        for partition in in_turn[count:]:
+            self._polls.later(partition, 0.0)
+        share = max(1, most // count)
+        return in_turn[:count], share if limit is None else min(limit, share)
 
     def _positions(self) -> dict[int, Position]:
         entries = self.lineage.entries.values()
@@ -427,15 +458,9 @@ class EpochPlanner:
 
     # ------------------------------------------------------------------ progress report
 
-    def summary(self) -> dict[str, int]:
-        """Return how many partitions are in which state."""
-        counts = dict.fromkeys(["partitions", *_COUNTED_STATES.values()], 0)
-        counts["failing"] = len(self._failures)
-        for entry in self.lineage.entries.values():
-            counts["partitions"] += entry.id in self.lineage.graph
-            if entry.state in _COUNTED_STATES:
-                counts[_COUNTED_STATES[entry.state]] += 1
-        return counts
+    def summary(self) -> dict[str, Any]:
+        """Return what `StreamingQueryProgress` says of the source: see `ProgressReport`."""
+        return {"feed": self.connection.url, **self._progress.of(self.lineage, len(self._failures))}
 
 
 def _selected(options: SourceOptions, plan: EpochPlan | None) -> Collection[int] | None:
