@@ -120,6 +120,17 @@ def test_payloads_as_variant(read: Read, publisher: Publisher) -> None:
     assert "plain text \u2028 and \u00e6" in [row.data.toPython() for row in table.collect()]
 
 
+def test_payload_that_can_not_be_a_variant_is_in_a_column_of_its_own(
+    read: Read, publisher: Publisher
+) -> None:
+    deep = b"[" * 1000 + b"]" * 1000
+    publisher.append(0, {"n": 1})
+    publisher.append(0, deep)
+    bad = read(payload="variant").where("data is null").collect()
+    assert [row["_corrupt"] for row in bad] == [deep.decode()]
+    assert read(payload="variant").where("_corrupt is null and data is not null").count() == 1
+
+
 def test_payloads_are_kept_byte_for_byte(read: Read, publisher: Publisher) -> None:
     raw = b'{ "a" : "\\u00e6\xe2\x80\xa8\xc2\x85", "b":1.50 }'
     publisher.append(0, raw)
