@@ -162,6 +162,7 @@ class PartitionReader:
             return
         asked = self.result.cursor
         self.result.requests += 1
+        self.connection.wait_for_turn()
         try:
             yield from self._read_response(info, asked)
         except RequestRefusedError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -48,6 +49,7 @@ class SourceOptions:
     lineage: Mapping[int, int] = field(default_factory=dict)
     max_events_per_partition: int = 100_000
     max_events_per_trigger: int | None = None
+    max_requests_per_second: float | None = None
     max_partitions_per_task: int | None = None
     staging_location: str | None = None
     payload: Literal["string", "variant"] = "string"
@@ -98,6 +100,16 @@ def _seconds(value: str) -> float:
         raise ValueError("must be a number of seconds") from None
     if not number >= 0:
         raise ValueError("must not be negative")
+    return number
+
+
+def _rate(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError("must be a number of requests a second") from None
+    if not 0 < number < math.inf:
+        raise ValueError("must be positive")
     return number
 
 
@@ -212,6 +224,7 @@ _SOURCE: dict[str, Callable[[str], Any]] = {
     "lineage": parse_lineage,
     "max_events_per_partition": _integer(1),
     "max_events_per_trigger": _integer(1),
+    "max_requests_per_second": _rate,
     "max_partitions_per_task": _integer(1),
     "staging_location": _text,
     "payload": _payload,
