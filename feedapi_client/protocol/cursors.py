@@ -18,10 +18,10 @@ def is_valid(cursor: str) -> bool:
 
 
 def are_valid(cursors: list[str]) -> bool:
-    """Return whether all of these cursors, none of them empty, are valid. Checks them at once."""
+    """Return whether all of these cursors are valid. Checks them at once."""
     text = "".join(cursors)
     short = len(text) <= MAX_CURSOR or max(map(len, cursors)) <= MAX_CURSOR
-    return short and text.isascii() and text.isprintable()
+    return short and all(cursors) and text.isascii() and text.isprintable()
 
 
 def problem(cursor: str) -> str:

@@ -181,19 +181,18 @@ class PageDecoder:
         return taken
 
     def _add(self, block: Block, size: int) -> None:
-        lines, records, checkpoints = block
+        lines, records, checkpoints, cursors = block
         self.saw_events = self.saw_events or len(records) > len(checkpoints)
-        closing = self._last_closing([records[at]._cursor or "" for at in checkpoints])
+        closing = self._last_closing(cursors)
+        # Of all that close something only the last counts, and so it is with those behind it.
+        counting = {closing, len(checkpoints) - 1}
         start = 0
-        last = len(checkpoints) - 1
         for number, index in enumerate(checkpoints):
             self._open += records[start:index]
             start = index + 1
-            # Of all that close something only the last counts, and so it is with those behind it.
-            if number in (closing, last):
+            if number in counting:
                 after = sum(map(len, lines[start:]))
-                cursor = records[index]._cursor or ""
-                self._checkpoint(cursor, size - after, closes=number == closing)
+                self._checkpoint(cursors[number], size - after, closes=number == closing)
                 size = after
         self._open += records[start:]
         self._open_bytes += size

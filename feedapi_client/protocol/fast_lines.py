@@ -42,12 +42,14 @@ _LONGEST_KEY = 32
 class Block(NamedTuple):
     """Complete lines, decoded: each of `lines` holds the one of `records` with the same index.
 
-    A record is an event, or a checkpoint; `checkpoints` holds the indices of these.
+    A record is an event, or a checkpoint; `checkpoints` holds the indices of these, `cursors` what
+    they say.
     """
 
     lines: list[bytes]
     records: list[Event]
     checkpoints: list[int]
+    cursors: list[str]
 
 
 @cache
@@ -97,7 +99,8 @@ class BlockDecoder:
             record._origin = origin
             if record._cursor is not None:
                 checkpoints.append(index)
-        block = Block(lines, records, checkpoints)
+        cursors = [records[at]._cursor or "" for at in checkpoints]
+        block = Block(lines, records, checkpoints, cursors)
         return block if self._fits(data, block) else None
 
     def names_partition(self, records: list[Event]) -> bool:
@@ -107,21 +110,19 @@ class BlockDecoder:
         return {line._line_partition for line in cast("list[V1Line]", records)} <= self._own_names
 
     def _fits(self, data: bytes, block: Block) -> bool:
-        lines, records, checkpoints = block
-        if not self._checkpoints_fit([records[at] for at in checkpoints]):
+        lines, records, checkpoints, cursors = block
+        if not are_valid(cursors) or not self._are_bare([records[at] for at in checkpoints]):
             return False
         head = self._common_head(data, len(records) - len(checkpoints))
         if head and len(checkpoints) * _MANY < len(lines):
             return data.endswith(b"}\n") and _others_are(checkpoints, lines, head)
         return _each_is_an_object(lines) and (bool(head) or self._events_fit(records))
 
-    def _checkpoints_fit(self, records: list[Event]) -> bool:
-        for record in records:
-            if not record._cursor or record._payload != _NO_PAYLOAD:
+    def _are_bare(self, checkpoints: list[Event]) -> bool:
+        for record in checkpoints:
+            if record._payload != _NO_PAYLOAD:
                 return False
-        if not are_valid([record._cursor or "" for record in records]):
-            return False
-        return self.names_partition(records)
+        return self.names_partition(checkpoints)
 
     def _events_fit(self, records: list[Event]) -> bool:
         kinds = {bytes(record._payload)[:1] for record in records if record._cursor is None}

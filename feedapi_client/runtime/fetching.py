@@ -109,7 +109,7 @@ class Fetching:
             return
         if partition.end is not None or partition.failures.refused or not partition.entry.running:
             return
-        if partition.pending_bytes < driver.limits.max_batch_bytes:
+        if partition.pending_size < driver.limits.max_batch_bytes:
             # Cursors that move on every request, without an event, must not make a busy loop.
             busy = partition.progress.empty > driver.limits.max_attempts_without_progress
             driver.scheduler.schedule(partition, driver.limits.poll_interval if busy else 0.0)

@@ -69,6 +69,7 @@ class RuntimePartition:
         "last_event",
         "pending",
         "pending_bytes",
+        "pending_size",
         "poll_delay",
         "progress",
         "queued",
@@ -102,6 +103,8 @@ class RuntimePartition:
         self.pending: deque[CheckpointedEvents] = deque()
         self.pending_bytes = 0
         """What is pending takes as many bytes of memory."""
+        self.pending_size = 0
+        """How many bytes what is pending had on the wire."""
         self._announced = False
         self._taken: anyio.Event | None = None
         # Delivery and commits.
@@ -185,7 +188,7 @@ class RuntimePartition:
         self.cancel_request()
         self._buffer.free(self.pending_bytes, deliverable=True)
         self.pending.clear()
-        self.pending_bytes = 0
+        self.pending_bytes = self.pending_size = 0
         self._announced = False
         self.read_cursor = self.delivered_cursor
 
@@ -214,6 +217,7 @@ class RuntimePartition:
         self.pending.append(batch)
         size = memory_of(batch)
         self.pending_bytes += size
+        self.pending_size += batch.size
         self._buffer.add(size, deliverable=True)
         if batch.events:
             self.last_event = datetime.now(UTC)
@@ -280,6 +284,7 @@ class RuntimePartition:
             events.extend(batch.events)
             size += batch.size
         self.pending_bytes -= memory
+        self.pending_size -= size
         self._announced = bool(self.pending)
         self._buffer.free(memory, deliverable=True)
         self.in_flight = True

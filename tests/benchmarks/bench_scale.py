@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from feedapi_client import FeedConsumer, Limits
-from tests.benchmarks.bench_consume import Line
+from tests.benchmarks.consume_loops import Line
 from tests.benchmarks.static_feed import static_feed
 
 EVENTS_PER_PARTITION = 20

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from feedapi_client.testing import Publisher
-from tests.benchmarks.bench_consume import batches_json, batches_untouched, events_json
+from tests.benchmarks.consume_loops import batches_json, batches_untouched, events_json
 from tests.benchmarks.static_feed import static_feed
 
 EPOCH = 100_000

@@ -9,7 +9,7 @@ import anyio
 import httpx
 import pytest
 
-from feedapi_client import FeedClient, FeedUnavailableError
+from feedapi_client import FeedClient, FeedUnavailableError, Limits
 from feedapi_client.lineage.planner import Start, Stop
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import UNWINDING_SECONDS, Fetching
@@ -65,6 +65,25 @@ async def test_a_page_is_pending_and_the_next_one_is_asked_for() -> None:
     assert [batch.cursor for batch in partition.pending] == ["a"]
     assert driver.next_ready() is partition
     assert driver.scheduler.is_scheduled(partition)
+
+
+async def test_r16_small_events_fill_a_batch_up_to_its_bytes_on_the_wire() -> None:
+    """Not up to the memory that they take, which is several times as much."""
+    page = 20 * EVENT + b'{"cursor":"a"}\n'
+    driver = driver_of(RecordingStore(), limits=Limits(max_batch_bytes=len(page) + 1))
+    partition = await started(driver)
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, content=page)
+
+    async with fetching(driver, answer) as fetches:
+        with safety_limit():
+            await fetches.work(partition)
+    assert partition.pending_size == len(page) < driver.limits.max_batch_bytes
+    assert partition.pending_bytes > driver.limits.max_batch_bytes
+    assert driver.scheduler.is_scheduled(partition)
+    partition.take(driver.limits.max_batch_bytes)
+    assert partition.pending_size == partition.pending_bytes == 0
 
 
 async def test_r14_after_an_error_and_a_request_that_gave_its_slot_back_it_is_read_on() -> None:

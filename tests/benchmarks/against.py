@@ -1,0 +1,91 @@
+"""Another version of the library beside this one, on the same feed."""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from tests.benchmarks.consume_loops import LOOPS
+from tests.benchmarks.static_feed import static_feed
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = ROOT / "tests" / "benchmarks" / "consume_loops.py"
+
+
+class Speed(NamedTuple):
+    """Events per second of wall time, and of processor time."""
+
+    wall: float
+    processor: float
+
+
+@contextmanager
+def checkout(revision: str) -> Iterator[Path]:
+    """Check a revision out into a folder of its own, for as long as the block runs."""
+    with tempfile.TemporaryDirectory(prefix="feedapi-client-") as folder:
+        path = Path(folder) / "checkout"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(path), revision], check=True)
+        try:
+            yield path
+        finally:
+            subprocess.run([*git, "remove", "--force", str(path)], check=True)
+
+
+def speed(version: Path, loop: str, url: str) -> Speed:
+    """Run one loop with the library of a checkout, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), loop, url],
+        env={**os.environ, "PYTHONPATH": str(version)},
+        cwd=version,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"{loop} failed with the library in {version}:\n{done.stderr}")
+    wall, processor = map(float, done.stdout.split())
+    return Speed(wall, processor)
+
+
+def compare(revision: str, *, events: int, page_size: int, rounds: int) -> Table:
+    """Time each loop with both versions, in turns, and return the medians' ratios."""
+    table = Table(f"this version / {revision}", "M events/s", "before", "ratio", "processor time")
+    with checkout(revision) as before:
+        for loop in LOOPS:
+            dialect = "v1" if loop.startswith("v1") else "v2-token"
+            with static_feed(dialect=dialect, events=events, page_size=page_size) as url:
+                pairs = [
+                    # Whoever comes second may find a warmer machine.
+                    (speed(ROOT, loop, url), speed(before, loop, url))
+                    if number % 2
+                    else (speed(before, loop, url), speed(ROOT, loop, url))[::-1]
+                    for number in track(range(rounds), description=loop, transient=True)
+                ]
+            now, then = zip(*pairs, strict=True)
+            wall = [statistics.median(one.wall for one in each) for each in (now, then)]
+            processor = [statistics.median(one.processor for one in each) for each in (now, then)]
+            table.add_row(
+                loop,
+                f"{wall[0] / 1e6:.3f}",
+                f"{wall[1] / 1e6:.3f}",
+                f"{wall[0] / wall[1]:.3f}",
+                f"{processor[0] / processor[1]:.3f}",
+            )
+    return table
+
+
+def main(revision: str, *, events: int, page_size: int, rounds: int) -> None:
+    """Print the comparison."""
+    Console().print(compare(revision, events=events, page_size=page_size, rounds=rounds))
