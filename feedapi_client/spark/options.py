@@ -49,6 +49,9 @@ class SourceOptions:
     lineage: Mapping[int, int] = field(default_factory=dict)
     max_events_per_partition: int = 100_000
     max_events_per_trigger: int | None = None
+    min_events_per_trigger: int | None = None
+    max_trigger_delay: float = 900.0
+    fail_on_data_loss: bool = True
     max_requests_per_second: float | None = None
     max_partitions_per_task: int | None = None
     staging_location: str | None = None
@@ -224,6 +227,9 @@ _SOURCE: dict[str, Callable[[str], Any]] = {
     "lineage": parse_lineage,
     "max_events_per_partition": _integer(1),
     "max_events_per_trigger": _integer(1),
+    "min_events_per_trigger": _integer(1),
+    "max_trigger_delay": _seconds,
+    "fail_on_data_loss": _boolean,
     "max_requests_per_second": _rate,
     "max_partitions_per_task": _integer(1),
     "staging_location": _text,

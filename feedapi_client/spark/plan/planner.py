@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from feedapi_client.errors import FeedError, LineageError
+from feedapi_client.errors import CursorRejectedError, FeedError, LineageError
 from feedapi_client.lineage.graph import descendants
 from feedapi_client.lineage.order import count_before
 from feedapi_client.lineage.planner import (
@@ -29,12 +29,13 @@ from feedapi_client.lineage.planner import (
     State,
     Stop,
 )
-from feedapi_client.model import FeedInfo, FeedKey, Position
+from feedapi_client.model import FIRST, FeedInfo, FeedKey, Position
 from feedapi_client.spark.connection import FeedConnection
 from feedapi_client.spark.fetch import FetchResult, read_end
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.plan.epoch import EpochPlan, split_into_groups
 from feedapi_client.spark.plan.failures import Failures
+from feedapi_client.spark.plan.hold import Hold
 from feedapi_client.spark.plan.polls import PollSchedule
 from feedapi_client.spark.plan.probe import Probe
 from feedapi_client.spark.plan.progress import ProgressReport
@@ -101,6 +102,7 @@ class EpochPlanner:
         self._polls = PollSchedule(options.limits, bounded=options.bounded_polls)
         self._planned: set[int] = set()  # what the last plan reads
         self._listed_ends: dict[int, str] = {}  # `lastCursor` of open partitions
+        self._hold = Hold(options.min_events_per_trigger, options.max_trigger_delay)
         self._epochs = 0
         self._read_in: dict[int, int] = {}  # number of the last epoch of each partition
         self._progress = ProgressReport()
@@ -244,7 +246,7 @@ class EpochPlanner:
         first, self._info = self._info is None, info
         self._set_depths()
         self._note_listed_ends(info)
-        self._failures.check_refusals(info, self.lineage.runnable())
+        self._check_refusals(info)
         # At "first" the same positions would be found again: no need for an epoch without rows.
         if not (first and self.options.start == "first"):
             self._unsaved |= any(isinstance(action, Save) for action in actions)
@@ -252,6 +254,24 @@ class EpochPlanner:
         if first and self.options.start != "last":
             for partition in self.lineage.runnable():
                 self._polls.expect(partition)
+
+    def _check_refusals(self, info: FeedInfo) -> None:
+        """Check refused cursors. With ``failOnDataLoss=false`` such a partition begins anew."""
+        while True:
+            try:
+                self._failures.check_refusals(info, self.lineage.runnable())
+            except CursorRejectedError as error:
+                partition = error.partition
+                if self.options.fail_on_data_loss or partition is None:
+                    raise
+                if self.lineage.entries[partition].cursor == FIRST:
+                    raise
+                _log.warning("%s. It is read from the first event that is left on", error)
+                self.lineage.released(partition, self.lineage.checkpoint(partition, FIRST))
+                self._polls.now(partition)
+                self._unsaved = True
+            else:
+                return
 
     def _note_listed_ends(self, info: FeedInfo) -> None:
         """Poll open partitions at once whose listed end moved on to another cursor."""
@@ -313,12 +333,15 @@ class EpochPlanner:
         if self.available_now is not None:
             return self._next_available_now(limit, self.available_now)
         news = self._partitions_with_news()
+        if news and not self._unsaved and not self._hold.over(self._event_counts(news)):
+            self._more |= news
+            return None
         return self._plan(news, limit) if news or self._unsaved else None
 
     def pause(self) -> float:
         """Return the seconds for which `next_plan` has nothing to do."""
         if self._more or self._unsaved:
-            return 0.0
+            return self._hold.wait()
         return min(self._polls.wait(), max(0.0, self._discover_at - time.monotonic()))
 
     def _partitions_with_news(self) -> set[int]:
@@ -333,6 +356,10 @@ class EpochPlanner:
         news |= self._ask(others[:_MAX_PROBES])
         # Where others have news, to ask an expected one first would only be one request more.
         return news.union(expected) if news else self._ask(expected, until_found=True)
+
+    def _event_counts(self, partitions: Collection[int]) -> Iterator[int]:
+        cursors = {partition: self.lineage.entries[partition].cursor for partition in partitions}
+        yield from self._probe.counts(cursors, self.options.min_events_per_trigger or 1)
 
     def _known_news(self) -> set[int]:
         return {p for p in self._more if self._failures.may_ask(p)}

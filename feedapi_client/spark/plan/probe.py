@@ -42,6 +42,15 @@ class Probe:
             for first in range(0, len(targets), size):
                 yield list(pool.map(self._ask, targets[first : first + size]))
 
+    def counts(self, cursors: Mapping[int, str], limit: int) -> Iterator[int]:
+        """Yield the number of events behind each cursor, up to about `limit`. They are dropped."""
+        for partition, cursor in cursors.items():
+            target = Target(partition, cursor)
+            reader = PartitionReader(
+                self._connection, target, limit=limit, grace_period=GRACE_PERIOD, hold_open=False
+            )
+            yield reader.read().events
+
     def ends(self, partitions: Collection[int]) -> dict[int, str | None]:
         """Return the present end of each partition, as `fix_end`. Raises `FeedError`."""
         if not partitions:
