@@ -100,7 +100,7 @@ def test_idle_partitions_together_are_polled_at_a_bounded_rate(clock: Clock) -> 
             polls.caught_up(partition, moved=False)
             asked += 1
         clock.now += 0.5
-    assert asked < 10_000 + 120 * 1000
+    assert asked < 10_000 + 60 * 1000
 
 
 # ---------------------------------------------------------------------- requests

@@ -11,7 +11,7 @@ from itertools import count
 
 from feedapi_client.options import Limits
 
-IDLE_POLLS_PER_SECOND = 100
+IDLE_POLLS_PER_SECOND = 50
 """Requests a second to all idle partitions together, where option maxPollInterval is not given."""
 _EXPECTED_AFTER = 3
 """Polls in a row that found events, from which on the next one is expected to find some too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from typing import Any
 from feedapi_client.lineage.planner import Planner, State
 from feedapi_client.spark.fetch import FetchResult
 
+_MANY = 1000
+_KEPT_SECONDS = 1.0
+"""How long the report on many partitions is kept: to count them takes some milliseconds."""
 _COUNTED_STATES = {
     State.READING: "reading",
     State.CAUGHT_UP: "caughtUp",
@@ -36,10 +40,13 @@ class ProgressReport:
         self._clock = clock
         self._caught_up_at: dict[int, float] = {}
         self._counts: Counter[str] = Counter()
+        self._report: dict[str, Any] = {}
+        self._report_until = -math.inf
 
     def next_epoch(self) -> None:
         """Count requests from zero."""
         self._counts.clear()
+        self._report_until = -math.inf
 
     def add(self, result: FetchResult, *, caught_up: bool) -> None:
         """Add what a read or a poll of a partition came to."""
@@ -49,10 +56,17 @@ class ProgressReport:
             self._caught_up_at[result.partition] = self._clock()
 
     def of(self, lineage: Planner, failing: int) -> dict[str, Any]:
-        """Return the report."""
+        """Return the report. Spark asks for it at each trigger, also at idle ones."""
+        now = self._clock()
+        if now >= self._report_until:
+            self._report = self._made(lineage, failing, now)
+            many = len(lineage.entries) > _MANY
+            self._report_until = now + _KEPT_SECONDS if many else now
+        return self._report
+
+    def _made(self, lineage: Planner, failing: int, now: float) -> dict[str, Any]:
         counts = dict.fromkeys(["partitions", *_COUNTED_STATES.values()], 0)
         behind: list[float | None] = []
-        now = self._clock()
         for entry in lineage.entries.values():
             counts["partitions"] += entry.id in lineage.graph
             if entry.state in _COUNTED_STATES:
