@@ -14,6 +14,7 @@ than a page puts out of order.
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -21,7 +22,7 @@ import orjson
 
 from feedapi_client.protocol.decoder import CheckpointedEvents
 
-MIN_IN_A_ROW = 4
+MIN_IN_A_ROW = 8
 """Payloads in a row that are taken for the same events."""
 MAX_FOLLOWING = 2_000
 """Events behind the end that are looked at, at most."""
@@ -98,7 +99,7 @@ class FixedEnd:
         Returns:
             whether the read brought all of them already.
         """
-        if len(following) < _MIN_UNORDERED:
+        if len(set(following)) < _MIN_UNORDERED:
             return False
         self._unseen = set(following) - self._seen
         self._seen.clear()
@@ -110,10 +111,13 @@ class FixedEnd:
         Returns:
             whether the read is behind the end already.
         """
-        if len(following) < MIN_IN_A_ROW:
+        counts = Counter(following)
+        watched = following[:_WATCHED]
+        # Payloads that repeat, such as heartbeats, say nothing about the place they stand at.
+        if len(watched) < MIN_IN_A_ROW or any(counts[one] > 1 for one in watched):
             return False
-        self._following, self._matched = following[:_WATCHED], 0
-        if len(next_of_read) < MIN_IN_A_ROW:
+        self._following, self._matched = watched, 0
+        if len(next_of_read) < MIN_IN_A_ROW or any(counts[one] != 1 for one in next_of_read):
             return False
         size = len(next_of_read)
         starts = range(len(following) - size + 1)

@@ -166,3 +166,16 @@ def test_identical_payloads_are_not_taken_for_the_end(tmp_path: Path) -> None:
         publisher.extend(0, [{"later": n} for n in range(20)])
         rows = [row for batch in reader.read(part) for row in batch.to_pylist()]
         assert len(rows) >= 533
+
+
+def test_events_that_repeat_in_a_pattern_are_not_taken_for_the_end() -> None:
+    publisher = GrowingFeed(partitions=1, page_size=50, checkpoint_every=10)
+    with publisher.serve():
+        for _ in range(60):
+            publisher.extend(0, [{"state": state} for state in range(20)])
+        reader = FeedReader(options_of(publisher))
+        (part,) = reader.partitions()
+        for _ in range(20):
+            publisher.extend(0, [{"state": state} for state in range(20)])
+        rows = [row for batch in reader.read(part) for row in batch.to_pylist()]
+        assert len(rows) >= 1200
