@@ -16,7 +16,7 @@ except ImportError as error:
     ) from error
 
 from feedapi_client.liftbridge.acks import PublisherStats
-from feedapi_client.liftbridge.api import LiftbridgeApi, PartitionMetadata, StreamMetadata
+from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import (
     AckError,
     AckPolicy,
@@ -37,14 +37,30 @@ from feedapi_client.liftbridge.errors import (
     PublishRefusedError,
     RelayFencedError,
     StreamError,
+    StreamGapError,
+    StreamPausedError,
+    StreamReadonlyError,
 )
+from feedapi_client.liftbridge.group_consumer import GroupConsumer
+from feedapi_client.liftbridge.grpc_publisher import LiftbridgeGrpcPublisher
 from feedapi_client.liftbridge.headers import RowId, row_id
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
+from feedapi_client.liftbridge.metadata import (
+    BrokerMetadata,
+    ClusterMetadata,
+    ConsumerGroupMetadata,
+    PartitionMetadata,
+    StreamMetadata,
+)
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher
+from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader
 from feedapi_client.liftbridge.relay import Relay, RelayProgress
 from feedapi_client.liftbridge.stream import ANY_OFFSET, Stream, key_partition
-from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
+from feedapi_client.liftbridge.stream_end import reveal_newest
+from feedapi_client.liftbridge.stream_options import StreamOptions
+from feedapi_client.liftbridge.stream_rows import OutgoingBatch
+from feedapi_client.liftbridge.stream_store import StreamCursorStore
 
 __all__ = [
     "ANY_OFFSET",
@@ -52,13 +68,18 @@ __all__ = [
     "AckError",
     "AckPolicy",
     "AckTimeoutError",
+    "BrokerMetadata",
     "BrokerUnavailableError",
+    "ClusterMetadata",
+    "ConsumerGroupMetadata",
     "EncryptionError",
     "Envelope",
     "EnvelopeError",
+    "GroupConsumer",
     "IncorrectOffsetError",
     "LiftbridgeApi",
     "LiftbridgeError",
+    "LiftbridgeGrpcPublisher",
     "LiftbridgePublisher",
     "Message",
     "MessageTooLargeError",
@@ -77,10 +98,16 @@ __all__ = [
     "Stream",
     "StreamCursorStore",
     "StreamError",
+    "StreamGapError",
     "StreamMetadata",
+    "StreamOptions",
+    "StreamPausedError",
+    "StreamPublisher",
+    "StreamReadonlyError",
     "decode",
     "encode",
     "key_partition",
+    "reveal_newest",
     "row_id",
 ]
 

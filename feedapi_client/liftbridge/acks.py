@@ -163,6 +163,18 @@ class AckTracker:
         if self._waiters:
             self._wake_waiters()
 
+    def refuse(self, correlation_id: str, kind: type[PublishError], text: str) -> None:
+        """Fail one message, which the broker refused without an ack."""
+        entry = self._entries.pop(correlation_id, None)
+        if entry is None:
+            self._stats.unmatched += 1
+            return
+        group, index, _ = entry
+        self._stats.failed += 1
+        group.message_failed(index, kind(text, stream=group.stream, correlation_id=correlation_id))
+        if self._waiters:
+            self._wake_waiters()
+
     def discard(self, group: AckGroup) -> None:
         """Stop waiting for a group's acks. Those that come later count as unmatched."""
         if group.waiting:

@@ -7,89 +7,27 @@ has to learn that the broker is gone. Here every call has a deadline.
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncGenerator, Sequence
 
 import grpc
 import grpc.aio
 from gufo.liftbridge import api_pb2
-from gufo.liftbridge.api_pb2_grpc import APIStub
 
-from feedapi_client.liftbridge.errors import BrokerUnavailableError, LiftbridgeError, StreamError
+from feedapi_client.liftbridge.brokers import AlreadyExistsError, Brokers
+from feedapi_client.liftbridge.cursors import Cursors
 from feedapi_client.liftbridge.event_loop import require_asyncio
+from feedapi_client.liftbridge.group_consumer import GroupConsumer, GroupStart
 from feedapi_client.liftbridge.messages_pb2 import Message
+from feedapi_client.liftbridge.metadata import ClusterMetadata, PartitionMetadata, StreamMetadata
 from feedapi_client.liftbridge.stream import Stream
-from feedapi_client.retry import Backoff, retry
-
-_MAX_MESSAGE = 16 * 1024 * 1024
-_CHANNEL_OPTIONS = [
-    ("grpc.max_receive_message_length", _MAX_MESSAGE),
-    ("grpc.max_send_message_length", _MAX_MESSAGE),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-]
-_RETRY_BASE_DELAY = 0.1
-_RETRY_MAX_DELAY = 1.0
-# What a broker answers while it starts, stops, or is not (yet, or any more) the leader.
-_RETRIED = frozenset(
-    {
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.INTERNAL,
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.CANCELLED,
-    }
+from feedapi_client.liftbridge.stream_options import StreamOptions
+from feedapi_client.liftbridge.subscription import (
+    Start,
+    Subscriber,
+    Subscription,
+    Until,
+    partition_metadata,
 )
-
-T = TypeVar("T")
-
-Start = int | Literal["earliest", "latest", "new"]
-"""An offset, the oldest message, the newest stored message, or the next one to be stored."""
-_STARTS = {"earliest": api_pb2.EARLIEST, "latest": api_pb2.LATEST, "new": api_pb2.NEW_ONLY}
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionMetadata:
-    """The state of a partition of a stream.
-
-    Attributes:
-        id: the partition.
-        leader, replicas, isr: ids of brokers; `isr` are the in-sync replicas.
-        high_watermark: the offset up to which readers see messages; -1 while it is empty.
-        newest_offset: the offset of the newest message; -1 while it is empty.
-        paused: whether the broker paused it.
-    """
-
-    id: int
-    leader: str
-    replicas: tuple[str, ...]
-    isr: tuple[str, ...]
-    high_watermark: int
-    newest_offset: int
-    paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StreamMetadata:
-    """A stream as the cluster describes it.
-
-    The offsets of its partitions are not filled in: see `LiftbridgeApi.partition_metadata`.
-    """
-
-    stream: Stream
-    partitions: dict[int, PartitionMetadata]
-
-
-@dataclass(frozen=True, slots=True)
-class _Cluster:
-    brokers: dict[str, str]
-    streams: dict[str, StreamMetadata] = field(default_factory=dict)
 
 
 class LiftbridgeApi:
@@ -97,13 +35,16 @@ class LiftbridgeApi:
 
     Arguments:
         addresses: ``host:port`` of one or several brokers of the cluster.
-        timeout: seconds for a call, and for a subscription to find a broker. Also an attribute,
+        timeout: seconds in which an operation has to succeed, and a subscription to find a broker
+            again. The default outlasts a restart and the election of a leader. Also an attribute,
             for later calls.
         credentials: makes the channels secure.
+        token: is sent with every call as ``authorization: Bearer``, for a proxy that asks for it.
 
     Raises, from all methods:
         BrokerUnavailableError: no broker answered within `timeout`.
-        StreamError: the stream is missing.
+        StreamError: the stream is missing. One that was there before is looked for for `timeout`
+            seconds, because a broker that starts does not know its streams at once.
         LiftbridgeError: the broker refused the request.
 
     Concurrency: methods may be called from several tasks.
@@ -113,24 +54,31 @@ class LiftbridgeApi:
         self,
         addresses: str | Sequence[str] = "127.0.0.1:9292",
         *,
-        timeout: float = 10.0,
+        timeout: float = 60.0,
         credentials: grpc.ChannelCredentials | None = None,
+        token: str | None = None,
     ) -> None:
-        self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
-        if not self._addresses:
+        targets = [addresses] if isinstance(addresses, str) else list(addresses)
+        if not targets:
             raise ValueError("LiftbridgeApi needs the address of at least one broker")
-        self.timeout = timeout
-        self._credentials = credentials
-        self._channels: dict[str, grpc.aio.Channel] = {}
+        metadata = [("authorization", f"Bearer {token}")] if token else []
+        self._brokers = Brokers(targets, timeout, credentials, metadata)
 
     async def __aenter__(self) -> LiftbridgeApi:
         require_asyncio()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
-            await channel.close()
+        await self._brokers.close()
+
+    @property
+    def timeout(self) -> float:
+        """Seconds in which an operation has to succeed."""
+        return self._brokers.timeout
+
+    @timeout.setter
+    def timeout(self, seconds: float) -> None:
+        self._brokers.timeout = seconds
 
     async def create_stream(
         self,
@@ -139,15 +87,20 @@ class LiftbridgeApi:
         concurrency_control: bool = False,
         replication_factor: int = 1,
         min_isr: int | None = None,
+        options: StreamOptions | None = None,
     ) -> bool:
         """Create the stream if it is missing, and return whether it was created.
 
         An existing stream is left as it is, also when its configuration is another one.
 
         Arguments:
-            concurrency_control: whether the broker checks the expected offset of each message.
+            concurrency_control: whether the broker checks the expected offset of each message. A
+                relay that is exactly once needs it, and that the stream is neither compacted nor
+                paused: both are switched off, whatever the broker's default, unless `options` says
+                otherwise.
             replication_factor: number of replicas.
             min_isr: minimum number of in-sync replicas; by default the broker's.
+            options: retention, compaction, encryption and so on; by default the broker's.
         """
         target = Stream(stream) if isinstance(stream, str) else stream
         request = api_pb2.CreateStreamRequest(
@@ -160,271 +113,156 @@ class LiftbridgeApi:
             request.optimisticConcurrencyControl.value = True
         if min_isr is not None:
             request.minIsr.value = min_isr
+        (options or StreamOptions()).write_to(request, ledger=concurrency_control)
         try:
-            await self._retry(
-                lambda: self._call(
-                    target.name, lambda stub: stub.CreateStream(request, timeout=self.timeout)
-                )
-            )
-        except _AlreadyExistsError:
-            return False
-        return True
+            await self._brokers.call_all(target.name, "CreateStream", request)
+        except AlreadyExistsError:
+            created = False
+        else:
+            created = True
+        self._brokers.remember(target.name)
+        return created
 
     async def delete_stream(self, stream: str) -> None:
         """Delete the stream and all its messages."""
+        self._brokers.forget(stream)
         request = api_pb2.DeleteStreamRequest(name=stream)
-        await self._retry(
-            lambda: self._call(
-                stream, lambda stub: stub.DeleteStream(request, timeout=self.timeout)
-            )
+        await self._brokers.call_all(stream, "DeleteStream", request)
+
+    async def pause_stream(
+        self, stream: str, partitions: Sequence[int] = (), *, resume_all: bool = False
+    ) -> None:
+        """Pause partitions; all when none is named.
+
+        Messages to them over NATS are lost without an ack. A message over gRPC, `resume_partition`
+        or a subscription with ``resume=True`` wakes a partition.
+
+        Arguments:
+            resume_all: whether what wakes one partition wakes all.
+        """
+        request = api_pb2.PauseStreamRequest(
+            name=stream, partitions=partitions, resumeAll=resume_all
         )
+        await self._brokers.call_all(stream, "PauseStream", request)
+
+    async def resume_partition(self, stream: str, partition: int = 0) -> PartitionMetadata:
+        """Wake a partition if it is paused, and return its state."""
+        return await self._brokers.retry(
+            lambda: partition_metadata(self._brokers, stream, partition, resume=True)
+        )
+
+    async def set_readonly(
+        self, stream: str, readonly: bool = True, *, partitions: Sequence[int] = ()
+    ) -> None:
+        """Make partitions read-only, or writable again; all when none is named."""
+        request = api_pb2.SetStreamReadonlyRequest(
+            name=stream, partitions=partitions, readonly=readonly
+        )
+        await self._brokers.call_all(stream, "SetStreamReadonly", request)
 
     async def metadata(self, stream: str) -> StreamMetadata:
         """Return the stream's subject, partitions and leaders."""
-        cluster = await self._retry(lambda: self._cluster(stream))
+        cluster = await self._brokers.retry(lambda: self._brokers.metadata([stream]))
         return cluster.streams[stream]
 
+    async def cluster(self, *, groups: Sequence[str] = ()) -> ClusterMetadata:
+        """Return all brokers and streams, and the named consumer groups."""
+        return await self._brokers.retry(lambda: self._brokers.metadata(groups=groups))
+
     async def partition_metadata(self, stream: str, partition: int = 0) -> PartitionMetadata:
-        """Return the state of a partition, including its offsets, from its leader."""
-        request = api_pb2.FetchPartitionMetadataRequest(stream=stream, partition=partition)
+        """Return the state of a partition, including its offsets, from its leader.
 
-        async def call() -> PartitionMetadata:
-            address = await self._leader(stream, partition)
-            response = await self._call(
-                stream,
-                lambda stub: stub.FetchPartitionMetadata(request, timeout=self.timeout),
-                [address],
-            )
-            return _partition_metadata(response.metadata)
+        Raises:
+            StreamPausedError: it is paused. `metadata` tells its leader all the same.
+        """
+        return await self._brokers.retry(
+            lambda: partition_metadata(self._brokers, stream, partition)
+        )
 
-        return await self._retry(call)
-
-    async def subscribe(
+    def subscribe(
         self,
         stream: str,
         start: Start = "earliest",
         *,
         partition: int = 0,
-        until: int | None = None,
+        until: Until | None = None,
         idle_timeout: float | None = None,
+        resume: bool = False,
+        from_replica: bool = False,
     ) -> AsyncGenerator[Message, None]:
         """Return the messages of a partition from `start` on, without end.
 
-        When the broker goes away or the leader changes, it continues with the next message.
+        When the broker goes away or the leader changes, it continues with the next message. No
+        message before `start` is returned. A read-only partition ends it after its last message.
+        Of two messages with one offset, which a broker that was killed can leave, the second one
+        counts.
 
         Arguments:
-            until: the offset to end at, inclusive.
+            start: an offset; ``"earliest"``; ``"latest"``, the newest message that is stored;
+                ``"new"``, the next one to be stored; a time; or how long ago.
+            until: where to end, inclusive: an offset, ``"latest"``, or a time.
             idle_timeout: maximum number of seconds to wait for a message.
+            resume: wake the partition when it is paused.
+            from_replica: read from an in-sync replica that is not the leader, if there is one.
 
         Raises:
             BrokerUnavailableError: no broker was found for `timeout` seconds, or no message came
                 for `idle_timeout` seconds.
             StreamError: the stream or the partition is missing.
+            StreamPausedError: the partition is paused, and `resume` is false.
         """
-        backoff = self._backoff(give_up_after=self.timeout)
-        while until is None or not isinstance(start, int) or start <= until:
-            try:
-                async with aclosing(
-                    self._subscribe_once(stream, start, partition, idle_timeout)
-                ) as messages:
-                    async for message in messages:
-                        yield message
-                        start = message.offset + 1
-                        backoff.reset()
-                        if until is not None and message.offset >= until:
-                            return
-            except BrokerUnavailableError as error:
-                await asyncio.sleep(backoff.pause(error))
+        wanted = Subscription(stream, partition, start, until, idle_timeout, resume, from_replica)
+        return Subscriber(self._brokers, wanted).messages()
 
     async def set_cursor(
         self, stream: str, cursor_id: str, offset: int, *, partition: int = 0
     ) -> None:
-        """Store an offset under a name in the cluster."""
-        request = api_pb2.SetCursorRequest(
-            stream=stream, partition=partition, cursorId=cursor_id, offset=offset
-        )
+        """Store an offset under a name in the cluster. The stream need not exist.
 
-        async def call() -> None:
-            await self._call(
-                stream,
-                lambda stub: stub.SetCursor(request, timeout=self.timeout),
-                await self._brokers(),
-            )
+        A broker that starts takes the largest offset that was ever stored under the name.
 
-        await self._retry(call)
+        Raises:
+            LiftbridgeError: the cluster keeps no cursors, which is a setting of its brokers.
+        """
+        await Cursors(self._brokers).set(stream, cursor_id, offset, partition)
 
     async def fetch_cursor(self, stream: str, cursor_id: str, *, partition: int = 0) -> int | None:
-        """Return the offset stored under a name; None when there is none."""
-        request = api_pb2.FetchCursorRequest(stream=stream, partition=partition, cursorId=cursor_id)
+        """Return the offset stored under a name; None when there is none.
 
-        async def call() -> int | None:
-            response = await self._call(
-                stream,
-                lambda stub: stub.FetchCursor(request, timeout=self.timeout),
-                await self._brokers(),
-            )
-            return int(response.offset) if response.offset >= 0 else None
-
-        return await self._retry(call)
-
-    async def _subscribe_once(
-        self, stream: str, start: Start, partition: int, idle_timeout: float | None
-    ) -> AsyncGenerator[Message, None]:
-        channel = self._channel(await self._leader(stream, partition))
-        subscribe = channel.unary_stream(
-            "/proto.API/Subscribe",
-            request_serializer=api_pb2.SubscribeRequest.SerializeToString,
-            response_deserializer=Message.FromString,
-        )
-        call = subscribe(_subscribe_request(stream, start, partition))
-        try:
-            try:
-                # The first message is empty: it confirms the subscription.
-                await self._read(stream, call, self.timeout)
-            except _IdleError as error:
-                raise BrokerUnavailableError(
-                    f"stream {stream}: the broker did not confirm the subscription "
-                    f"within {self.timeout:g} s"
-                ) from error
-            while True:
-                yield await self._read(stream, call, idle_timeout)
-        finally:
-            call.cancel()
-
-    async def _read(self, stream: str, call: Any, timeout: float | None) -> Message:
-        try:
-            async with asyncio.timeout(timeout):
-                message = await call.read()
-        except TimeoutError as error:
-            raise _IdleError(f"stream {stream}: no message within {timeout:g} s") from error
-        except grpc.aio.AioRpcError as error:
-            raise _translate(stream, error) from error
-        if message is grpc.aio.EOF:
-            raise BrokerUnavailableError(f"stream {stream}: the broker ended the subscription")
-        assert isinstance(message, Message)
-        return message
-
-    async def _retry(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Repeat a call for `timeout` seconds.
-
-        It fails while no broker answers, and while the leader is not the one of the metadata.
+        Raises:
+            LiftbridgeError: as `set_cursor`.
         """
-        backoff = self._backoff(deadline=time.monotonic() + self.timeout)
-        return await retry(call, backoff, sleep=asyncio.sleep)
+        return await Cursors(self._brokers).fetch(stream, cursor_id, partition)
 
-    def _backoff(
-        self, *, give_up_after: float | None = None, deadline: float | None = None
-    ) -> Backoff:
-        return Backoff(
-            base_delay=_RETRY_BASE_DELAY,
-            max_delay=_RETRY_MAX_DELAY,
-            give_up_after=give_up_after,
-            deadline=deadline,
-            retry_if=lambda error: (
-                isinstance(error, BrokerUnavailableError) and not isinstance(error, _IdleError)
-            ),
-        )
-
-    async def _brokers(self) -> list[str]:
-        return list((await self._cluster(None)).brokers.values())
-
-    async def _leader(self, stream: str, partition: int) -> str:
-        cluster = await self._cluster(stream)
-        found = cluster.streams[stream].partitions.get(partition)
-        if found is None:
-            raise StreamError(f"there is no partition {partition}", stream=stream)
-        if found.leader not in cluster.brokers:
-            raise BrokerUnavailableError(f"stream {stream}: partition {partition} has no leader")
-        return cluster.brokers[found.leader]
-
-    async def _cluster(self, stream: str | None) -> _Cluster:
-        request = api_pb2.FetchMetadataRequest(streams=[stream] if stream else [])
-        response = await self._call(
-            stream or "", lambda stub: stub.FetchMetadata(request, timeout=self.timeout)
-        )
-        cluster = _Cluster(
-            {broker.id: f"{broker.host}:{broker.port}" for broker in response.brokers}
-        )
-        for found in response.streamMetadata:
-            if found.error == api_pb2.StreamMetadata.OK:
-                partitions = {
-                    partition: _partition_metadata(metadata)
-                    for partition, metadata in found.partitions.items()
-                }
-                cluster.streams[found.name] = StreamMetadata(
-                    Stream(found.name, found.subject, max(len(partitions), 1)), partitions
-                )
-        if stream and stream not in cluster.streams:
-            raise StreamError("there is no such stream: create it first", stream=stream)
-        return cluster
-
-    async def _call(
+    def group_consumer(
         self,
-        stream: str,
-        call: Callable[[Any], Awaitable[Any]],
-        addresses: Sequence[str] | None = None,
-    ) -> Any:
-        """Make a call to one broker after the other, and return the first response."""
-        failure: LiftbridgeError | None = None
-        for address in self._addresses if addresses is None else addresses:
-            try:
-                return await call(APIStub(self._channel(address)))  # type: ignore[no-untyped-call]
-            except grpc.aio.AioRpcError as error:
-                failure = _translate(stream, error)
-                failure.__cause__ = error
-                if not isinstance(failure, BrokerUnavailableError):
-                    raise failure from error
-        raise failure or BrokerUnavailableError("the cluster lists no brokers")
+        group: str,
+        streams: Sequence[str],
+        *,
+        name: str = "",
+        start: GroupStart = "earliest",
+        checkpoint_seconds: float | None = 5.0,
+    ) -> GroupConsumer:
+        """Return a new member of a consumer group, which joins when it is opened.
 
-    def _channel(self, address: str) -> grpc.aio.Channel:
-        if address not in self._channels:
-            if self._credentials is None:
-                self._channels[address] = grpc.aio.insecure_channel(address, _CHANNEL_OPTIONS)
-            else:
-                self._channels[address] = grpc.aio.secure_channel(
-                    address, self._credentials, _CHANNEL_OPTIONS
-                )
-        return self._channels[address]
+        Arguments:
+            group: the name of the group. The members of one group divide the partitions of their
+                streams, and go on where others of the group stopped.
+            streams: the streams to read.
+            name: the beginning of the member's id in the logs of the brokers.
+            start: where a partition begins that the group has no checkpoint of.
+            checkpoint_seconds: how often a checkpoint is written; None: only when
+                `GroupConsumer.checkpoint` is called, at the end, and when a partition goes to
+                another member.
 
-
-class _AlreadyExistsError(LiftbridgeError):
-    """The stream exists. Handled by `create_stream`."""
-
-
-class _IdleError(BrokerUnavailableError):
-    """No message came within the caller's `idle_timeout`. Not retried."""
-
-
-def _translate(stream: str, error: grpc.aio.AioRpcError) -> LiftbridgeError:
-    code, details = error.code(), error.details() or "no details"
-    if code is grpc.StatusCode.ALREADY_EXISTS:
-        return _AlreadyExistsError(details)
-    if code is grpc.StatusCode.NOT_FOUND:
-        return StreamError(details, stream=stream)
-    if code in _RETRIED:
-        return BrokerUnavailableError(
-            f"stream {stream}: the broker answered {code.name} ({details})"
+        Raises:
+            ValueError: a name is missing.
+        """
+        return GroupConsumer(
+            self._brokers,
+            group,
+            streams,
+            name=name,
+            start=start,
+            checkpoint_seconds=checkpoint_seconds,
         )
-    return LiftbridgeError(f"stream {stream}: the broker refused with {code.name} ({details})")
-
-
-def _subscribe_request(stream: str, start: Start, partition: int) -> api_pb2.SubscribeRequest:
-    if isinstance(start, int):
-        return api_pb2.SubscribeRequest(
-            stream=stream, partition=partition, startPosition=api_pb2.OFFSET, startOffset=start
-        )
-    return api_pb2.SubscribeRequest(
-        stream=stream, partition=partition, startPosition=_STARTS[start]
-    )
-
-
-def _partition_metadata(found: api_pb2.PartitionMetadata) -> PartitionMetadata:
-    return PartitionMetadata(
-        found.id,
-        found.leader,
-        tuple(found.replicas),
-        tuple(found.isr),
-        int(found.highWatermark),
-        int(found.newestOffset),
-        bool(found.paused),
-    )

@@ -22,6 +22,14 @@ from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import FeedError
 from feedapi_client.http.urls import FeedURL
 from feedapi_client.liftbridge.api import LiftbridgeApi
+from feedapi_client.liftbridge.command_options import (
+    DEFAULT_NATS,
+    GROUPS,
+    check_api_options,
+    environment,
+    make_api,
+    stream_options,
+)
 from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.publisher import LiftbridgePublisher
 from feedapi_client.liftbridge.relay import Key, Relay
@@ -34,159 +42,9 @@ from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
 
 _BATCH_BYTES = 512 * 1024
+# A commit waits for the stream, exactly once: it has to outlast the election of a new leader.
+_COMMIT_SECONDS = 120.0
 _PROGRESS_INTERVAL = 0.5
-_NATS = "nats://127.0.0.1:4222"
-
-_Options = Sequence[tuple[str, dict[str, Any]]]
-
-_TARGET_OPTIONS: _Options = (
-    (
-        "--nats",
-        {
-            "action": "append",
-            "metavar": "URL",
-            "help": f"a NATS server, repeatable (default {_NATS})",
-        },
-    ),
-    (
-        "--nats-env",
-        {
-            "metavar": "NAME",
-            "help": "environment variable with the NATS URL, for a URL with a password",
-        },
-    ),
-    ("--nats-creds", {"metavar": "FILE", "help": "NATS credentials file"}),
-    ("--stream", {"required": True, "help": "the stream to publish to"}),
-    ("--subject", {"default": "", "help": "the stream's NATS subject (default: its name)"}),
-    (
-        "--partitions",
-        {
-            "type": int,
-            "default": 1,
-            "metavar": "N",
-            "help": "number of the stream's partitions (default 1)",
-        },
-    ),
-    (
-        "--api",
-        {
-            "action": "append",
-            "metavar": "HOST:PORT",
-            "help": "a broker's gRPC API, repeatable; for --create and --exactly-once",
-        },
-    ),
-    ("--create", {"action": "store_true", "help": "create the stream if it is missing"}),
-    (
-        "--key",
-        {
-            "metavar": "FIELD",
-            "help": "the message's key: a field of the payload; nested fields with dots",
-        },
-    ),
-    (
-        "--ack",
-        {
-            "choices": ["leader", "all"],
-            "default": "all",
-            "help": "ack when the leader or all in-sync replicas stored it (default all)",
-        },
-    ),
-    (
-        "--ack-timeout",
-        {
-            "type": float,
-            "default": 10.0,
-            "metavar": "SECONDS",
-            "help": "deadline for each ack (default 10)",
-        },
-    ),
-    (
-        "--max-in-flight",
-        {
-            "type": int,
-            "default": 8192,
-            "metavar": "N",
-            "help": "maximum number of messages that wait for their ack (default 8192)",
-        },
-    ),
-)
-
-_CURSOR_OPTIONS: _Options = (
-    (
-        "--exactly-once",
-        {
-            "choices": ["batch", "events"],
-            "metavar": "batch|events",
-            "help": "keep the cursors in the stream; one message for each batch or each event",
-        },
-    ),
-    ("--store", {"metavar": "FILE", "help": "SQLite file for the cursors, at least once"}),
-    ("--name", {"default": "default", "help": "name that the cursors are kept under"}),
-)
-
-_FEED_OPTIONS: _Options = (
-    (
-        "--from",
-        {
-            "dest": "start",
-            "choices": ["first", "last"],
-            "default": "first",
-            "help": "where a new name starts (default first)",
-        },
-    ),
-    ("--no-follow", {"action": "store_true", "help": "exit at the end of the feed"}),
-    (
-        "--filter",
-        {
-            "action": "append",
-            "default": [],
-            "metavar": "NAME=VALUE",
-            "help": "only events that the feed's filter selects, repeatable",
-        },
-    ),
-    (
-        "--event-type",
-        {
-            "action": "append",
-            "default": [],
-            "metavar": "TYPE",
-            "help": "only events of this type, repeatable",
-        },
-    ),
-    (
-        "--skip-event-type",
-        {
-            "action": "append",
-            "default": [],
-            "metavar": "TYPE",
-            "help": "no events of this type, repeatable",
-        },
-    ),
-    (
-        "--v1-partitions",
-        {
-            "type": int,
-            "metavar": "N",
-            "help": "number of partitions of a ZeroEventHub (v1) feed",
-        },
-    ),
-    (
-        "--lineage",
-        {
-            "action": "append",
-            "default": [],
-            "metavar": "CHILD:PARENT",
-            "help": "read CHILD after PARENT, where the feed leaves that out (1:0), repeatable",
-        },
-    ),
-    (
-        "--auth-env",
-        {
-            "metavar": "NAME",
-            "help": "environment variable with the value of the Authorization header",
-        },
-    ),
-)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -205,11 +63,7 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("url", help="the feed; its query is sent with every request")
     made.add_argument("--quiet", "-q", action="store_true", help="no progress on stderr")
-    for title, options in (
-        ("Liftbridge", _TARGET_OPTIONS),
-        ("cursors", _CURSOR_OPTIONS),
-        ("feed", _FEED_OPTIONS),
-    ):
+    for title, options in GROUPS:
         group = made.add_argument_group(title)
         for name, settings in options:
             group.add_argument(name, **settings)
@@ -245,9 +99,9 @@ class RelayCommand:
         )
         self.lineage = _lineage(options.lineage)
         self.servers = (
-            [_environment(options.nats_env)] if options.nats_env else options.nats or [_NATS]
+            [environment(options.nats_env)] if options.nats_env else options.nats or [DEFAULT_NATS]
         )
-        self.headers = {"Authorization": _environment(options.auth_env)} if options.auth_env else {}
+        self.headers = {"Authorization": environment(options.auth_env)} if options.auth_env else {}
         self.signal = 0
 
     async def run(self) -> int:
@@ -255,7 +109,8 @@ class RelayCommand:
         options = self.options
         async with AsyncExitStack() as stack:
             publisher = await stack.enter_async_context(self._publisher())
-            store = await self._store(stack, publisher)
+            api = await self._api(stack)
+            store = await self._store(stack, publisher, api)
             http = None
             if self.headers:
                 http = await stack.enter_async_context(httpx.AsyncClient(headers=self.headers))
@@ -269,12 +124,13 @@ class RelayCommand:
                     v1_partitions=options.v1_partitions,
                     lineage=self.lineage,
                     fetch=self.fetch,
-                    limits=Limits(max_batch_bytes=_BATCH_BYTES),
+                    limits=Limits(max_batch_bytes=_BATCH_BYTES, commit_timeout=_COMMIT_SECONDS),
                     http=http,
                 )
             )
             key = _key(options.key) if options.key else None
-            relay = Relay(consumer, publisher, self.stream, key=key)
+            policy = AckPolicy[options.ack.upper()]
+            relay = Relay(consumer, publisher, self.stream, key=key, ack_policy=policy, api=api)
             self._stop_on_signals(consumer)
             await self._run_with_progress(relay, consumer, publisher)
         return 128 + self.signal if self.signal else 0
@@ -283,20 +139,33 @@ class RelayCommand:
         options = self.options
         return LiftbridgePublisher(
             self.servers,
-            ack_policy=AckPolicy[options.ack.upper()],
             ack_timeout=options.ack_timeout,
             max_in_flight=options.max_in_flight,
             options={"user_credentials": options.nats_creds} if options.nats_creds else None,
         )
 
-    async def _store(self, stack: AsyncExitStack, publisher: LiftbridgePublisher) -> CursorStore:
+    async def _api(self, stack: AsyncExitStack) -> LiftbridgeApi | None:
+        """Open the gRPC API where it is given, and create the stream if that is asked for."""
         options = self.options
-        if options.api:
-            api = await stack.enter_async_context(LiftbridgeApi(options.api))
-            if options.create:
-                await api.create_stream(self.stream, concurrency_control=bool(options.exactly_once))
-            if options.exactly_once:
-                return StreamCursorStore(publisher, api, self.stream, format=options.exactly_once)
+        if not options.api:
+            return None
+        api = await stack.enter_async_context(make_api(options))
+        if options.create:
+            await api.create_stream(
+                self.stream,
+                concurrency_control=bool(options.exactly_once),
+                replication_factor=options.replicas,
+                min_isr=options.min_isr,
+                options=stream_options(options),
+            )
+        return api
+
+    async def _store(
+        self, stack: AsyncExitStack, publisher: LiftbridgePublisher, api: LiftbridgeApi | None
+    ) -> CursorStore:
+        options = self.options
+        if options.exactly_once and api is not None:
+            return StreamCursorStore(publisher, api, self.stream, format=options.exactly_once)
         return await stack.enter_async_context(SQLiteCursorStore(options.store))
 
     def _stop_on_signals(self, consumer: FeedConsumer) -> None:
@@ -365,8 +234,7 @@ def _check(options: argparse.Namespace) -> None:
         raise ValueError(
             "say where the cursors are kept: --store FILE, or --exactly-once for in the stream"
         )
-    if options.create and not options.api:
-        raise ValueError("--create needs --api HOST:PORT")
+    check_api_options(options)
 
 
 def _check_url(url: str) -> None:
@@ -416,13 +284,6 @@ def _lineage(texts: Sequence[str]) -> dict[int, int]:
         return parse_lineage(",".join(texts)) if texts else {}
     except ValueError as error:
         raise ValueError(f"--lineage {error}") from None
-
-
-def _environment(variable: str) -> str:
-    value = os.environ.get(variable, "").strip()
-    if not value:
-        raise ValueError(f"the environment variable {variable} is not set")
-    return value
 
 
 if __name__ == "__main__":

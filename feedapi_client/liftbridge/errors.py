@@ -5,6 +5,9 @@ FeedError
     ├── EnvelopeError                bytes that are no envelope, or not of the expected type
     ├── BrokerUnavailableError       NATS or the gRPC API can't be reached
     ├── StreamError                  a stream is missing, or is not what it has to be
+    │   ├── StreamPausedError            the broker paused the partition
+    │   ├── StreamReadonlyError          the partition takes no messages
+    │   └── StreamGapError               messages that are needed are missing
     ├── RelayFencedError             another relay writes the same stream (a FencedError too)
     └── PublishError                 a message was not stored, or may not have been
         ├── AckTimeoutError              no ack before the deadline: may be stored or not
@@ -55,6 +58,26 @@ class RelayFencedError(LiftbridgeError, FencedError):
     def __init__(self, message: str, *, stream: str) -> None:
         super().__init__(f"stream {stream}: {message}")
         self.stream = stream
+
+
+class StreamPausedError(StreamError):
+    """The broker paused the partition, so nothing can be read, and messages over NATS are lost."""
+
+
+class StreamReadonlyError(StreamError):
+    """The partition is read-only: a message to it is neither stored nor acked."""
+
+
+class StreamGapError(StreamError):
+    """Messages are missing that were there: by retention or compaction, or the broker lost them.
+
+    Attributes:
+        offset: the first offset that is missing, or whose message is another one now.
+    """
+
+    def __init__(self, message: str, *, stream: str, offset: int) -> None:
+        super().__init__(message, stream=stream)
+        self.offset = offset
 
 
 class PublishError(LiftbridgeError):

@@ -32,20 +32,14 @@ from feedapi_client.liftbridge.errors import (
     EnvelopeError,
     LiftbridgeError,
     MessageTooLargeError,
-    PublishError,
-    PublishRefusedError,
 )
 from feedapi_client.liftbridge.event_loop import require_asyncio
 from feedapi_client.liftbridge.fast_path import install_fast_path
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.messages_pb2 import AckPolicy as WireAckPolicy
 from feedapi_client.liftbridge.stream import ANY_OFFSET, REPLICATION_LIMIT, Stream
-from feedapi_client.retry import Backoff, OnRetry, retry
 
 logger = logging.getLogger(__name__)
-
-_RETRY_BASE_DELAY = 0.2
-_RETRY_MAX_DELAY = 10.0
 
 _Row = tuple[bytes, bytes | None, Mapping[str, bytes] | None]
 """Value, key and headers of one message."""
@@ -329,58 +323,6 @@ class LiftbridgePublisher:
             "the connection to NATS was closed before the ack came: "
             "the message may be stored or not"
         )
-
-
-async def publish_until_acked(
-    publisher: LiftbridgePublisher,
-    stream: Stream,
-    values: Sequence[bytes],
-    keys: Sequence[bytes | None] | None = None,
-    headers_each: Sequence[Mapping[str, bytes]] | None = None,
-    *,
-    headers: Mapping[str, bytes] | None = None,
-    partition: int | None = None,
-    attempts: int = 10,
-    on_retry: OnRetry | None = None,
-) -> None:
-    """Publish messages at least once: again from the first one without an ack, until all are acked.
-
-    The last time that the messages are stored, they are in order. Arguments are those of
-    `LiftbridgePublisher.publish_many`, except:
-
-    Arguments:
-        attempts: number of attempts without progress after which an error is final.
-        on_retry: called before each pause, as by `feedapi_client.retry.retry`.
-
-    Raises:
-        PublishError: the last of too many errors, or an error that no further attempt can change.
-    """
-    acked = 0
-    backoff = Backoff(
-        base_delay=_RETRY_BASE_DELAY,
-        max_delay=_RETRY_MAX_DELAY,
-        attempts=attempts,
-        retry_if=lambda error: isinstance(error, AckTimeoutError | PublishRefusedError),
-    )
-
-    async def publish_rest() -> None:
-        nonlocal acked
-        try:
-            await publisher.publish_many(
-                stream,
-                values[acked:],
-                keys=keys and keys[acked:],
-                partition=partition,
-                headers=headers,
-                headers_each=headers_each and headers_each[acked:],
-            )
-        except PublishError as error:
-            if error.index:
-                acked += error.index
-                backoff.reset()
-            raise
-
-    await retry(publish_rest, backoff, sleep=asyncio.sleep, on_retry=on_retry)
 
 
 def _now() -> float:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from feedapi_client.liftbridge.api import LiftbridgeApi, Start
+from feedapi_client.liftbridge.api import LiftbridgeApi
+from feedapi_client.liftbridge.errors import StreamGapError
 from feedapi_client.liftbridge.headers import CURSOR, PARTITION, text_header
-from feedapi_client.liftbridge.stream_format import Attempt, AttemptAssembler, MessageFormat
+from feedapi_client.liftbridge.messages_pb2 import Message
+from feedapi_client.liftbridge.stream_format import Attempt, MessageFormat, SettledAttempts
+from feedapi_client.liftbridge.subscription import Start, Until
+
+# Messages that become readable together arrive together.
+_SETTLES_AFTER = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +41,23 @@ class RelayedBatch:
 class RelayReader:
     """Reads the batches of a stream's partition that a relay writes exactly once, in any format.
 
-    Iterate over it, or over `batches`. A batch is returned when its last message was read. What
+    Iterate over it, or over `batches`. A batch is returned when its last message was read, and the
+    next message or a short pause (50 ms) shows that no broker takes it back. What
     belongs to no complete batch is left out: attempts that a crash interrupted, messages that only
     save positions, and messages of other publishers.
 
     Arguments:
         start: an offset where a batch begins, such as `RelayedBatch.next_offset`, or a `Start`.
-        until: the offset to end at, inclusive; None: follow the stream without end.
+        until: where to end, inclusive, as in `LiftbridgeApi.subscribe`; None: follow the stream
+            without end. After a restart of the broker its newest messages can't be read until a
+            relay, or anybody else, publishes to the stream again.
+        resume: wake the partition when the broker paused it.
 
     Raises:
+        StreamGapError: messages are missing, because retention or compaction removed them; or the
+            broker lost messages of batches that were returned, and the relay wrote their events
+            again. Then undo each batch whose `next_offset` is above the error's `offset`, and start
+            a reader at that offset.
         LiftbridgeError: the errors of `LiftbridgeApi.subscribe`.
     """
 
@@ -53,29 +68,94 @@ class RelayReader:
         *,
         partition: int = 0,
         start: Start = "earliest",
-        until: int | None = None,
+        until: Until | None = None,
+        resume: bool = True,
     ) -> None:
         self._api = api
         self._stream = stream
         self._partition = partition
         self._start: Start = start
-        self._until = until
+        self._until: Until | None = until
+        self._resume = resume
 
     def __aiter__(self) -> AsyncIterator[RelayedBatch]:
         return self.batches()
 
     async def batches(self) -> AsyncGenerator[RelayedBatch, None]:
         """Return the batches from the start on."""
-        assembler = AttemptAssembler()
-        async with aclosing(
-            self._api.subscribe(
-                self._stream, self._start, partition=self._partition, until=self._until
-            )
-        ) as messages:
+        attempts = SettledAttempts()
+        following = self._start if isinstance(self._start, int) else None
+        returned_to = 0
+        async with aclosing(_with_pauses(self._messages(), attempts)) as messages:
             async for message in messages:
-                attempt = assembler.feed(message)
+                attempt = attempts.settle() if message is None else attempts.feed(message)
                 if attempt is not None and (batch := _batch_of(attempt)) is not None:
+                    returned_to = batch.next_offset
                     yield batch
+                if message is not None:
+                    self._check_complete(following, message)
+                    following = message.offset + 1
+                    if message.offset < returned_to and not attempts.repeats(message):
+                        raise self._lost(message.offset)
+
+    def _messages(self) -> AsyncGenerator[Message, None]:
+        return self._api.subscribe(
+            self._stream,
+            self._start,
+            partition=self._partition,
+            until=self._until,
+            resume=self._resume,
+        )
+
+    def _check_complete(self, following: int | None, message: Message) -> None:
+        """Raise `StreamGapError` when messages are missing before this one."""
+        if following is not None and message.offset > following:
+            raise StreamGapError(
+                f"the messages from offset {following} to {message.offset - 1} are missing: "
+                "retention or compaction removed them. A stream that a relay writes exactly once "
+                "must not be compacted",
+                stream=self._stream,
+                offset=following,
+            )
+
+    def _lost(self, offset: int) -> StreamGapError:
+        return StreamGapError(
+            f"the broker lost messages of batches that were read, from offset {offset} on, whose "
+            "events come again, perhaps in other batches: undo each batch with a `next_offset` "
+            "above that, and start a reader there",
+            stream=self._stream,
+            offset=offset,
+        )
+
+
+async def _with_pauses(
+    messages: AsyncGenerator[Message, None], attempts: SettledAttempts
+) -> AsyncGenerator[Message | None, None]:
+    """Return the messages, and None where an attempt waits and no message follows at once."""
+    following: asyncio.Task[Message] | None = None
+    try:
+        while True:
+            if attempts.holds_one or following is not None:
+                following = following or asyncio.create_task(_next(messages))
+                await asyncio.wait({following}, timeout=_SETTLES_AFTER)
+                if not following.done():
+                    yield None
+                    await asyncio.wait({following})
+                message, following = following.result(), None
+            else:
+                message = await _next(messages)
+            yield message
+    except StopAsyncIteration:
+        yield None
+    finally:
+        if following is not None:
+            following.cancel()
+            await asyncio.wait({following})
+        await messages.aclose()
+
+
+async def _next(messages: AsyncGenerator[Message, None]) -> Message:
+    return await anext(messages)
 
 
 def _batch_of(attempt: Attempt) -> RelayedBatch | None:

@@ -11,20 +11,31 @@ the stream and continues from there, and the broker refuses what a second relay 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import anyio
+
 from feedapi_client.consumer import FeedConsumer
+from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
+from feedapi_client.liftbridge.errors import LiftbridgeError
 from feedapi_client.liftbridge.headers import CURSOR, PARTITION
-from feedapi_client.liftbridge.publisher import LiftbridgePublisher, publish_until_acked
+from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.stream import Stream
+from feedapi_client.liftbridge.stream_end import writable
 from feedapi_client.liftbridge.stream_format import MessageFormat
-from feedapi_client.liftbridge.stream_store import OutgoingBatch, StreamCursorStore
+from feedapi_client.liftbridge.stream_rows import OutgoingBatch
+from feedapi_client.liftbridge.stream_store import StreamCursorStore
+from feedapi_client.liftbridge.until_acked import publish_until_acked
 from feedapi_client.model import Batch, Event
 
 logger = logging.getLogger(__name__)
+
+# How often an idle relay looks whether a crash of the broker hides its newest messages.
+_REVEAL_SECONDS = 5.0
 
 Key = Callable[[Event], bytes | None]
 Headers = Callable[[Event], Mapping[str, bytes]]
@@ -67,6 +78,12 @@ class Relay:
         key: makes the key of an event's message.
         headers: makes additional headers of an event's message.
         attempts: number of attempts without progress after which an error is final.
+        ack_policy: when the broker acks, at least once. With ``LEADER`` events are lost when a
+            leader dies that acked them before its replicas had them. Exactly once it is ``ALL``.
+        api: an open connection to the broker's gRPC API. With it a relay that is at least once
+            looks at the stream before the first message and before each retry: it wakes paused
+            partitions, and a stream that is missing or read-only is an error at once. A
+            `StreamCursorStore` has its own.
 
     Raises:
         ValueError: the arguments do not fit together.
@@ -75,14 +92,16 @@ class Relay:
     def __init__(
         self,
         consumer: FeedConsumer,
-        publisher: LiftbridgePublisher,
+        publisher: StreamPublisher,
         stream: Stream | str | None = None,
         *,
         key: Key | None = None,
         headers: Headers | None = None,
         attempts: int = 10,
+        ack_policy: AckPolicy = AckPolicy.ALL,
+        api: LiftbridgeApi | None = None,
     ) -> None:
-        if publisher.ack_policy is AckPolicy.NONE:
+        if AckPolicy.NONE in (publisher.ack_policy, ack_policy):
             raise ValueError("a relay commits what is acked: AckPolicy.NONE has no acks")
         store = consumer.store
         self._store = store if isinstance(store, StreamCursorStore) else None
@@ -92,6 +111,8 @@ class Relay:
         self._key = key
         self._headers = headers
         self._attempts = attempts
+        self._ack_policy = ack_policy
+        self._api = api
         self.progress = RelayProgress()
         if self._store is not None and self._store.format is MessageFormat.BATCH:
             if key is not None or headers is not None:
@@ -112,12 +133,22 @@ class Relay:
         Raises:
             FeedError: what the consumer raises.
             PublishError: a message can't be published.
+            StreamError: the stream is missing, read-only, or not what the relay needs.
             FencedError: another relay writes to the stream.
 
         Cancellation: nothing is committed that is not acked.
         """
-        handler = self._relay_at_least_once if self._store is None else self._relay_exactly_once
-        await self._consumer.run(handler)
+        if self._store is None:
+            await self._check_stream()
+            await self._consumer.run(self._relay_at_least_once)
+            return self.progress
+        revealing = asyncio.create_task(_reveal_often(self._store))
+        try:
+            await self._consumer.run(self._relay_exactly_once)
+        finally:
+            revealing.cancel()
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait({revealing})
         return self.progress
 
     async def _relay_at_least_once(self, batch: Batch) -> None:
@@ -130,8 +161,10 @@ class Relay:
             headers,
             headers={PARTITION: str(batch.partition).encode(), CURSOR: batch.cursor.encode()},
             partition=batch.partition % self._stream.partitions if self._key is None else None,
+            ack_policy=self._ack_policy,
             attempts=self._attempts,
             on_retry=self._on_retry,
+            before_retry=self._check_stream,
         )
         await batch.commit()
         self._count(batch)
@@ -153,6 +186,11 @@ class Relay:
             None if headers is None else [headers(event) for event in batch.events],
         )
 
+    async def _check_stream(self) -> None:
+        if self._api is not None:
+            for partition in range(self._stream.partitions):
+                await writable(self._api, self._stream.name, partition)
+
     def _on_retry(self, error: Exception, attempt: int, pause: float) -> None:
         self.progress.retries += 1
         logger.warning(
@@ -167,7 +205,18 @@ class Relay:
         self.progress.events += len(batch)
 
 
-def _check_batch_size(consumer: FeedConsumer, publisher: LiftbridgePublisher) -> None:
+async def _reveal_often(store: StreamCursorStore) -> None:
+    """Let readers see the newest messages after a crash of the broker, also of an idle feed."""
+    while True:
+        await asyncio.sleep(_REVEAL_SECONDS)
+        try:
+            await store.reveal()
+        except LiftbridgeError as error:
+            # The next save, or the next turn, meets the same.
+            logger.debug("the end of the stream is not looked at: %s", error)
+
+
+def _check_batch_size(consumer: FeedConsumer, publisher: StreamPublisher) -> None:
     """Raise ValueError when a batch of the consumer may not fit into a message.
 
     Otherwise the relay would fail later, at the first batch that is too large.

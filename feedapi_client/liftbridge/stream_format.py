@@ -116,6 +116,49 @@ class AttemptAssembler:
         self._id, self._messages = "", []
 
 
+class SettledAttempts:
+    """Complete attempts that stay.
+
+    A broker that is killed between its write to the log and the one to its index hands out the
+    offset of the last message a second time when it starts (seen on Liftbridge 1.9.0). Whoever
+    reads on gets two messages with one offset, and the second one counts: only that was acked. An
+    attempt is therefore kept until the message after it is there, or its reader knows that there is
+    none. A relay that does not know whether an attempt was stored writes it again under the same
+    id. When both are there, the second one is ignored.
+    """
+
+    def __init__(self) -> None:
+        self._assembler = AttemptAssembler()
+        self._held: Attempt | None = None
+        self._last_id = ""
+
+    @property
+    def holds_one(self) -> bool:
+        """Whether a complete attempt waits for the message after it."""
+        return self._held is not None
+
+    def feed(self, message: Message) -> Attempt | None:
+        """Return the attempt before `message`, if it was complete and is not taken back by it."""
+        if self._held is not None and message.offset <= self._held.messages[-1].offset:
+            self._held = None
+        settled = self.settle()
+        complete = self._assembler.feed(message)
+        if complete is not None and complete.id != self._last_id:
+            self._held = complete
+        return settled
+
+    def repeats(self, message: Message) -> bool:
+        """Whether the message belongs to the attempt that was returned last."""
+        return bool(self._last_id) and text_header(message, ATTEMPT) == self._last_id
+
+    def settle(self) -> Attempt | None:
+        """Return the attempt that is held, when no message after it takes it back."""
+        settled, self._held = self._held, None
+        if settled is not None:
+            self._last_id = settled.id
+        return settled
+
+
 def positions_header(feed: FeedKey, positions: Mapping[int, Position]) -> dict[str, bytes]:
     """Return the header that saves positions."""
     rows: dict[str, tuple[str, str, int]] = {

@@ -10,9 +10,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass, field
 from typing import Any, cast
 
 from feedapi_client.errors import StoreError
@@ -24,83 +23,32 @@ from feedapi_client.liftbridge.errors import (
     IncorrectOffsetError,
     MessageTooLargeError,
     PublishError,
+    PublishRefusedError,
     RelayFencedError,
     StreamError,
+    StreamGapError,
 )
-from feedapi_client.liftbridge.headers import (
-    ATTEMPT,
-    COUNT,
-    CURSOR,
-    FORMAT,
-    INDEX,
-    PARTITION,
-    SNAPSHOT,
-)
+from feedapi_client.liftbridge.headers import ATTEMPT, COUNT, INDEX, SNAPSHOT
 from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.liftbridge.publisher import LiftbridgePublisher
+from feedapi_client.liftbridge.publishing import StreamPublisher
 from feedapi_client.liftbridge.stream import Stream
+from feedapi_client.liftbridge.stream_end import EndOffsets, StreamEnd, write_backoff
 from feedapi_client.liftbridge.stream_format import (
     Attempt,
-    AttemptAssembler,
     MessageFormat,
-    positions_header,
+    SettledAttempts,
     snapshot_offset,
 )
+from feedapi_client.liftbridge.stream_rows import OutgoingBatch, Row, batch_rows, positions_rows
+from feedapi_client.liftbridge.stream_state import StreamState
 from feedapi_client.model import FeedKey, Position, Status
-from feedapi_client.retry import Backoff, retry
+from feedapi_client.retry import retry
 from feedapi_client.stores.base import check_predecessor
 
 logger = logging.getLogger(__name__)
 
-_POSITIONS_PER_MESSAGE = 1000
-_IMPOSSIBLE_OFFSET = 2**62
-_READ_TIMEOUT = 10.0
+_READ_TIMEOUT = 60.0
 _WINDOW_GROWTH = 16
-_RETRY_BASE_DELAY = 0.02
-_RETRY_MAX_DELAY = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class OutgoingBatch:
-    """The events to write together with their batch's cursor: the transaction of `save`.
-
-    Attributes:
-        partition: the partition of the feed.
-        cursor: the feed's cursor after the batch.
-        values: the payloads.
-        keys: the keys of the messages, with format ``"events"``.
-        headers: additional headers of the messages, with format ``"events"``.
-    """
-
-    partition: int
-    cursor: str
-    values: Sequence[bytes]
-    keys: Sequence[bytes | None] = ()
-    headers: Sequence[Mapping[str, bytes]] = ()
-
-
-@dataclass(slots=True)
-class _StreamState:
-    """What is known of the stream.
-
-    Attributes:
-        next_offset: the offset that the next message will get.
-        snapshot: the offset from which all positions can be read.
-        positions: the positions by partition.
-    """
-
-    next_offset: int = 0
-    snapshot: int = 0
-    positions: dict[int, Position] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class _Row:
-    """A message to be written."""
-
-    value: bytes
-    key: bytes | None
-    headers: dict[str, bytes]
 
 
 class StreamCursorStore:
@@ -119,7 +67,8 @@ class StreamCursorStore:
             other reader may see again after a crash.
         snapshot_every: number of messages after which all positions are written again, so that a
             start reads no more than that. The stream's retention has to keep as many.
-        attempts: number of attempts to write a batch.
+        attempts: number of attempts to write a batch. With the ack timeout of the publisher they
+            have to outlast a restart of the broker, or the election of a new leader.
 
     Raises:
         ValueError: an argument is out of range.
@@ -127,14 +76,14 @@ class StreamCursorStore:
 
     def __init__(
         self,
-        publisher: LiftbridgePublisher,
+        publisher: StreamPublisher,
         api: LiftbridgeApi,
         stream: Stream | str,
         *,
         partition: int = 0,
         format: str = "batch",
         snapshot_every: int = 10_000,
-        attempts: int = 5,
+        attempts: int = 10,
     ) -> None:
         if format not in (MessageFormat.BATCH, MessageFormat.EVENTS):
             raise ValueError(f"format is 'batch' or 'events', not {format!r}")
@@ -147,11 +96,12 @@ class StreamCursorStore:
         self._partition = partition
         self._snapshot_every = snapshot_every
         self._attempts = attempts
+        self._end = StreamEnd(publisher, api, self.stream, partition, attempts)
         self._writer_id = secrets.token_hex(8)
         self._attempt_number = 0
         self._loaded_feed: FeedKey | None = None
-        self._state = _StreamState()
-        self._assembler = AttemptAssembler()
+        self._state = StreamState()
+        self._attempts_read = SettledAttempts()
         self._lock = asyncio.Lock()
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
@@ -159,17 +109,21 @@ class StreamCursorStore:
 
         Raises:
             StreamError: the stream can't keep them: it has no concurrency control, it belongs to
-                another feed, or its retention dropped some.
+                another feed, or it is missing.
+            StreamGapError: retention or compaction removed some.
+            StreamReadonlyError: the partition takes no messages. A paused one is woken.
             BrokerUnavailableError: no broker answered in time.
+            PublishError: the broker acked nothing.
         """
         async with self._lock:
             self._loaded_feed = None
-            self._assembler = AttemptAssembler()
-            newest = await self._newest_offset()
-            snapshot = await self._find_snapshot(newest)
-            self._state = _StreamState(snapshot, snapshot)
-            await self._read_positions(feed, newest)
-            await self._require_concurrency_control()
+            self._attempts_read = SettledAttempts()
+            # First, because finding the end may append a message.
+            await self._end.require_concurrency_control()
+            end = await self._end.find()
+            snapshot = await self._find_snapshot(end)
+            self._state = StreamState(snapshot, snapshot)
+            await self._read_positions(feed, end)
             self._loaded_feed = feed
             return dict(self._state.positions)
 
@@ -183,6 +137,8 @@ class StreamCursorStore:
             FencedError: a position is not the successor of the stored one.
             StoreError: the attempt could not be completed. It may be complete or not, so the store
                 has to be loaded again. Also raised when the store was not loaded for `feed`.
+            StreamGapError: the broker lost messages that it had acked. A store that is loaded again
+                knows the positions before them, so that their events are written again.
 
         Cancellation: as a `StoreError`.
         """
@@ -203,13 +159,25 @@ class StreamCursorStore:
             self._loaded_feed = None
             try:
                 await self._write_snapshot_if_due(feed)
-                await self._write(self._rows(feed, positions, transaction))
+                await self._write(batch_rows(feed, positions, transaction, self.format))
             except (PublishError, BrokerUnavailableError) as error:
+                self._state.raise_if_lost(self.stream.name)
                 raise StoreError(
                     f"the batch could not be written: {error}", feed=feed.url
                 ) from error
             self._state.positions.update(positions)
             self._loaded_feed = feed
+
+    async def reveal(self) -> bool:
+        """Let readers see the newest messages after a crash of the broker, as `reveal_newest`.
+
+        Does nothing while the store is not loaded. Returns whether a message was appended.
+        """
+        async with self._lock:
+            if self._loaded_feed is None:
+                return False
+            # The next save finds out that its offset was taken, also when no ack comes.
+            return await self._end.reveal(self._state.next_offset)
 
     def _check_loaded(self, feed: FeedKey) -> None:
         if self._loaded_feed != feed:
@@ -223,47 +191,27 @@ class StreamCursorStore:
         state = self._state
         start = state.next_offset
         if start - state.snapshot >= max(self._snapshot_every, len(state.positions)):
-            await self._write(list(_positions_rows(feed, state.positions)))
+            await self._write(positions_rows(feed, state.positions))
             state.snapshot = start
 
-    def _rows(
-        self, feed: FeedKey, positions: Mapping[int, Position], batch: OutgoingBatch | None
-    ) -> list[_Row]:
-        if batch is None or not batch.values:
-            return list(_positions_rows(feed, positions))
-        saved = positions_header(feed, positions)
-        shared = {
-            PARTITION: str(batch.partition).encode(),
-            CURSOR: batch.cursor.encode(),
-            FORMAT: self.format.encode(),
-        }
-        if self.format is MessageFormat.BATCH:
-            return [_Row(b"\n".join(batch.values), None, shared | saved)]
-        keys = batch.keys or [None] * len(batch.values)
-        extra = batch.headers or [{}] * len(batch.values)
-        rows = [
-            _Row(value, key, {**own, **shared})
-            for value, key, own in zip(batch.values, keys, extra, strict=True)
-        ]
-        rows[-1].headers.update(saved)
-        return rows
-
-    async def _write(self, rows: list[_Row]) -> None:
+    async def _write(self, rows: list[Row]) -> None:
         """Write the rows as one attempt, which is complete in the stream when this returns."""
-        tried: set[str] = set()
+        attempt, tried = self._next_attempt(), False
 
         async def look_up_and_write() -> None:
-            if tried and await self._find_complete(tried):
+            nonlocal tried
+            if tried and await self._find_complete(attempt):
                 return
-            attempt = self._next_attempt()
-            tried.add(attempt)
+            tried = True
             await self._publish(rows, attempt)
-            self._state.next_offset += len(rows)
+            self._state.wrote(len(rows))
 
-        backoff = self._backoff(IncorrectOffsetError, AckTimeoutError)
+        backoff = write_backoff(
+            self._attempts, IncorrectOffsetError, AckTimeoutError, PublishRefusedError
+        )
         await retry(look_up_and_write, backoff, sleep=asyncio.sleep, on_retry=self._on_retry)
 
-    async def _publish(self, rows: list[_Row], attempt: str) -> None:
+    async def _publish(self, rows: list[Row], attempt: str) -> None:
         shared = {
             ATTEMPT: attempt.encode(),
             COUNT: str(len(rows)).encode(),
@@ -311,29 +259,17 @@ class StreamCursorStore:
             extra={"stream": self.stream.name, "attempt": attempt, "pause": pause},
         )
 
-    def _backoff(self, *retried: type[PublishError]) -> Backoff:
-        return Backoff(
-            base_delay=_RETRY_BASE_DELAY,
-            max_delay=_RETRY_MAX_DELAY,
-            attempts=self._attempts,
-            retry_if=lambda error: isinstance(error, retried),
-        )
-
-    async def _newest_offset(self) -> int:
-        found = await self._api.partition_metadata(self.stream.name, self._partition)
-        return found.newest_offset
-
-    async def _find_snapshot(self, newest: int) -> int:
+    async def _find_snapshot(self, end: EndOffsets) -> int:
         """Return the offset from which all positions can be read.
 
         The last message of a relay says it. The search reads a growing part of the stream's end
         until it finds such a message.
         """
-        size, start = 1, newest
-        while newest >= 0:
+        size, start = 1, end.newest
+        while end.newest >= 0:
             found: int | None = None
             first: int | None = None
-            async with aclosing(self._messages(max(start, 0), newest)) as messages:
+            async with aclosing(self._messages(max(start, 0), end.newest)) as messages:
                 async for message in messages:
                     first = message.offset if first is None else first
                     snapshot = snapshot_offset(message)
@@ -343,38 +279,27 @@ class StreamCursorStore:
             if start <= 0 or (first is not None and first > start):
                 break
             size *= _WINDOW_GROWTH
-            start = newest - size
-        return newest + 1
+            start = end.newest - size
+        return end.next
 
-    async def _read_positions(self, feed: FeedKey, newest: int) -> None:
-        """Apply the positions in the stream up to the offset `newest`."""
-        start = self._state.next_offset
-        async with aclosing(self._messages(start, newest)) as messages:
-            async for message in messages:
-                if message.offset > self._state.next_offset:
-                    raise StreamError(
-                        f"the positions from offset {start} on are needed and retention has "
-                        "dropped some: keep more, or start again with a new stream",
-                        stream=self.stream.name,
-                    )
-                attempt = self._next_message(message)
-                if attempt is not None:
-                    self._apply_positions(feed, attempt)
-        self._state.next_offset = max(self._state.next_offset, newest + 1)
+    async def _read_positions(self, feed: FeedKey, end: EndOffsets) -> None:
+        """Apply the positions in the stream up to its end."""
+        async with aclosing(self._attempts_until(end)) as attempts:
+            async for attempt in attempts:
+                self._apply_positions(feed, attempt)
 
-    async def _find_complete(self, tried: set[str]) -> bool:
-        """Read on to the end of the stream; True when one of the attempts is complete there.
+    async def _find_complete(self, tried: str) -> bool:
+        """Read on to the end of the stream; True when the attempt `tried` is complete there.
 
         Raises:
             RelayFencedError: another relay completed an attempt.
+            StreamError: the stream is missing, read-only, or incomplete.
         """
-        newest, found = await self._newest_offset(), False
-        async with aclosing(self._messages(self._state.next_offset, newest)) as messages:
-            async for message in messages:
-                attempt = self._next_message(message)
-                if attempt is None:
-                    continue
-                if attempt.id in tried:
+        found, end = False, await self._end.find(self._state.next_offset)
+        self._state.check_end(end.next, self.stream.name)
+        async with aclosing(self._attempts_until(end)) as attempts:
+            async for attempt in attempts:
+                if attempt.id == tried:
                     found = True
                 elif not attempt.id.startswith(self._writer_id):
                     raise RelayFencedError(
@@ -382,12 +307,31 @@ class StreamCursorStore:
                         "run one relay for a stream",
                         stream=self.stream.name,
                     )
-        self._state.next_offset = max(self._state.next_offset, newest + 1)
         return found
 
-    def _next_message(self, message: Message) -> Attempt | None:
-        self._state.next_offset = message.offset + 1
-        return self._assembler.feed(message)
+    async def _attempts_until(self, end: EndOffsets) -> AsyncGenerator[Attempt, None]:
+        """Return the complete attempts between the offset read last and the end of the stream."""
+        state = self._state
+        async with aclosing(self._messages(state.next_offset, end.newest)) as messages:
+            async for message in messages:
+                self._check_complete(message)
+                attempt = self._attempts_read.feed(message)
+                state.next_offset = message.offset + 1
+                if attempt is not None:
+                    yield attempt
+        if (attempt := self._attempts_read.settle()) is not None:
+            yield attempt
+        state.next_offset = max(state.next_offset, end.next)
+
+    def _check_complete(self, message: Message) -> None:
+        if message.offset > self._state.next_offset:
+            raise StreamGapError(
+                f"the positions from offset {self._state.next_offset} on are needed, and retention "
+                "or compaction has removed messages: keep more and compact nothing, or start again "
+                "with a new stream",
+                stream=self.stream.name,
+                offset=self._state.next_offset,
+            )
 
     def _messages(self, start: int, newest: int) -> AsyncGenerator[Message, None]:
         return self._api.subscribe(
@@ -396,6 +340,7 @@ class StreamCursorStore:
             partition=self._partition,
             until=newest,
             idle_timeout=_READ_TIMEOUT,
+            resume=True,
         )
 
     def _apply_positions(self, feed: FeedKey, attempt: Attempt) -> None:
@@ -412,36 +357,3 @@ class StreamCursorStore:
                 known = positions.get(partition)
                 if known is None or known.revision <= revision:
                     positions[partition] = Position(cursor, cast("Status", status), revision)
-
-    async def _require_concurrency_control(self) -> None:
-        """Raise `StreamError` when the stream does not check offsets.
-
-        Without the check a second relay would not be noticed. The probe is a message with an
-        offset that is impossible, which a stream with the check refuses.
-        """
-        try:
-            await retry(self._publish_probe, self._backoff(AckTimeoutError), sleep=asyncio.sleep)
-        except IncorrectOffsetError:
-            return
-        raise StreamError(
-            "it has no optimistic concurrency control, without which nothing is exactly once",
-            stream=self.stream.name,
-        )
-
-    async def _publish_probe(self) -> None:
-        await self._publisher.publish(
-            self.stream,
-            b"",
-            partition=self._partition,
-            expected_offset=_IMPOSSIBLE_OFFSET,
-            headers={FORMAT: b"probe"},
-        )
-
-
-def _positions_rows(feed: FeedKey, positions: Mapping[int, Position]) -> Iterator[_Row]:
-    """Return messages that save positions and hold no event."""
-    items = list(positions.items())
-    for start in range(0, max(len(items), 1), _POSITIONS_PER_MESSAGE):
-        part = dict(items[start : start + _POSITIONS_PER_MESSAGE])
-        headers = {FORMAT: MessageFormat.POSITIONS.encode(), **positions_header(feed, part)}
-        yield _Row(b"", None, headers)

@@ -42,7 +42,7 @@ from pyspark.sql.types import (
 
 from feedapi_client.liftbridge import AckPolicy, LiftbridgePublisher, Stream
 from feedapi_client.liftbridge.headers import BATCH, QUERY, ROW
-from feedapi_client.liftbridge.publisher import publish_until_acked
+from feedapi_client.liftbridge.until_acked import publish_until_acked
 from feedapi_client.spark.options import OptionError
 
 _NATS = "nats://127.0.0.1:4222"

@@ -1,5 +1,9 @@
 """Publisher and relay beside bare nats-py loops: ``python -m tests.benchmarks.bench_liftbridge``.
 
+With ``--real`` the real broker acks, instead of a fast stand-in in a process of its own. With
+``--go PROGRAM`` go-liftbridge's PublishAsync is measured there, too; the program is built with
+``go build -o PROGRAM .`` in ``tests/benchmarks/go_liftbridge``.
+
 All loops send the same payloads in one run. One bare loop only publishes. The other one waits for
 an ack of each message, as a publisher that loses nothing has to; it is the base of the ratios.
 Publisher and relay are measured with the fast path and with documented calls of nats-py only.
@@ -22,9 +26,10 @@ from nats.aio.msg import Msg
 from rich.console import Console
 from rich.table import Table
 
-from feedapi_client import FeedConsumer
+from feedapi_client import FeedConsumer, Limits
 from feedapi_client.liftbridge import (
     LiftbridgeApi,
+    LiftbridgeGrpcPublisher,
     LiftbridgePublisher,
     Message,
     Relay,
@@ -34,7 +39,7 @@ from feedapi_client.liftbridge import (
 )
 from feedapi_client.liftbridge import publisher as publisher_module
 from feedapi_client.liftbridge.envelope import decode_message
-from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
+from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
 from tests.benchmarks.fast_broker import fast_broker
 from tests.benchmarks.static_feed import payload, static_feed
 
@@ -197,6 +202,66 @@ async def throughput(events: int, rounds: int, window: int) -> Results:
     return results
 
 
+async def grpc_acked(address: str, payloads: list[bytes], window: int) -> Measurement:
+    watch = Stopwatch()
+    async with LiftbridgeGrpcPublisher(address, max_in_flight=window, ack_timeout=60) as publisher:
+        await publisher.publish_many(STREAM, payloads, headers=HEADERS)
+    return watch.stop(len(payloads))
+
+
+async def go_acked(program: str, address: str, payloads: list[bytes], window: int) -> Measurement:
+    """Let go-liftbridge publish as many messages of the same size. Its CPU time is not measured."""
+    size = len(payloads[0])
+    arguments = [program, address, STREAM, str(len(payloads)), str(size), str(window)]
+    done = await asyncio.create_subprocess_exec(*arguments, stdout=asyncio.subprocess.PIPE)
+    out, _ = await done.communicate()
+    return Measurement(len(payloads), len(payloads) / float(out), 0)
+
+
+async def relay_to_ledger(url: str, address: str, feed: str, format: str) -> Measurement:
+    """Relay exactly once to a new stream of the real broker."""
+    name = f"ledger-{time.time_ns()}"
+    async with (
+        LiftbridgePublisher(url, ack_timeout=60) as publisher,
+        LiftbridgeApi(address) as api,
+    ):
+        await api.create_stream(name, concurrency_control=True)
+        watch = Stopwatch()
+        store = StreamCursorStore(publisher, api, name, format=format)
+        limits = Limits(max_batch_bytes=500_000)
+        async with FeedConsumer(feed, follow=False, store=store, limits=limits) as consumer:
+            progress = await Relay(consumer, publisher).run()
+        return watch.stop(progress.events)
+
+
+async def real_throughput(events: int, rounds: int, window: int, program: str | None) -> Results:
+    """The same loops against the real broker."""
+    payloads = [payload(number) for number in range(events)]
+    results = Results()
+    with (
+        NatsServer() as server,
+        LiftbridgeServer(server.url) as broker,
+        static_feed(events=events) as feed,
+    ):
+        async with LiftbridgeApi(broker.address) as api:
+            await api.create_stream(STREAM)
+        for _ in range(rounds):
+            results.add("bare publish, acked", await bare_acked(server.url, payloads, window))
+            published = await publisher_acked(server.url, payloads, window)
+            results.add("LiftbridgePublisher", published)
+            relayed = await relay_at_least_once(server.url, feed, window)
+            results.add("Relay, at least once", relayed)
+            for format in ("batch", "events"):
+                relayed = await relay_to_ledger(server.url, broker.address, feed, format)
+                results.add(f"Relay, exactly once, {format}", relayed)
+            through_grpc = await grpc_acked(broker.address, payloads, window)
+            results.add("LiftbridgeGrpcPublisher", through_grpc)
+            if program is not None:
+                measured = await go_acked(program, broker.address, payloads, window)
+                results.add("go-liftbridge, PublishAsync", measured)
+    return results
+
+
 def codec(count: int = 200_000) -> Table:
     message = Message(
         offset=-1,
@@ -225,8 +290,15 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=200_000)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--window", type=int, default=8192, help="messages in flight")
+    parser.add_argument("--real", action="store_true", help="against the real broker")
+    parser.add_argument("--go", metavar="PROGRAM", help="go-liftbridge's loop; with --real")
     options = parser.parse_args()
     console = Console(width=150)
+    if options.real:
+        measured = real_throughput(options.events, options.rounds, options.window, options.go)
+        bases = ["bare publish, acked", *(["go-liftbridge, PublishAsync"] if options.go else [])]
+        console.print(asyncio.run(measured).table(bases))
+        return
     console.print(codec())
     results = asyncio.run(throughput(options.events, options.rounds, options.window))
     console.print(results.table(["bare publish", "bare publish, acked"]))

@@ -11,7 +11,7 @@ import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
-from tests.liftbridge.helpers import SAFETY_NET
+from tests.liftbridge.helpers import SAFETY_NET, calls_end
 
 
 @pytest.fixture
@@ -40,8 +40,15 @@ async def publisher(
 
 
 @pytest.fixture
+async def no_calls_left(anyio_backend: str) -> AsyncIterator[None]:
+    """Keep the event loop until the calls over gRPC have ended."""
+    yield
+    await calls_end()
+
+
+@pytest.fixture
 async def api_broker(
-    nats_server: NatsServer, anyio_backend: str
+    nats_server: NatsServer, anyio_backend: str, no_calls_left: None
 ) -> AsyncIterator[LiftbridgeBroker]:
     """A broker that also answers the gRPC API."""
     async with LiftbridgeBroker(nats_server.url, grpc=True) as broker:

@@ -15,6 +15,7 @@ from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker
 
 SAFETY_NET = 60.0
 """Seconds that nothing in these tests takes, not even on a busy machine."""
+_TASKS_OF_THE_RUNNER = 2  # the one that runs fixtures and tests, and one that waits for it
 _WITHHOLDS_ACK = (BrokerFault.LOSE, BrokerFault.DROP_ACK)
 
 
@@ -22,6 +23,17 @@ async def eventually(condition: Callable[[], object], seconds: float = SAFETY_NE
     """Wait for a condition in another process or on another connection, by asking repeatedly."""
     with anyio.fail_after(seconds):
         while not condition():  # noqa: ASYNC110
+            await anyio.sleep(0.005)
+
+
+async def calls_end(seconds: float = 5.0) -> None:
+    """Wait until grpc.aio has heard of the end of all calls that were cancelled.
+
+    It hears of it a moment later, and fails in whatever runs then when the loop of the call is
+    closed meanwhile (grpcio 1.74). Until then each call has a task.
+    """
+    with anyio.move_on_after(seconds):
+        while len(asyncio.all_tasks()) > _TASKS_OF_THE_RUNNER:  # noqa: ASYNC110
             await anyio.sleep(0.005)
 
 

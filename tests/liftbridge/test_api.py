@@ -192,7 +192,7 @@ async def test_a_missing_stream_or_partition_is_an_error_that_names_it(api: Lift
 async def test_a_refused_request_is_an_error_with_the_brokers_details(api: LiftbridgeApi) -> None:
     unnamed = Stream("s")
     object.__setattr__(unnamed, "name", "")
-    with pytest.raises(LiftbridgeError, match=r"INVALID_ARGUMENT.*a name and a subject"):
+    with pytest.raises(LiftbridgeError, match=r"INVALID_ARGUMENT.*Name cannot be empty"):
         await api.create_stream(unnamed)
 
 

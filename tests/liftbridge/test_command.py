@@ -7,14 +7,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 
 import anyio
 import orjson
 import pytest
 
-from feedapi_client.liftbridge import LiftbridgeApi, RelayReader
-from feedapi_client.liftbridge.command import main
+from feedapi_client.liftbridge import LiftbridgeApi, RelayReader, StreamOptions
+from feedapi_client.liftbridge.command import main, parser
 from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
 from tests.liftbridge.helpers import SAFETY_NET, eventually
@@ -231,3 +232,76 @@ async def test_r8_relay_takes_the_edges_that_a_feed_leaves_out(
     )
     assert (code, numbers(broker)) == (0, [0, 1]), errors
     assert "closed and no partition starts after" not in errors
+
+
+NEW_STREAM = {
+    "--group": "g",
+    "--min-isr": "1",
+    "--retention-bytes": "1000",
+    "--retention-messages": "7",
+    "--retention-seconds": "1.5",
+    "--cleaner-seconds": "2",
+    "--segment-bytes": "500",
+    "--segment-seconds": "0.5",
+    "--compact-goroutines": "3",
+    "--auto-pause-seconds": "0",
+}
+NEW_STREAM_FLAGS = ["--compact", "--no-encryption", "--auto-pause-unless-subscribed"]
+
+
+async def test_options_of_a_new_stream_reach_the_broker(
+    relay: Start, feedapi_publisher: Publisher, api_broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
+    arguments = [text for option in NEW_STREAM.items() for text in option] + NEW_STREAM_FLAGS
+    process = relay(
+        *("--stream", "s", "--api", api_broker.address, "--create", "--no-follow", "--quiet"),
+        *("--store", str(tmp_path / "c.db"), *arguments),
+    )
+    assert await ended(process) == (0, "")
+    request = api_broker.create_requests["s"]
+    assert (request.group, request.minIsr.value) == ("g", 1)
+    assert (request.retentionMaxBytes.value, request.retentionMaxMessages.value) == (1000, 7)
+    assert (request.retentionMaxAge.value, request.cleanerInterval.value) == (1500, 2000)
+    assert (request.segmentMaxBytes.value, request.segmentMaxAge.value) == (500, 500)
+    assert (request.compactEnabled.value, request.compactMaxGoroutines.value) == (True, 3)
+    assert request.autoPauseDisableIfSubscribers.value
+    for field in ("autoPauseTime", "encryption"):
+        assert request.HasField(field)
+        assert not getattr(request, field).value
+
+
+def test_every_option_of_a_new_stream_has_one_on_the_command_line() -> None:
+    known = vars(parser().parse_args(["http://feed", "--stream", "s"]))
+    assert {field.name for field in fields(StreamOptions)} <= known.keys()
+
+
+async def test_a_missing_stream_is_named_where_the_api_is_given(
+    relay: Start, feedapi_publisher: Publisher, api_broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
+    feedapi_publisher.append(0, {"n": 1})
+    process = relay(
+        *("--stream", "s", "--api", api_broker.address, "--store", str(tmp_path / "c.db"))
+    )
+    code, errors = await ended(process)
+    assert (code, "stream s: there is no such stream" in errors) == (1, True)
+    assert api_broker.received == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--api-tls"], "need --api"),
+        (["--api", "h:1", "--api-cert", "c"], "go together"),
+        (["--api", "h:1", "--api-ca", "/no/such/file"], "can't be read"),
+        (["--api", "h:1", "--api-token-env", "NAME"], "a token is a secret"),
+        (["--api", "h:1", "--api-tls", "--api-token-env", "NO_SUCH"], "NO_SUCH is not set"),
+        (["--api", "h:1", "--exactly-once", "events", "--compact"], "without --compact"),
+    ],
+)
+async def test_options_of_the_api_that_do_not_fit_are_refused(
+    relay: Start, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    store = [] if "--exactly-once" in arguments else ["--store", str(tmp_path / "c.db")]
+    code, errors = await ended(relay("--stream", "s", *store, *arguments))
+    assert code == 2
+    assert message in errors

@@ -23,13 +23,18 @@ PUBLIC = {
     "AckError",
     "AckPolicy",
     "AckTimeoutError",
+    "BrokerMetadata",
     "BrokerUnavailableError",
+    "ClusterMetadata",
+    "ConsumerGroupMetadata",
     "EncryptionError",
     "Envelope",
     "EnvelopeError",
+    "GroupConsumer",
     "IncorrectOffsetError",
     "LiftbridgeApi",
     "LiftbridgeError",
+    "LiftbridgeGrpcPublisher",
     "LiftbridgePublisher",
     "Message",
     "MessageTooLargeError",
@@ -48,10 +53,16 @@ PUBLIC = {
     "Stream",
     "StreamCursorStore",
     "StreamError",
+    "StreamGapError",
     "StreamMetadata",
+    "StreamOptions",
+    "StreamPausedError",
+    "StreamPublisher",
+    "StreamReadonlyError",
     "decode",
     "encode",
     "key_partition",
+    "reveal_newest",
     "row_id",
 }
 
@@ -67,7 +78,7 @@ def test_every_error_is_a_liftbridge_error_and_relay_fencing_is_a_fenced_error()
         for name in PUBLIC
         if isinstance(value := getattr(package, name), type) and issubclass(value, Exception)
     ]
-    assert len(errors) == 11
+    assert len(errors) == 14
     assert all(
         issubclass(error, LiftbridgeError) and issubclass(error, FeedError) for error in errors
     )

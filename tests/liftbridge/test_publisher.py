@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
 
 import anyio
 import nats
@@ -17,10 +16,8 @@ import pytest
 from feedapi_client.liftbridge import (
     AckPolicy,
     AckTimeoutError,
-    BrokerUnavailableError,
     EncryptionError,
     IncorrectOffsetError,
-    LiftbridgeError,
     LiftbridgePublisher,
     MessageTooLargeError,
     PublishError,
@@ -30,7 +27,7 @@ from feedapi_client.liftbridge import (
     key_partition,
 )
 from feedapi_client.liftbridge import publisher as publisher_module
-from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer, free_port
+from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
 from tests.liftbridge.helpers import SAFETY_NET, Faults, eventually, expire_acks
 
 pytestmark = pytest.mark.anyio
@@ -392,168 +389,3 @@ async def test_a_plain_message_is_stored_as_an_opaque_value(
         (b"plain", True),
         (b"enveloped", False),
     ]
-
-
-async def test_a_broker_that_restarts_loses_only_what_was_sent_meanwhile(
-    nats_server: NatsServer, broker: LiftbridgeBroker
-) -> None:
-    await broker.create_stream("s")
-    async with LiftbridgePublisher(nats_server.url, ack_timeout=SAFETY_NET) as publisher:
-        await publisher.publish("s", b"before")
-        await broker.stop()
-        with pytest.raises(AckTimeoutError):
-            await publisher.publish("s", b"meanwhile", timeout=0.3)
-        await broker.start()
-        ack = await publisher.publish("s", b"after")
-    assert ack is not None
-    assert ack.offset == 1
-    assert values(broker) == [b"before", b"after"]
-
-
-@asynccontextmanager
-async def own_nats() -> AsyncIterator[tuple[NatsServer, LiftbridgeBroker, LiftbridgePublisher]]:
-    """A NATS server that a test may stop, with a broker and a publisher."""
-    with NatsServer() as server:
-        async with (
-            LiftbridgeBroker(server.url) as broker,
-            LiftbridgePublisher(server.url, ack_timeout=SAFETY_NET, max_in_flight=64) as publisher,
-        ):
-            await broker.create_stream("s")
-            yield server, broker, publisher
-
-
-async def test_a_restart_of_nats_loses_no_ack_and_counts_none_twice() -> None:
-    async with own_nats() as (server, broker, publisher):
-        acked: list[bytes] = []
-        failed: list[bytes] = []
-
-        async def publish_all() -> None:
-            for i in range(300):
-                try:
-                    await publisher.publish("s", b"%d" % i)
-                    acked.append(b"%d" % i)
-                except AckTimeoutError:
-                    failed.append(b"%d" % i)
-
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(publish_all)
-            for restarts, wait_for in ((1, 50), (2, 150)):
-                await eventually(lambda wait_for=wait_for: len(acked) >= wait_for)  # type: ignore[misc]
-                await anyio.to_thread.run_sync(server.restart)
-                await eventually(
-                    lambda restarts=restarts: publisher.stats.reconnects >= restarts  # type: ignore[misc]
-                )
-                # The message that was in flight at the restart may be lost.
-                expire_acks(publisher)
-        assert len(acked) + len(failed) == 300
-        assert set(acked) <= set(values(broker))
-        assert publisher.stats.acked == len(acked)
-        assert publisher.stats.reconnects == 2
-        assert len(failed) <= 2
-
-
-async def test_publishing_while_nats_is_away_waits_and_continues() -> None:
-    async with own_nats() as (server, broker, publisher):
-        await publisher.publish("s", b"before")
-        server.stop()
-        await eventually(lambda: not publisher._client().is_connected)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(publisher.publish, "s", b"meanwhile")
-            await anyio.wait_all_tasks_blocked()
-            await anyio.to_thread.run_sync(server.start)
-        assert values(broker) == [b"before", b"meanwhile"]
-
-
-async def test_a_timeout_while_nats_is_away_says_that_the_message_was_not_sent() -> None:
-    with NatsServer() as server:
-        async with LiftbridgePublisher(server.url) as publisher:
-            server.stop()
-            await eventually(lambda: not publisher._client().is_connected)
-            with pytest.raises(AckTimeoutError, match="not sent"):
-                await publisher.publish("s", b"x", timeout=0.1)
-
-
-async def test_a_failed_connection_is_an_error_without_credentials() -> None:
-    publisher = LiftbridgePublisher(
-        f"nats://user:secret@127.0.0.1:{free_port()}", connect_timeout=0.3
-    )
-    with pytest.raises(BrokerUnavailableError) as caught:
-        await publisher.__aenter__()
-    assert "secret" not in str(caught.value)
-
-
-async def test_closing_the_publisher_fails_messages_in_flight(
-    nats_server: NatsServer, broker: LiftbridgeBroker
-) -> None:
-    await broker.create_stream("s")
-    broker.always = BrokerFault.DROP_ACK
-    async with LiftbridgePublisher(nats_server.url) as publisher:
-        waiting = asyncio.create_task(publisher.publish("s", b"x"))
-        await eventually(lambda: broker.messages("s"))
-    with pytest.raises(AckTimeoutError, match="closed"):
-        await waiting
-
-
-async def test_a_cancelled_publish_leaves_nothing_behind(
-    broker: LiftbridgeBroker, publisher: LiftbridgePublisher
-) -> None:
-    await broker.create_stream("s")
-    broker.script(BrokerFault.DROP_ACK)
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(publisher.publish, "s", b"x")
-        await eventually(lambda: broker.received == 1)
-        tasks.cancel_scope.cancel()
-    assert publisher.in_flight == 0
-    assert await publisher.publish("s", b"y")
-
-
-async def test_cancelling_a_publish_that_waits_for_room_leaves_room_for_others(
-    nats_server: NatsServer, broker: LiftbridgeBroker
-) -> None:
-    await broker.create_stream("s")
-    broker.script(BrokerFault.DROP_ACK)
-    async with LiftbridgePublisher(
-        nats_server.url, max_in_flight=1, ack_timeout=SAFETY_NET
-    ) as publisher:
-        first = asyncio.create_task(publisher.publish("s", b"first"))
-        await eventually(lambda: broker.received == 1)
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(publisher.publish, "s", b"second")
-            await anyio.wait_all_tasks_blocked()
-            tasks.cancel_scope.cancel()
-        expire_acks(publisher)
-        with pytest.raises(AckTimeoutError):
-            await first
-        await publisher.publish("s", b"third")
-    assert values(broker) == [b"first", b"third"]
-
-
-@pytest.mark.parametrize("subject", ["", "a b", "a\r\nPUB other 0\r\n"])
-async def test_a_subject_can_not_inject_commands_of_nats(
-    publisher: LiftbridgePublisher, subject: str
-) -> None:
-    with pytest.raises(ValueError, match=r"subject|name"):
-        await publisher.publish(subject, b"x")
-    assert publisher.in_flight == 0
-
-
-async def test_a_callers_own_connection_stays_open(
-    nats_server: NatsServer, broker: LiftbridgeBroker
-) -> None:
-    await broker.create_stream("s")
-    client = await nats.connect(nats_server.url)
-    async with LiftbridgePublisher(client) as publisher:
-        await publisher.publish("s", b"x")
-    assert client.is_connected
-    await client.close()
-
-
-async def test_using_a_publisher_that_is_not_open_is_an_error() -> None:
-    with pytest.raises(LiftbridgeError, match="async with"):
-        await LiftbridgePublisher().publish("s", b"x")
-
-
-@pytest.mark.parametrize("anyio_backend", ["trio"])
-async def test_on_trio_the_error_says_that_asyncio_is_needed(anyio_backend: str) -> None:
-    with pytest.raises(LiftbridgeError, match="asyncio"):
-        await LiftbridgePublisher().__aenter__()

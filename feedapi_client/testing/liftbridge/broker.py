@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import nats
+from grpc import ServerCredentials
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
@@ -22,12 +23,17 @@ from feedapi_client.liftbridge.envelope import AckPolicy, decode_message, encode
 from feedapi_client.liftbridge.errors import EnvelopeError
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.stream import REPLICATION_LIMIT
+from feedapi_client.testing.liftbridge.cursors import BrokerCursors, cursors_stream
+from feedapi_client.testing.liftbridge.groups import BrokerGroups
 from feedapi_client.testing.liftbridge.streams import (
     BrokerFault,
     BrokerStream,
     BrokerStreams,
     StoredMessage,
 )
+
+# After a restart, so that every test of a restart meets them.
+_ANSWERS_WITHOUT_STREAMS = 2
 
 
 class LiftbridgeBroker(BrokerStreams):
@@ -36,21 +42,44 @@ class LiftbridgeBroker(BrokerStreams):
     Create streams, publish to them, and look at `messages`. Three attributes and `script` say what
     goes wrong with a publish, in this order: `decide` is called with the message and returns a
     `BrokerFault` or None; then comes the next entry of the script; then `always`. Acks are sent
-    after `ack_delay` seconds. `received` counts all messages.
+    after `ack_delay` seconds. `received` counts all messages. The next `answers_without_streams`
+    answers of the gRPC API list no streams, as while a real broker starts.
 
     Arguments:
         nats_url: Where NATS listens, as `NatsServer.url`.
         grpc: Also serve the gRPC API, at `address`.
+        keeps_cursors: Whether there is a stream of cursors, which a real broker has on demand.
+        credentials: Serve the gRPC API over TLS.
+        token: Refuse calls of the gRPC API without this bearer token, as a proxy before it does.
+        member_timeout: Seconds after which a silent member of a consumer group is thrown out.
     """
 
-    def __init__(self, nats_url: str, *, grpc: bool = False) -> None:
+    def __init__(
+        self,
+        nats_url: str,
+        *,
+        grpc: bool = False,
+        keeps_cursors: bool = True,
+        credentials: ServerCredentials | None = None,
+        token: str | None = None,
+        member_timeout: float = 15.0,
+    ) -> None:
         super().__init__()
+        if grpc and keeps_cursors:
+            self.add_stream(cursors_stream())
+        self.cursors = BrokerCursors(self)
+        self.groups = BrokerGroups(
+            lambda name: self.streams[name].stream.partitions if name in self.streams else 0,
+            member_timeout,
+        )
         self.ack_delay = 0.0
         self.always: BrokerFault | None = None
         self.decide: Callable[[Message], BrokerFault | None] | None = None
         self.received = 0
         self._nats_url = nats_url
         self._with_grpc = grpc
+        self.credentials = credentials
+        self.token = token
         self._script: deque[BrokerFault | None] = deque()
         self._client: Client | None = None
         self._server: Any = None
@@ -76,6 +105,7 @@ class LiftbridgeBroker(BrokerStreams):
         )
         for stream in self.streams.values():
             await self._subscribe(stream)
+        self.groups.forgive()
         if self._with_grpc:
             from feedapi_client.testing.liftbridge.grpc_api import serve
 
@@ -85,7 +115,8 @@ class LiftbridgeBroker(BrokerStreams):
         """Stop as in a crash.
 
         Stored messages stay, messages that arrive meanwhile are lost, and acks that were not sent
-        yet are never sent.
+        yet are never sent. The high watermarks of the last `checkpoint` remain, so readers see no
+        newer message until something is published again.
         """
         for task in list(self._delayed):
             task.cancel()
@@ -95,6 +126,9 @@ class LiftbridgeBroker(BrokerStreams):
         if self._client is not None:
             await self._client.close()
             self._client = None
+            self.recover()
+            self.cursors.forget()
+            self.answers_without_streams = _ANSWERS_WITHOUT_STREAMS
 
     async def restart(self) -> None:
         """Stop and start."""
@@ -109,6 +143,7 @@ class LiftbridgeBroker(BrokerStreams):
         *,
         concurrency_control: bool = False,
         max_message_bytes: int = REPLICATION_LIMIT,
+        compact: bool = False,
     ) -> BrokerStream:
         """Create a stream and subscribe to its subjects.
 
@@ -120,6 +155,7 @@ class LiftbridgeBroker(BrokerStreams):
             partitions,
             concurrency_control=concurrency_control,
             max_message_bytes=max_message_bytes,
+            compact=compact,
         )
         await self._subscribe(stream)
         return stream
@@ -151,6 +187,8 @@ class LiftbridgeBroker(BrokerStreams):
     def _receiver(self, stream: BrokerStream, partition: int) -> Callable[[Msg], Awaitable[None]]:
         async def receive(message: Msg) -> None:
             self.received += 1
+            if not stream.takes_messages(partition):
+                return
             try:
                 published = decode_message(message.data)
             except EnvelopeError:

@@ -8,48 +8,100 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 from gufo.liftbridge import api_pb2
-from gufo.liftbridge.api_pb2_grpc import APIServicer, add_APIServicer_to_server
+from gufo.liftbridge.api_pb2_grpc import add_APIServicer_to_server
 
-from feedapi_client.liftbridge.envelope import AckPolicy
+from feedapi_client.liftbridge.envelope import AckError, AckPolicy
 from feedapi_client.liftbridge.messages_pb2 import Message as Published
-from feedapi_client.testing.liftbridge.streams import BrokerStream, BrokerStreams, StoredMessage
+from feedapi_client.testing.liftbridge.group_api import BROKER, GroupServicer
+from feedapi_client.testing.liftbridge.partition_reader import PartitionReader, SubscriptionEnded
+from feedapi_client.testing.liftbridge.streams import BrokerStream, StoredMessage
 
-_BROKER = "stand-in"
+if TYPE_CHECKING:
+    from feedapi_client.testing.liftbridge.broker import LiftbridgeBroker
+
+_REFUSED = {
+    AckError.INCORRECT_OFFSET: (
+        api_pb2.PublishAsyncError.INCORRECT_OFFSET,
+        "incorrect expected offset",
+    ),
+    AckError.TOO_LARGE: (
+        api_pb2.PublishAsyncError.BAD_REQUEST,
+        "message exceeds max replication size",
+    ),
+}
+_STATUS = {
+    api_pb2.PublishAsyncError.NOT_FOUND: grpc.StatusCode.NOT_FOUND,
+    api_pb2.PublishAsyncError.BAD_REQUEST: grpc.StatusCode.INVALID_ARGUMENT,
+    api_pb2.PublishAsyncError.READONLY: grpc.StatusCode.FAILED_PRECONDITION,
+}
 
 
-async def serve(broker: BrokerStreams, port: int) -> tuple[Any, int]:
+async def serve(broker: LiftbridgeBroker, port: int) -> tuple[Any, int]:
     """Serve the API on loopback. Return the server and its port; a `port` of 0 picks a free one."""
-    server = grpc.aio.server(options=[("grpc.so_reuseport", 0)])
+    guards = [_TokenGuard(broker.token)] if broker.token else []
+    server = grpc.aio.server(interceptors=guards, options=[("grpc.so_reuseport", 0)])
     servicer = _Servicer(broker)
     add_APIServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
-    servicer.port = server.add_insecure_port(f"127.0.0.1:{port}")
+    address = f"127.0.0.1:{port}"
+    if broker.credentials is None:
+        servicer.port = server.add_insecure_port(address)
+    else:
+        servicer.port = server.add_secure_port(address, broker.credentials)
     await server.start()
     return server, servicer.port
 
 
-class _Servicer(APIServicer):
-    def __init__(self, broker: BrokerStreams) -> None:
+class _TokenGuard(grpc.aio.ServerInterceptor):
+    """Refuses calls without a bearer token."""
+
+    def __init__(self, token: str) -> None:
+        self._expected = ("authorization", f"Bearer {token}")
+
+    async def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = await continuation(handler_call_details)
+        if self._expected in handler_call_details.invocation_metadata:
+            return handler
+        if handler.response_streaming:
+            return grpc.unary_stream_rpc_method_handler(_refuse_stream)
+        return grpc.unary_unary_rpc_method_handler(_refuse)
+
+
+async def _refuse(request: Any, context: Any) -> None:  # noqa: ARG001
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "no valid token")
+
+
+async def _refuse_stream(request: Any, context: Any) -> AsyncIterator[Any]:
+    await _refuse(request, context)
+    yield None
+
+
+class _Servicer(GroupServicer):
+    def __init__(self, broker: LiftbridgeBroker) -> None:
+        super().__init__(broker)
         self._broker = broker
         self.port = 0
 
     async def CreateStream(self, request: Any, context: Any) -> Any:  # noqa: N802
-        if not request.name or not request.subject:
-            await context.abort(
-                grpc.StatusCode.INVALID_ARGUMENT, "a stream needs a name and a subject"
-            )
+        for value, text in (
+            (request.name, "Name cannot be empty"),
+            (request.subject, "Subject is invalid"),
+        ):
+            if not value:
+                await context.abort(grpc.StatusCode.INVALID_ARGUMENT, text)
         if request.name in self._broker.streams:
-            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "the stream exists")
+            await context.abort(grpc.StatusCode.ALREADY_EXISTS, "stream already exists")
+        self._broker.create_requests[request.name] = request
         await self._broker.create_stream(
             request.name,
             request.subject,
             request.partitions or 1,
             concurrency_control=request.optimisticConcurrencyControl.value,
+            compact=request.compactEnabled.value,
         )
         return api_pb2.CreateStreamResponse()
 
@@ -59,48 +111,109 @@ class _Servicer(APIServicer):
         await self._broker.delete_stream(request.name)
         return api_pb2.DeleteStreamResponse()
 
+    async def PauseStream(self, request: Any, context: Any) -> Any:  # noqa: N802
+        stream = await self._stream_of(request.name, 0, context)
+        stream.paused.update(request.partitions or range(stream.stream.partitions))
+        stream.ever_paused.update(stream.paused)
+        await stream.notify()
+        return api_pb2.PauseStreamResponse()
+
+    async def SetStreamReadonly(self, request: Any, context: Any) -> Any:  # noqa: N802
+        stream = await self._stream_of(request.name, 0, context)
+        partitions = request.partitions or range(stream.stream.partitions)
+        if request.readonly:
+            stream.readonly.update(partitions)
+        else:
+            stream.readonly.difference_update(partitions)
+        await stream.notify()
+        return api_pb2.SetStreamReadonlyResponse()
+
     async def FetchMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         response = api_pb2.FetchMetadataResponse(
-            brokers=[api_pb2.Broker(id=_BROKER, host="127.0.0.1", port=self.port)]
+            brokers=[api_pb2.Broker(id=BROKER, host="127.0.0.1", port=self.port)]
         )
-        for name in request.streams or list(self._broker.streams):
-            if name in self._broker.streams:
-                response.streamMetadata.append(self._describe(self._broker.streams[name]))
+        known = {} if self._broker.answers_without_streams else self._broker.streams
+        if self._broker.answers_without_streams:
+            self._broker.answers_without_streams -= 1
+        for name in request.streams or list(known):
+            if name in known:
+                response.streamMetadata.append(_describe(known[name]))
             else:
                 response.streamMetadata.append(
                     api_pb2.StreamMetadata(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM)
                 )
+        self.add_groups(request, response)
         return response
 
     async def FetchPartitionMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
-        broker_stream = await self._stream_of(request.stream, request.partition, context)
-        newest = self._broker.next_offset(broker_stream.stream.name, request.partition) - 1
-        return api_pb2.FetchPartitionMetadataResponse(
-            metadata=api_pb2.PartitionMetadata(
-                id=request.partition, leader=_BROKER, highWatermark=newest, newestOffset=newest
+        stream = await self._stream_of(request.stream, request.partition, context)
+        if request.partition in stream.paused:
+            await context.abort(
+                grpc.StatusCode.FAILED_PRECONDITION,
+                "The request should be sent to partition leader",
             )
+        return api_pb2.FetchPartitionMetadataResponse(
+            metadata=_describe(stream).partitions[request.partition]
         )
 
     async def Subscribe(self, request: Any, context: Any) -> AsyncIterator[Any]:  # noqa: N802
-        broker_stream = await self._stream_of(request.stream, request.partition, context)
-        offset = self._start(request)
-        yield api_pb2.Message()
-        messages = broker_stream.partitions[request.partition]
-        while True:
-            # Messages may expire while one of them is sent.
-            offset = max(offset, broker_stream.first_offset[request.partition])
-            while offset - broker_stream.first_offset[request.partition] < len(messages):
-                stored = messages[max(offset - broker_stream.first_offset[request.partition], 0)]
-                yield _message(broker_stream.stream.name, request.partition, stored)
-                offset = stored.offset + 1
-            async with broker_stream.changed:
-                await broker_stream.changed.wait_for(partial(self._is_beyond, request, offset))
-            if request.stream not in self._broker.streams:
-                await context.abort(grpc.StatusCode.NOT_FOUND, "the stream was deleted")
+        stream = await self._stream_of(request.stream, request.partition, context)
+        if request.resume:
+            stream.paused.discard(request.partition)
+        try:
+            reader = PartitionReader(stream, request)
+            await reader.begin()
+            yield api_pb2.Message()
+            while not reader.is_replaced:
+                for stored in reader.read():
+                    yield _message(request.stream, request.partition, stored)
+                reader.check_end()
+                async with stream.changed:
+                    await stream.changed.wait_for(
+                        lambda: reader.has_news or self._is_deleted(stream)
+                    )
+                if self._is_deleted(stream):
+                    await context.abort(grpc.StatusCode.NOT_FOUND, "commit log was deleted")
+        except SubscriptionEnded as end:
+            await context.abort(end.code, end.text)
+
+    def _is_deleted(self, stream: BrokerStream) -> bool:
+        return self._broker.streams.get(stream.stream.name) is not stream
 
     async def Publish(self, request: Any, context: Any) -> Any:  # noqa: N802
-        broker_stream = await self._stream_of(request.stream, request.partition, context)
-        response = api_pb2.PublishResponse()
+        response = await self._publish(request)
+        if response.HasField("asyncError"):
+            code = _STATUS.get(response.asyncError.code, grpc.StatusCode.UNKNOWN)
+            await context.abort(code, response.asyncError.message)
+        # Like the real broker: without a deadline there is no wait for the ack.
+        if request.ackPolicy == AckPolicy.NONE or context.time_remaining() is None:
+            return api_pb2.PublishResponse()
+        return response
+
+    async def PublishAsync(  # noqa: N802
+        self,
+        request_iterator: AsyncIterator[Any],
+        context: Any,  # noqa: ARG002
+    ) -> AsyncIterator[Any]:
+        async for request in request_iterator:
+            response = await self._publish(request)
+            if response.HasField("asyncError") or request.ackPolicy != AckPolicy.NONE:
+                yield response
+
+    async def _publish(self, request: Any) -> Any:
+        """Store a message as a real broker does, and return what PublishAsync answers."""
+        response = api_pb2.PublishResponse(correlationId=request.correlationId)
+        error = response.asyncError
+        stream = self._broker.streams.get(request.stream)
+        if stream is None or self._broker.answers_without_streams:
+            error.code = api_pb2.PublishAsyncError.NOT_FOUND
+            error.message = f"no such stream: {request.stream}"
+            return response
+        if request.partition in stream.readonly:
+            error.code = api_pb2.PublishAsyncError.READONLY
+            error.message = f"readonly partition: {request.partition}"
+            return response
+        stream.paused.discard(request.partition)
         message = Published(
             offset=request.expectedOffset,
             key=request.key,
@@ -109,76 +222,47 @@ class _Servicer(APIServicer):
             correlationId=request.correlationId,
             ackPolicy=request.ackPolicy,
         )
+        subject = stream.stream.subject_of(request.partition)
         ack = await self._broker.accept(
-            broker_stream,
-            request.partition,
-            broker_stream.stream.subject_of(request.partition),
-            message,
-            len(request.value),
+            stream, request.partition, subject, message, request.ByteSize()
         )
-        # Like the real broker: without a deadline there is no wait for the ack.
-        if (
-            ack is not None
-            and request.ackPolicy != AckPolicy.NONE
-            and context.time_remaining() is not None
-        ):
+        if ack.ackError:
+            error.code, error.message = _REFUSED[AckError(ack.ackError)]
+        else:
+            response.ClearField("asyncError")
             response.ack.ParseFromString(ack.SerializeToString())
         return response
 
-    async def SetCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await self._stream_of(request.stream, request.partition, context)
-        self._broker.cursors[request.stream, request.partition, request.cursorId] = request.offset
-        return api_pb2.SetCursorResponse()
-
-    async def FetchCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
-        await self._stream_of(request.stream, request.partition, context)
-        return api_pb2.FetchCursorResponse(
-            offset=self._broker.cursors.get(
-                (request.stream, request.partition, request.cursorId), -1
-            )
-        )
-
     async def _stream_of(self, stream: str, partition: int, context: Any) -> BrokerStream:
         broker_stream = self._broker.streams.get(stream)
-        if broker_stream is None or not 0 <= partition < broker_stream.stream.partitions:
-            await context.abort(grpc.StatusCode.NOT_FOUND, "no such partition")
+        if (
+            broker_stream is None
+            or self._broker.answers_without_streams
+            or not 0 <= partition < broker_stream.stream.partitions
+        ):
+            await context.abort(grpc.StatusCode.NOT_FOUND, "No such partition")
         assert broker_stream is not None
         return broker_stream
 
-    def _start(self, request: Any) -> int:
-        following = self._broker.next_offset(request.stream, request.partition)
-        if request.startPosition == api_pb2.OFFSET:
-            return int(request.startOffset)
-        if request.startPosition == api_pb2.TIMESTAMP:
-            later = (
-                m.offset
-                for m in self._broker.messages(request.stream, request.partition)
-                if m.timestamp >= request.startTimestamp
-            )
-            return next(later, following)
-        if request.startPosition == api_pb2.EARLIEST:
-            return 0
-        return max(following - 1, 0) if request.startPosition == api_pb2.LATEST else following
 
-    def _is_beyond(self, request: Any, offset: int) -> bool:
-        return (
-            request.stream not in self._broker.streams
-            or self._broker.next_offset(request.stream, request.partition) > offset
-        )
-
-    def _describe(self, broker_stream: BrokerStream) -> Any:
-        response = api_pb2.StreamMetadata(
-            name=broker_stream.stream.name,
-            subject=broker_stream.stream.subject,
-            creationTimestamp=time.time_ns(),
-        )
-        for partition in range(broker_stream.stream.partitions):
-            response.partitions[partition].CopyFrom(
-                api_pb2.PartitionMetadata(
-                    id=partition, leader=_BROKER, replicas=[_BROKER], isr=[_BROKER]
-                )
+def _describe(stream: BrokerStream) -> Any:
+    response = api_pb2.StreamMetadata(
+        name=stream.stream.name, subject=stream.stream.subject, creationTimestamp=time.time_ns()
+    )
+    for partition in range(stream.stream.partitions):
+        response.partitions[partition].CopyFrom(
+            api_pb2.PartitionMetadata(
+                id=partition,
+                leader=BROKER,
+                replicas=[BROKER],
+                isr=[BROKER],
+                highWatermark=stream.high_watermark[partition],
+                newestOffset=stream.next_offset[partition] - 1,
+                paused=partition in stream.ever_paused,
+                readonly=partition in stream.readonly,
             )
-        return response
+        )
+    return response
 
 
 def _message(stream: str, partition: int, stored: StoredMessage) -> Any:

@@ -10,6 +10,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 _START_SECONDS = 60.0  # a safety net: it starts within milliseconds on an idle machine
@@ -95,6 +96,13 @@ def nats_server_path() -> str:
 
 def free_port() -> int:
     """Return a TCP port on loopback that is free at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Return different ports, as `free_port`."""
+    with ExitStack() as stack:
+        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for probe in probes:
+            probe.bind(("127.0.0.1", 0))
+        return [int(probe.getsockname()[1]) for probe in probes]

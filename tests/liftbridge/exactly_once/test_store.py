@@ -1,24 +1,17 @@
-"""Exactly once: the stream holds events and positions together, and no other store exists."""
+"""The stream as a store of positions."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from random import Random
 from typing import Any
 
 import anyio
-import orjson
 import pytest
 
-from feedapi_client import FeedConsumer, FeedError, FencedError, Limits, StoreError
+from feedapi_client import FencedError, StoreError
 from feedapi_client.liftbridge import (
     BrokerUnavailableError,
     LiftbridgeApi,
     LiftbridgePublisher,
-    MessageTooLargeError,
-    OutgoingBatch,
-    Relay,
-    RelayedBatch,
     RelayFencedError,
     RelayReader,
     Stream,
@@ -26,292 +19,21 @@ from feedapi_client.liftbridge import (
     StreamError,
 )
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
+from tests.liftbridge.exactly_once.streams import (
+    FORMATS,
+    KEY,
+    Feeds,
+    Make,
+    events,
+    outgoing,
+    read,
+    relay,
+    stored,
+)
 from tests.liftbridge.helpers import SAFETY_NET, Faults, eventually
 
 pytestmark = pytest.mark.anyio
-
-Feeds = Callable[..., Publisher]
-FORMATS = ["batch", "events"]
-KEY = FeedKey("http://localhost/feed")
-SMALL = Limits(max_batch_bytes=2000)
-
-
-@pytest.fixture
-async def broker(api_broker: LiftbridgeBroker) -> LiftbridgeBroker:
-    """The broker with the gRPC API."""
-    await api_broker.create_stream("s", concurrency_control=True)
-    return api_broker
-
-
-@pytest.fixture
-async def publisher(
-    nats_server: NatsServer, broker: LiftbridgeBroker
-) -> AsyncIterator[LiftbridgePublisher]:
-    async with LiftbridgePublisher(nats_server.url, ack_timeout=SAFETY_NET) as publisher:
-        yield publisher
-
-
-@pytest.fixture
-async def faults(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> AsyncIterator[Faults]:
-    async with Faults(broker, publisher) as faults:
-        yield faults
-
-
-@pytest.fixture
-def make(publisher: LiftbridgePublisher, api: LiftbridgeApi) -> Callable[..., StreamCursorStore]:
-    return lambda **options: StreamCursorStore(publisher, api, "s", **options)
-
-
-Make = Callable[..., StreamCursorStore]
-
-
-def events(count: int, start: int = 0) -> list[dict[str, Any]]:
-    return [{"entity": f"e{i % 7}", "n": i} for i in range(start, start + count)]
-
-
-def outgoing(*numbers: int, partition: int = 0, cursor: str = "c") -> OutgoingBatch:
-    return OutgoingBatch(partition, cursor, [b'{"n":%d}' % n for n in numbers])
-
-
-async def relay(
-    feed: Publisher, publisher: LiftbridgePublisher, store: StreamCursorStore, **options: Any
-) -> Relay:
-    assert feed.url
-    async with FeedConsumer(feed.url, store=store, follow=False, limits=SMALL) as consumer:
-        relay = Relay(consumer, publisher, **options)
-        await relay.run()
-    return relay
-
-
-async def batches(
-    api: LiftbridgeApi, broker: LiftbridgeBroker, start: Any = "earliest"
-) -> list[RelayedBatch]:
-    until = broker.next_offset("s") - 1
-    return (
-        [batch async for batch in RelayReader(api, "s", start=start, until=until)]
-        if until >= 0
-        else []
-    )
-
-
-def stored(broker: LiftbridgeBroker) -> list[int]:
-    """All events in the stream, those of interrupted attempts too."""
-    return [orjson.loads(message.value)["n"] for message in broker.messages("s")]
-
-
-async def read(api: LiftbridgeApi, broker: LiftbridgeBroker) -> list[int]:
-    return [
-        orjson.loads(event)["n"] for batch in await batches(api, broker) for event in batch.events
-    ]
-
-
-# The relay
-
-
-@pytest.mark.parametrize("format", FORMATS)
-async def test_a_feed_is_relayed_once_and_a_new_relay_continues_where_the_stream_ends(
-    feedapi_publisher_factory: Feeds,
-    make: Make,
-    publisher: LiftbridgePublisher,
-    api: LiftbridgeApi,
-    broker: LiftbridgeBroker,
-    format: str,
-) -> None:
-    feed = feedapi_publisher_factory(1, page_size=70, vary=True)
-    for start in (0, 300, 600):
-        feed.extend(0, events(300, start))
-        done = await relay(feed, publisher, make(format=format))
-        assert done.exactly_once
-    assert sorted(await read(api, broker)) == list(range(900))
-    for entity in range(7):
-        mine = [n for n in await read(api, broker) if n % 7 == entity]
-        assert mine == sorted(mine)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-async def test_splits_drained_partitions_and_transferred_cursors_survive_a_new_relay(
-    feedapi_publisher_factory: Feeds,
-    make: Make,
-    publisher: LiftbridgePublisher,
-    api: LiftbridgeApi,
-    broker: LiftbridgeBroker,
-    format: str,
-) -> None:
-    feed = feedapi_publisher_factory(2, page_size=70, vary=True)
-
-    def publish(start: int) -> None:
-        for n in range(start, start + 200):
-            feed.publish(f"e{n % 7}", {"entity": f"e{n % 7}", "n": n})
-
-    publish(0)
-    await relay(feed, publisher, make(format=format))
-    feed.split(0, method="starts-after")
-    feed.split(1, method="cursor-from")
-    publish(200)
-    await relay(feed, publisher, make(format=format))
-    publish(400)
-    await relay(feed, publisher, make(format=format))
-    found = await read(api, broker)
-    assert sorted(found) == list(range(600))
-    for entity in range(7):
-        mine = [n for n in found if n % 7 == entity]
-        assert mine == sorted(mine)
-
-
-async def test_an_event_message_has_the_key_and_headers_of_its_event(
-    feedapi_publisher: Publisher,
-    make: Make,
-    publisher: LiftbridgePublisher,
-    api: LiftbridgeApi,
-    broker: LiftbridgeBroker,
-) -> None:
-    feedapi_publisher.extend(0, events(10))
-    await relay(
-        feedapi_publisher,
-        publisher,
-        make(format="events"),
-        key=lambda event: b"%d" % event.json()["n"],
-        headers=lambda event: {"n": b"%d" % event.json()["n"]},
-    )
-    [batch] = await batches(api, broker)
-    assert batch.keys == tuple(b"%d" % n for n in range(10))
-    assert [
-        message.headers["n"] for message in broker.messages("s") if "n" in message.headers
-    ] == list(batch.keys)
-
-
-async def test_one_message_is_one_batch_in_the_batch_format(
-    feedapi_publisher: Publisher,
-    make: Make,
-    publisher: LiftbridgePublisher,
-    api: LiftbridgeApi,
-    broker: LiftbridgeBroker,
-) -> None:
-    feedapi_publisher.extend(0, events(10))
-    await relay(feedapi_publisher, publisher, make())
-    [batch] = await batches(api, broker)
-    [message] = [
-        message for message in broker.messages("s") if message.headers["feedapi-format"] == b"batch"
-    ]
-    assert message.value.split(b"\n") == list(batch.events)
-    assert (batch.partition, batch.cursor, batch.keys) == (
-        0,
-        message.headers["feedapi-cursor"].decode(),
-        (),
-    )
-
-
-def test_keys_and_headers_are_refused_with_the_batch_format(
-    publisher: LiftbridgePublisher, make: Make
-) -> None:
-    consumer = FeedConsumer("http://localhost/feed", store=make())
-    with pytest.raises(ValueError, match="events"):
-        Relay(consumer, publisher, key=lambda event: b"")
-
-
-def test_batches_that_would_not_fit_into_a_message_are_refused_before_the_first(
-    publisher: LiftbridgePublisher, make: Make
-) -> None:
-    with pytest.raises(ValueError, match="max_batch_bytes=524288"):
-        Relay(FeedConsumer("http://localhost/feed", store=make()), publisher)
-    Relay(FeedConsumer("http://localhost/feed", store=make(format="events")), publisher)
-
-
-def test_the_events_go_where_the_positions_are(publisher: LiftbridgePublisher, make: Make) -> None:
-    consumer = FeedConsumer("http://localhost/feed", store=make(), limits=SMALL)
-    assert Relay(consumer, publisher, "s").exactly_once
-    with pytest.raises(ValueError, match="not to other"):
-        Relay(consumer, publisher, "other")
-
-
-async def test_start_last_is_kept_before_the_first_event_is_relayed(
-    feedapi_publisher: Publisher,
-    make: Make,
-    publisher: LiftbridgePublisher,
-    api: LiftbridgeApi,
-    broker: LiftbridgeBroker,
-) -> None:
-    feedapi_publisher.extend(0, events(10))
-    async with FeedConsumer(feedapi_publisher.url or "", store=make(), start="last"):
-        pass
-    feedapi_publisher.extend(0, events(10, 10))
-    async with FeedConsumer(
-        feedapi_publisher.url or "", store=make(), start="last", follow=False, limits=SMALL
-    ) as consumer:
-        await Relay(consumer, publisher).run()
-    assert await read(api, broker) == list(range(10, 20))
-
-
-async def test_a_batch_that_does_not_fit_into_a_message_is_an_error_with_advice(
-    feedapi_publisher: Publisher,
-    nats_server: NatsServer,
-    api: LiftbridgeApi,
-    broker: LiftbridgeBroker,
-) -> None:
-    feedapi_publisher.append(0, {"entity": "a", "text": "x" * 3000})
-    async with LiftbridgePublisher(nats_server.url, max_message_bytes=3000) as publisher:
-        with pytest.raises(StoreError, match="max_batch_bytes") as caught:
-            await relay(feedapi_publisher, publisher, StreamCursorStore(publisher, api, "s"))
-    assert isinstance(caught.value.__cause__, MessageTooLargeError)
-
-
-@pytest.mark.parametrize("format", FORMATS)
-async def test_a_broker_that_loses_doubles_and_garbles_changes_nothing(
-    feedapi_publisher_factory: Feeds,
-    make: Make,
-    publisher: LiftbridgePublisher,
-    api: LiftbridgeApi,
-    broker: LiftbridgeBroker,
-    faults: Faults,
-    format: str,
-) -> None:
-    feed = feedapi_publisher_factory(1, page_size=40, vary=True)
-    feed.extend(0, events(400))
-    random, often = Random(7), 0.4 if format == "batch" else 0.04
-    faults.decide = lambda message: (
-        random.choice(list(BrokerFault)) if random.random() < often else None
-    )
-    for _ in range(50):
-        try:
-            await relay(feed, publisher, make(format=format))
-        except FeedError:
-            continue  # A supervisor would start it again, too.
-        break
-    faults.clear()
-    assert sorted(await read(api, broker)) == list(range(400))
-
-
-@pytest.mark.parametrize("format", FORMATS)
-async def test_a_broker_that_restarts_in_the_middle_changes_nothing(
-    feedapi_publisher_factory: Feeds,
-    nats_server: NatsServer,
-    api: LiftbridgeApi,
-    broker: LiftbridgeBroker,
-    format: str,
-) -> None:
-    feed = feedapi_publisher_factory(1, page_size=20)
-    feed.extend(0, events(1000))
-
-    async def restart() -> None:
-        for received in (5, 15):
-            await eventually(lambda received=received: broker.received > received)  # type: ignore[misc]
-            await broker.restart()
-
-    # A short ack timeout, because messages are lost while the broker is down; many attempts,
-    # because acks may take longer than that.
-    async with (
-        LiftbridgePublisher(nats_server.url, ack_timeout=0.3) as publisher,
-        anyio.create_task_group() as tasks,
-    ):
-        tasks.start_soon(restart)
-        store = StreamCursorStore(publisher, api, "s", format=format, attempts=1000)
-        await relay(feed, publisher, store)
-    assert await read(api, broker) == list(range(1000))
-
-
-# The store
 
 
 async def test_what_was_saved_is_loaded_by_another_store(make: Make) -> None:
@@ -475,6 +197,7 @@ async def test_after_a_failed_save_the_store_has_to_be_loaded_again(
 async def test_a_broker_that_stays_away_is_an_error_and_a_later_load_finds_what_was_written(
     nats_server: NatsServer, make: Make, broker: LiftbridgeBroker
 ) -> None:
+    assert await make().load(KEY) == {}
     async with (
         LiftbridgePublisher(nats_server.url, ack_timeout=SAFETY_NET) as publisher,
         LiftbridgeApi(broker.address, timeout=SAFETY_NET) as api,
@@ -600,45 +323,3 @@ def test_options_out_of_range_are_refused(make: Make) -> None:
     for options in ({"format": "other"}, {"attempts": 0}, {"snapshot_every": 0}):
         with pytest.raises(ValueError, match=r"format|positive"):
             make(**options)
-
-
-# The reader
-
-
-async def test_a_reader_resumes_after_any_batch(
-    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker
-) -> None:
-    store = make(format="events")
-    await store.load(KEY)
-    for revision in range(1, 6):
-        await store.save(
-            KEY,
-            {0: Position(f"c{revision}", revision=revision)},
-            transaction=outgoing(revision, 10 * revision, cursor=f"c{revision}"),
-        )
-    every = await batches(api, broker)
-    assert [batch.cursor for batch in every] == ["c1", "c2", "c3", "c4", "c5"]
-    for i, batch in enumerate(every[:-1]):
-        assert await batches(api, broker, batch.next_offset) == every[i + 1 :]
-
-
-async def test_a_reader_follows_and_returns_a_batch_when_its_last_message_is_there(
-    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker
-) -> None:
-    store = make(format="events")
-    await store.load(KEY)
-    seen: list[RelayedBatch] = []
-
-    async def follow() -> None:
-        async for batch in RelayReader(api, "s"):
-            seen.append(batch)
-            if len(seen) == 2:
-                return
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(follow)
-        for revision in (1, 2):
-            await store.save(
-                KEY, {0: Position("c", revision=revision)}, transaction=outgoing(revision, revision)
-            )
-    assert [len(batch.events) for batch in seen] == [2, 2]

@@ -1,0 +1,214 @@
+"""A real Liftbridge, as processes on loopback.
+
+It is a Go program without wheels. `liftbridge_path` says where it is looked for; one way to build
+it is ``go install github.com/liftbridge-io/liftbridge@v1.9.0``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import grpc
+from gufo.liftbridge import api_pb2
+from gufo.liftbridge.api_pb2_grpc import APIStub
+
+from feedapi_client.testing.liftbridge.nats_server import free_ports
+
+LIFTBRIDGE_VERSION = "v1.9.0"
+LIFTBRIDGE_FOLDER = "FEEDAPI_LIFTBRIDGE"
+"""The environment variable that names the folder of the program."""
+_START_SECONDS = 60.0  # a safety net: it starts within two seconds on an idle machine
+_STOP_SECONDS = 20.0
+# Liftbridge 1.9.0 panics at times where it starts and led a replicated partition before: it begins
+# to replicate before its API is set up, which replication uses (partition.go, startReplicating).
+_START_ATTEMPTS = 5
+_PANIC = 2  # the exit code of a Go program
+
+
+class LiftbridgeServer:
+    """One or several liftbridge processes that form a cluster. Use it in `with`.
+
+    Nodes are numbered from 0. They keep their ports and data when they are stopped and started
+    again. All data is removed at the end. `nats_url` is the argument. A node that panics while it
+    starts is started again; `panics` says how often that happened.
+
+    Arguments:
+        nats_url: where NATS listens, as `NatsServer.url`.
+        nodes: the number of brokers.
+        settings: further settings of the broker, by their names in its configuration file.
+        credentials: how to connect to it, where the settings ask for TLS.
+    """
+
+    def __init__(
+        self,
+        nats_url: str,
+        *,
+        nodes: int = 1,
+        settings: Mapping[str, Any] | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        self._credentials = credentials
+        self.nats_url = nats_url
+        self._settings = dict(settings or {})
+        self._ports = free_ports(nodes)
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._folder = ""
+        self.panics = 0
+
+    def __enter__(self) -> LiftbridgeServer:
+        self._folder = tempfile.mkdtemp(prefix="feedapi-liftbridge-")
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for node in list(self._processes):
+            self.kill(node)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    @property
+    def address(self) -> str:
+        """The gRPC API of the first node as ``host:port``."""
+        return self.addresses[0]
+
+    @property
+    def addresses(self) -> list[str]:
+        """The gRPC APIs of all nodes."""
+        return [f"127.0.0.1:{port}" for port in self._ports]
+
+    def log(self, node: int = 0) -> str:
+        """Return what a node has written to its log."""
+        return self._file(node, "log").read_text(errors="replace")
+
+    def data(self, node: int = 0) -> Path:
+        """Return the folder of a node's data. It may be changed while the node is stopped."""
+        return self._file(node, "data")
+
+    def node_of(self, server_id: str) -> int:
+        """Return the number of the node with that id, as in a partition's metadata."""
+        return int(server_id.removeprefix("node-"))
+
+    def start(self, node: int | None = None) -> None:
+        """Start one node, or all that don't run, and wait until they answer.
+
+        Raises:
+            RuntimeError: the program is missing, or ended, or did not answer in time.
+        """
+        nodes = range(len(self._ports)) if node is None else [node]
+        started = [n for n in nodes if n not in self._processes]
+        for n in started:
+            self._processes[n] = self._launch(n)
+        for n in started:
+            self._finish_start(n)
+
+    def interrupt(self, node: int = 0) -> None:
+        """Stop a node with SIGINT, the signal on which it shuts down in order, and wait for it."""
+        self._stop(node, signal.SIGINT)
+
+    def terminate(self, node: int = 0) -> None:
+        """Stop a node with SIGTERM, which it does not handle, and wait for it."""
+        self._stop(node, signal.SIGTERM)
+
+    def kill(self, node: int = 0) -> None:
+        """Kill a node, as in a crash."""
+        self._stop(node, signal.SIGKILL)
+
+    def _stop(self, node: int, number: signal.Signals) -> None:
+        process = self._processes.pop(node)
+        process.send_signal(number)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def _launch(self, node: int) -> subprocess.Popen[bytes]:
+        peers = [f"node-{n}" for n in range(len(self._ports))]
+        settings = {
+            "listen": f"127.0.0.1:{self._ports[node]}",
+            "data.dir": str(self.data(node)),
+            "nats.servers": [self.nats_url],
+            "clustering.server.id": peers[node],
+            "clustering.namespace": Path(self._folder).name,
+            "clustering.raft.bootstrap.peers": peers,
+            "logging.level": "info",
+            **self._settings,
+        }
+        configuration = self._file(node, "yaml")
+        configuration.write_text(json.dumps(settings))
+        with self._file(node, "log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603
+                [liftbridge_path(), "--config", str(configuration)],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def _file(self, node: int, suffix: str) -> Path:
+        return Path(self._folder) / f"node-{node}.{suffix}"
+
+    def _channel(self, node: int) -> grpc.Channel:
+        if self._credentials is None:
+            return grpc.insecure_channel(self.addresses[node])
+        return grpc.secure_channel(self.addresses[node], self._credentials)
+
+    def _finish_start(self, node: int) -> None:
+        for left in reversed(range(_START_ATTEMPTS)):
+            try:
+                self._wait_until_it_answers(node)
+            except RuntimeError:
+                if not left or self._processes[node].poll() != _PANIC:
+                    raise
+            else:
+                return
+            self.panics += 1
+            self._processes[node] = self._launch(node)
+
+    def _wait_until_it_answers(self, node: int) -> None:
+        deadline = time.monotonic() + _START_SECONDS
+        with self._channel(node) as channel:
+            stub = APIStub(channel)  # type: ignore[no-untyped-call]
+            while time.monotonic() < deadline and self._processes[node].poll() is None:
+                try:
+                    stub.FetchMetadata(api_pb2.FetchMetadataRequest(), timeout=1)
+                except grpc.RpcError:
+                    time.sleep(0.05)
+                else:
+                    if self._processes[node].poll() is None:
+                        return
+        code = self._processes[node].poll()
+        what = f"did not start within {_START_SECONDS:g} s" if code is None else f"ended ({code})"
+        raise RuntimeError(f"liftbridge {what}:\n{self.log(node)[-4000:]}")
+
+
+def find_liftbridge() -> str | None:
+    """Return the path of the liftbridge program, or None.
+
+    It is looked for in the folder that the environment variable ``FEEDAPI_LIFTBRIDGE`` names, on
+    the PATH, and where ``go install`` puts it.
+    """
+    places = [os.environ.get(LIFTBRIDGE_FOLDER, ""), os.environ.get("PATH", "")]
+    places += [os.environ.get("GOBIN", ""), str(Path.home() / "go" / "bin")]
+    return shutil.which("liftbridge", path=os.pathsep.join(place for place in places if place))
+
+
+def liftbridge_path() -> str:
+    """Return the path of the liftbridge program. Raises RuntimeError when there is none."""
+    found = find_liftbridge()
+    if found is None:
+        raise RuntimeError(
+            "there is no liftbridge: go install github.com/liftbridge-io/liftbridge@"
+            f"{LIFTBRIDGE_VERSION}, or name its folder in {LIFTBRIDGE_FOLDER}"
+        )
+    return found

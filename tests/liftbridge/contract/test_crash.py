@@ -1,0 +1,230 @@
+"""A crash of the broker, on both brokers."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from feedapi_client import FeedConsumer
+from feedapi_client.liftbridge import (
+    BrokerUnavailableError,
+    LiftbridgeApi,
+    LiftbridgePublisher,
+    Relay,
+    reveal_newest,
+)
+from feedapi_client.model import Position
+from feedapi_client.testing import Publisher
+from tests.liftbridge.clusters import Cluster
+from tests.liftbridge.contract.reading import FORMATS, KEY, read, relayed, save, store_of
+from tests.liftbridge.helpers import SAFETY_NET
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_relay_starts_after_a_crash_of_the_broker(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format)
+    await store.load(KEY)
+    await save(store, 1, 1, 2)
+    await cluster.crash()
+    restarted = store_of(publisher, api, name, format)
+    assert await restarted.load(KEY) == {0: Position("c1", revision=1)}
+    await save(restarted, 2, 3)
+    assert await relayed(api, name, 3) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_running_relay_survives_a_crash_of_the_broker(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format)
+    await store.load(KEY)
+    for revision in range(1, 3):
+        await cluster.stop()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(save, store, revision, revision)
+            await anyio.lowlevel.checkpoint()
+            await cluster.start()
+    await save(store, 3, 3)
+    assert await relayed(api, name, 3) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("start", [5, "new"])
+async def test_a_subscription_above_the_high_watermark_gets_nothing_older(
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    publisher: LiftbridgePublisher,
+    name: str,
+    start: Any,
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"x"] * 5)
+    await cluster.crash()
+    await api.partition_metadata(name)
+    found: list[int] = []
+
+    async def follow() -> None:
+        found.extend(await read(api.subscribe(name, start), 1))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follow)
+        while not found:
+            await publisher.publish(name, b"later")
+    assert found[0] >= 5
+
+
+async def test_what_was_stored_before_a_crash_is_hidden_until_something_is_published(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"x"] * 5)
+    await cluster.crash()
+    found = await api.partition_metadata(name)
+    assert (found.high_watermark, found.newest_offset) == (-1, 4)
+    with pytest.raises(BrokerUnavailableError, match="no message"):
+        await read(api.subscribe(name, idle_timeout=0.5), 1)
+    await publisher.publish(name, b"y")
+    assert await read(api.subscribe(name), 6) == list(range(6))
+
+
+async def test_a_reader_that_resumes_after_a_crash_gets_each_batch_once(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, "batch")
+    await store.load(KEY)
+    for n in range(1, 6):
+        await save(store, n, n)
+    start = (await api.partition_metadata(name)).newest_offset + 1
+    await cluster.crash()
+    await api.partition_metadata(name)
+    found: list[int] = []
+
+    async def follow() -> None:
+        found.extend(await relayed(api, name, 1, start=start))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follow)
+        await save(store, 6, 6)
+    assert found == [6]
+
+
+async def test_a_live_subscription_survives_a_crash_of_the_broker(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"x"] * 5)
+    found: list[int] = []
+    async with aclosing(api.subscribe(name)) as messages:
+        async for message in messages:
+            found.append(message.offset)
+            if len(found) == 5:
+                await cluster.crash()
+                await api.partition_metadata(name)
+                await publisher.publish_many(name, [b"y"] * 5)
+            if len(found) == 10:
+                break
+    assert found == list(range(10))
+
+
+# A broker that is killed between two writes gives an offset twice
+
+
+async def test_a_message_whose_offset_was_given_to_one_that_was_never_acked_is_read(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"0", b"1", b"never acked"])
+    await cluster.tear(name)
+    assert (await api.partition_metadata(name)).newest_offset == 1
+    ack = await publisher.publish(name, b"2")
+    assert ack is not None
+    assert ack.offset == 2
+    await publisher.publish(name, b"3")
+    for start in (0, 2):
+        found = [message.value async for message in api.subscribe(name, start, until=3)]
+        assert found[-2:] == [b"2", b"3"]
+    assert [m.value async for m in api.subscribe(name, until=2)] == [b"0", b"1", b"2"]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_of_two_batches_with_one_offset_the_one_that_was_acked_counts(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format)
+    await store.load(KEY)
+    await save(store, 1, 1)
+    await save(store, 2, 99)
+    await cluster.tear(name)
+    restarted = store_of(publisher, api, name, format)
+    assert await restarted.load(KEY) == {0: Position("c1", revision=1)}
+    await save(restarted, 2, 2, 3)
+    await save(restarted, 3, 4)
+    assert await relayed(api, name, 4) == [1, 2, 3, 4]
+    assert await relayed(api, name, 4, until="latest") == [1, 2, 3, 4]
+    assert await store_of(publisher, api, name, format).load(KEY) == {0: Position("c3", revision=3)}
+
+
+# An idle stream
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_relay_of_an_idle_feed_shows_what_a_crash_hides(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format)
+    assert not await store.reveal()  # it is not loaded
+    await store.load(KEY)
+    await save(store, 1, 1)
+    assert not await store.reveal()
+    await cluster.crash()
+    assert await store.reveal()
+    assert await relayed(api, name, 1) == [1]
+    assert not await store.reveal()
+    await save(store, 2, 2)
+    assert await relayed(api, name, 2) == [1, 2]
+
+
+async def test_a_running_relay_of_an_idle_feed_does_that_by_itself(
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    publisher: LiftbridgePublisher,
+    name: str,
+    feed: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.relay._REVEAL_SECONDS", 0.2)
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, "events")
+    async with FeedConsumer(feed.url or "", store=store) as consumer:
+        running = Relay(consumer, publisher)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(running.run)
+            with anyio.fail_after(SAFETY_NET):
+                while running.progress.events < 20:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                await cluster.crash()
+                assert await relayed(api, name, 20) == list(range(20))
+            consumer.stop()
+
+
+async def test_a_stream_without_a_relay_is_shown_on_demand(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"x"] * 3)
+    assert not await reveal_newest(publisher, api, name)
+    await cluster.crash()
+    assert await reveal_newest(publisher, api, name)
+    assert await read(api.subscribe(name), 3) == [0, 1, 2]

@@ -1,0 +1,116 @@
+"""Publishing over gRPC, on both brokers."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from feedapi_client.liftbridge import (
+    AckPolicy,
+    AckTimeoutError,
+    IncorrectOffsetError,
+    LiftbridgeApi,
+    LiftbridgeGrpcPublisher,
+    MessageTooLargeError,
+    PublishRefusedError,
+    Stream,
+    StreamCursorStore,
+)
+from tests.liftbridge.clusters import Cluster
+from tests.liftbridge.contract.reading import FORMATS, KEY, read, relayed, save
+from tests.liftbridge.helpers import SAFETY_NET
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@pytest.fixture
+async def grpc_publisher(cluster: Cluster) -> AsyncIterator[LiftbridgeGrpcPublisher]:
+    async with LiftbridgeGrpcPublisher(cluster.address, ack_timeout=SAFETY_NET) as publisher:
+        yield publisher
+
+
+async def test_messages_over_grpc_are_stored_in_order_with_key_and_headers(
+    cluster: Cluster, api: LiftbridgeApi, grpc_publisher: LiftbridgeGrpcPublisher, name: str
+) -> None:
+    stream = Stream(name, partitions=2)
+    await api.create_stream(stream)
+    values = [b"%d" % n for n in range(3000)]
+    acks = await grpc_publisher.publish_many(
+        stream,
+        values,
+        keys=[b"k"] * 3000,
+        headers={"all": b"1"},
+        headers_each=[{"n": value} for value in values],
+    )
+    partition = stream.partition_of(b"k")
+    assert [ack and ack.offset for ack in acks] == list(range(3000))
+    found = [m async for m in api.subscribe(name, partition=partition, until=2999)]
+    assert [(m.value, m.key, m.headers["n"], m.headers["all"]) for m in found] == [
+        (value, b"k", value, b"1") for value in values
+    ]
+    assert await grpc_publisher.publish(stream, b"x", ack_policy=AckPolicy.NONE) is None
+    assert grpc_publisher.in_flight == 0
+
+
+async def test_a_refused_message_over_grpc_has_the_error_that_it_has_over_nats(
+    cluster: Cluster, api: LiftbridgeApi, grpc_publisher: LiftbridgeGrpcPublisher, name: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    await grpc_publisher.publish(name, b"x", expected_offset=0)
+    with pytest.raises(IncorrectOffsetError, match=f"stream {name}"):
+        await grpc_publisher.publish(name, b"x", expected_offset=5)
+    with pytest.raises(PublishRefusedError, match="no such stream"):
+        await grpc_publisher.publish("nothing", b"x")
+    with pytest.raises(MessageTooLargeError, match="over the limit"):
+        await grpc_publisher.publish(name, b"x" * 2_000_000)
+    grpc_publisher.max_message_bytes = None
+    with pytest.raises(MessageTooLargeError, match="refused the message"):
+        await grpc_publisher.publish(name, b"x" * 1_048_000 + b"y" * 600)
+    await api.set_readonly(name)
+    with pytest.raises(PublishRefusedError, match="readonly"):
+        await grpc_publisher.publish(name, b"x", expected_offset=1)
+
+
+async def test_a_message_over_grpc_wakes_a_paused_partition(
+    cluster: Cluster, api: LiftbridgeApi, grpc_publisher: LiftbridgeGrpcPublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await api.pause_stream(name)
+    await grpc_publisher.publish(name, b"x")
+    assert await read(api.subscribe(name), 1) == [0]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_relay_over_grpc_survives_a_crash_of_the_broker(
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    grpc_publisher: LiftbridgeGrpcPublisher,
+    name: str,
+    format: str,
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    grpc_publisher.ack_timeout = 5.0
+    store = StreamCursorStore(grpc_publisher, api, name, format=format, attempts=1000)
+    await store.load(KEY)
+    for revision in range(1, 3):
+        await save(store, revision, 2 * revision, 2 * revision + 1)
+        await cluster.crash()
+    await save(store, 3, 6)
+    assert await relayed(api, name, 5) == list(range(2, 7))
+
+
+async def test_a_publisher_over_grpc_reports_what_is_in_flight_when_the_broker_dies(
+    cluster: Cluster, api: LiftbridgeApi, grpc_publisher: LiftbridgeGrpcPublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await grpc_publisher.publish(name, b"x")
+    await cluster.stop()
+    try:
+        with pytest.raises(AckTimeoutError):
+            await grpc_publisher.publish(name, b"y", timeout=0.5)
+        with pytest.raises(AckTimeoutError, match="not sent"):
+            await grpc_publisher.publish(name, b"y", timeout=0.5)
+    finally:
+        await cluster.start()
+    assert grpc_publisher.in_flight == 0

@@ -1,0 +1,145 @@
+"""A broker that loses messages which it acked, and gives their offsets again, on both brokers.
+
+Brokers do when two leaders of a partition die within seconds.
+"""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import pytest
+
+from feedapi_client.liftbridge import (
+    LiftbridgeApi,
+    LiftbridgePublisher,
+    RelayReader,
+    StreamGapError,
+)
+from feedapi_client.model import Position
+from tests.liftbridge.clusters import Cluster
+from tests.liftbridge.contract.reading import FORMATS, KEY, relayed, save, store_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("more", [1, 2, 6])
+async def test_a_live_subscription_returns_what_is_stored_at_the_offsets_of_lost_messages(
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    publisher: LiftbridgePublisher,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+    more: int,
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"0", b"1", b"2", b"lost", b"lost, too"])
+    values: list[bytes] = []
+    async with aclosing(api.subscribe(name)) as messages:
+        async for message in messages:
+            values.append(message.value)
+            if len(values) == 5:
+                await cluster.lose(name, 2)
+                assert (await api.partition_metadata(name)).newest_offset == 2
+                await publisher.publish_many(name, [b"new"] * more)
+            if len(values) == 5 + more:
+                break
+    assert values == [b"0", b"1", b"2", b"lost", b"lost, too"] + [b"new"] * more
+    [warning] = [r for r in caplog.records if r.levelname == "WARNING"]
+    assert warning.getMessage().startswith(f"stream {name}: the broker lost messages")
+    assert getattr(warning, "offset", None) == 3
+
+
+async def test_a_subscription_that_read_too_many_lost_messages_says_so(
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    publisher: LiftbridgePublisher,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.returned._REMEMBERED", 2)
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"x"] * 9)
+    async with aclosing(api.subscribe(name)) as messages:
+        for _ in range(9):
+            await anext(messages)
+        await cluster.lose(name, 9)
+        await api.partition_metadata(name)
+        await publisher.publish_many(name, [b"y"] * 9)
+        with pytest.raises(StreamGapError, match=rf"{name}: the broker lost messages that were"):
+            await anext(messages)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_relay_says_that_its_messages_are_lost_and_the_next_one_writes_them_again(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format, attempts=3)
+    await store.load(KEY)
+    for n in range(1, 4):
+        await save(store, n, n)
+    await cluster.lose(name, 2)
+    with pytest.raises(StreamGapError, match=r"from offset 1 on, .*start the relay again"):
+        await save(store, 4, 4)
+    restarted = store_of(publisher, api, name, format)
+    assert await restarted.load(KEY) == {0: Position("c1", revision=1)}
+    for n in range(2, 5):
+        await save(restarted, n, n)
+    assert await relayed(api, name, 4) == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_an_idle_relay_says_so_too_instead_of_hiding_it_with_a_message_of_its_own(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format, attempts=3)
+    await store.load(KEY)
+    await save(store, 1, 1)
+    await save(store, 2, 2)
+    await cluster.lose(name, 1)
+    assert not await store.reveal()
+    with pytest.raises(StreamGapError, match="start the relay again"):
+        await save(store, 3, 3)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_reader_says_which_batches_come_again_and_continues_when_they_are_undone(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format)
+    await store.load(KEY)
+    await save(store, 1, 1)
+    await save(store, 2, 2, 3, 4)
+    async with aclosing(RelayReader(api, name).batches()) as batches:
+        read = [await anext(batches) for _ in range(2)]
+        await cluster.lose(name, 1)
+        restarted = store_of(publisher, api, name, format)
+        assert await restarted.load(KEY) == {0: Position("c1", revision=1)}
+        await save(restarted, 2, 2, 3, 4, 5)
+        with pytest.raises(StreamGapError, match=r"lost .* from offset \d on") as caught:
+            await anext(batches)
+    assert caught.value.offset == read[1].next_offset - 1
+    [kept] = [batch for batch in read if batch.next_offset <= caught.value.offset]
+    assert kept.cursor == "c1"
+    assert await relayed(api, name, 4, start=caught.value.offset) == [2, 3, 4, 5]
+    assert await relayed(api, name, 5) == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_relay_fills_a_stream_that_nobody_can_read_before_it_has_as_many_messages_again(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format)
+    await store.load(KEY)
+    for n in range(1, 4):
+        await save(store, n, n)
+    await cluster.lose(name, 2, keep_high_watermark=True)
+    found = await api.partition_metadata(name)
+    assert (found.high_watermark, found.newest_offset) == (2, 0)
+    restarted = store_of(publisher, api, name, format)
+    assert await restarted.load(KEY) == {0: Position("c1", revision=1)}
+    await save(restarted, 2, 2, 3)
+    assert await relayed(api, name, 3) == [1, 2, 3]

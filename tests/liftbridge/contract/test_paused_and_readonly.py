@@ -1,0 +1,95 @@
+"""Paused and read-only partitions, on both brokers."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+
+import pytest
+
+from feedapi_client.liftbridge import (
+    AckTimeoutError,
+    LiftbridgeApi,
+    LiftbridgePublisher,
+    StreamPausedError,
+    StreamReadonlyError,
+)
+from tests.liftbridge.clusters import Cluster
+from tests.liftbridge.contract.reading import FORMATS, KEY, read, relayed, save, store_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+async def test_a_paused_partition_has_an_error_of_its_own_and_a_subscription_can_wake_it(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"x"] * 3)
+    await api.pause_stream(name)
+    assert (await api.metadata(name)).partitions[0].paused
+    with pytest.raises(StreamPausedError, match="paused partition 0"):
+        await api.partition_metadata(name)
+    with pytest.raises(StreamPausedError, match="paused partition 0"):
+        await read(api.subscribe(name), 1)
+    with pytest.raises(AckTimeoutError):
+        await publisher.publish(name, b"lost", timeout=0.2)
+    assert await read(api.subscribe(name, resume=True), 3) == [0, 1, 2]
+    assert (await api.partition_metadata(name)).newest_offset == 2
+
+
+async def test_a_live_subscription_ends_with_that_error_when_the_partition_is_paused(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish(name, b"x")
+    async with aclosing(api.subscribe(name)) as messages:
+        assert (await anext(messages)).offset == 0
+        await api.pause_stream(name)
+        with pytest.raises(StreamPausedError):
+            await anext(messages)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_relay_that_is_exactly_once_wakes_a_paused_partition(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format)
+    await api.pause_stream(name)
+    await store.load(KEY)
+    await save(store, 1, 1, 2)
+    await api.pause_stream(name)
+    await save(store, 2, 3)
+    await api.pause_stream(name)
+    assert await relayed(api, name, 3) == [1, 2, 3]
+
+
+async def test_a_subscription_to_a_read_only_partition_ends_after_its_last_message(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    await publisher.publish_many(name, [b"x"] * 3)
+    async with aclosing(api.subscribe(name)) as messages:
+        live = [(await anext(messages)).offset]
+        await api.set_readonly(name)
+        live += [message.offset async for message in messages]
+    assert live == [0, 1, 2]
+    assert (await api.partition_metadata(name)).readonly
+    assert [message.offset async for message in api.subscribe(name)] == [0, 1, 2]
+    assert [message async for message in api.subscribe(name, 3)] == []
+    assert [message async for message in api.subscribe(name, "new")] == []
+    await api.set_readonly(name, False)
+    await publisher.publish(name, b"y")
+    assert await read(api.subscribe(name, "latest"), 1) == [3]
+
+
+async def test_a_relay_to_a_read_only_partition_ends_with_an_error_of_its_own(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, "batch")
+    await store.load(KEY)
+    await api.set_readonly(name)
+    with pytest.raises(StreamReadonlyError, match="partition 0 is read-only"):
+        await save(store, 1, 1)
+    with pytest.raises(StreamReadonlyError):
+        await store.load(KEY)

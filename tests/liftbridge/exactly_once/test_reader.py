@@ -1,0 +1,61 @@
+"""Reading what a relay wrote exactly once."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from feedapi_client.liftbridge import (
+    LiftbridgeApi,
+    RelayedBatch,
+    RelayReader,
+)
+from feedapi_client.model import Position
+from feedapi_client.testing.liftbridge import LiftbridgeBroker
+from tests.liftbridge.exactly_once.streams import (
+    KEY,
+    Make,
+    batches,
+    outgoing,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+async def test_a_reader_resumes_after_any_batch(
+    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
+    store = make(format="events")
+    await store.load(KEY)
+    for revision in range(1, 6):
+        await store.save(
+            KEY,
+            {0: Position(f"c{revision}", revision=revision)},
+            transaction=outgoing(revision, 10 * revision, cursor=f"c{revision}"),
+        )
+    every = await batches(api, broker)
+    assert [batch.cursor for batch in every] == ["c1", "c2", "c3", "c4", "c5"]
+    for i, batch in enumerate(every[:-1]):
+        assert await batches(api, broker, batch.next_offset) == every[i + 1 :]
+
+
+async def test_a_reader_follows_and_returns_a_batch_when_its_last_message_is_there(
+    make: Make, api: LiftbridgeApi, broker: LiftbridgeBroker
+) -> None:
+    store = make(format="events")
+    await store.load(KEY)
+    seen: list[RelayedBatch] = []
+
+    async def follow() -> None:
+        async for batch in RelayReader(api, "s"):
+            seen.append(batch)
+            if len(seen) == 2:
+                return
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(follow)
+        for revision in (1, 2):
+            await store.save(
+                KEY, {0: Position("c", revision=revision)}, transaction=outgoing(revision, revision)
+            )
+    assert [len(batch.events) for batch in seen] == [2, 2]

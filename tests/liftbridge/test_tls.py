@@ -1,0 +1,139 @@
+"""The gRPC API over TLS, with tokens and with certificates of clients."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import anyio
+import grpc
+import pytest
+
+from feedapi_client.liftbridge import (
+    LiftbridgeApi,
+    LiftbridgeError,
+    LiftbridgeGrpcPublisher,
+    PublishError,
+)
+from feedapi_client.testing import Publisher
+from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
+from tests.http.certificates import Certificate, self_signed
+from tests.liftbridge.clusters import require_liftbridge
+from tests.liftbridge.helpers import SAFETY_NET
+
+pytestmark = pytest.mark.anyio
+
+TOKEN = "s3cret-token"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return self_signed(tmp_path_factory.mktemp("tls"), "IP:127.0.0.1")
+
+
+def trusting(certificate: Certificate, *, shown: bool = False) -> grpc.ChannelCredentials:
+    """Credentials that trust the certificate; when `shown`, it is also that of the client."""
+    content, key = certificate.path.read_bytes(), certificate.key.read_bytes()
+    return grpc.ssl_channel_credentials(content, key if shown else None, content if shown else None)
+
+
+@pytest.fixture
+async def guarded(
+    nats_server: NatsServer, certificate: Certificate, no_calls_left: None
+) -> AsyncIterator[LiftbridgeBroker]:
+    """The stand-in with TLS, and with the token that a proxy before a real one would ask for."""
+    pair = (certificate.key.read_bytes(), certificate.path.read_bytes())
+    async with LiftbridgeBroker(
+        nats_server.url, grpc=True, credentials=grpc.ssl_server_credentials([pair]), token=TOKEN
+    ) as broker:
+        yield broker
+
+
+@pytest.fixture(scope="module")
+def mutual(nats_server: NatsServer, certificate: Certificate) -> Iterator[LiftbridgeServer]:
+    """The real broker, which asks its clients for a certificate, too."""
+    require_liftbridge()
+    settings = {
+        "tls.cert": str(certificate.path),
+        "tls.key": str(certificate.key),
+        "tls.client.auth.enabled": True,
+        "tls.client.auth.ca": str(certificate.path),
+    }
+    with LiftbridgeServer(
+        nats_server.url, settings=settings, credentials=trusting(certificate, shown=True)
+    ) as server:
+        yield server
+
+
+async def write_and_read(
+    address: str, credentials: grpc.ChannelCredentials, token: str | None = None
+) -> None:
+    async with (
+        LiftbridgeApi(address, credentials=credentials, token=token) as api,
+        LiftbridgeGrpcPublisher(
+            address, credentials=credentials, token=token, ack_timeout=SAFETY_NET
+        ) as publisher,
+    ):
+        await api.create_stream("tls")
+        await publisher.publish("tls", b"x")
+        assert [message.value async for message in api.subscribe("tls", until=0)] == [b"x"]
+
+
+async def test_every_call_goes_over_tls_with_the_token(
+    guarded: LiftbridgeBroker, certificate: Certificate
+) -> None:
+    await write_and_read(guarded.address, trusting(certificate), TOKEN)
+
+
+@pytest.mark.slow
+async def test_the_real_broker_takes_the_certificate_of_a_client(
+    mutual: LiftbridgeServer, certificate: Certificate, no_calls_left: None
+) -> None:
+    await write_and_read(mutual.address, trusting(certificate, shown=True))
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+async def test_without_the_token_the_answer_is_an_error_at_once_that_does_not_show_it(
+    guarded: LiftbridgeBroker, certificate: Certificate, token: str | None
+) -> None:
+    credentials = trusting(certificate)
+    async with LiftbridgeApi(guarded.address, credentials=credentials, token=token) as api:
+        for call in (api.create_stream("s"), api.cluster()):
+            with pytest.raises(LiftbridgeError, match="UNAUTHENTICATED") as caught:
+                await call
+            assert token is None or token not in str(caught.value)
+    async with LiftbridgeGrpcPublisher(
+        guarded.address, credentials=credentials, token=token
+    ) as publisher:
+        with pytest.raises(PublishError):
+            await publisher.publish("s", b"x")
+
+
+async def test_a_certificate_that_is_not_trusted_is_an_error_at_once(
+    guarded: LiftbridgeBroker, tmp_path: Path
+) -> None:
+    other = trusting(self_signed(tmp_path, "IP:127.0.0.1"))
+    async with LiftbridgeApi(guarded.address, credentials=other, token=TOKEN) as api:
+        with pytest.raises(LiftbridgeError, match="certificate of the broker is not trusted"):
+            await api.cluster()
+
+
+async def test_the_command_takes_authority_and_token(
+    guarded: LiftbridgeBroker,
+    nats_server: NatsServer,
+    feedapi_publisher: Publisher,
+    certificate: Certificate,
+) -> None:
+    feedapi_publisher.append(0, {"n": 1})
+    command = [sys.executable, "-W", "error", "-m", "feedapi_client.liftbridge.command"]
+    command += [feedapi_publisher.url or "", "--nats", nats_server.url, "--no-follow"]
+    command += ["--stream", "s", "--exactly-once", "events", "--create", "--api", guarded.address]
+    command += ["--api-ca", str(certificate.path), "--api-token-env", "LIFTBRIDGE_TOKEN"]
+    done = await anyio.run_process(
+        command, check=False, env={**os.environ, "LIFTBRIDGE_TOKEN": TOKEN}
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    assert TOKEN not in done.stderr.decode()
+    assert b'{"n":1}' in [message.value for message in guarded.messages("s")]
