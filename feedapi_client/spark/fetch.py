@@ -38,7 +38,9 @@ class Target:
     """A partition to read, and the cursor to start from.
 
     `sequence` and `depth` are for the columns of the same names. `end` is the cursor of a fixed end
-    (see `feedapi_client.spark.fixed_end`); None reads until the partition is caught up.
+    (see `feedapi_client.spark.fixed_end`); None reads until the partition is caught up. With
+    `resumable` the end may also be recognized by the events behind it: where the publisher repeats
+    a part of its events, that is too early, and only another read brings the rest.
     """
 
     partition: int
@@ -48,6 +50,7 @@ class Target:
     sequence: int = 0
     depth: int = 0
     end: str | None = None
+    resumable: bool = False
 
 
 @dataclass(slots=True)
@@ -249,7 +252,7 @@ class PartitionReader:
         """Find out which events come behind the fixed end, after 1, 2, 4 ... responses."""
         self._responses += 1
         end, number = self._end, self._responses
-        if end is None or number & (number - 1):
+        if end is None or not self.target.resumable or number & (number - 1):
             return
         if not end.knows_following:
             upcoming = self._next_events(self.result.cursor, MIN_IN_A_ROW)

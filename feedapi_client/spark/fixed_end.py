@@ -4,11 +4,14 @@ A feed that grows faster than it is read has no present end that a reader arrive
 and a run of ``availableNow`` therefore fix an end for each open partition, and stop there.
 
 Two cursors can't be compared, and publishers set checkpoints where they like: the cursor of the end
-may never come. A partition is at its fixed end, or behind it, when a checkpoint has that cursor, or
-when the first events behind the end were read. These are recognized by their payloads, several in a
-row. A publisher may also change the order between entities from request to request. Therefore the
-read is also over when it brought all of some hundred events behind a later end, in any order: more
-than a page puts out of order.
+may never come. A partition is at its fixed end when a checkpoint has that cursor.
+
+A read that another one goes on from (``availableNow``) is also over when the first events behind
+the end were read. These are recognized by their payloads, several in a row. A publisher may also
+change the order between entities from request to request. Therefore such a read is also over when
+it brought all of some hundred events behind a later end, in any order: more than a page puts out of
+order. Where a publisher sends a part of its events twice, that may be too early: the next run goes
+on there. A batch read would miss the rest, and so only the cursor counts for it.
 """
 
 from __future__ import annotations

@@ -72,6 +72,7 @@ class EpochPlan(msgspec.Struct, kw_only=True):
                     self.sequences.get(partition, 0),
                     self.depths.get(partition, 0),
                     self.ends.get(partition),
+                    resumable=True,
                 )
             )
         return targets
