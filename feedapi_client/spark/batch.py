@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import orjson
 import pyarrow as pa
@@ -18,6 +18,7 @@ from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader, Target, read_end
 from feedapi_client.spark.options import SourceOptions
+from feedapi_client.spark.plan.probe import Probe
 from feedapi_client.spark.plan.selection import check_partitions, only
 from feedapi_client.spark.schema import RowBuilder
 
@@ -44,8 +45,8 @@ class ChainPartition(InputPartition):
 class FeedReader(DataSourceReader):
     """Reader of one batch read.
 
-    An open partition ends where it is caught up. Two actions on one DataFrame may therefore see
-    different ends: cache the DataFrame, or write it out first.
+    The end of an open partition is fixed when an action starts. Two actions on one DataFrame may
+    therefore see different ends: cache the DataFrame, or write it out first.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -60,9 +61,10 @@ class FeedReader(DataSourceReader):
         """
         with FeedConnection(self.options) as connection:
             info = connection.info
+            found = chains(self.options, connection, info)
             return [
                 ChainPartition(Chain(targets, _task_info(info, targets), connection.fetch_options))
-                for targets in chains(self.options, connection, info)
+                for targets in with_fixed_ends(connection, found)
             ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -104,6 +106,17 @@ def chains(
         if isinstance(action, Fail):
             raise action.error
     return _chains_of(planner)
+
+
+def with_fixed_ends(connection: FeedConnection, chains: list[list[Target]]) -> list[list[Target]]:
+    """Return the chains with the present end of each open partition.
+
+    Raises:
+        FeedError: no retry helps.
+    """
+    open_ones = [t.partition for targets in chains for t in targets if not t.closed]
+    ends = Probe(connection).ends(open_ones)
+    return [[replace(t, end=ends.get(t.partition)) for t in targets] for targets in chains]
 
 
 def _chains_of(planner: Planner) -> list[list[Target]]:

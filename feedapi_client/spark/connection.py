@@ -70,6 +70,11 @@ class FeedConnection:
             self.discover()
         return self.client.options
 
+    def wait_for_turn(self) -> None:
+        """Sleep until ``maxRequestsPerSecond`` allows one more request."""
+        if self._shared.rate is not None:
+            self._shared.rate.wait()
+
     def discover(self, seen: FeedInfo | None = None) -> FeedInfo:
         """Discover, unless another thread did so since the caller got `seen`.
 
@@ -80,6 +85,7 @@ class FeedConnection:
         with self._lock:
             if seen is not None and self._info is not seen and self._info is not None:
                 return self._info
+            self.wait_for_turn()
             info = self.client.discover()
             if not self._resolved:
                 filters = _resolve_filters(self.options.filters, info)

@@ -22,10 +22,14 @@ from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader, Progress, lagging_error
 from feedapi_client.retry import Backoff
 from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.fixed_end import MAX_FOLLOWING, MIN_IN_A_ROW, FixedEnd, fingerprints
 from feedapi_client.spark.options import with_option_names
 
 _CONFLICT = 409
 _NOT_LISTED = 0
+_END_GRACE_PERIOD = 2.0
+_MAX_LOOKS = 100
+"""Batches that a look behind the fixed end reads, at most."""
 _SHORTEST_LINE = len(b'{"data":""}\n')
 
 
@@ -33,7 +37,10 @@ _SHORTEST_LINE = len(b'{"data":""}\n')
 class Target:
     """A partition to read, and the cursor to start from.
 
-    `sequence` and `depth` are for the columns of the same names.
+    `sequence` and `depth` are for the columns of the same names. `end` is the cursor of a fixed end
+    (see `feedapi_client.spark.fixed_end`); None reads until the partition is caught up. With
+    `resumable` the end may also be recognized by the events behind it: where the publisher repeats
+    a part of its events, that is too early, and only another read brings the rest.
     """
 
     partition: int
@@ -42,6 +49,8 @@ class Target:
     last_cursor: str | None = None
     sequence: int = 0
     depth: int = 0
+    end: str | None = None
+    resumable: bool = False
 
 
 @dataclass(slots=True)
@@ -59,12 +68,17 @@ class FetchResult:
     or the last cursor of a closed partition."""
     asked_closed: bool = False
     """The discovery before the last request listed the partition as closed."""
+    reached: bool = False
+    """The fixed end of the read was reached."""
     more: bool = False
     """Events are known to follow."""
     refused: int | None = None
     """Status of a refusal that calls for a discovery; 0: the partition is no longer listed."""
     failed: str | None = None
     """A temporary error, as text."""
+    requests: int = 0
+    retries: int = 0
+    """Requests that failed or were refused, and were or will be made again."""
 
 
 class _Stop(Exception):  # noqa: N818 - not an error
@@ -98,6 +112,9 @@ class PartitionReader:
         self.connection = connection
         self.target = target
         self.result = FetchResult(target.partition, target.cursor, target.cursor)
+        self._end = FixedEnd(target.end) if target.end is not None else None
+        self.result.reached = target.end == target.cursor
+        self._responses = 0
         self._limit = limit
         self._full = full
         self._grace_period = grace_period
@@ -138,7 +155,8 @@ class PartitionReader:
 
     def _over(self) -> bool:
         result = self.result
-        return result.ended or result.refused is not None or result.failed is not None
+        over = result.ended or result.reached
+        return over or result.refused is not None or result.failed is not None
 
     def _request(self) -> Iterator[CheckpointedEvents]:
         info = self.connection.info
@@ -146,6 +164,8 @@ class PartitionReader:
             self.result.refused = _NOT_LISTED
             return
         asked = self.result.cursor
+        self.result.requests += 1
+        self.connection.wait_for_turn()
         try:
             yield from self._read_response(info, asked)
         except RequestRefusedError as error:
@@ -178,6 +198,7 @@ class PartitionReader:
             self._lag.reset()
         if finished.outcome is Outcome.PROGRESS:
             self._failures.reset()
+            self._look_behind_end()
         elif finished.outcome is Outcome.END:
             self.result.ended, self.result.asked_closed = True, reader.closed
         elif finished.outcome is Outcome.SILENT:
@@ -186,11 +207,13 @@ class PartitionReader:
             self._wait_for_replica(asked, reader.last_cursor)
 
     def _pieces(self, reader: PageReader, chunk: bytes) -> Iterator[bytes]:
-        """Yield the chunk whole, or by line near the limit.
+        """Yield the chunk whole, or by line near the limit or the fixed end.
 
-        A `PageReader` coalesces the batches of a chunk. Near the limit each one has to be seen.
+        A `PageReader` coalesces the batches of a chunk. There each one has to be seen.
         """
-        if self._limit is None or self._fits(reader, chunk, self._limit - self.result.events):
+        near_end = self._end is not None and self._end.may_be_in(chunk)
+        fits = self._limit is None or self._fits(reader, chunk, self._limit - self.result.events)
+        if fits and not near_end:
             yield chunk
         else:
             yield from _lines(chunk)
@@ -214,9 +237,45 @@ class PartitionReader:
             result.cursor = batch.cursor
             if self._at_last_cursor():
                 result.ended, result.asked_closed = True, True
+            if self._end is not None and self._end.reached_by(batch):
+                result.reached = True
             yield batch
-            if result.ended or (limit is not None and result.events >= limit) or self._full():
+            if (
+                result.ended
+                or result.reached
+                or (limit is not None and result.events >= limit)
+                or self._full()
+            ):
                 raise _Stop
+
+    def _look_behind_end(self) -> None:
+        """Find out which events come behind the fixed end, after 1, 2, 4 ... responses."""
+        self._responses += 1
+        end, number = self._end, self._responses
+        if end is None or not self.target.resumable or number & (number - 1):
+            return
+        if not end.knows_following:
+            upcoming = self._next_events(self.result.cursor, MIN_IN_A_ROW)
+            following = self._next_events(end.cursor, MAX_FOLLOWING) if upcoming else []
+            self.result.reached = end.set_following(following, upcoming)
+        elif end.later_end is None:
+            end.later_end = fix_end(self.connection, self.target.partition, listed_end=False)
+        elif end.wants_unordered:
+            following = self._next_events(end.later_end, MAX_FOLLOWING)
+            self.result.reached = end.set_unordered(following)
+
+    def _next_events(self, cursor: str, limit: int) -> list[int]:
+        """Return the fingerprints of up to `limit` events behind the cursor."""
+        batches: list[CheckpointedEvents] = []
+        reader = PartitionReader(
+            self.connection,
+            Target(self.target.partition, cursor),
+            full=lambda: len(batches) >= _MAX_LOOKS or len(fingerprints(batches)) >= limit,
+            grace_period=0.0,
+            hold_open=False,
+        )
+        reader.read(batches.append)
+        return fingerprints(batches)[:limit]
 
     def _at_last_cursor(self) -> bool:
         listed = self.connection.info.partitions.get(self.target.partition)
@@ -233,6 +292,7 @@ class PartitionReader:
 
     def _refused(self, error: RequestRefusedError, info: FeedInfo) -> None:
         """Get a new token after a conflict; leave other refusals to the driver, which discovers."""
+        self.result.retries += 1
         if error.status != _CONFLICT:
             self.result.refused = error.status
             return
@@ -267,6 +327,7 @@ class PartitionReader:
 
     def _retry(self, error: FeedError) -> None:
         """Sleep until the next attempt, or give up."""
+        self.result.retries += 1
         if self._grace_period is None or self.connection.options.retry.decide(error) != "retry":
             time.sleep(self._failures.pause(error))
             return
@@ -293,6 +354,28 @@ def _lines(chunk: bytes) -> Iterator[bytes]:
         end = chunk.find(b"\n", start) + 1 or len(chunk)
         yield chunk[start:end]
         start = end
+
+
+def fix_end(connection: FeedConnection, partition: int, *, listed_end: bool = True) -> str | None:
+    """Return the present end of a partition, where a read that starts now ends.
+
+    None where the partition is closed, or no end can be fixed: the read then ends when the
+    partition is caught up. With `listed_end` the end that discovery lists will do.
+
+    Raises:
+        FeedError: no retry helps.
+    """
+    listed = connection.info.partitions.get(partition)
+    if listed is None or listed.closed:
+        return None
+    if listed_end and listed.last_cursor is not None and not connection.fetch_options.selection():
+        return listed.last_cursor
+    target = Target(partition, LAST)
+    reader = PartitionReader(
+        connection, target, full=lambda: True, grace_period=_END_GRACE_PERIOD, hold_open=False
+    )
+    cursor = reader.read().cursor
+    return None if cursor == LAST else cursor
 
 
 def read_end(connection: FeedConnection, partition: int) -> str:

@@ -6,6 +6,8 @@ Python workers outlive a task. The next task finds connections open and certific
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,37 @@ from feedapi_client.spark.options import SourceOptions
 _CAPACITY = 8
 
 
+class RequestRate:
+    """A bound on the requests of this process to one feed. Thread-safe.
+
+    Arguments:
+        rate: requests a second, evenly spaced.
+        clock, sleep: seconds on any monotonic clock, and how to wait on it.
+    """
+
+    def __init__(
+        self,
+        rate: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self._interval = 1 / rate
+        self._clock = clock
+        self._sleep = sleep
+        self._lock = threading.Lock()
+        self._next = 0.0
+
+    def wait(self) -> None:
+        """Sleep until the caller may send one request."""
+        with self._lock:
+            now = self._clock()
+            at = max(self._next, now)
+            self._next = at + self._interval
+        if at > now:
+            self._sleep(at - now)
+
+
 @dataclass(slots=True, eq=False)
 class SharedClient:
     """One `httpx.Client` and the number of connections (`FeedConnection`) that use it."""
@@ -23,6 +56,7 @@ class SharedClient:
     transport: SyncTransport
     users: int = 0
     evicted: bool = False
+    rate: RequestRate | None = None
 
     @property
     def http(self) -> Any:
@@ -55,7 +89,11 @@ class HttpClients:
         with self._lock:
             client = self._clients.pop(key, None)
             if client is None:
-                client = SharedClient(SyncTransport(options.url, limits=options.limits))
+                rate = options.max_requests_per_second
+                client = SharedClient(
+                    SyncTransport(options.url, limits=options.limits),
+                    rate=None if rate is None else RequestRate(rate),
+                )
             self._clients[key] = client
             client.users += 1
             self._evict()
@@ -91,7 +129,8 @@ def _key(options: SourceOptions) -> Any:
     headers = tuple(sorted(options.headers.items()))
     header_env = tuple(sorted(options.header_env.items()))
     credentials = (options.auth_env, options.auth_callable)
-    return (options.url, options.limits, headers, header_env, credentials)
+    rate = options.max_requests_per_second
+    return (options.url, options.limits, headers, header_env, credentials, rate)
 
 
 http_clients = HttpClients()

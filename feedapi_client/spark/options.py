@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
@@ -40,16 +41,25 @@ class SourceOptions:
     """
 
     url: str
+    previous_url: str | None = None
     v1_partitions: int | None = None
     start: Any = "first"
     ordered: bool = True
     partitions: frozenset[int] | None = None
     lineage: Mapping[int, int] = field(default_factory=dict)
     max_events_per_partition: int = 100_000
+    max_events_per_trigger: int | None = None
+    min_events_per_trigger: int | None = None
+    max_trigger_delay: float = 900.0
+    fail_on_data_loss: bool = True
+    max_requests_per_second: float | None = None
     max_partitions_per_task: int | None = None
     staging_location: str | None = None
     payload: Literal["string", "variant"] = "string"
     available_now_timeout: float = 3600.0
+    bounded_polls: bool = True
+    """Whether the longest poll interval grows with the number of idle partitions: only where option
+    ``maxPollInterval`` is not given."""
     filters: Mapping[str, str] = field(default_factory=dict)
     fetch: FetchOptions = field(default_factory=FetchOptions)
     limits: Limits = field(default_factory=lambda: _limits())  # noqa: PLW0108 - defined below
@@ -93,6 +103,16 @@ def _seconds(value: str) -> float:
         raise ValueError("must be a number of seconds") from None
     if not number >= 0:
         raise ValueError("must not be negative")
+    return number
+
+
+def _rate(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError("must be a number of requests a second") from None
+    if not 0 < number < math.inf:
+        raise ValueError("must be positive")
     return number
 
 
@@ -200,11 +220,17 @@ def _camel(name: str) -> str:
 
 _SOURCE: dict[str, Callable[[str], Any]] = {
     "url": _url,
+    "previous_url": _url,
     "v1_partitions": _integer(1),
     "ordered": _boolean,
     "partitions": _partitions,
     "lineage": parse_lineage,
     "max_events_per_partition": _integer(1),
+    "max_events_per_trigger": _integer(1),
+    "min_events_per_trigger": _integer(1),
+    "max_trigger_delay": _seconds,
+    "fail_on_data_loss": _boolean,
+    "max_requests_per_second": _rate,
     "max_partitions_per_task": _integer(1),
     "staging_location": _text,
     "payload": _payload,
@@ -321,6 +347,7 @@ def _build(values: dict[str, Any], families: dict[str, dict[str, str]]) -> Sourc
     return SourceOptions(
         **part(_SOURCE),
         start=values.get("start", "first"),
+        bounded_polls="max_poll_interval" not in values,
         filters=families["filter."],
         fetch=FetchOptions(**part(_FETCH)),
         limits=_limits(**part(_LIMITS)),

@@ -9,6 +9,7 @@ from typing import Any, Literal
 try:
     import numpy as np
     import pyarrow as pa
+    from pyspark.errors import PySparkException
     from pyspark.sql.types import (
         IntegerType,
         LongType,
@@ -26,6 +27,9 @@ except ImportError as error:  # pragma: no cover - the message is the point
 
 import orjson
 
+from feedapi_client.model import without_lone_surrogates
+
+CORRUPT = "_corrupt"
 Payload = Literal["string", "variant"]
 
 _NEWLINE = 10
@@ -49,32 +53,37 @@ def spark_schema(payload: Payload) -> StructType:
     - ``headers``: of dialect v1; null where there are none.
     - ``depth``: number of partitions that come before this one in its lineage.
 
+    With payload ``variant`` there is one more: ``_corrupt``, the payload as sent where it can't be
+    a VARIANT (``data`` is null then): it is not UTF-8, or is nested too deeply. Bytes that are not
+    UTF-8 are written as ``\\xNN``. An escape of half a surrogate pair becomes U+FFFD, as in
+    `Event.json`.
+
     ``orderBy("depth", "sequence")`` restores the order within an entity.
     """
-    return StructType(
-        [
-            StructField("partition", IntegerType(), False),
-            StructField("cursor", StringType(), False),
-            StructField("sequence", LongType(), False),
-            StructField("data", VariantType() if payload == "variant" else StringType(), False),
-            StructField("headers", MapType(StringType(), StringType()), True),
-            StructField("depth", IntegerType(), False),
-        ]
-    )
+    variant = payload == "variant"
+    fields = [
+        StructField("partition", IntegerType(), False),
+        StructField("cursor", StringType(), False),
+        StructField("sequence", LongType(), False),
+        StructField("data", VariantType() if variant else StringType(), variant),
+        StructField("headers", MapType(StringType(), StringType()), True),
+        StructField("depth", IntegerType(), False),
+    ]
+    return StructType([*fields, StructField(CORRUPT, StringType(), True)] if variant else fields)
 
 
 def arrow_schema(payload: Payload) -> pa.Schema:
     """Return the same columns for Arrow. PySpark compares types exactly."""
-    return pa.schema(
-        [
-            pa.field("partition", pa.int32(), nullable=False),
-            pa.field("cursor", pa.string(), nullable=False),
-            pa.field("sequence", pa.int64(), nullable=False),
-            pa.field("data", _VARIANT if payload == "variant" else pa.string(), nullable=False),
-            pa.field("headers", _HEADERS),
-            pa.field("depth", pa.int32(), nullable=False),
-        ]
-    )
+    variant = payload == "variant"
+    fields = [
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("cursor", pa.string(), nullable=False),
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("data", _VARIANT if variant else pa.string(), nullable=variant),
+        pa.field("headers", _HEADERS),
+        pa.field("depth", pa.int32(), nullable=False),
+    ]
+    return pa.schema([*fields, pa.field(CORRUPT, pa.string())] if variant else fields)
 
 
 @dataclass(slots=True)
@@ -99,13 +108,16 @@ class RowBuilder:
         data = split_lines(lines)
         count = len(data)
         first = self.sequence + self.built
+        variant = self.payload == "variant"
+        payloads, *corrupt = variants(data) if variant else (data,)
         columns = [
             constant(self.partition, count, pa.int32()),
             self._cursors(count),
             pa.array(np.arange(first, first + count, dtype=np.int64)),
-            variants(data) if self.payload == "variant" else data,
+            payloads,
             header_maps(headers) if headers else pa.nulls(count, _HEADERS),
             constant(self.depth, count, pa.int32()),
+            *corrupt,
         ]
         self.built += count
         return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.payload))
@@ -151,13 +163,38 @@ def split_lines(lines: bytes) -> pa.Array:
     )
 
 
-def variants(data: pa.Array) -> pa.Array:
-    """Return the JSON texts as VARIANT values."""
-    parsed = [VariantVal.parseJson(text) for text in data.to_pylist()]
-    values = pa.array([one.value for one in parsed], pa.binary())
-    return pa.StructArray.from_arrays(
-        [values, pa.array([one.metadata for one in parsed], pa.binary())], fields=list(_VARIANT)
-    )
+def variants(data: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Return the JSON texts as VARIANT values, and as text those that can't be one.
+
+    Each array is null where the other one is not.
+    """
+    raw = data.cast(pa.binary()).to_pylist()
+    parsed = [_variant(text) for text in raw]
+    corrupt = [
+        text.decode(errors="backslashreplace") if one is None else None
+        for text, one in zip(raw, parsed, strict=True)
+    ]
+    values = pa.array([b"" if one is None else one.value for one in parsed], pa.binary())
+    metadata = pa.array([b"" if one is None else one.metadata for one in parsed], pa.binary())
+    is_null = pa.array([one is None for one in parsed])
+    structs = pa.StructArray.from_arrays([values, metadata], fields=list(_VARIANT), mask=is_null)
+    return structs, pa.array(corrupt, pa.string())
+
+
+def _variant(text: bytes) -> VariantVal | None:
+    """Return the VARIANT of a JSON text; None where it can't be one."""
+    try:
+        return _parsed(text)
+    except (ValueError, ArithmeticError, RecursionError, PySparkException):
+        pass
+    try:
+        return _parsed(without_lone_surrogates(text))
+    except (ValueError, ArithmeticError, RecursionError, PySparkException):
+        return None
+
+
+def _parsed(text: bytes) -> VariantVal:
+    return VariantVal.parseJson(text.decode())
 
 
 def header_maps(headers: Iterable[bytes]) -> pa.Array:

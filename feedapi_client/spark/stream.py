@@ -20,7 +20,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from feedapi_client.spark.connection import FeedConnection
 from feedapi_client.spark.fetch import FetchResult
 from feedapi_client.spark.options import SourceOptions
-from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask
+from feedapi_client.spark.plan.epoch import PLAN_VERSION, EpochPlan, FetchTask
 from feedapi_client.spark.plan.planner import AvailableNow, EpochPlanner
 from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
 from feedapi_client.spark.staging.first_fetch import (
@@ -31,6 +31,7 @@ from feedapi_client.spark.staging.first_fetch import (
 )
 from feedapi_client.spark.staging.format import compress, decompress, pack, unpack
 from feedapi_client.spark.staging.location import Staging
+from feedapi_client.spark.staging.runs import sweep_unstarted
 from feedapi_client.spark.worker_gc import freeze_imported_objects
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,10 @@ _log = logging.getLogger(__name__)
 Offset = dict[str, Any]
 
 _HEADER_READERS = 16
+_RENEWED_EVERY = 86_400.0
+_MAX_PAUSE = 0.2
+"""Seconds that an idle trigger may take when no partition is due. Without a pause, Spark triggers
+about 100 times a second, and each one is a call into this process."""
 
 
 class Epoch(NamedTuple):
@@ -58,6 +63,10 @@ class Epoch(NamedTuple):
     def next(self) -> Epoch:
         """Return the epoch after this one. The first one gets a new run id."""
         return Epoch(self.run or uuid.uuid4().hex, self.number + 1)
+
+
+class _Versioned(msgspec.Struct):
+    version: int = 0
 
 
 _BEFORE_FIRST = Epoch("", -1)
@@ -94,6 +103,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned_here = False
         self._plans: dict[Epoch, EpochPlan] = {}
         self._available_now: AvailableNow | None = None
+        self._renew_at = 0.0
 
     def __repr__(self) -> str:
         return f"<FeedStreamReader at {self._current}>"
@@ -143,7 +153,12 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         plan = planner.next_plan(limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         if plan is None:
             self._current = last
+            self._keep_alive(last)
+            if self._available_now is None:
+                time.sleep(min(planner.pause(), _MAX_PAUSE))
             return start
+        if not last.run:
+            _sweep(self.location)
         if not staging.create(staging.plan_key(epoch.number), _encode(plan)):
             return self._adopt(epoch)
         self._plans[epoch] = plan
@@ -221,6 +236,16 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             and (last.run in ("", current.run))
         )
 
+    def _keep_alive(self, epoch: Epoch) -> None:
+        """Renew the run of an idle query once a day: no clean-up shall take it for an old one."""
+        if not epoch.run or time.monotonic() < self._renew_at:
+            return
+        self._renew_at = time.monotonic() + _RENEWED_EVERY
+        try:
+            self._staging(epoch.run).keep_alive()
+        except StagingError as error:
+            _log.warning("the run was not renewed: %s", error)
+
     def _planner_after(self, epoch: Epoch) -> EpochPlanner:
         """Return the planner with the results of the epoch added."""
         planner = self._planner
@@ -287,10 +312,18 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return Staging(self.location, run)
 
 
+def _sweep(location: str) -> None:
+    try:
+        sweep_unstarted(location)
+    except StagingError as error:
+        _log.warning("runs that never started were not looked for: %s", error)
+
+
 def _header(staging: Staging, key: str) -> Any:
     try:
         return staging.read_header(key)
     except MissingObjectError:
+        staging.check_not_delivered(key)
         staging.create(key, empty_object())
         return staging.read_header(key)
 
@@ -300,4 +333,11 @@ def _encode(plan: EpochPlan) -> bytes:
 
 
 def _decode(content: bytes, key: str) -> EpochPlan:
-    return msgspec.json.decode(decompress(unpack(content, key)[1][0], key), type=EpochPlan)
+    text = decompress(unpack(content, key)[1][0], key)
+    version = msgspec.json.decode(text, type=_Versioned).version
+    if version > PLAN_VERSION:
+        raise StagingError(
+            f"the plan {key} was written by a newer version of feedapi_client (format {version}, "
+            f"this one reads up to {PLAN_VERSION}): run the query with that version again"
+        )
+    return msgspec.json.decode(text, type=EpochPlan)

@@ -3,10 +3,14 @@
 ::
 
     python -m tests.benchmarks.bench_spark
+    python -m tests.benchmarks.bench_spark --idle
 
 One task slot (``local[1]``), a sink that drops the rows (noop), pages from a static server. "Per
 core" is events for each second of processor time of all processes that take part: JVM, Python
 workers, the driver's planner. The plain loops are one process on one core.
+
+``--idle`` measures instead what a query costs whose feed has no news, at 1 to 10,000 partitions:
+requests, and processor time of the same processes; then those of one epoch of ten events.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from feedapi_client.testing import Publisher
 from tests.benchmarks.consume_loops import batches_json, batches_untouched, events_json
 from tests.benchmarks.static_feed import static_feed
 
@@ -168,6 +173,87 @@ def own_micro_batch(spark: Any, batches: int = 60, skip: int = 20) -> Measured:
     )
 
 
+@dataclass
+class Idle:
+    """What a query cost while nothing was published, and then for one small epoch."""
+
+    seconds: float
+    requests: int
+    processor: float
+    epoch_requests: int
+    epoch_processor: float
+
+
+def idle(spark: Any, partitions: int, seconds: float) -> Idle:
+    """Run a query to the end of a feed, and watch it there."""
+    publisher = Publisher(partitions=partitions)
+    for partition in range(partitions):
+        publisher.append(partition, {"n": 0})
+    root = jvm()
+    with publisher.serve() as url, tempfile.TemporaryDirectory() as folder:
+        query = (
+            spark.readStream.format("feedapi")
+            .options(url=url, stagingLocation=f"{folder}/staging")
+            .load()
+            .writeStream.format("noop")
+            .option("checkpointLocation", f"{folder}/checkpoint")
+            .trigger(processingTime="0 seconds")
+            .start()
+        )
+        commits = Path(folder, "checkpoint", "commits")
+
+        def epochs() -> int:
+            files = commits.glob("*") if commits.exists() else ()
+            return len([file for file in files if file.name.isdigit()])
+
+        def read() -> int:
+            return sum(entry["numInputRows"] for entry in query.recentProgress)
+
+        while read() < partitions:
+            time.sleep(0.1)
+        while publisher.counters["fetch"] < 3 * partitions:  # each one was asked at its end
+            time.sleep(0.1)
+        time.sleep(1.0)
+        publisher.clear_requests()
+        began, used = time.perf_counter(), processor_seconds(descendants(root))
+        time.sleep(seconds)
+        requests = publisher.counters["fetch"]
+        processor = processor_seconds(descendants(root)) - used
+        watched = time.perf_counter() - began
+        before = epochs()
+        publisher.clear_requests()
+        used = processor_seconds(descendants(root))
+        publisher.extend(0, [{"n": n} for n in range(1, 11)])
+        while epochs() == before:
+            time.sleep(0.01)
+        found = Idle(
+            watched,
+            requests,
+            processor,
+            publisher.counters["fetch"],
+            processor_seconds(descendants(root)) - used,
+        )
+        query.stop()
+    return found
+
+
+def idle_table(spark: Any, sizes: list[int], seconds: float) -> Table:
+    """Measure each size, and return the table."""
+    table = Table(title="An idle feed: requests and processor time")
+    for column in ("partitions", "requests/s", "cores busy", "requests for 10 events", "CPU s"):
+        table.add_column(column, justify="right")
+    for size in sizes:
+        one = idle(spark, size, seconds)
+        table.add_row(
+            f"{size:,}",
+            f"{one.requests / one.seconds:,.1f}",
+            f"{one.processor / one.seconds:.3f}",
+            f"{one.epoch_requests:,}",
+            f"{one.epoch_processor:.2f}",
+        )
+    return table
+
+
 def session() -> Any:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     from pyspark.sql import SparkSession
@@ -198,10 +284,24 @@ def main() -> None:
     arguments.add_argument(
         "--epochs", type=int, default=20, help=f"measured epochs of {EPOCH} events (default 20)"
     )
+    arguments.add_argument("--idle", action="store_true", help="only the cost of an idle feed")
+    arguments.add_argument(
+        "--idle-seconds", type=float, default=60.0, help="how long to watch each (default 60)"
+    )
+    arguments.add_argument(
+        "--idle-partitions",
+        type=lambda text: [int(size) for size in text.split(",")],
+        default=[1, 100, 1000, 10_000],
+        help="numbers of partitions (default 1,100,1000,10000)",
+    )
     given = arguments.parse_args()
     console = Console()
     warm = 20
     spark = session()
+    if given.idle:
+        console.print(idle_table(spark, given.idle_partitions, given.idle_seconds))
+        spark.stop()
+        return
     with static_feed(events=EPOCH * (given.epochs + warm), page_size=10_000) as url:
         loops = {
             "async for, each .json()": events_json,

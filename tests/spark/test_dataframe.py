@@ -13,6 +13,7 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 
 from feedapi_client.testing import Publisher
+from feedapi_client.testing.publisher.faults.responses import Rewrite
 from tests.spark.micro_batches import problems
 
 if TYPE_CHECKING:
@@ -118,6 +119,16 @@ def test_payloads_as_variant(read: Read, publisher: Publisher) -> None:
         range(30)
     )  # type: ignore[union-attr]
     assert "plain text \u2028 and \u00e6" in [row.data.toPython() for row in table.collect()]
+
+
+def test_payload_that_can_not_be_a_variant_is_in_a_column_of_its_own(
+    read: Read, publisher: Publisher
+) -> None:
+    publisher.extend(0, [{"n": 1}, {"text": "MARK"}, {"n": 2}])
+    publisher.fail(Rewrite(lambda body: body.replace(b"MARK", b"\xff\xfe")), times=None)
+    rows = read(payload="variant").orderBy("sequence").collect()
+    assert [row["_corrupt"] for row in rows] == [None, '{"text":"\\xff\\xfe"}', None]
+    assert [row.data and row.data.toPython() for row in rows] == [{"n": 1}, None, {"n": 2}]
 
 
 def test_payloads_are_kept_byte_for_byte(read: Read, publisher: Publisher) -> None:

@@ -6,6 +6,7 @@ No JVM: `MicroBatchEngine` replaces Spark's loop.
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +16,8 @@ from typing import Any
 import pytest
 
 from feedapi_client.errors import CursorRejectedError, LineageError
-from feedapi_client.spark.options import parse_options
+from feedapi_client.spark import stream
+from feedapi_client.spark.options import OptionError, parse_options
 from feedapi_client.spark.plan import probe
 from feedapi_client.spark.staging import first_fetch
 from feedapi_client.spark.staging.errors import StagingError
@@ -427,6 +429,25 @@ def test_old_epochs_are_deleted(start: Start, publisher: Publisher, tmp_path: Pa
     assert len({path.parent.name for path in tmp_path.rglob("data/*/*")}) <= 2
 
 
+def test_run_of_a_driver_that_died_before_its_first_offset_is_deleted(
+    start: Start, publisher: Publisher, tmp_path: Path
+) -> None:
+    publish(publisher, 10)
+
+    def crash_at(point: str) -> None:
+        if point == "planned":
+            raise Crash(point)
+
+    engine = start(crash_at)
+    engine.trigger()
+    (orphan,) = tmp_path.iterdir()
+    for path in orphan.rglob("*"):
+        os.utime(path, (0, 0))
+    finish(engine)
+    assert not list(orphan.rglob("plan/*"))
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
 def test_several_queries_share_a_staging_location(start: Start, publisher: Publisher) -> None:
     publish(publisher, 200)
     engines = [start(maxEventsPerPartition=str(size)) for size in (20, 30, 1000)]
@@ -446,6 +467,83 @@ def test_missing_plan_is_an_error(start: Start, publisher: Publisher, tmp_path: 
         path.unlink()
     engine.restart()
     with pytest.raises(StagingError, match="plan of epoch 0 is gone"):
+        engine.trigger()
+
+
+@pytest.mark.parametrize("again", ["restart", "same driver"])
+def test_staged_object_of_the_last_epoch_that_is_gone_is_an_error(
+    start: Start, publisher: Publisher, tmp_path: Path, again: str
+) -> None:
+    publish(publisher, 200)
+    engine = start()
+    engine.trigger()
+    for path in tmp_path.rglob("data/*/*"):
+        path.unlink()
+    if again == "restart":
+        engine.restart()
+    with pytest.raises(StagingError, match="is gone from the staging location, and a sink may"):
+        engine.trigger()
+
+
+def test_replay_of_an_epoch_whose_staged_object_is_gone_is_an_error(
+    start: Start, publisher: Publisher, tmp_path: Path
+) -> None:
+    publish(publisher, 200)
+
+    def crash_at(point: str) -> None:
+        if point == "sunk":
+            raise Crash(point)
+
+    engine = start(crash_at)
+    engine.trigger()
+    for path in tmp_path.rglob("data/*/*"):
+        path.unlink()
+    with pytest.raises(StagingError, match="is gone from the staging location, and a sink may"):
+        engine.trigger()
+
+
+def test_plan_of_a_newer_version_is_refused(
+    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publish(publisher, 10)
+    engine = start()
+    engine.run()
+    monkeypatch.setattr(stream, "PLAN_VERSION", 0)
+    engine.restart()
+    with pytest.raises(StagingError, match="a newer version of feedapi_client"):
+        engine.trigger()
+
+
+def test_partitions_that_the_option_names_later_are_read_too(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 100)
+    engine = start(partitions="1")
+    engine.run()
+    wider = options_for(publisher, partitions="0,1")
+    location = engine.reader.location  # type: ignore[attr-defined]
+    engine._make = lambda: FeedStreamReader(wider, location)
+    for _ in range(2):
+        engine.restart()
+        engine.run()
+        assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+@pytest.mark.parametrize(
+    ("partitions", "message"),
+    [("0", "no longer names 1. A query can get more"), ("1,7", "names 7, which the feed does not")],
+)
+def test_partitions_that_cannot_be_changed_so_are_refused(
+    start: Start, publisher: Publisher, partitions: str, message: str
+) -> None:
+    publish(publisher, 100)
+    engine = start(partitions="1")
+    engine.run()
+    other = options_for(publisher, partitions=partitions)
+    location = engine.reader.location  # type: ignore[attr-defined]
+    engine._make = lambda: FeedStreamReader(other, location)
+    engine.restart()
+    with pytest.raises(OptionError, match=message):
         engine.trigger()
 
 
@@ -532,3 +630,78 @@ def test_progress_reports_the_number_of_partitions_in_each_state(
     assert report["partitions"] == 4
     assert report["drained"] == 1
     assert report["caughtUp"] == 3
+    assert report["caughtUpPartitions"] == 4
+    assert report["behindSeconds"] == 0
+    assert report["feed"] == publisher.url
+
+
+def test_progress_reports_requests_retries_and_the_time_behind(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 200)
+    engine = start(maxEventsPerPartition="20")
+    engine.trigger()
+    publisher.fail(503, partition=0, times=2)
+    engine.trigger()
+    engine.trigger()
+    report = engine.reader.reportLatestOffset()
+    assert report is not None
+    assert report["behindSeconds"] is None  # never caught up yet
+    assert report["requests"] >= 2
+    assert report["retries"] == 2
+    engine.run()
+    publish(publisher, 200, first=200)
+    engine.trigger()
+    assert not engine.trigger() or engine.trigger()
+    report = engine.reader.reportLatestOffset()
+    assert report is not None
+    assert 0 <= report["behindSeconds"] < 600
+
+
+def test_limit_of_a_trigger_bounds_the_events_of_an_epoch(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 1000)
+    engine = start(maxEventsPerTrigger="250")
+    engine.run()
+    assert max(map(len, engine.rows.values())) <= 250
+    assert {row["partition"] for row in engine.rows[0]} == {0, 1}
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_small_limit_of_a_trigger_lets_the_partitions_take_turns(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 400)
+    engine = start(maxEventsPerTrigger="30")
+    for _ in range(4):
+        engine.trigger()
+    assert max(map(len, engine.rows.values())) <= 30
+    assert {row["partition"] for row in engine.all_rows()} == {0, 1}
+    finish(engine)
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_query_follows_its_feed_to_another_url(start: Start, publisher: Publisher) -> None:
+    publish(publisher, 100)
+    engine = start()
+    engine.run()
+    moved = {"url": f"{publisher.url}?moved=1"}
+    location = engine.reader.location  # type: ignore[attr-defined]
+    refused, allowed = (
+        options_for(publisher, **moved),
+        options_for(publisher, **moved, previousUrl=str(publisher.url)),
+    )
+    engine._make = lambda: FeedStreamReader(refused, location)
+    engine.restart()
+    with pytest.raises(LineageError, match="name its old URL with option previousUrl"):
+        engine.trigger()
+    engine._make = lambda: FeedStreamReader(allowed, location)
+    engine.restart()
+    publish(publisher, 100, first=100)
+    engine.run()
+    engine._make = lambda: FeedStreamReader(refused, location)
+    engine.restart()
+    publish(publisher, 100, first=200)
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from random import Random
 from typing import Any
@@ -67,16 +67,11 @@ class Feed:
 class EveryPartitionHasNews:
     """A `Probe` that leaves all to the epochs."""
 
-    due = True
-
     def __init__(self, connection: object) -> None:
         pass
 
-    def reset(self) -> None:
-        pass
-
-    def ask(self, cursors: Mapping[int, str]) -> list[FetchResult]:
-        return [FetchResult(id, cursor, cursor, events=1) for id, cursor in cursors.items()]
+    def ask(self, cursors: Mapping[int, str]) -> Iterator[list[FetchResult]]:
+        yield [FetchResult(id, cursor, cursor, events=1) for id, cursor in cursors.items()]
 
 
 class Query:
@@ -85,7 +80,8 @@ class Query:
     def __init__(self, feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(planning, "Probe", EveryPartitionHasNews)
         self.feed = feed
-        self.options = parse_options({"url": URL, "discoveryInterval": "0.000001"})
+        at_once = ("discoveryInterval", "pollInterval", "maxPollInterval")
+        self.options = parse_options({"url": URL, **dict.fromkeys(at_once, "0.000001")})
         self.planner = self._planner(None)
 
     def _planner(self, plan: Any) -> EpochPlanner:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.http_clients import HttpClients, http_clients
+from feedapi_client.spark.http_clients import HttpClients, RequestRate, http_clients
 from feedapi_client.spark.options import OptionError, SourceOptions, parse_options
 
 
@@ -70,3 +70,30 @@ def test_closed_connection_releases_its_client_once() -> None:
     connection.close()
     assert shared.users == 1
     http_clients.release(shared)
+
+
+def test_requests_of_a_process_are_spaced_evenly() -> None:
+    now, slept = 0.0, []
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        slept.append(seconds)
+        now += seconds
+
+    rate = RequestRate(4, clock=lambda: now, sleep=sleep)
+    for _ in range(4):
+        rate.wait()
+    now += 10.0
+    rate.wait()
+    assert slept == [0.25] * 3
+
+
+def test_connections_with_equal_options_share_their_rate() -> None:
+    options = parse_options({"url": "http://127.0.0.1/feed", "maxRequestsPerSecond": "5"})
+    clients = HttpClients()
+    try:
+        first, second = clients.acquire(options), clients.acquire(options)
+        assert first.rate is not None
+        assert first.rate is second.rate
+    finally:
+        clients.close()

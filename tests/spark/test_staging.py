@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -22,6 +23,7 @@ from feedapi_client.spark.staging.format import (
     unpack,
 )
 from feedapi_client.spark.staging.location import Staging, default_location, open_store
+from feedapi_client.spark.staging.runs import main, staged_runs, sweep_unstarted
 
 
 @pytest.fixture
@@ -125,9 +127,59 @@ def test_staging_is_picklable(staging: Staging) -> None:
 
 
 def test_r19_error_of_a_location_that_cannot_be_opened_hides_its_url() -> None:
-    with pytest.raises(StagingError) as caught:
-        open_store("nosuch://user:hunter2@bucket/x?sig=hunter2")
-    assert "hunter2" not in str(caught.value)
+    for scheme in ("nosuch", "s3", "gs", "https"):
+        with pytest.raises(StagingError) as caught:
+            open_store(f"{scheme}://user:hunter2@[bucket/x?sig=hunter2")
+        assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [
+        ("dbfs:/staging", "dbfs: is a file system of the JVM"),
+        ("hdfs://namenode/staging", "hdfs: is a file system of the JVM"),
+        ("memory:///staging", "memory: is not shared by driver and executors"),
+        ("ftp://host/staging", "staging locations can't be ftp: URLs"),
+        ("file://host/staging", "can't be opened: .*Error: "),
+    ],
+)
+def test_error_of_a_location_that_cannot_be_used_names_the_reason(
+    location: str, message: str
+) -> None:
+    with pytest.raises(StagingError, match=message):
+        open_store(location)
+
+
+def test_runs_that_no_query_uses_are_listed_and_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    used, old, unstarted = (Staging(tmp_path.as_uri(), character * 32) for character in "abc")
+    for staging in (used, old, unstarted):
+        staging.create(staging.plan_key(0), b"plan")
+    for staging in (used, old):
+        staging.create(staging.data_key(0, 0), b"data")
+    (tmp_path / "not-ours").mkdir()
+    (tmp_path / "not-ours" / "plan").write_text("plan")
+    for staging in (old, unstarted):
+        for path in (tmp_path / staging.run).rglob("*"):
+            os.utime(path, (0, 0))
+    assert [run.run for run in staged_runs(tmp_path.as_uri())][-1] == used.run
+    assert sweep_unstarted(tmp_path.as_uri()) == 1
+    assert {run.run for run in staged_runs(tmp_path.as_uri())} == {used.run, old.run}
+    assert main([tmp_path.as_uri(), "--older-than", "30"]) == 0
+    assert f"{old.run}  2 objects, 8 bytes, last used 1970-01-01" in capsys.readouterr().out
+    used.keep_alive()
+    assert main([str(tmp_path), "--older-than", "30", "--delete"]) == 0
+    assert "deleted 2 objects of 1 runs" in capsys.readouterr().out
+    assert {run.run for run in staged_runs(tmp_path.as_uri())} == {used.run}
+    assert (tmp_path / "not-ours" / "plan").exists()
+
+
+def test_clean_up_needs_an_age(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["/nowhere", "--delete"])
+    assert main(["hdfs://x/y"]) == 1
+    assert "hdfs: is a file system of the JVM" in capsys.readouterr().err
 
 
 def test_default_location_is_a_private_folder_of_the_user(

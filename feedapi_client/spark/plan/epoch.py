@@ -12,6 +12,8 @@ from feedapi_client.spark.fetch import Target
 from feedapi_client.spark.plan.selection import only
 
 DEFAULT_TASKS = 32
+PLAN_VERSION = 1
+"""Is raised when an older version of this package could read a plan or staged object wrongly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,17 @@ class EpochPlan(msgspec.Struct, kw_only=True):
     depths: dict[int, int]
     known: list[int]
     selected: list[int] | None
+    """The partitions that are read; None for all."""
     groups: list[list[int]]
     """The partitions to read, one list a task."""
     limit: int | None
     """Maximum number of events of each partition."""
+    chosen: list[int] | None = None
+    """What option ``partitions`` named when the plan was made."""
+    version: int = PLAN_VERSION
+    """Of the format of plans and staged objects."""
+    ends: dict[int, str] = {}
+    """Where partitions end that are read to a fixed end."""
 
     def task(self, epoch: int, number: int, fetch: FetchOptions) -> FetchTask:
         """Return what the task of group `number` fetches."""
@@ -62,6 +71,8 @@ class EpochPlan(msgspec.Struct, kw_only=True):
                     listed.last_cursor,
                     self.sequences.get(partition, 0),
                     self.depths.get(partition, 0),
+                    self.ends.get(partition),
+                    resumable=True,
                 )
             )
         return targets

@@ -67,6 +67,11 @@ class Failures:
         failing = self._failing.get(partition)
         return failing is None or failing.retry_at <= time.monotonic()
 
+    def pause(self, partition: int) -> float:
+        """Return the seconds until the next attempt of the partition is due."""
+        failing = self._failing.get(partition)
+        return 0.0 if failing is None else max(0.0, failing.retry_at - time.monotonic())
+
     def refused(self, partition: int, cursor: str) -> None:
         """Record that the publisher refused a fetch from the cursor."""
         self._refusals[partition, cursor] = self._refusals.get((partition, cursor), 0) + 1

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from feedapi_client.errors import FeedError, LineageError
+from feedapi_client.errors import CursorRejectedError, FeedError, LineageError
 from feedapi_client.lineage.graph import descendants
 from feedapi_client.lineage.order import count_before
 from feedapi_client.lineage.planner import (
@@ -26,24 +27,26 @@ from feedapi_client.lineage.planner import (
     Save,
     Start,
     State,
+    Stop,
 )
-from feedapi_client.model import FeedInfo, FeedKey, Position
+from feedapi_client.model import FIRST, FeedInfo, FeedKey, Position
 from feedapi_client.spark.connection import FeedConnection
 from feedapi_client.spark.fetch import FetchResult, read_end
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.plan.epoch import EpochPlan, split_into_groups
 from feedapi_client.spark.plan.failures import Failures
+from feedapi_client.spark.plan.hold import Hold
+from feedapi_client.spark.plan.polls import PollSchedule
 from feedapi_client.spark.plan.probe import Probe
-from feedapi_client.spark.plan.selection import check_partitions
+from feedapi_client.spark.plan.progress import ProgressReport
+from feedapi_client.spark.plan.selection import added_partitions, check_partitions
 
 _log = logging.getLogger(__name__)
 
-_COUNTED_STATES = {
-    State.READING: "reading",
-    State.CAUGHT_UP: "caughtUp",
-    State.WAITING: "waiting",
-    State.DRAINED: "drained",
-}
+_LEAST_SHARE = 100
+"""Events of a partition in an epoch of ``maxEventsPerTrigger``: only whole batches are read."""
+_MAX_PROBES = 1024
+"""Partitions that are asked for news before an epoch is planned. The others are next."""
 
 
 @dataclass(slots=True)
@@ -51,11 +54,13 @@ class AvailableNow:
     """State of a trigger that ends by itself.
 
     `deadline` is on the monotonic clock. `caught_up` are the partitions that were caught up since
-    the trigger began.
+    the trigger began, or read to their fixed end. `ends` has the end of each partition, fixed when
+    the trigger began or, for a later one, when it started.
     """
 
     deadline: float
     caught_up: set[int] = field(default_factory=set)
+    ends: dict[int, str | None] = field(default_factory=dict)
 
 
 class EpochPlanner:
@@ -90,9 +95,17 @@ class EpochPlanner:
         self._sequences: dict[int, int] = {}
         self._depths: dict[int, int] = {}
         self._known: set[int] = set()  # every partition that was ever listed
+        self._added_partitions: frozenset[int] = frozenset()  # to the selection of the last plan
         self._not_selected: dict[int, Position] = {}  # of an earlier query without a selection
         self._failures = Failures(connection.url, options.retry)
         self._probe = Probe(connection)
+        self._polls = PollSchedule(options.limits, bounded=options.bounded_polls)
+        self._planned: set[int] = set()  # what the last plan reads
+        self._listed_ends: dict[int, str] = {}  # `lastCursor` of open partitions
+        self._hold = Hold(options.min_events_per_trigger, options.max_trigger_delay)
+        self._epochs = 0
+        self._read_in: dict[int, int] = {}  # number of the last epoch of each partition
+        self._progress = ProgressReport()
         self._more: set[int] = set()  # partitions that are known to have events
         self._info: FeedInfo | None = None
         self._unsaved = False  # a discovery changed positions, and no plan holds that yet
@@ -108,18 +121,24 @@ class EpochPlanner:
     @property
     def key(self) -> str:
         """Key of the feed and of the selection of events, whose cursors these are."""
-        return FeedKey(self.options.url, "spark", self.connection.fetch_options.selection()).id
+        return self._key_of(self.options.url)
+
+    def _key_of(self, url: str) -> str:
+        return FeedKey(url, "spark", self.connection.fetch_options.selection()).id
 
     def _restore(self, plan: EpochPlan) -> None:
-        if plan.feed != self.key:
+        keys = {self._key_of(url) for url in (self.options.url, self.options.previous_url) if url}
+        if plan.feed not in keys:
             raise LineageError(
                 "the checkpoint of this query belongs to another feed, or to another selection of "
                 "events (filter.NAME, eventTypes, skipEventTypes), whose cursors are not valid "
-                "here. Start a new query with a checkpoint location of its own",
+                "here. If the feed moved, name its old URL with option previousUrl. Otherwise "
+                "start a new query with a checkpoint location of its own",
                 feed=self.connection.url,
             )
         self._sequences, self._depths = dict(plan.sequences), dict(plan.depths)
         self._known = set(plan.known)
+        self._added_partitions = added_partitions(self.options, plan.chosen)
         if plan.selected is None:
             check_partitions(self.options, plan.info)
         self.lineage.load(plan.positions)
@@ -141,8 +160,14 @@ class EpochPlanner:
         Raises:
             FeedError: the query can't continue.
         """
+        self._progress.next_epoch()
+        unread = self._planned
+        self._planned = set()
         for result in results:
+            unread.discard(result.partition)
             self._add(result, fresh=fresh)
+        for partition in unread - self._more:
+            self._polls.now(partition)
 
     def _add(self, result: FetchResult, *, fresh: bool = True) -> None:
         partition = result.partition
@@ -161,7 +186,25 @@ class EpochPlanner:
             caught_up = self.lineage.entries[partition].state is not State.READING
             if self.available_now is not None and fresh and caught_up:
                 self.available_now.caught_up.add(partition)
+        elif result.reached and self.available_now is not None and fresh:
+            self.available_now.caught_up.add(partition)
         self._perform(actions)
+        self._schedule(result, fresh=fresh)
+        caught_up = self.lineage.entries[partition].state is State.CAUGHT_UP
+        self._progress.add(result, caught_up=caught_up and fresh)
+
+    def _schedule(self, result: FetchResult, *, fresh: bool) -> None:
+        """Set the next poll of the partition (R15). What has events is read without one."""
+        partition = result.partition
+        entry = self.lineage.entries[partition]
+        if not entry.running or partition in self._more:
+            return
+        if result.failed is not None:
+            self._polls.later(partition, self._failures.pause(partition))
+        elif entry.state is State.CAUGHT_UP and result.ended and fresh:
+            self._polls.caught_up(partition, moved=result.cursor != result.start)
+        else:
+            self._polls.now(partition)
 
     def _note(self, result: FetchResult) -> None:
         partition = result.partition
@@ -202,17 +245,58 @@ class EpochPlanner:
             return
         first, self._info = self._info is None, info
         self._set_depths()
-        self._failures.check_refusals(info, self.lineage.runnable())
+        self._note_listed_ends(info)
+        self._check_refusals(info)
         # At "first" the same positions would be found again: no need for an epoch without rows.
         if not (first and self.options.start == "first"):
             self._unsaved |= any(isinstance(action, Save) for action in actions)
         self._perform(actions)
+        if first and self.options.start != "last":
+            for partition in self.lineage.runnable():
+                self._polls.expect(partition)
+
+    def _check_refusals(self, info: FeedInfo) -> None:
+        """Check refused cursors. With ``failOnDataLoss=false`` such a partition begins anew."""
+        while True:
+            try:
+                self._failures.check_refusals(info, self.lineage.runnable())
+            except CursorRejectedError as error:
+                partition = error.partition
+                if self.options.fail_on_data_loss or partition is None:
+                    raise
+                if self.lineage.entries[partition].cursor == FIRST:
+                    raise
+                _log.warning("%s. It is read from the first event that is left on", error)
+                self.lineage.released(partition, self.lineage.checkpoint(partition, FIRST))
+                self._polls.now(partition)
+                self._unsaved = True
+            else:
+                return
+
+    def _note_listed_ends(self, info: FeedInfo) -> None:
+        """Poll open partitions at once whose listed end moved on to another cursor."""
+        if self.connection.fetch_options.selection():
+            return
+        before, self._listed_ends = self._listed_ends, {}
+        for listed in info.partitions.values():
+            if listed.closed or listed.last_cursor is None:
+                continue
+            self._listed_ends[listed.id] = listed.last_cursor
+            entry = self.lineage.entries.get(listed.id)
+            if entry is None or entry.state is not State.CAUGHT_UP:
+                continue
+            if listed.last_cursor not in (entry.cursor, before.get(listed.id)):
+                self._polls.later(listed.id, 0.0)
 
     def _select(self, info: FeedInfo) -> None:
         """Select new partitions that descend from a selected one."""
         if self._info is None:
             check_partitions(self.options, info)
         elif self.lineage.selected is not None:
+            if self._added_partitions:
+                check_partitions(self.options, info, self._added_partitions)
+                self.lineage.select(self._added_partitions)
+                self._added_partitions = frozenset()
             new = info.partitions.keys() - self._known
             self.lineage.select(descendants(info.partitions, self.lineage.selected, new))
         self._known |= info.partitions.keys()
@@ -221,8 +305,12 @@ class EpochPlanner:
         for action in actions:
             match action:
                 case Start(partition=partition):
+                    self._polls.now(partition)
                     if self.available_now is not None:
                         self.available_now.caught_up.discard(partition)
+                case Stop(partition=partition):
+                    self._polls.forget(partition)
+                    self._more.discard(partition)
                 case Rediscover():
                     self._discover_at = 0.0
                 case Report(partition=partition, text=text):
@@ -244,23 +332,75 @@ class EpochPlanner:
         self.discover_if_due()
         if self.available_now is not None:
             return self._next_available_now(limit, self.available_now)
-        if not (self._more or self._unsaved) and not self._probe.due:
+        news = self._partitions_with_news()
+        if news and not self._unsaved and not self._hold.over(self._event_counts(news)):
+            self._more |= news
             return None
-        due = self._due(self.lineage.runnable())
-        if self._more.intersection(due) or (self._probe.due and self._has_news(due)):
-            self._probe.reset()
-            return self._plan(self._due(self.lineage.runnable()), limit)
-        return self._plan([], limit) if self._unsaved else None
+        return self._plan(news, limit) if news or self._unsaved else None
+
+    def pause(self) -> float:
+        """Return the seconds for which `next_plan` has nothing to do."""
+        if self._more or self._unsaved:
+            return self._hold.wait()
+        return min(self._polls.wait(), max(0.0, self._discover_at - time.monotonic()))
+
+    def _partitions_with_news(self) -> set[int]:
+        """Poll the partitions that are due. Return those that have events."""
+        entries = self.lineage.entries
+        due = [p for p in self._polls.take_due() if entries[p].running and p not in self._more]
+        news = self._known_news()
+        expected = [p for p in due if self._polls.expects(p)]
+        others = [p for p in due if not self._polls.expects(p)]
+        for partition in others[_MAX_PROBES:]:
+            self._polls.later(partition, 0.0)
+        news |= self._ask(others[:_MAX_PROBES])
+        # Where others have news, to ask an expected one first would only be one request more.
+        return news.union(expected) if news else self._ask(expected, until_found=True)
+
+    def _event_counts(self, partitions: Collection[int]) -> Iterator[int]:
+        cursors = {partition: self.lineage.entries[partition].cursor for partition in partitions}
+        yield from self._probe.counts(cursors, self.options.min_events_per_trigger or 1)
+
+    def _known_news(self) -> set[int]:
+        return {p for p in self._more if self._failures.may_ask(p)}
+
+    def _ask(self, partitions: list[int], *, until_found: bool = False) -> set[int]:
+        """Return those of the partitions that have an event. It is left to the executors.
+
+        With `until_found` the first ones that have one are enough, and all that were not asked yet
+        are returned with them.
+        """
+        found: set[int] = set()
+        unasked = {partition: self.lineage.entries[partition].cursor for partition in partitions}
+        if not unasked:
+            return found
+        for results in self._probe.ask(dict(unasked)):
+            for result in results:
+                unasked.pop(result.partition)
+                if result.events:
+                    self._progress.add(result, caught_up=False)
+                    found.add(result.partition)
+                    self._more.add(result.partition)
+                    self._failures.succeeded(result.partition)
+                else:
+                    result.more = False
+                    self._add(result)
+            if until_found and found:
+                break
+        return found.union(unasked)
 
     def _next_available_now(self, limit: int | None, trigger: AvailableNow) -> EpochPlan | None:
         """The same for partitions that were not caught up since the trigger began."""
         while time.monotonic() < trigger.deadline:
+            self._fix_ends(trigger)
             wanted = self._not_caught_up(trigger)
             if not wanted:
                 return self._plan([], limit) if self._unsaved else None
-            due = self._due(wanted)
-            if self._more.intersection(due) or self._has_news(due):
-                return self._plan(self._due(self._not_caught_up(trigger)), limit)
+            due = [p for p in wanted if self._failures.may_ask(p)]
+            news = self._known_news().intersection(due)
+            news |= self._ask([p for p in due if p not in news])
+            if news:
+                return self._plan(news, limit)
             if not due or self._failures.any_of(wanted):
                 time.sleep(min(1.0, self.options.limits.poll_interval))
             self.discover_if_due()
@@ -270,28 +410,22 @@ class EpochPlanner:
         )
         return None
 
+    def _fix_ends(self, trigger: AvailableNow) -> None:
+        wanted = [p for p in self._not_caught_up(trigger) if p not in trigger.ends]
+        ends = self._probe.ends(wanted)
+        trigger.ends |= ends
+        entries = self.lineage.entries
+        trigger.caught_up |= {p for p, end in ends.items() if end == entries[p].cursor}
+
     def _not_caught_up(self, trigger: AvailableNow) -> list[int]:
         return [p for p in self.lineage.runnable() if p not in trigger.caught_up]
 
-    def _due(self, partitions: Iterable[int]) -> list[int]:
-        return [partition for partition in partitions if self._failures.may_ask(partition)]
-
-    def _has_news(self, partitions: list[int]) -> bool:
-        """Whether a probe found an event. It reads none: the executors will."""
-        cursors = self.lineage.runnable()
-        results = self._probe.ask({partition: cursors[partition] for partition in partitions})
-        for result in results:
-            if result.events:
-                self._more.add(result.partition)
-                self._failures.succeeded(result.partition)
-            else:
-                result.more = False
-                self._add(result)
-        return any(result.events for result in results)
-
-    def _plan(self, partitions: list[int], limit: int | None) -> EpochPlan:
+    def _plan(self, partitions: Collection[int], limit: int | None) -> EpochPlan:
         self._unsaved = False
+        partitions, limit = self._share_out(partitions, limit)
+        self._planned = set(partitions)
         selected = self.lineage.selected
+        ends = self.available_now.ends if self.available_now is not None else {}
         return EpochPlan(
             feed=self.key,
             info=self._info or self.connection.info,
@@ -301,11 +435,33 @@ class EpochPlanner:
             known=sorted(self._known),
             selected=None if selected is None else sorted(selected),
             groups=split_into_groups(
-                sorted(partitions, key=lambda p: p not in self._more),
+                sorted(partitions, key=lambda p: (p not in self._more, p)),
                 self.options.max_partitions_per_task,
             ),
             limit=limit,
+            chosen=None if self.options.partitions is None else sorted(self.options.partitions),
+            ends={p: end for p in partitions if (end := ends.get(p)) is not None},
         )
+
+    def _share_out(
+        self, partitions: Collection[int], limit: int | None
+    ) -> tuple[Collection[int], int | None]:
+        """Return what an epoch of ``maxEventsPerTrigger`` reads, and how much of each partition.
+
+        Those that were read the longest ago come first. The others wait for the next epoch.
+        """
+        most = self.options.max_events_per_trigger
+        if most is None or not partitions:
+            return partitions, limit
+        self._epochs += 1
+        in_turn = sorted(partitions, key=lambda p: (self._read_in.get(p, 0), p))
+        count = min(len(in_turn), max(1, most // _LEAST_SHARE))
+        for partition in in_turn[:count]:
+            self._read_in[partition] = self._epochs
+        for partition in in_turn[count:]:
+            self._polls.later(partition, 0.0)
+        share = max(1, most // count)
+        return in_turn[:count], share if limit is None else min(limit, share)
 
     def _positions(self) -> dict[int, Position]:
         entries = self.lineage.entries.values()
@@ -329,15 +485,9 @@ class EpochPlanner:
 
     # ------------------------------------------------------------------ progress report
 
-    def summary(self) -> dict[str, int]:
-        """Return how many partitions are in which state."""
-        counts = dict.fromkeys(["partitions", *_COUNTED_STATES.values()], 0)
-        counts["failing"] = len(self._failures)
-        for entry in self.lineage.entries.values():
-            counts["partitions"] += entry.id in self.lineage.graph
-            if entry.state in _COUNTED_STATES:
-                counts[_COUNTED_STATES[entry.state]] += 1
-        return counts
+    def summary(self) -> dict[str, Any]:
+        """Return what `StreamingQueryProgress` says of the source: see `ProgressReport`."""
+        return {"feed": self.connection.url, **self._progress.of(self.lineage, len(self._failures))}
 
 
 def _selected(options: SourceOptions, plan: EpochPlan | None) -> Collection[int] | None:

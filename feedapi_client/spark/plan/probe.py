@@ -2,66 +2,78 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target
+from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target, fix_end
 
 GRACE_PERIOD = 2.0
 """Seconds for which a probe retries temporary errors."""
-_MAX_THREADS = 32
+MAX_THREADS = 16
+_MAX_EMPTY_BATCHES = 5
+"""Batches without an event that one probe reads: another one goes on behind them."""
 
 
 class Probe:
-    """Finds out whether an epoch is worth planning.
-
-    The pause between two probes grows from `Limits.poll_interval` to `Limits.max_poll_interval`
-    as long as no partition has events.
-    """
+    """Asks partitions for their next event, and reads no further than that."""
 
     def __init__(self, connection: FeedConnection) -> None:
         self._connection = connection
-        self._limits = connection.options.limits
-        self._pause = self._limits.poll_interval
-        self._next = 0.0
+        limit = connection.options.limits.max_concurrent_fetches
+        self.concurrency = min(limit, MAX_THREADS)
+        """Partitions that are asked at the same time."""
 
-    @property
-    def due(self) -> bool:
-        """Whether the pause since the last probe is over."""
-        return time.monotonic() >= self._next
+    def ask(self, cursors: Mapping[int, str]) -> Iterator[list[FetchResult]]:
+        """Ask the partitions from their cursors, `concurrency` of them at a time.
 
-    def reset(self) -> None:
-        """Probe again at once, with the shortest pause afterwards."""
-        self._pause, self._next = self._limits.poll_interval, 0.0
+        The caller may stop the iteration: the remaining ones are not asked.
 
-    def ask(self, cursors: Mapping[int, str]) -> list[FetchResult]:
-        """Ask the partitions, a few at a time, until one has an event.
-
-        Returns:
+        Yields:
             the results of those that were asked. Empty pages move a cursor on.
         """
-        if not cursors:
-            return []
         targets = [Target(partition, cursor) for partition, cursor in cursors.items()]
-        threads = min(self._limits.max_concurrent_fetches, _MAX_THREADS, len(targets))
-        results: list[FetchResult] = []
-        with ThreadPoolExecutor(threads, thread_name_prefix="feedapi-probe") as pool:
-            for first in range(0, len(targets), threads):
-                results += pool.map(self._ask, targets[first : first + threads])
-                if any(result.events for result in results):
-                    return results
-        self._next = time.monotonic() + self._pause
-        self._pause = min(self._limits.max_poll_interval, self._pause * 2)
-        return results
+        if len(targets) == 1:
+            yield [self._ask(targets[0])]
+            return
+        size = self.concurrency
+        with ThreadPoolExecutor(min(size, len(targets) or 1), "feedapi-probe") as pool:
+            for first in range(0, len(targets), size):
+                yield list(pool.map(self._ask, targets[first : first + size]))
+
+    def counts(self, cursors: Mapping[int, str], limit: int) -> Iterator[int]:
+        """Yield the number of events behind each cursor, up to about `limit`. They are dropped."""
+        for partition, cursor in cursors.items():
+            target = Target(partition, cursor)
+            reader = PartitionReader(
+                self._connection, target, limit=limit, grace_period=GRACE_PERIOD, hold_open=False
+            )
+            yield reader.read().events
+
+    def ends(self, partitions: Collection[int]) -> dict[int, str | None]:
+        """Return the present end of each partition, as `fix_end`. Raises `FeedError`."""
+        if not partitions:
+            return {}
+
+        def end(partition: int) -> str | None:
+            return fix_end(self._connection, partition)
+
+        threads = min(self.concurrency, len(partitions))
+        with ThreadPoolExecutor(threads, "feedapi-probe") as pool:
+            return dict(zip(partitions, pool.map(end, partitions), strict=True))
 
     def _ask(self, target: Target) -> FetchResult:
+        batches = count(1)
+
+        def enough() -> bool:
+            return reader.result.events > 0 or next(batches) == _MAX_EMPTY_BATCHES
+
         reader = PartitionReader(
             self._connection,
             target,
             limit=1,
-            full=lambda: True,
+            full=enough,
             grace_period=GRACE_PERIOD,
             hold_open=False,
         )

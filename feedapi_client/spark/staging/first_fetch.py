@@ -46,14 +46,15 @@ def fetch_once(options: SourceOptions, staging: Staging, task: FetchTask) -> byt
     """
     key = staging.data_key(task.epoch, task.number)
     try:
-        return staging.read(key)
+        staged = staging.read(key)
     except MissingObjectError:
-        pass
-    _check_visible(staging, task)
-    fetched = fetch_task(options, task)
-    if staging.create(key, fetched):
-        return fetched
-    return staging.read(key)
+        _check_visible(staging, task)
+        staging.check_not_delivered(key)
+        staged = fetch_task(options, task)
+        if not staging.create(key, staged):
+            staged = staging.read(key)
+    staging.mark_delivered(key)
+    return staged
 
 
 def _check_visible(staging: Staging, task: FetchTask) -> None:
@@ -130,7 +131,10 @@ def empty_object() -> bytes:
 def results_in(header: Any) -> list[FetchResult]:
     """Return the results of a task from the header of its staged object."""
     names = FetchResult.__slots__
-    return [FetchResult(**{name: partition[name] for name in names}) for partition in header]
+    return [
+        FetchResult(**{name: partition[name] for name in names if name in partition})
+        for partition in header
+    ]
 
 
 def rows_of(staged: bytes, key: str, payload: Payload, size: int) -> Iterator[pa.RecordBatch]:

@@ -4,16 +4,20 @@ Each query has a folder of its own, named by its run id::
 
     <run>/plan/<epoch>           what the epoch reads, and all that was known when it was planned
     <run>/data/<epoch>/<group>   what the first task that fetched the group got
+    <run>/seen/<epoch>/<group>   empty: rows of that object may have been delivered
 
-Both are written with create-if-absent: of two writers exactly one succeeds, and both continue with
+All are written with create-if-absent: of two writers exactly one succeeds, and both continue with
 the same bytes.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
+from collections.abc import Iterator
 from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +35,18 @@ except ImportError as error:  # pragma: no cover - the message is the point
     ) from error
 
 _FIRST_READ = 64 * 1024
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
+_URL_IN_TEXT = re.compile(r"(\w+)://[^\s\"']+")
+_URL_PARTS = re.compile(r"[:/@?&=#\[\]]+")
+_SCHEMES = frozenset(
+    ["file", "s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss", "https", "http"]
+)
+_WAYS = "give an s3://, gs://, az:// or file:// URL, or a path that driver and executors share"
+_NO_STORE = {
+    "dbfs": "dbfs: is a file system of the JVM, which Python tasks can't write to: ",
+    "hdfs": "hdfs: is a file system of the JVM, which Python tasks can't write to: ",
+    "memory": "memory: is not shared by driver and executors: ",
+}
 _NEVER = 2**63
 
 
@@ -83,6 +99,20 @@ class Staging:
             raise self._failed("write", key, error) from error
         return True
 
+    def mark_delivered(self, key: str) -> None:
+        """Note that rows of a staged object may be delivered from now on. Raises `StagingError`."""
+        self.create(_seen_key(key), b"")
+
+    def check_not_delivered(self, key: str) -> None:
+        """Raise `StagingError` when rows of a staged object were delivered. It must not be gone."""
+        if self.exists(_seen_key(key)):
+            raise StagingError(
+                f"staged object {key} is gone from the staging location, and a sink may have got "
+                "rows of it: what is fetched now would differ from them. Was the location cleaned "
+                "by hand, or by a lifecycle rule? Restore the object. If the sink has committed "
+                "nothing of this micro-batch, delete its object below seen/ instead"
+            )
+
     def read(self, key: str) -> bytes:
         """Return the whole object. Raises `MissingObjectError`, `StagingError`."""
         try:
@@ -125,42 +155,82 @@ class Staging:
             StagingError: the location failed.
         """
         try:
-            pages = obstore.list(self.store, prefix=self.run)
-            keys = [entry["path"] for page in pages for entry in page]
-            old = [key for key in keys if _epoch_of(key) < epoch]
+            old = [key for key, _, _ in listed(self.store, self.run) if _epoch_of(key) < epoch]
             for key in sorted(old, key=lambda key: ("/plan/" in key, key)):
                 _delete(self.store, key)
         except (BaseError, OSError) as error:
             raise self._failed("delete", f"{self.run}/", error) from error
         return len(old)
 
+    def delete_all(self) -> int:
+        """Delete the run and return the number of its objects. Raises `StagingError`."""
+        keys = [key for key, _, _ in listed(self.store, self.run)]
+        try:
+            for key in keys:
+                _delete(self.store, key)
+        except (BaseError, OSError) as error:
+            raise self._failed("delete", f"{self.run}/", error) from error
+        return len(keys)
+
+    def keep_alive(self) -> None:
+        """Note that a query uses the run, for a later clean-up. Raises `StagingError`."""
+        key = f"{self.run}/alive"
+        try:
+            obstore.put(self.store, key, b"", use_multipart=False)
+        except (BaseError, OSError) as error:
+            raise self._failed("write", key, error) from error
+
     def _failed(self, verb: str, key: str, error: Exception) -> StagingError:
-        # The text of an object store's error may quote signed URLs. Its first line has the reason.
-        reason = str(error).split("\n", 1)[0].split("?", 1)[0][:200]
-        return StagingError(
-            f"could not {verb} the staged object {key}: {type(error).__name__}: {reason}"
-        )
+        reason = _reason(error, self.location)
+        return StagingError(f"could not {verb} the staged object {key}: {reason}")
 
 
 def open_store(location: str) -> Any:
     """Return the obstore store of a URL or a plain path.
 
     Arguments:
-        location: ``s3://``, ``gs://``, ``az://``, ``file://`` or a path.
+        location: ``s3://`` (or ``s3a://``), ``gs://``, ``az://`` (or ``abfss://``), ``file://`` or
+            a path. Region, endpoint and credentials come from the environment of this process, as
+            for every tool of that cloud.
 
     Raises:
-        StagingError: it can't be opened. The message never quotes the URL's query.
+        StagingError: it can't be opened. The message says why, and never quotes the URL.
     """
-    url = location if "://" in location else f"file://{location}"
+    url = location if _SCHEME.match(location) else f"file://{location}"
+    scheme = url.partition(":")[0].lower()
+    if scheme not in _SCHEMES:
+        why = _NO_STORE.get(scheme, f"staging locations can't be {scheme}: URLs: ")
+        raise StagingError(why + _WAYS)
     try:
-        return from_url(url, mkdir=True) if url.startswith("file:") else from_url(url)
-    except (BaseError, OSError, ValueError, TypeError):
-        scheme = url.partition("://")[0]
-        # Neither the library's text nor the chained error: both quote the URL.
+        return from_url(url, mkdir=True) if scheme == "file" else from_url(url)
+    except (BaseError, OSError, ValueError, TypeError) as error:
+        # The chained error would quote the URL, which may hold a secret.
         raise StagingError(
-            f"the staging location ({scheme}://…) can't be opened: give an s3://, gs://, az:// or "
-            "file:// URL"
+            f"the staging location ({scheme}://…) can't be opened: {_reason(error, url)}"
         ) from None
+
+
+def listed(store: Any, prefix: str | None = None) -> Iterator[tuple[str, int, datetime]]:
+    """Yield key, size and time of all objects. Raises `StagingError`."""
+    try:
+        for page in obstore.list(store, prefix=prefix):
+            for entry in page:
+                yield entry["path"], entry["size"], entry["last_modified"]
+    except (BaseError, OSError) as error:
+        raise StagingError(
+            f"could not list the staging location: {type(error).__name__}: {_reason(error, '')}"
+        ) from error
+
+
+def _reason(error: Exception, url: str) -> str:
+    """Return the first line of an object store's error, without what a URL in it may hold."""
+    text = str(error).strip().split("\n", 1)[0]
+    text = _URL_IN_TEXT.sub(r"\1://…", text)
+    if not url.startswith(("file:", "/")):
+        parts = _URL_PARTS.split(url)[1:]
+        for part in sorted((part for part in parts if len(part) > 2), key=len, reverse=True):
+            text = text.replace(part, "…")
+    return f"{type(error).__name__}: {text[:200]}"
 
 
 def default_location() -> str:
@@ -189,11 +259,15 @@ def _delete(store: Any, key: str) -> None:
 
 def _epoch_of(key: str) -> int:
     parts = key.split("/")
-    for kind in ("plan", "data"):
+    for kind in ("plan", "data", "seen"):
         if kind in parts:
             number = parts[parts.index(kind) + 1]
             return int(number) if number.isdigit() else _NEVER
     return _NEVER
+
+
+def _seen_key(key: str) -> str:
+    return key.replace("/data/", "/seen/")
 
 
 def _missing(key: str) -> MissingObjectError:

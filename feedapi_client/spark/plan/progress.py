@@ -1,0 +1,84 @@
+"""What the progress of a streaming query says of its feed. Imports no Spark."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from feedapi_client.lineage.planner import Planner, State
+from feedapi_client.spark.fetch import FetchResult
+
+_MANY = 1000
+_KEPT_SECONDS = 1.0
+"""How long the report on many partitions is kept: to count them takes some milliseconds."""
+_COUNTED_STATES = {
+    State.READING: "reading",
+    State.CAUGHT_UP: "caughtUp",
+    State.WAITING: "waiting",
+    State.DRAINED: "drained",
+}
+
+
+class ProgressReport:
+    """Counts states, requests, and the time since partitions were caught up.
+
+    - ``partitions``: those that the feed lists and the query reads.
+    - ``reading``, ``caughtUp``, ``waiting``, ``drained``, ``failing``: by state.
+    - ``caughtUpPartitions``: as ``caughtUp``; drained ones included.
+    - ``behindSeconds``: the longest time since a partition that is not caught up was; 0 when all
+      are; None when one never was. A feed does not tell how many events it holds.
+    - ``requests``, ``retries``: of the last epoch and of the polls since the one before.
+
+    Arguments:
+        clock: seconds on any monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._caught_up_at: dict[int, float] = {}
+        self._counts: Counter[str] = Counter()
+        self._report: dict[str, Any] = {}
+        self._report_until = -math.inf
+
+    def next_epoch(self) -> None:
+        """Count requests from zero."""
+        self._counts.clear()
+        self._report_until = -math.inf
+
+    def add(self, result: FetchResult, *, caught_up: bool) -> None:
+        """Add what a read or a poll of a partition came to."""
+        self._counts["requests"] += result.requests
+        self._counts["retries"] += result.retries
+        if caught_up:
+            self._caught_up_at[result.partition] = self._clock()
+
+    def of(self, lineage: Planner, failing: int) -> dict[str, Any]:
+        """Return the report. Spark asks for it at each trigger, also at idle ones."""
+        now = self._clock()
+        if now >= self._report_until:
+            self._report = self._made(lineage, failing, now)
+            many = len(lineage.entries) > _MANY
+            self._report_until = now + _KEPT_SECONDS if many else now
+        return self._report
+
+    def _made(self, lineage: Planner, failing: int, now: float) -> dict[str, Any]:
+        counts = dict.fromkeys(["partitions", *_COUNTED_STATES.values()], 0)
+        behind: list[float | None] = []
+        for entry in lineage.entries.values():
+            counts["partitions"] += entry.id in lineage.graph
+            if entry.state in _COUNTED_STATES:
+                counts[_COUNTED_STATES[entry.state]] += 1
+            if entry.state is State.READING:
+                since = self._caught_up_at.get(entry.id)
+                behind.append(None if since is None else round(now - since, 3))
+        return {
+            **counts,
+            "failing": failing,
+            "caughtUpPartitions": counts["caughtUp"] + counts["drained"],
+            "behindSeconds": None if None in behind else max(behind, default=0.0),  # type: ignore[type-var]
+            "requests": self._counts["requests"],
+            "retries": self._counts["retries"],
+        }
