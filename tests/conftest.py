@@ -9,6 +9,7 @@ from hypothesis import settings
 
 _MAX_PROCESSES = 4
 _SERVERS = {"postgres", "mariadb", "redis_server", "nats_server"}
+_PROCESSES = {"spawn"}
 _EXAMPLES = {"quick": 25, "whole": 400}
 """Examples of each property: fewer where slow tests are left out."""
 
@@ -54,6 +55,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     heavy = set()
     for item in items:
         if item.get_closest_marker("spark") or _SERVERS.intersection(_fixtures(item)):
+            item.add_marker("slow")
+        if _PROCESSES.intersection(_fixtures(item)):
+            item.add_marker("waits")
+        if item.get_closest_marker("waits"):
             item.add_marker("slow")
         if item.get_closest_marker("slow"):
             heavy.add(item.path)

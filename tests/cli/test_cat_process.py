@@ -16,7 +16,10 @@ import pytest
 from feedapi_client.testing import Publisher, faults
 from tests.cli.conftest import TIMEOUT, OnTerminal, Spawn
 
-pytestmark = pytest.mark.skipif(os.name == "nt", reason="signals and pipes of POSIX")
+pytestmark = [
+    pytest.mark.waits,
+    pytest.mark.skipif(os.name == "nt", reason="signals and pipes of POSIX"),
+]
 
 _BIG = 300
 

@@ -9,6 +9,8 @@ import pytest
 from feedapi_client.cli.demo.proof import Step, prove
 from tests.cli.conftest import Feedapi, OnTerminal
 
+pytestmark = pytest.mark.waits
+
 _QUICK = ("--events", 3000, "--seconds", 1.5)
 _PUBLISHED: list[Step] = [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)]
 

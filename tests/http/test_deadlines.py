@@ -16,7 +16,11 @@ from feedapi_client.options import Limits
 from tests.client.wire import Reply, chunk, start, wire
 from tests.http.helpers import LINE, discovery_of, page_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("sync", [False, True])]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.waits,
+    pytest.mark.parametrize("sync", [False, True]),
+]
 
 SHORT = Limits(request_timeout=1)
 ENDLESS_HEADERS = [

@@ -19,6 +19,8 @@ from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher, Quirks
 from tests.spark.micro_batches import MicroBatchEngine, problems
 
+pytestmark = pytest.mark.waits
+
 PARTITIONS = 100
 
 

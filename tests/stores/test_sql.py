@@ -32,7 +32,7 @@ from feedapi_client.testing.contracts import AdministrableStoreContract, advance
 from tests.servers import MariaDB, Postgres
 from tests.stores.journal_contract import AGING, JournalContract, Make
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 FEED = FeedKey("https://service.test/feed")
 
 
