@@ -163,7 +163,8 @@ class Delivery:
         save = self._save(partition, number, position, transaction)
         # What is saved in the caller's transaction ends with it, so it may be cancelled. It also
         # stays in the caller's task: others must not run while a synchronous transaction is open.
-        await (finish(save) if transaction is None else save)
+        interruptible = transaction is None and not driver.positions.at_once
+        await (finish(save) if interruptible else save)
 
     async def _save(
         self, partition: RuntimePartition, number: int, position: Position, transaction: Any

@@ -11,6 +11,7 @@ import anyio
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.memory import MemoryCursorStore
 from feedapi_client.stores.moving import keys_elsewhere
 
 log = logging.getLogger("feedapi_client")
@@ -28,6 +29,8 @@ class Positions:
         self._store = store
         self._key = key
         self._timeout = timeout
+        self.at_once = type(store) is MemoryCursorStore
+        """Whether a save never suspends, so that no cancellation can interrupt it."""
 
     async def load(self) -> Mapping[int, Position]:
         """Load all positions. Raises `StoreError`."""

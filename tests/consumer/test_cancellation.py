@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from feedapi_client import Batch, FeedKey, Position, SQLiteCursorStore
+from feedapi_client import Batch, FeedKey, MemoryCursorStore, Position, SQLiteCursorStore
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import RecordingStore, consume, fill, n_of, next_batch, numbers
 
@@ -37,6 +37,27 @@ async def cancelled_after(steps: int, call: Awaitable[Any]) -> bool:
     with suppress(asyncio.CancelledError, StopAsyncIteration):
         await task
     return task.cancelled()
+
+
+@pytest.mark.parametrize("steps", range(5))
+async def test_r20_a_cancelled_commit_in_memory_is_saved_or_not_begun(
+    serve: Callable[..., Publisher], steps: int
+) -> None:
+    """It never suspends, so that it needs no task of its own."""
+    publisher = serve(1, page_size=5)
+    fill(publisher, 15)
+    store = MemoryCursorStore()
+    async with consume(publisher, store=store) as consumer:
+        batches = consumer.batches()
+        first = await next_batch(batches)
+        await cancelled_after(steps, first.commit())
+        stored = (await store.load(consumer.key))[0].cursor
+        assert stored == (first.cursor if steps else "_first")
+        second = await next_batch(batches)
+        await second.commit()
+        assert (await store.load(consumer.key))[0].cursor == second.cursor
+    seen = n_of(first.events) + n_of(second.events)
+    assert seen == list(range(len(seen)))
 
 
 @pytest.mark.parametrize("steps", range(1, 12))
