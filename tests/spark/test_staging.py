@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from feedapi_client.spark.options import OptionError
 from feedapi_client.spark.staging import location
+from feedapi_client.spark.staging.__main__ import main
 from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
 from feedapi_client.spark.staging.format import (
     Section,
@@ -23,7 +24,14 @@ from feedapi_client.spark.staging.format import (
     unpack,
 )
 from feedapi_client.spark.staging.location import Staging, default_location, open_store
-from feedapi_client.spark.staging.runs import main, staged_runs, sweep_unstarted
+from feedapi_client.spark.staging.runs import staged_runs, sweep_unstarted
+
+
+def test_a_location_can_be_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    staging = Staging("a folder", "a" * 32)
+    assert staging.create(staging.plan_key(0), b"{}")
+    assert [run.run for run in staged_runs(str(tmp_path / "a folder"))] == ["a" * 32]
 
 
 @pytest.fixture

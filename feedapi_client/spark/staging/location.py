@@ -196,7 +196,7 @@ def open_store(location: str) -> Any:
     Raises:
         StagingError: it can't be opened. The message says why, and never quotes the URL.
     """
-    url = location if _SCHEME.match(location) else f"file://{location}"
+    url = location if _SCHEME.match(location) else Path(location).absolute().as_uri()
     scheme = url.partition(":")[0].lower()
     if scheme not in _SCHEMES:
         why = _NO_STORE.get(scheme, f"staging locations can't be {scheme}: URLs: ")

@@ -1,24 +1,15 @@
 """The runs in a staging location, and the clean-up of those that no query needs. Imports no Spark.
 
-::
-
-    python -m feedapi_client.spark.staging.runs LOCATION                  lists the runs
-    python -m feedapi_client.spark.staging.runs LOCATION --older-than 30 --delete
-
 A query keeps two epochs of its run. A run is left behind by a query that will never start again,
 and by a driver that died before Spark had logged its first offset.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from feedapi_client.spark.options import OptionError
-from feedapi_client.spark.staging.errors import StagingError
 from feedapi_client.spark.staging.location import Staging, listed, open_store
 
 UNSTARTED_AFTER = timedelta(days=1)
@@ -84,7 +75,7 @@ def sweep_unstarted(location: str) -> int:
         StagingError: the location failed.
     """
     unstarted = [
-        run for run in staged_runs(location) if not run.started and _is_older(run, UNSTARTED_AFTER)
+        run for run in staged_runs(location) if not run.started and is_older(run, UNSTARTED_AFTER)
     ]
     delete_runs(location, unstarted)
     return len(unstarted)
@@ -94,45 +85,6 @@ def _is_run(name: str) -> bool:
     return len(name) == 32 and all(c in "0123456789abcdef" for c in name)
 
 
-def _is_older(run: StagedRun, age: timedelta) -> bool:
+def is_older(run: StagedRun, age: timedelta) -> bool:
+    """Return whether a run was not used for so long."""
     return datetime.now(UTC) - run.last_used > age
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """List or delete runs. Returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m feedapi_client.spark.staging.runs",
-        description="List the runs of a staging location, and delete those that are not used.",
-    )
-    parser.add_argument("location", help="s3://, gs://, az://, file:// or a path")
-    parser.add_argument(
-        "--older-than",
-        type=float,
-        metavar="DAYS",
-        default=0.0,
-        help="only runs that were not used for so long; longer than any query ever pauses",
-    )
-    parser.add_argument(
-        "--delete",
-        action="store_true",
-        help="delete them: a query whose run is gone can't start again from its checkpoint",
-    )
-    given = parser.parse_args(arguments)
-    if given.delete and not given.older_than:
-        parser.error("--delete needs --older-than DAYS")
-    try:
-        runs = staged_runs(given.location)
-        old = [run for run in runs if _is_older(run, timedelta(days=given.older_than))]
-        for run in old:
-            sys.stdout.write(f"{run}\n")
-        if given.delete:
-            count = delete_runs(given.location, old)
-            sys.stdout.write(f"deleted {count} objects of {len(old)} runs\n")
-    except (StagingError, OptionError) as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
