@@ -10,8 +10,9 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher
+from feedapi_client.liftbridge import publisher as publisher_module
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
-from tests.liftbridge.helpers import SAFETY_NET, calls_end
+from tests.liftbridge.helpers import SAFETY_NET, Faults, calls_end
 
 
 @pytest.fixture
@@ -37,6 +38,19 @@ async def publisher(
 ) -> AsyncIterator[LiftbridgePublisher]:
     async with LiftbridgePublisher(nats_server.url, ack_timeout=SAFETY_NET) as publisher:
         yield publisher
+
+
+@pytest.fixture(params=["fast path", "documented calls"])
+def way_through_nats_py(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the test with the fast path, and with documented calls of nats-py only."""
+    if request.param == "documented calls":
+        monkeypatch.setattr(publisher_module, "install_fast_path", lambda *_: None)
+
+
+@pytest.fixture
+async def faults(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> AsyncIterator[Faults]:
+    async with Faults(broker, publisher) as faults:
+        yield faults
 
 
 @pytest.fixture

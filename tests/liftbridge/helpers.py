@@ -95,3 +95,8 @@ class Faults:
             if 0 < publisher.in_flight == sum(id in publisher._acks for id in withheld):
                 expire_acks(publisher)
             await asyncio.sleep(0.002)
+
+
+def values(broker: LiftbridgeBroker, stream: str = "s", partition: int = 0) -> list[bytes]:
+    """What a partition holds."""
+    return [message.value for message in broker.messages(stream, partition)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 
 import anyio
 import nats
@@ -26,29 +26,12 @@ from feedapi_client.liftbridge import (
     decode,
     key_partition,
 )
-from feedapi_client.liftbridge import publisher as publisher_module
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
-from tests.liftbridge.helpers import SAFETY_NET, Faults, eventually, expire_acks
+from tests.liftbridge.helpers import SAFETY_NET, Faults, eventually, expire_acks, values
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way_through_nats_py")]
 
 HEADERS: Mapping[str, bytes] = {"source": b"test"}
-
-
-@pytest.fixture(autouse=True, params=["fast path", "documented calls"])
-def way_through_nats_py(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "documented calls":
-        monkeypatch.setattr(publisher_module, "install_fast_path", lambda *_: None)
-
-
-@pytest.fixture
-async def faults(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> AsyncIterator[Faults]:
-    async with Faults(broker, publisher) as faults:
-        yield faults
-
-
-def values(broker: LiftbridgeBroker, stream: str = "s", partition: int = 0) -> list[bytes]:
-    return [message.value for message in broker.messages(stream, partition)]
 
 
 async def test_a_publish_is_stored_and_returns_its_ack(

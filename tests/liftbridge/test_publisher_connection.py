@@ -6,7 +6,7 @@ Every test runs with the fast path, and with documented calls of nats-py only.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
@@ -19,29 +19,10 @@ from feedapi_client.liftbridge import (
     LiftbridgeError,
     LiftbridgePublisher,
 )
-from feedapi_client.liftbridge import publisher as publisher_module
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer, free_port
-from tests.liftbridge.helpers import SAFETY_NET, Faults, eventually, expire_acks
+from tests.liftbridge.helpers import SAFETY_NET, eventually, expire_acks, values
 
-pytestmark = pytest.mark.anyio
-
-HEADERS: Mapping[str, bytes] = {"source": b"test"}
-
-
-@pytest.fixture(autouse=True, params=["fast path", "documented calls"])
-def way_through_nats_py(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "documented calls":
-        monkeypatch.setattr(publisher_module, "install_fast_path", lambda *_: None)
-
-
-@pytest.fixture
-async def faults(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> AsyncIterator[Faults]:
-    async with Faults(broker, publisher) as faults:
-        yield faults
-
-
-def values(broker: LiftbridgeBroker, stream: str = "s", partition: int = 0) -> list[bytes]:
-    return [message.value for message in broker.messages(stream, partition)]
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way_through_nats_py")]
 
 
 async def test_a_broker_that_restarts_loses_only_what_was_sent_meanwhile(

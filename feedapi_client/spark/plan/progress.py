@@ -66,19 +66,23 @@ class ProgressReport:
 
     def _made(self, lineage: Planner, failing: int, now: float) -> dict[str, Any]:
         counts = dict.fromkeys(["partitions", *_COUNTED_STATES.values()], 0)
-        behind: list[float | None] = []
+        behind: list[float] = []
+        never = False
         for entry in lineage.entries.values():
             counts["partitions"] += entry.id in lineage.graph
             if entry.state in _COUNTED_STATES:
                 counts[_COUNTED_STATES[entry.state]] += 1
             if entry.state is State.READING:
                 since = self._caught_up_at.get(entry.id)
-                behind.append(None if since is None else round(now - since, 3))
+                if since is None:
+                    never = True
+                else:
+                    behind.append(round(now - since, 3))
         return {
             **counts,
             "failing": failing,
             "caughtUpPartitions": counts["caughtUp"] + counts["drained"],
-            "behindSeconds": None if None in behind else max(behind, default=0.0),  # type: ignore[type-var]
+            "behindSeconds": None if never else max(behind, default=0.0),
             "requests": self._counts["requests"],
             "retries": self._counts["retries"],
         }

@@ -10,7 +10,7 @@ from gufo.liftbridge import api_pb2
 from feedapi_client.testing.liftbridge.streams import BrokerStream, GroupReader, StoredMessage
 
 
-class SubscriptionEnded(Exception):  # noqa: N818 - it is no error that a read-only stream has an end
+class SubscriptionEnded(Exception):  # noqa: N818 - a read-only stream may have an end
     """The broker ends the subscription with this status."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
