@@ -7,8 +7,9 @@ other module writes its fields; `Fetching`, `Delivery` and `Driver` call its met
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import anyio
 
@@ -366,27 +367,28 @@ def partition_status(
     position = entry.position
     if position is not None and unsaved and position.revision == 1:
         position = None  # a later one has the cursor of the one before it, which is saved
-    planned: dict[str, Any] = {
-        "partition": entry.id,
-        "state": _state(entry, error, unsaved=unsaved),
-        "cursor": position.cursor if position else None,
-        "waits_for": entry.waits_for if entry.state is State.WAITING else (),
-        "error": str(error) if error else None,
-        "since": since if error else None,
-    }
+    status = PartitionStatus(
+        partition=entry.id,
+        state=_state(entry, error, unsaved=unsaved),
+        cursor=position.cursor if position else None,
+        waits_for=entry.waits_for if entry.state is State.WAITING else (),
+        caught_up=entry.state is State.DRAINED or None,
+        error=str(error) if error else None,
+        since=since if error else None,
+    )
     if partition is None:
-        return PartitionStatus(caught_up=entry.state is State.DRAINED or None, **planned)
+        return status
     caught_up = None
     if error is None and (partition.last_contact or entry.state is State.DRAINED):
         caught_up = partition.is_caught_up
-    return PartitionStatus(
+    return replace(
+        status,
         caught_up=caught_up,
         caught_up_at=partition.caught_up_at,
         retry_at=partition.failures.retry_at if partition.error is not None else None,
         events=partition.events,
         last_event=partition.last_event,
         last_contact=partition.last_contact,
-        **planned,
     )
 
 
