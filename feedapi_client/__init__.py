@@ -30,6 +30,7 @@ if TYPE_CHECKING:
         FeedUnavailableError,
         FencedError,
         HostError,
+        LeaseLostError,
         LineageError,
         LineTooLongError,
         LostPartitionError,
@@ -52,9 +53,17 @@ if TYPE_CHECKING:
         Partition,
         Position,
     )
-    from feedapi_client.options import FetchOptions, Limits, RetryPolicy, default_decision
+    from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share, default_decision
     from feedapi_client.quarantine.policy import Quarantine, Retry
-    from feedapi_client.status import ConsumerStatus, PartitionState, PartitionStatus
+    from feedapi_client.status import (
+        ConsumerStatus,
+        Health,
+        PartitionState,
+        PartitionStatus,
+        PartitionWait,
+        Problem,
+        ProblemName,
+    )
     from feedapi_client.stores.base import CursorStore
     from feedapi_client.stores.journal import Journal
     from feedapi_client.stores.memory import MemoryCursorStore
@@ -84,8 +93,10 @@ __all__ = [
     "FeedUnavailableError",
     "FencedError",
     "FetchOptions",
+    "Health",
     "HostError",
     "Journal",
+    "LeaseLostError",
     "Limits",
     "LineTooLongError",
     "LineageError",
@@ -97,13 +108,17 @@ __all__ = [
     "Partition",
     "PartitionState",
     "PartitionStatus",
+    "PartitionWait",
     "Position",
+    "Problem",
+    "ProblemName",
     "ProtocolError",
     "Quarantine",
     "RequestRefusedError",
     "Retry",
     "RetryPolicy",
     "SQLiteCursorStore",
+    "Share",
     "StoreError",
     "SyncFeedClient",
     "TornResponseError",
@@ -122,9 +137,17 @@ _HOME = {
     "consumer": ("FeedConsumer",),
     "errors": tuple(name for name in __all__ if name.endswith("Error")),
     "model": ("FIRST", "LAST", "Batch", "Event", "FeedInfo", "FeedKey", "Partition", "Position"),
-    "options": ("FetchOptions", "Limits", "RetryPolicy", "default_decision"),
+    "options": ("FetchOptions", "Limits", "RetryPolicy", "Share", "default_decision"),
     "quarantine.policy": ("Quarantine", "Retry"),
-    "status": ("ConsumerStatus", "PartitionState", "PartitionStatus"),
+    "status": (
+        "ConsumerStatus",
+        "Health",
+        "PartitionState",
+        "PartitionStatus",
+        "PartitionWait",
+        "Problem",
+        "ProblemName",
+    ),
     "http.redaction": ("redact_http_logs",),
     "stores": ("CursorStore", "Journal", "MemoryCursorStore", "SQLiteCursorStore", *_OF_EXTRAS),
 }

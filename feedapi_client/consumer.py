@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from contextlib import ExitStack
+from datetime import UTC, datetime
 from functools import partial
+from types import TracebackType
 from typing import Literal, Self
 
 import anyio
@@ -12,19 +16,25 @@ import orjson
 from anyio.abc import TaskGroup
 
 from feedapi_client.client import FeedClient
+from feedapi_client.errors import LeaseLostError
 from feedapi_client.http.transport import AsyncHTTP
 from feedapi_client.lineage.missing_edges import checked_lineage
-from feedapi_client.model import Batch, Decoder, Event, FeedKey
-from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+from feedapi_client.model import Batch, Decoder, Event, FeedKey, Partition
+from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
 from feedapi_client.quarantine.handler import retrying_handler
 from feedapi_client.quarantine.policy import Handler, OnFailure
-from feedapi_client.runtime.driver import Settings
+from feedapi_client.runtime.driver import Driver, Settings
+from feedapi_client.runtime.grace import GracePeriod
+from feedapi_client.runtime.handlers import WatchedHandler
+from feedapi_client.runtime.observers import Observers
 from feedapi_client.runtime.session import Session
-from feedapi_client.status import ConsumerStatus
+from feedapi_client.sharing.coordinator import Coordinator, instance_name
+from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
 from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.memory import MemoryCursorStore
 
-log = logging.getLogger("feedapi_client")
+log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 5.0
 
@@ -54,7 +64,7 @@ class FeedConsumer:
             basic authentication.
         store: where cursors are kept; without one in memory, for as long as the object lives.
         name: tells consumers of the same feed apart. Two at a time with one name fence each other:
-            one of them ends with `FencedError`.
+            one of them ends with `FencedError`. With `share` they divide the partitions instead.
         start: where a new name begins: "first", "last", or a cursor for each partition (the others
             begin at the first event).
         ordered: a partition is read only after those that it starts after. False reads all at once.
@@ -68,6 +78,9 @@ class FeedConsumer:
             `startsAfterPartition` out: ``{1: 0, 2: 0}``. Such edges are added to every discovery.
             One that contradicts the discovery, or that names a partition that is neither listed
             nor stored, is a `LineageError`.
+        share: several instances with one name divide the partitions, see `Share`. A commit then
+            raises `LeaseLostError` if another instance has taken its partition over, and the
+            iteration goes on. The store has to implement `LeaseStore`, as the shipped ones do.
         fetch, retry, limits: see `FetchOptions`, `RetryPolicy`, `Limits`.
         on_error: what a partition that can't go on does: "raise" ends the iteration, "park" stops
             it and its descendants.
@@ -91,6 +104,7 @@ class FeedConsumer:
         decoder: Decoder = orjson.loads,
         v1_partitions: int | None = None,
         lineage: Mapping[int, int] | None = None,
+        share: Share | None = None,
         fetch: FetchOptions | None = None,
         retry: RetryPolicy | None = None,
         limits: Limits | None = None,
@@ -121,7 +135,16 @@ class FeedConsumer:
         self.feed = self._client.feed
         self.store: CursorStore = MemoryCursorStore() if store is None else store
         self.key = FeedKey(url, name, fetch.selection())
+        self._share = share
+        if share is not None and not isinstance(self.store, LeaseStore):
+            raise TypeError(
+                f"share needs a store that keeps leases, and {type(self.store).__name__} does not "
+                "implement LeaseStore"
+            )
+        self._instance = None if share is None else instance_name(share)
         self.limits = limits
+        self.observers = Observers()
+        """What `feedapi_client.telemetry` is attached to."""
         self._settings = Settings(
             key=self.key,
             start=start,
@@ -133,10 +156,22 @@ class FeedConsumer:
             stream=fetch.streaming,
             limits=limits,
             retry=retry,
+            observers=self.observers,
         )
+        self.cut_short = False
+        """Whether the grace period of `stop` was over before all in flight was committed."""
         self._tasks: TaskGroup | None = None
         self._session: Session | None = None
+        self._opening: Session | None = None
+        self._closed_since = datetime.now(UTC)
         self._begun = False
+        self._stops = 0
+        # What the end of a grace period cancels: the handlers of `run`, or the block of a loop.
+        self._handlers: anyio.CancelScope | None = None
+        self._grace: GracePeriod | None = None
+        self._block: int | None = None
+        self._loops_in_block = False
+        self._signal_handlers = ExitStack()
 
     def __repr__(self) -> str:
         return f"<FeedConsumer {self.key}: {self._session!r}>"
@@ -152,18 +187,31 @@ class FeedConsumer:
             await self._close_client()
             raise
         self._tasks = tasks
+        self._block, self.cut_short = anyio.get_current_task().id, False
+        self._grace = GracePeriod(self._cut_short)
+        tasks.start_soon(self._grace.run)
         return self
 
-    async def __aexit__(self, *exc: object) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
         assert self._tasks is not None
+        self._signal_handlers.close()
         if self._session is not None:
             self._session.close()
         tasks, self._tasks = self._tasks, None
+        self._closed_since = datetime.now(UTC)
         tasks.cancel_scope.cancel()
         try:
+            if self.cut_short and isinstance(error, anyio.get_cancelled_exc_class()):
+                return await tasks.__aexit__(kind, error, traceback)  # ends its own cancellation
             # Without the exception: the group would wrap it, and an application catches what it
             # raised.
             await tasks.__aexit__(None, None, None)
+            return None
         finally:
             await self._close_client()
 
@@ -207,24 +255,38 @@ class FeedConsumer:
         Returns at the end of the feed (without `follow`) or after `stop`. Cancelling `run` cancels
         the handlers.
         """
-        handle = await retrying_handler(handle, on_failure, self.key, self.store)
+        watched = WatchedHandler(handle)
+        handle = await retrying_handler(watched, on_failure, self.key, self.store, watched)
         session = await self._begin()
         delivery = session.delivery
+        watched.watch(session.driver)
         failure: list[BaseException] = []
         slots = anyio.Semaphore(max_concurrency)
 
         async def work(batch: Batch) -> None:
             try:
-                await handle(batch)
+                try:
+                    with session.driver.observers.handling(batch):
+                        await handle(batch)
+                except LeaseLostError as error:
+                    if error.partition != batch.partition:
+                        raise
+                    log.warning(
+                        "%s", error, extra={"feed": self.feed, "partition": batch.partition}
+                    )
                 await delivery.handled(batch)
             except Exception as error:  # noqa: BLE001 - raised below, without a group around it
+                watched.raised(batch, error)
                 failure.append(error)
                 tasks.cancel_scope.cancel()
+            else:
+                watched.over(batch)
             finally:
                 slots.release()
 
         try:
             async with anyio.create_task_group() as tasks:
+                self._handlers = tasks.cancel_scope
                 await slots.acquire()
                 while (batch := await delivery.next()) is not None:
                     tasks.start_soon(work, batch)
@@ -232,27 +294,123 @@ class FeedConsumer:
         except BaseExceptionGroup as group:
             raise group.exceptions[0] from None
         finally:
+            self._handlers = None
             session.close()
         if failure:
             raise failure[0]
 
-    def stop(self) -> None:
-        """End the iteration after the batches in flight. To be called from the event loop."""
-        if self._session is not None:
-            self._session.stop()
+    @property
+    def instance(self) -> str | None:
+        """The name of this instance in `PartitionStatus.owner`; None without `share`."""
+        return self._instance
+
+    def stop(self, *, grace: float | None = None) -> None:
+        """End the iteration after the batches in flight. To be called from the event loop.
+
+        What is in flight can be finished and committed, for at most `grace` seconds; None sets no
+        limit. Then the rest is cancelled, a warning says of which partitions, and `cut_short` is
+        True. Nothing is lost: what was not committed is read again.
+
+        - `run` cancels the handlers that still run, and returns.
+        - Of a loop in the task that entered the consumer's ``async with`` block, the block is
+          cancelled. The program goes on behind it.
+        - A loop in another task is not cancelled, but its `Batch.commit` raises `CommitOrderError`.
+
+        May be called again, to shorten the grace period.
+        """
+        if self._session is None:
+            return
+        self._stops += 1
+        self._session.stop()
+        if grace is not None and self._grace is not None:
+            self._grace.begin(grace)
+
+    def install_signal_handlers(self, *, grace: float | None = 30.0) -> None:
+        """End gracefully on SIGTERM and SIGINT (Ctrl-C), until the consumer is closed.
+
+        The first signal calls `stop` with this `grace`. The second one cancels at once what is in
+        flight. From then on signals do what they did before.
+
+        Raises:
+            RuntimeError: the consumer is not open, or this is not the main thread.
+            NotImplementedError: asyncio can't handle signals on Windows.
+        """
+        if self._tasks is None:
+            raise RuntimeError("the consumer is not open: use it inside 'async with'")
+        receiver = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
+        signals = self._signal_handlers.enter_context(receiver)
+        self._tasks.start_soon(self._stop_on, signals, grace)
+
+    async def _stop_on(self, signals: AsyncIterator[signal.Signals], grace: float | None) -> None:
+        number = await anext(signals)
+        log.info(
+            "feed %s: %s: ends after what is in flight",
+            self.feed,
+            number.name,
+            extra={"feed": self.feed, "signal": number.name},
+        )
+        self.stop(grace=grace)
+        await anext(signals)
+        self._signal_handlers.close()
+        self.stop(grace=0)
+
+    def _cut_short(self, grace: float) -> None:
+        """Cancel what is in flight: the grace period is over."""
+        if self._session is None or self._session.over or self._tasks is None:
+            return
+        self.cut_short = True
+        self._session.report_unfinished(grace)
+        if self._handlers is not None:
+            self._handlers.cancel()
+        elif self._loops_in_block:
+            self._tasks.cancel_scope.cancel()
+        else:
+            self._session.close()
 
     def status(self) -> ConsumerStatus:
         """A snapshot of every partition. Costs time linear in their number."""
         return ConsumerStatus(self.feed) if self._session is None else self._session.status()
+
+    def topology(self) -> Mapping[int, Partition]:
+        """Return the partitions and edges of the last good discovery. Not to be changed.
+
+        With `lineage` and `partitions` applied; empty before the first discovery.
+        """
+        return {} if self._session is None else self._session.topology()
+
+    def health(self) -> Health:
+        """Return whether the consumer works, and what is wrong. Costs as much as `status`.
+
+        May be called at any time, also before entry and after an error. Before the consumer is
+        entered it is live and not ready.
+        """
+        if self._opening is not None:
+            return self._opening.health(opening=True)
+        if self._session is None or self._tasks is None:
+            text = "the consumer is not entered" if self._session is None else "it was left"
+            problem = Problem(ProblemName.NOT_OPEN, None, self._closed_since, text)
+            return Health(live=True, ready=False, problems=(problem,))
+        return self._session.health()
 
     # ------------------------------------------------------------------ sessions
 
     async def _open_session(self) -> Session:
         if self._client is None:
             self._client = self._new_client()
-        session = Session(self._settings, self._client, self.store)
-        await session.open()
+        share = None if self._share is None else self._coordinator
+        session = Session(self._settings, self._client, self.store, share=share)
+        self._opening = session
+        try:
+            await session.open()
+        finally:
+            self._opening = None
         return session
+
+    def _coordinator(self, driver: Driver) -> Coordinator:
+        assert self._share is not None
+        assert self._instance is not None
+        assert isinstance(self.store, LeaseStore)
+        return Coordinator(self._share, self.store, self.key, driver, name=self._instance)
 
     async def _begin(self) -> Session:
         """The session of a new iteration.
@@ -261,12 +419,24 @@ class FeedConsumer:
         """
         if self._tasks is None or self._session is None:
             raise RuntimeError("the consumer is not open: use it inside 'async with'")
+        self._loops_in_block = False
         if self._begun:
+            if self._grace is not None:
+                self._grace.forget()
+            stops = self._stops
             await self._session.aclose()
             self._session = await self._open_session()
+            if self._stops != stops:  # while it was being opened
+                self._session.stop()
         self._begun = True
         self._tasks.start_soon(self._session.run)
         return self._session
+
+    async def _begin_loop(self) -> Session:
+        """`_begin` for a loop of the application, in whatever task that runs."""
+        session = await self._begin()
+        self._loops_in_block = anyio.get_current_task().id == self._block
+        return session
 
 
 class _Batches:
@@ -281,12 +451,17 @@ class _Batches:
 
     async def __anext__(self) -> Batch:
         if self._session is None:
-            self._session = await self._consumer._begin()
+            self._session = await self._consumer._begin_loop()
         batch = await self._session.delivery.advance()
         if batch is None:
             self._session.close()
             raise StopAsyncIteration
         return batch
+
+    def watch(self, events: Iterator[Event]) -> None:
+        """Let the watchdog see whether the application takes the events of its batch."""
+        assert self._session is not None
+        self._session.delivery.takes_from(events)
 
     async def commit(self, batch: Batch) -> None:
         """Commit a batch in the application's place; see `Delivery.commit`."""
@@ -315,3 +490,4 @@ class _Events:
                 self._batch = None
             self._batch = await self._batches.__anext__()
             self._events = iter(self._batch.events)
+            self._batches.watch(self._events)

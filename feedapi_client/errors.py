@@ -21,6 +21,7 @@ translated once, where they enter, and kept as ``__cause__``::
     │   └── TornResponseError        a response that broke off, or holds a line of something else
     └── StoreError                   the cursor store failed
         ├── FencedError              another consumer of the same name advanced the partition
+        │   └── LeaseLostError           another instance reads the partition now (`share`)
         └── CommitOrderError         a batch was committed out of order, or too late
 """
 
@@ -170,6 +171,13 @@ class FencedError(StoreError):
     """Another consumer of the same feed and name advanced the partition (R17).
 
     The stored revision is not the one before the revision to be saved.
+    """
+
+
+class LeaseLostError(FencedError):
+    """Another instance reads the partition now, or may do so (see `FeedConsumer`, ``share``).
+
+    What was not committed is delivered again, by the instance that has the lease.
     """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal, TypeVar
@@ -229,6 +229,8 @@ Committer = Callable[["Batch", Any], Awaitable[None]]
 class Batch:
     """Events closed by a checkpoint.
 
+    Iterating over a batch gives its events, and its length is their number.
+
     A batch may hold no event. Its cursor has to be committed all the same, so a batch is always
     true.
 
@@ -267,6 +269,10 @@ class Batch:
                 partition=self.partition,
             )
         await self.committer(self, transaction)
+
+    def __iter__(self) -> Iterator[Event]:
+        """Iterate over the events."""
+        return iter(self.events)
 
     def __len__(self) -> int:
         return len(self.events)

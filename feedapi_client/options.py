@@ -88,6 +88,12 @@ class Limits:
     and what its objects take. Also the bound of what a partition may send without a checkpoint."""
     max_batch_bytes: int = 1024 * 1024
     """Bytes of a batch from which on no more events are added to it."""
+    max_batch_events: int | None = None
+    """Events that batches are made up to; None: only `max_batch_bytes` counts. A batch has more
+    where checkpoints are further apart."""
+    batch_linger: float | None = None
+    """Seconds that a batch smaller than these two waits for more events of its partition, unless
+    the partition is at its end; None: not at all. Fewer and larger batches mean fewer commits."""
     max_line_bytes: int = 16 * 1024 * 1024
     """Bytes of one line of a response."""
     max_discovery_bytes: int = 32 * 1024 * 1024
@@ -111,14 +117,26 @@ class Limits:
     """Seconds that a save may still take after the task around it was cancelled."""
     max_attempts_without_progress: int = 5
     """Duplicates or empty responses in a row that become an error (R13)."""
+    stall_timeout: float = 300.0
+    """Seconds after which something that shows no sign of life is a problem of
+    `FeedConsumer.health`: a request, a discovery, a save, or a handler with one batch. Longer than
+    the longest time that a handler may take."""
     report_interval: float = 60.0
     """Seconds in which at most one log record is written about the failures of one partition, and
     only a few about those of all partitions. The next record says how many were left out."""
 
+    @property
+    def read_bytes(self) -> int:
+        """Bytes that one read of a connection of our own brings at most: 256 KiB by default.
+
+        Large reads are faster. Many partitions must not fill a small buffer with a read each.
+        """
+        return min(max(self.max_buffered_bytes // 256, 64 * 1024), 256 * 1024)
+
     def __post_init__(self) -> None:
         for limit in fields(self):
             value = getattr(self, limit.name)
-            if not value > 0:
+            if value is not None and not value > 0:
                 raise ValueError(f"Limits.{limit.name} must be positive, not {value}")
 
 
@@ -172,3 +190,41 @@ class RetryPolicy:
             raise ValueError("RetryPolicy: max_retry_after and give_up_after must not be negative")
         if self.refused_for < 0:
             raise ValueError("RetryPolicy.refused_for must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """How several instances of one consumer divide the partitions of a feed.
+
+    All instances need the same store, name and options. Their clocks may differ.
+
+    Raises ValueError unless ``rebalance_seconds`` fits into ``lease_seconds`` three times.
+    """
+
+    instance: str | None = None
+    """A name for people, the host's by default. A random part for each process is added to it."""
+    lease_seconds: float = 30.0
+    """Seconds after which the partitions of an instance that died are read by others."""
+    rebalance_seconds: float = 5.0
+    """Seconds between two looks at the other instances."""
+    handover_seconds: float = 30.0
+    """Seconds that a batch in flight may take before its partition is given away regardless. Its
+    commit then raises `LeaseLostError`."""
+
+    def __post_init__(self) -> None:
+        for name in ("lease_seconds", "rebalance_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"Share.{name} must be positive, not {getattr(self, name)}")
+        if self.handover_seconds < 0:
+            raise ValueError(
+                f"Share.handover_seconds must not be negative, not {self.handover_seconds}"
+            )
+        if self.lease_seconds < 3 * self.rebalance_seconds:
+            raise ValueError(
+                "Share.lease_seconds must be at least three times rebalance_seconds: "
+                "one late heartbeat must not cost all leases"
+            )
+        if self.instance is not None and not (
+            0 < len(self.instance) <= 100 and self.instance.isprintable()
+        ):
+            raise ValueError("Share.instance must be 1 to 100 printable characters")

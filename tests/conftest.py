@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import os
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -10,16 +12,20 @@ from hypothesis import settings
 _MAX_PROCESSES = 4
 _SERVERS = {"postgres", "mariadb", "redis_server", "nats_server"}
 _PROCESSES = {"spawn"}
-_EXAMPLES = {"quick": 25, "whole": 400}
+_LOGGERS = ("root", "feedapi_client", "httpx", "httpcore")
+_EXAMPLES = {"quick": 25, "whole": 200}
 """Examples of each property: fewer where slow tests are left out."""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Run the tests of a single file in this process, more of them on up to four cores."""
+    """Run the tests of a single file in this process, more of them in up to four processes.
+
+    One more than there are cores: half of the time the tests wait for servers and deadlines.
+    """
     files = [argument for argument in config.args if argument.split("::")[0].endswith(".py")]
     if len(files) == 1 == len(config.args):
         return 0
-    return min(_MAX_PROCESSES, os.cpu_count() or 1)
+    return min(_MAX_PROCESSES, (os.cpu_count() or 1) + 1)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -30,6 +36,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not config.getoption("numprocesses", None):
         os.environ.pop("COVERAGE_PROCESS_START", None)
+    # Tests start hundreds of Python processes, and each would compile the library anew.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     _load_examples("quick" if "not slow" in config.getoption("markexpr") else "whole")
 
 
@@ -75,6 +83,24 @@ def _fixtures(item: pytest.Item) -> list[str]:
 def _runs_on_trio(item: pytest.Item) -> bool:
     callspec = getattr(item, "callspec", None)
     return callspec is not None and callspec.params.get("anyio_backend") == "trio"
+
+
+@pytest.fixture(autouse=True)
+def logging_unchanged() -> Iterator[None]:
+    """Fail a test that leaves a level of logging behind: later tests would miss their records."""
+    before = _levels()
+    yield
+    assert _levels() == before
+
+
+def _levels() -> dict[str, int]:
+    """Return the levels that were set, by the names of their loggers."""
+    return {
+        each.name: each.level
+        for each in [logging.root, *logging.root.manager.loggerDict.values()]
+        if isinstance(each, logging.Logger)
+        if each.level and each.name.startswith(_LOGGERS)
+    }
 
 
 @pytest.fixture(params=["asyncio", "trio"])

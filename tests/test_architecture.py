@@ -18,6 +18,7 @@ import httpx
 import pytest
 
 import feedapi_client
+import feedapi_client.monitor
 import feedapi_client.stores
 import feedapi_client.testing
 from feedapi_client.runtime.partition import RuntimePartition
@@ -28,7 +29,7 @@ SANS_IO = ("errors", "status", "options", "model", "protocol", "lineage")
 # From the bottom up: a module may import its own layer and those before it.
 LAYERS = (
     ("errors", "status"),
-    ("options", "model", "retry"),
+    ("causes", "options", "model", "retry"),
     ("protocol",),
     ("lineage",),
     ("http",),
@@ -36,20 +37,36 @@ LAYERS = (
     ("quarantine",),
     ("client",),
     ("runtime",),
+    ("sharing",),
     ("consumer",),
     ("telemetry",),
+    ("monitor",),
     ADAPTERS,
 )
 # The same within `feedapi_client/runtime`.
 RUNTIME_LAYERS = (
-    ("buffer", "cancellation", "discovery_timer", "failure_log", "positions", "scheduler"),
-    ("slots",),
+    (
+        "buffer",
+        "cancellation",
+        "clock",
+        "decisions",
+        "discovery_timer",
+        "failure_log",
+        "handling",
+        "observers",
+        "scheduler",
+        "sharing",
+    ),
+    ("grace", "positions", "slots"),
     ("failures",),
     ("partition",),
+    ("linger", "partition_status"),
     ("driver",),
     ("request",),
-    ("discovery", "fetching"),
-    ("delivery",),
+    ("discovery", "fetching", "handlers", "stacks", "waits"),
+    ("delivery", "entering"),
+    ("watchdog",),
+    ("health",),
     ("session",),
 )
 # Adapters that make an HTTP client for the library, from options of their own.
@@ -60,6 +77,8 @@ EXTRAS = [
     "typer",
     "rich",
     "uvicorn",
+    "starlette",
+    "prometheus_client",
     "pyspark",
     "pyarrow",
     "obstore",
@@ -75,19 +94,21 @@ PUBLIC = {
     feedapi_client: """
         FIRST LAST AmbiguousLineageError AuthenticationError Batch BufferLimitError CommitOrderError
         ConsumerStatus CursorRejectedError CursorStore Event FeedClient FeedConsumer FeedError
-        FeedInfo FeedKey FeedUnavailableError FencedError FetchOptions HostError Journal Limits
-        LineTooLongError LineageError LostPartitionError MemoryCursorStore NegotiationError
-        NoProgressError Page Partition PartitionState PartitionStatus Position ProtocolError
-        Quarantine RequestRefusedError Retry RetryPolicy SQLiteCursorStore StoreError SyncFeedClient
-        TornResponseError TransportError default_decision redact_http_logs
+        FeedInfo FeedKey FeedUnavailableError FencedError FetchOptions Health HostError Journal
+        LeaseLostError Limits LineTooLongError LineageError LostPartitionError MemoryCursorStore
+        NegotiationError NoProgressError Page Partition PartitionState PartitionStatus
+        PartitionWait Position Problem ProblemName ProtocolError Quarantine RequestRefusedError
+        Retry RetryPolicy SQLiteCursorStore Share
+        StoreError SyncFeedClient TornResponseError TransportError default_decision redact_http_logs
     """,
+    feedapi_client.monitor: "Monitor MonitorServer serve",
     feedapi_client.stores: """
-        AdministrableStore CursorStore Journal JournalledStore MemoryCursorStore RedisCursorStore
-        SQLAlchemyCursorStore SQLiteCursorStore
+        AdministrableStore CursorStore Instance Journal JournalledStore Lease LeaseStore
+        MemoryCursorStore RedisCursorStore SQLAlchemyCursorStore SQLiteCursorStore
     """,
     feedapi_client.testing: """
-        AdministrableStoreContract CursorStoreContract Fault FaultRule Publisher Quirks Request
-        Response Serving faults
+        AdministrableStoreContract CursorStoreContract Fault FaultRule LeaseStoreContract Publisher
+        Quirks Request Response Serving faults
     """,
 }
 
@@ -384,6 +405,7 @@ anyio.run(main)
         ("import feedapi_client.spark", "spark"),
         ("import feedapi_client.liftbridge", "liftbridge"),
         ("import feedapi_client.telemetry", "telemetry"),
+        ("import feedapi_client.monitor", "monitor"),
         ("import feedapi_client.testing.publisher.server", "testing"),
         ("from feedapi_client.testing import Publisher; Publisher().serve()", "testing"),
         ("import feedapi_client.cli; feedapi_client.cli.main()", "cli"),
@@ -465,6 +487,7 @@ def test_the_parameters_of_the_consumer_are_pinned() -> None:
         "decoder",
         "v1_partitions",
         "lineage",
+        "share",
         "fetch",
         "retry",
         "limits",

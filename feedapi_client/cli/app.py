@@ -17,8 +17,14 @@ from feedapi_client.cli.common.exit_codes import HELP as EXIT_CODES
 from feedapi_client.cli.common.extras import PASS_ON
 from feedapi_client.cli.cursors.app import app as cursors
 from feedapi_client.cli.demo.command import demo
+from feedapi_client.cli.doctor.command import doctor
+from feedapi_client.cli.examples import epilog
+from feedapi_client.cli.leases.app import app as leases
 from feedapi_client.cli.quarantine.app import app as quarantine
+from feedapi_client.cli.run.command import run
+from feedapi_client.cli.run.options import EXIT_CODES as RUN_EXIT_CODES
 from feedapi_client.cli.serve.command import serve
+from feedapi_client.cli.status.command import status
 
 app = typer.Typer(
     cls=CommandGroup,
@@ -58,11 +64,15 @@ def feedapi(
         )
 
 
-app.command("demo")(demo)
-app.command("serve")(serve)
-app.command("discover")(discover.discover)
-app.command("cat")(cat)
+app.command("demo", epilog=epilog("demo"))(demo)
+app.command("serve", epilog=epilog("serve"))(serve)
+app.command("discover", epilog=epilog("discover"))(discover.discover)
+app.command("doctor", epilog=epilog("doctor"))(doctor)
+app.command("cat", epilog=epilog("cat"))(cat)
+app.command("run", epilog=f"{epilog('run')}\n\n{RUN_EXIT_CODES}")(run)
+app.command("status", epilog=epilog("status"))(status)
 app.add_typer(cursors, name="cursors")
+app.add_typer(leases, name="leases")
 app.add_typer(quarantine, name="quarantine")
 app.command("ingest", context_settings=PASS_ON, add_help_option=False)(ingest.ingest)
 app.command("relay", context_settings=PASS_ON, add_help_option=False)(relay.relay)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedapi_client.cli.common.options import (
     AuthEnv,
+    CaFile,
     GiveUpAfter,
     HeaderEnv,
     Json,
@@ -29,6 +30,7 @@ def discover(
     json: Json = False,
     auth_env: AuthEnv = None,
     header_env: HeaderEnv = None,
+    ca_file: CaFile = None,
     v1_partitions: V1Partitions = None,
     lineage: Lineage = None,
     give_up_after: GiveUpAfter = 5.0,
@@ -45,7 +47,7 @@ def discover(
     headers = headers_from_environment(auth_env, header_env)
     checked_url(url)
     added = edges(lineage)
-    feed, info = run_async(_discover, url, headers, v1_partitions, give_up_after)
+    feed, info = run_async(_discover, url, (headers, ca_file), v1_partitions, give_up_after)
     info = with_edges(info, added, known=(), feed=feed)
     if json:
         from feedapi_client.cli.common.json_output import print_json
@@ -56,7 +58,10 @@ def discover(
 
 
 async def _discover(
-    url: str, headers: dict[str, str], v1_partitions: int | None, give_up_after: float
+    url: str,
+    sent: tuple[dict[str, str], str | None],
+    v1_partitions: int | None,
+    give_up_after: float,
 ) -> tuple[str, FeedInfo]:
     """Return the name of the feed in messages, and the discovery. Raises `FeedError`."""
     from feedapi_client import FeedClient, Limits, RetryPolicy
@@ -64,7 +69,7 @@ async def _discover(
 
     retry = RetryPolicy(give_up_after=give_up_after)
     async with (
-        http_client(headers, Limits()) as http,
+        http_client(sent[0], Limits(), sent[1]) as http,
         FeedClient(url, http=http, v1_partitions=v1_partitions, retry=retry) as client,
     ):
         return client.feed, await client.discover()

@@ -23,7 +23,7 @@ from feedapi_client.protocol.dialects import DIALECTS, Dialect, Params, check_op
 from feedapi_client.protocol.negotiation import check_v1_partitions, negotiate
 from feedapi_client.protocol.page import PageReader, Progress
 
-log = logging.getLogger("feedapi_client")
+log = logging.getLogger(__name__)
 
 _WRONG_COUNT = re.compile(r"partition count (mismatch|does ?n.t match)", re.IGNORECASE)
 """What publishers of dialect v1 say when `n` is not their number of partitions."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 import zlib
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any, Protocol
 
 STEP = 64 * 1024
@@ -37,6 +38,7 @@ class Decompressor(Protocol):
         ...
 
 
+@cache
 def accept_encoding() -> str:
     """The codings that can be undone, for the request header of that name."""
     return ", ".join(name for name in ("gzip", "zstd") if name in _CODINGS)
@@ -44,6 +46,8 @@ def accept_encoding() -> str:
 
 def decompressor(content_encoding: str) -> Decompressor:
     """The decompressor for a Content-Encoding header. Raises `UnsupportedCodingError`."""
+    if not content_encoding:
+        return _Identity()
     names = [name.strip().lower() for name in content_encoding.split(",")]
     names = [name for name in names if name not in ("", "identity")]
     if not names:

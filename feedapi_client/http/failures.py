@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 import ssl
-from collections.abc import Iterator
 
 import httpx
 
-_UNKNOWN_HOST = {
-    code
-    for name in ("EAI_NONAME", "EAI_NODATA")
-    if (code := getattr(socket, name, None)) is not None
-}
+from feedapi_client.causes import causes, is_unknown_host, network_problem
 
 
 def described(error: httpx.HTTPError) -> str:
-    """The error's name, and its text unless that quotes received bytes."""
-    text = str(error)
+    """The error's name, and why: its text, unless that quotes received bytes.
+
+    Of a connection that failed it is what the operating system says.
+    """
+    connecting = isinstance(error, (httpx.ConnectError, httpx.ReadError, httpx.WriteError))
+    text = (network_problem(error) if connecting else None) or str(error)
     name = type(error).__name__
     return f"{name}: {text}" if text and chainable(error) is not None else name
 
@@ -32,10 +30,10 @@ def host_problem(error: httpx.HTTPError) -> str | None:
 
     None for all else. A resolver that is not reachable (`EAI_AGAIN`) says nothing about the host.
     """
-    for cause in _causes(error):
+    for cause in causes(error):
         if isinstance(cause, ssl.SSLCertVerificationError):
             return f"its certificate can't be verified: {cause.verify_message}"
-        if isinstance(cause, socket.gaierror) and cause.errno in _UNKNOWN_HOST:
+        if is_unknown_host(cause):
             return "its host, or the proxy's, is unknown"
     return None
 
@@ -43,9 +41,3 @@ def host_problem(error: httpx.HTTPError) -> str | None:
 def is_about_location(error: httpx.HTTPError) -> bool:
     """Whether httpx could not read the Location of a redirect."""
     return isinstance(error.__context__, httpx.InvalidURL)
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import ssl
 import time
 from collections.abc import Iterator
 from typing import Any, Self
+from urllib.request import getproxies
 
 import httpx
 
@@ -19,25 +21,36 @@ from feedapi_client.http.exchange import (
     coding_of,
     too_slow,
 )
+from feedapi_client.http.sync_connections import LargeReadsTransport
 from feedapi_client.http.urls import parse_url
 from feedapi_client.options import Limits
 from feedapi_client.protocol.dialects import Params
 
 SyncHTTP = httpx.Client
+_SEND = httpx.HTTPTransport.handle_request
+"""httpx's own method, which pytest-httpx replaces."""
 _LONGEST = 86_400.0
 """Seconds of a read that is not limited."""
 
 
 class SyncTransport(Endpoint[httpx.Client]):
-    """`Transport` over `httpx.Client`. Several threads may use it at once."""
+    """`Transport` over `httpx.Client`. Several threads may use it at once.
+
+    `verify` says which certificates a client of its own trusts: by default the public ones.
+    """
 
     def __init__(
-        self, url: str, *, http: httpx.Client | None = None, limits: Limits | None = None
+        self,
+        url: str,
+        *,
+        http: httpx.Client | None = None,
+        limits: Limits | None = None,
+        verify: ssl.SSLContext | None = None,
     ) -> None:
         limits = limits or Limits()
         parse_url(url)
         check_client(http, httpx.Client)
-        super().__init__(url, http or httpx.Client(**client_settings(url, limits)), limits)
+        super().__init__(url, http or _own_client(url, limits, verify), limits)
         self._owned = http is None
 
     def close(self) -> None:
@@ -187,6 +200,19 @@ class SyncResponseStream:
         except CodingError as error:
             self._transport.undecodable(error, self._partition)
         return piece
+
+
+def _own_client(url: str, limits: Limits, verify: ssl.SSLContext | None) -> httpx.Client:
+    settings = client_settings(url, limits)
+    if verify is not None:
+        settings["verify"] = verify
+    # With a transport of its own, httpx asks no proxy of the environment, and no test's mock.
+    if not getproxies() and httpx.HTTPTransport.handle_request is _SEND:
+        pool, verify = settings.pop("limits"), settings.pop("verify", None)
+        settings["transport"] = LargeReadsTransport(
+            verify or httpx.create_ssl_context(), pool, read_bytes=limits.read_bytes
+        )
+    return httpx.Client(**settings)
 
 
 def _received(response: httpx.Response) -> Iterator[bytes]:

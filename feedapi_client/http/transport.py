@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any, Self
+from urllib.request import getproxies
 
 import anyio
 import anyio.lowlevel
 import httpx
 
 from feedapi_client.errors import FeedError
+from feedapi_client.http.connections import ConnectionPerRequest
 from feedapi_client.http.decompression import CodingError
 from feedapi_client.http.exchange import (
     Endpoint,
@@ -24,6 +26,9 @@ from feedapi_client.options import Limits
 from feedapi_client.protocol.dialects import Params
 
 AsyncHTTP = httpx.AsyncClient
+
+_SEND = httpx.AsyncHTTPTransport.handle_async_request
+"""httpx's own method, which pytest-httpx replaces."""
 
 
 class Transport(Endpoint[httpx.AsyncClient]):
@@ -40,7 +45,7 @@ class Transport(Endpoint[httpx.AsyncClient]):
         limits = limits or Limits()
         parse_url(url)
         check_client(http, httpx.AsyncClient)
-        super().__init__(url, http or httpx.AsyncClient(**client_settings(url, limits)), limits)
+        super().__init__(url, http or _own_client(url, limits), limits)
         self._owned = http is None
 
     async def aclose(self) -> None:
@@ -194,6 +199,17 @@ class ResponseStream:
         except CodingError as error:
             self._transport.undecodable(error, self._partition)
         return piece
+
+
+def _own_client(url: str, limits: Limits) -> httpx.AsyncClient:
+    settings = client_settings(url, limits)
+    # With a transport of its own, httpx asks no proxy of the environment, and no test's mock.
+    if not getproxies() and httpx.AsyncHTTPTransport.handle_async_request is _SEND:
+        pool, verify = settings.pop("limits"), settings.pop("verify", None)
+        settings["transport"] = ConnectionPerRequest(
+            verify or httpx.create_ssl_context(), pool, read_bytes=limits.read_bytes
+        )
+    return httpx.AsyncClient(**settings)
 
 
 def _received(response: httpx.Response) -> AsyncIterator[bytes]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import os
 import signal
+import ssl
 import sys
 import time
 from collections import Counter
@@ -20,6 +22,7 @@ import httpx
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import FeedError
+from feedapi_client.http.trust import trusted
 from feedapi_client.http.urls import FeedURL
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.command_options import (
@@ -45,6 +48,12 @@ _BATCH_BYTES = 512 * 1024
 # A commit waits for the stream, exactly once: it has to outlast the election of a new leader.
 _COMMIT_SECONDS = 120.0
 _PROGRESS_INTERVAL = 0.5
+EXAMPLES = (
+    "https://service/myfeed --stream myfeed --store cursors.db",
+    "https://service/myfeed --stream myfeed --key order.id --partitions 8 --store cursors.db",
+    "https://service/myfeed --stream myfeed --api broker:9292 --create --exactly-once batch",
+)
+"""Arguments of the command, for its help."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -60,9 +69,16 @@ def parser() -> argparse.ArgumentParser:
         prog="feedapi relay",
         description="Publish the events of a feed to a Liftbridge stream, "
         "and commit cursors when the events are acked.",
+        epilog="\n".join(["Examples:", *(f"  feedapi relay {each}" for each in EXAMPLES)]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     made.add_argument("url", help="the feed; its query is sent with every request")
     made.add_argument("--quiet", "-q", action="store_true", help="no progress on stderr")
+    made.add_argument(
+        "--monitor",
+        metavar="HOST:PORT",
+        help="serve probes, metrics and a status page there (extra monitor)",
+    )
     for title, options in GROUPS:
         group = made.add_argument_group(title)
         for name, settings in options:
@@ -77,11 +93,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal's number after a signal. An error is one line on stderr.
     """
     options = parser().parse_args(argv)
+    # An error that ends the relay is told below, in one line.
+    log = logging.getLogger("feedapi_client.runtime.handlers")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
     try:
         return asyncio.run(RelayCommand(options).run())
     except (ValueError, FeedError) as error:
         sys.stderr.write(f"feedapi relay: {_one_line(str(error))}\n")
         return 2 if isinstance(error, ValueError) else 1
+    finally:
+        log.setLevel(level)
 
 
 class RelayCommand:
@@ -102,6 +124,7 @@ class RelayCommand:
             [environment(options.nats_env)] if options.nats_env else options.nats or [DEFAULT_NATS]
         )
         self.headers = {"Authorization": environment(options.auth_env)} if options.auth_env else {}
+        self.trusted = _trusting(options.ca_file)
         self.signal = 0
 
     async def run(self) -> int:
@@ -112,8 +135,10 @@ class RelayCommand:
             api = await self._api(stack)
             store = await self._store(stack, publisher, api)
             http = None
-            if self.headers:
-                http = await stack.enter_async_context(httpx.AsyncClient(headers=self.headers))
+            if self.headers or self.trusted is not None:
+                http = await stack.enter_async_context(
+                    httpx.AsyncClient(headers=self.headers, verify=self.trusted or True)
+                )
             consumer = await stack.enter_async_context(
                 FeedConsumer(
                     options.url,
@@ -132,8 +157,24 @@ class RelayCommand:
             policy = AckPolicy[options.ack.upper()]
             relay = Relay(consumer, publisher, self.stream, key=key, ack_policy=policy, api=api)
             self._stop_on_signals(consumer)
+            await self._serve_monitor(stack, consumer)
             await self._run_with_progress(relay, consumer, publisher)
         return 128 + self.signal if self.signal else 0
+
+    async def _serve_monitor(self, stack: AsyncExitStack, consumer: FeedConsumer) -> None:
+        if self.options.monitor is None:
+            return
+        try:
+            from feedapi_client.monitor import serve
+            from feedapi_client.monitor.address import parse_address
+        except ImportError as missing:
+            raise ValueError(str(missing)) from None
+        try:
+            host, port = parse_address(self.options.monitor)
+            server = await stack.enter_async_context(serve(consumer, host=host, port=port))
+        except (ValueError, OSError) as error:
+            raise ValueError(f"--monitor {error}") from None
+        sys.stderr.write(f"feedapi relay: monitor at {server.url}\n")
 
     def _publisher(self) -> LiftbridgePublisher:
         options = self.options
@@ -246,6 +287,16 @@ def _check_url(url: str) -> None:
     except ValueError as error:
         # Only its type: the reason may quote a part of a password.
         raise ValueError(f"the feed's URL can't be read ({type(error).__name__})") from None
+
+
+def _trusting(ca_file: str | None) -> ssl.SSLContext | None:
+    """Return what trusts the certificates of a file; None without one."""
+    if ca_file is None:
+        return None
+    try:
+        return trusted(ca_file)
+    except ValueError as error:
+        raise ValueError(f"--ca-file: {error}") from None
 
 
 def _one_line(text: str) -> str:

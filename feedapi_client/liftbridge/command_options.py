@@ -155,6 +155,14 @@ _FEED_OPTIONS: _Options = (
             "help": "environment variable with the value of the Authorization header",
         },
     ),
+    (
+        "--ca-file",
+        {
+            "metavar": "FILE",
+            "default": os.environ.get("FEEDAPI_CA_FILE"),
+            "help": "trust the certificates in this PEM file, in place of the public ones",
+        },
+    ),
 )
 
 _CREATE_OPTIONS: _Options = (

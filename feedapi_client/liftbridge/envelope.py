@@ -25,6 +25,8 @@ _HEADER = struct.Struct(">4sBBBB")
 _HEADER_WITH_CRC = struct.Struct(">4sBBBBI")
 _CRC_FLAG = 0x01
 _USUAL_ACK = MAGIC + bytes([VERSION, _HEADER_WITH_CRC.size, _CRC_FLAG, 1])
+_checksum = google_crc32c.value
+_to_ack = Ack.FromString
 _RESERVED_HEADERS = frozenset({"subject", "reply"})
 
 
@@ -166,12 +168,15 @@ def decode_message(data: bytes) -> Message:
 
 def decode_ack(data: bytes) -> Ack:
     """Return the `Ack` in an envelope. Raises `EnvelopeError`."""
-    if data[:8] == _USUAL_ACK:
+    if data[:8] == _USUAL_ACK and len(data) >= 12:
         # Skips the general checks for the header that every broker sends: a publisher decodes a
         # hundred thousand of them a second. Any other header takes the general path below.
         payload = data[12:]
-        if google_crc32c.value(payload) == int.from_bytes(data[8:12], "big"):
-            return parse_ack(payload)
+        if _checksum(payload) == int.from_bytes(data[8:12], "big"):
+            try:
+                return _to_ack(payload)
+            except DecodeError:
+                pass  # the general path below tells of it
     payload, _, number = _unpack(data)
     _check_type(number, MsgType.ACK)
     return parse_ack(payload)

@@ -38,6 +38,7 @@ from feedapi_client.liftbridge.connection import MessageWriter
 from feedapi_client.liftbridge.errors import BrokerUnavailableError
 
 _CRLF = b"\r\n"
+_LONGEST_LINE = 4096  # of nats-py, which does not take a longer incomplete one for an error
 _NEEDED = ("_flush_queue", "_send_command", "_flush_pending")
 
 OnAcks = Callable[[list[bytes]], None]
@@ -83,13 +84,19 @@ class AckParser(Parser):
         """Process received bytes."""
         if self.state == AWAITING_CONTROL_LINE and not self.buf:
             data = self._take_acks(self._rest + data)
+            while line := _line_without_payload(data):
+                # One PING among acks would else leave them to nats-py, and so would each chunk
+                # that ends within an ack. `reset` may forget the rest meanwhile.
+                self._rest = data[line:]
+                await super().parse(data[:line])
+                data = self._take_acks(self._rest)
         if data:
             await super().parse(data)
 
     def _take_acks(self, data: bytes) -> bytes:
         """Pass on the acks at the start of `data`, and return what nats-py has to parse.
 
-        Bytes that may be the start of another ack are kept for the next call.
+        Bytes that may be the start of another ack, or of a line, are kept for the next call.
         """
         prefix, place, complete = self._prefix, 0, True
         acks: list[bytes] = []
@@ -110,11 +117,19 @@ class AckParser(Parser):
             self._client.stats["in_bytes"] += place
             self._on_acks(acks)
         rest = data[place:]
-        if rest and (not complete or prefix.startswith(rest)):
+        torn = _CRLF not in rest and len(rest) < _LONGEST_LINE
+        if rest and (not complete or torn):
             self._rest = rest
             return b""
         self._rest = b""
         return rest
+
+
+def _line_without_payload(data: bytes) -> int:
+    """Return the length of the line at the start, such as a PING; 0 for a message, or none."""
+    if data.startswith((b"MSG", b"HMSG")):
+        return 0
+    return data.find(_CRLF) + len(_CRLF) if _CRLF in data else 0
 
 
 class FramedWriter(MessageWriter):

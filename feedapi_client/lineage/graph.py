@@ -35,6 +35,8 @@ class Graph:
         self.children: dict[int, list[int]] = defaultdict(list)
         self.successors: dict[int, list[int]] = defaultdict(list)
         for partition in self.partitions.values():
+            if partition.starts_after is None and not partition.cursor_from:
+                continue  # which nearly all are
             _check_edges(partition, feed)
             if partition.starts_after is not None:
                 self.children[partition.starts_after].append(partition.id)
@@ -59,7 +61,9 @@ class Graph:
 
     def _check_cycles(self, feed: str | None) -> None:
         before = {
-            p.id: p.cursor_from if p.starts_after is None else (p.starts_after,) for p in self
+            p.id: p.cursor_from if p.starts_after is None else (p.starts_after,)
+            for p in self
+            if p.starts_after is not None or p.cursor_from
         }
         try:
             TopologicalSorter(before).prepare()

@@ -10,29 +10,25 @@ The states of a partition and the legal transitions between them are in `transit
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from feedapi_client.errors import FeedError, LineageError
+from feedapi_client.errors import FeedError
 from feedapi_client.lineage.actions import Action, Fail, Rediscover, Report, Save, Start, Stop
 from feedapi_client.lineage.bootstrap import StartAt, checked_start, first_positions
+from feedapi_client.lineage.entries import Entries
 from feedapi_client.lineage.entry import Entry
+from feedapi_client.lineage.flow import Flow
 from feedapi_client.lineage.graph import Graph, validate
 from feedapi_client.lineage.missing_edges import (
     checked_lineage,
     suspected_missing_edges,
     with_edges,
 )
-from feedapi_client.lineage.order import blockers, check_parent, preceding
+from feedapi_client.lineage.order import preceding
+from feedapi_client.lineage.ownership import Ownership
 from feedapi_client.lineage.selection import Selection
-from feedapi_client.lineage.text import names
-from feedapi_client.lineage.transfer import (
-    disputed_ancestors,
-    transferred_positions,
-    unreleased_ancestors,
-)
-from feedapi_client.lineage.transitions import State, check_transition
-from feedapi_client.model import FIRST, FeedInfo, Partition, Position
+from feedapi_client.lineage.transitions import State
+from feedapi_client.model import FIRST, FeedInfo, Position
 from feedapi_client.protocol.cursors import shown
 
 __all__ = [
@@ -49,8 +45,6 @@ __all__ = [
     "Stop",
 ]
 
-_STORED_STATE = {"drained": State.DRAINED, "superseded": State.SUPERSEDED}
-
 
 class Planner:
     """Decides which partitions of one feed are read, in which order, and what is saved.
@@ -59,7 +53,6 @@ class Planner:
 
     Attributes:
         entries: what is known of each partition, to be read only.
-        graph: the partitions of the last discovery that are selected.
     """
 
     def __init__(
@@ -71,6 +64,7 @@ class Planner:
         partitions: Iterable[int] | None = None,
         lineage: Mapping[int, int] | None = None,
         selects_events: bool = False,
+        shared: bool = False,
     ) -> None:
         """Create a planner without any partition.
 
@@ -84,6 +78,8 @@ class Planner:
             lineage: the parent of each child whose edge the publisher leaves out.
             selects_events: whether the consumer reads a selection of the events (filters, event
                 types). Cursors of a selection are not comparable with `Partition.last_cursor`.
+            shared: whether several instances read the feed: only what `refresh` names as owned is
+                started.
 
         Raises:
             ValueError: another `start`, or `partitions` or `lineage` that hold no ids.
@@ -91,25 +87,31 @@ class Planner:
         self.feed = feed
         self.start: StartAt = checked_start(start)
         self.ordered = ordered
-        self.entries: dict[int, Entry] = {}
-        self.graph = Graph({})
         self._selection = Selection(partitions)
         self._lineage = checked_lineage(lineage)
         self._selects_events = selects_events
         self._known: set[int] = set()  # every partition that was ever stored or listed
         self._suspects: set[int] = set()  # closed partitions that were reported (R8)
         self._first_start = True
-        self._counts: Counter[State] = Counter()
-        self._in_flight: set[int] = set()
-        self._waiters: dict[int, set[int]] = defaultdict(set)
-        # Kept for partitions that are gone: their successors wait for what they waited for.
-        self._parents: dict[int, int] = {}
-        # Kept likewise: every successor that was ever listed, by its ancestors.
-        self._successors: dict[int, set[int]] = defaultdict(set)
+        self._table = Entries()
+        self.entries = self._table.all
+        self._ownership = Ownership(self._table, shared=shared)
+        self._flow = Flow(
+            feed=feed,
+            ordered=ordered,
+            selects_events=selects_events,
+            selection=self._selection,
+            ownership=self._ownership,
+            table=self._table,
+        )
 
     def __repr__(self) -> str:
-        counts = ", ".join(f"{n} {state}" for state, n in self._counts.items() if n)
-        return f"<Planner of {self.feed}: {counts or 'no partition yet'}>"
+        return f"<Planner of {self.feed}: {self._table!r}>"
+
+    @property
+    def graph(self) -> Graph:
+        """The partitions of the last discovery that are selected."""
+        return self._flow.graph
 
     # ------------------------------------------------------------------ inputs
 
@@ -123,7 +125,7 @@ class Planner:
         self._known.update(positions)
         self._first_start = not selected
         for partition, position in selected.items():
-            self._add(partition, position)
+            self._table.add(partition, position)
 
     def select(self, partitions: Iterable[int]) -> None:
         """Add partitions to the selection, to be started by the next discovery.
@@ -132,7 +134,7 @@ class Planner:
         """
         for partition, position in self._selection.add(partitions).items():
             self._first_start = False
-            self._add(partition, position)
+            self._table.add(partition, position)
 
     def unresolved(self, info: FeedInfo) -> list[int]:
         """Return the partitions whose present end the driver has to find out.
@@ -186,17 +188,17 @@ class Planner:
                 feed=self.feed,
             )
             for partition, position in positions.items():
-                self._add(partition, position)
+                self._table.add(partition, position)
         self._first_start = False
-        self.graph = graph
-        self._parents |= {p.id: p.starts_after for p in graph if p.starts_after is not None}
+        self._flow.graph = graph
+        self._flow.parents |= {p.id: p.starts_after for p in graph if p.starts_after is not None}
         for ancestor, successors in graph.successors.items():
-            self._successors[ancestor].update(successors)
+            self._flow.successors[ancestor].update(successors)
         actions = self._report_missing_edges(info, first_start)
         self._known.update(info.partitions)
-        actions += self._stop_unlisted() + self._transfer_cursors()
+        actions += self._stop_unlisted() + self._flow.transfer_cursors()
         for listed in graph:
-            actions += self._start_or_wait(listed)
+            actions += self._flow.start_or_wait(listed)
         return self._in_one_save(actions) if first_start else actions
 
     def checkpoint(self, partition: int, cursor: str, *, after: Position | None = None) -> Position:
@@ -209,13 +211,7 @@ class Planner:
             cursor: the batch's cursor.
             after: the position saved before it, when that is later than the last released one.
         """
-        entry = self.entries[partition]
-        predecessor = after or entry.position
-        return Position(
-            cursor,
-            "drained" if self._is_end(entry, cursor) else "open",
-            predecessor.revision + 1 if predecessor else 1,
-        )
+        return self._flow.checkpoint(partition, cursor, after=after)
 
     def delivered(self, partition: int) -> None:
         """Note that a batch of the partition was delivered to the application."""
@@ -227,7 +223,7 @@ class Planner:
 
         For a batch that was released before, and is committed late.
         """
-        self._in_flight.add(partition)
+        self._flow.in_flight.add(partition)
 
     def released(self, partition: int, position: Position | None = None) -> list[Action]:
         """Note that the application has finished with the batch in flight.
@@ -235,17 +231,17 @@ class Planner:
         `position` is what its commit saved; None when it was not committed.
         """
         entry = self.entries[partition]
-        self._in_flight.discard(partition)
+        self._flow.in_flight.discard(partition)
         if position is not None:
             entry.position = position
-        actions = self._transfer_cursors() if self.graph.successors.get(partition) else []
-        return actions + self._drain_if_at_end(entry)
+        actions = self._flow.transfer_cursors() if self.graph.successors.get(partition) else []
+        return actions + self._flow.drain_if_at_end(entry)
 
     def progressed(self, partition: int) -> None:
         """Note that a response brought something new: a caught up partition is read again."""
         entry = self.entries[partition]
         if entry.state is State.CAUGHT_UP:
-            self._move(entry, State.READING)
+            self._table.move(entry, State.READING)
 
     def ended(self, partition: int, cursor: str, *, asked_closed: bool) -> list[Action]:
         """Note that a complete response held no event and ended on the `cursor` asked with.
@@ -259,26 +255,71 @@ class Planner:
         if not entry.running:
             return []
         if not self.is_closed(partition):
-            self._move(entry, State.CAUGHT_UP)
-        elif asked_closed and cursor == (self._last_cursor(partition) or cursor):
+            self._table.move(entry, State.CAUGHT_UP)
+        elif asked_closed and cursor == (self._flow.last_cursor(partition) or cursor):
             entry.end = cursor
-            return self._drain_if_at_end(entry)
+            return self._flow.drain_if_at_end(entry)
         return []
 
     def fail(self, partition: int, error: FeedError) -> list[Action]:
         """Park a partition that can't go on, and all that descend from it (R18)."""
-        actions: list[Action] = []
-        queue = [partition]
-        while queue:
-            entry = self._entry(queue.pop())
-            if entry.state in (State.PARKED, State.DRAINED, State.SUPERSEDED):
-                continue
-            if entry.running:
-                actions.append(Stop(entry.id))
-            entry.error = error
-            self._move(entry, State.PARKED)
-            queue += self._waiting_for(entry)
-        return actions
+        return self._flow.fail(partition, error)
+
+    # ------------------------------------------------------------------ several instances
+
+    def refresh(
+        self,
+        positions: Mapping[int, Position],
+        *,
+        owned: Iterable[int] | None = None,
+        others: Collection[int] | None = None,
+        ended: Collection[int] | None = None,
+    ) -> list[Action]:
+        """Take the stored positions again, as other instances have changed them.
+
+        The positions of partitions that were owned before are left as they are: nobody else saves
+        them. Those of newly owned ones have to be loaded after the claim.
+
+        Arguments:
+            positions: all stored positions.
+            owned: the partitions that may be read, `revoke` has taken away those that may not any
+                more. None: as before.
+            others: those that other living instances hold. None: as before.
+            ended: those that were read to their end (without `follow`). None: as before.
+        """
+        selected = self._selection.load(positions)
+        self._known.update(positions)
+        self._first_start = self._first_start and not selected
+        changed, over = self._ownership.take(
+            selected, self.graph, owned=owned, others=others, ended=ended
+        )
+        actions = self._flow.transfer_cursors()
+        for listed in self.graph:
+            entry = self._table[listed.id]
+            # Whether the others can be read has not changed, of up to 32,768 partitions.
+            if entry.state is State.WAITING or (listed.id in changed and not entry.running):
+                actions += self._flow.start_or_wait(listed)
+        # What another instance drained or transferred may have successors that are not known yet.
+        return [*actions, Rediscover()] if over else actions
+
+    def revoke(self, partitions: Iterable[int]) -> list[Action]:
+        """Stop partitions whose lease is given away or lost. A batch in flight stays in flight."""
+        return self._ownership.revoke(partitions)
+
+    def refused(self, partitions: Iterable[int]) -> list[Action]:
+        """Note that a save of these was refused: the next `refresh` takes what is stored."""
+        return self._ownership.refused(list(partitions))
+
+    def leasable(self) -> list[tuple[int, ...]]:
+        """Return the groups of partitions to lease: what can be read, or has to be transferred.
+
+        A partition can be in several groups.
+        """
+        return self._ownership.leasable(self._flow.without_position())
+
+    def parked(self) -> set[int]:
+        """Return the owned partitions that are parked: nobody else is to fail at them, too."""
+        return self._ownership.parked()
 
     # ------------------------------------------------------------------ views
 
@@ -290,14 +331,13 @@ class Planner:
 
     def is_closed(self, partition: int) -> bool:
         """Return whether the last discovery listed the partition as closed."""
-        listed = self.graph.partitions.get(partition)
-        return listed is not None and listed.closed
+        return self._flow.is_closed(partition)
 
     def preceding(self, partition: int) -> list[int]:
         """Return the partitions that come before a listed one, drained or not."""
-        at_first = self._entry(partition).cursor == FIRST
+        at_first = self._table[partition].cursor == FIRST
         return preceding(
-            self.graph.partitions[partition], self.graph, self._parents, at_first=at_first
+            self.graph.partitions[partition], self.graph, self._flow.parents, at_first=at_first
         )
 
     def runnable(self) -> dict[int, str]:
@@ -309,7 +349,13 @@ class Planner:
 
         Partitions that still wait count as finished: what they wait for will not come (R8).
         """
-        return not self._counts[State.READING] and not self._in_flight
+        if self._table.counts[State.READING] or self._flow.in_flight:
+            return False
+        return not self.unfinished_elsewhere()
+
+    def unfinished_elsewhere(self) -> bool:
+        """Return whether a partition that this instance does not read was not read to its end."""
+        return self._ownership.unfinished_elsewhere(self.is_closed)
 
     # ------------------------------------------------------------------ discovery (R7, R9, R11)
 
@@ -337,208 +383,19 @@ class Planner:
     def _stop_unlisted(self) -> list[Action]:
         actions: list[Action] = []
         for entry in list(self.entries.values()):
-            if entry.id in self.graph or not (entry.running or entry.state is State.WAITING):
+            if entry.id in self.graph or not (
+                entry.running or entry.state in (State.WAITING, State.ELSEWHERE)
+            ):
                 continue
             if entry.running:
                 actions.append(Stop(entry.id))
-            self._move(entry, State.VANISHED)
-            if entry.position is not None and entry.id not in self.graph.successors:
+            self._table.move(entry, State.VANISHED)
+            # What another instance reads may be newer than this discovery.
+            mine = entry.id in self._ownership
+            if mine and entry.position is not None and entry.id not in self.graph.successors:
                 text = (
                     "is no longer listed and has no successor: it stops at its cursor "
                     f"{shown(entry.cursor)}"
                 )
                 actions.append(Report(entry.id, text))
         return actions
-
-    def _transfer_cursors(self) -> list[Action]:
-        """Give each successor without a position the cursor of its ancestor.
-
-        The successors and the superseded ancestors are saved in one save. While a batch of an
-        ancestor is in flight its successors wait, because its commit decides where they start.
-        """
-        successors = [p for p in self.graph if p.cursor_from and self._entry(p.id).position is None]
-        blocked = unreleased_ancestors(successors, self.entries, self._in_flight)
-        if blocked:
-            in_flight = tuple(sorted(blocked & self._in_flight))
-            for successor in successors:
-                if not blocked.isdisjoint(successor.cursor_from):
-                    self._wait_for(self._entry(successor.id), in_flight)
-            successors = [s for s in successors if blocked.isdisjoint(s.cursor_from)]
-        actions: list[Action] = []
-        positions: dict[int, Position] = {}
-        disputed = disputed_ancestors(successors, self.entries)
-        for successor in successors:
-            actions += self._transfer_to(successor, positions, disputed)
-        for partition, position in positions.items():
-            entry = self._entry(partition)
-            entry.position = position
-            if position.status == "superseded" and entry.state is not State.PARKED:
-                actions += [Stop(partition)] if entry.running else []
-                self._move(entry, State.SUPERSEDED)
-        if positions:
-            actions.append(Save(positions))
-        for successor in successors:
-            actions += self._start_or_wait(successor)
-        return actions
-
-    def _transfer_to(
-        self, successor: Partition, positions: dict[int, Position], disputed: Mapping[int, int]
-    ) -> list[Action]:
-        """Add what the transfer saves to `positions`, or park the successor."""
-        stored = [a for a in successor.cursor_from if a in self.entries]
-        parked = self._parked(a for a in stored if self.entries[a].position is not None)
-        if parked is not None:
-            return self.fail(successor.id, parked)
-        try:
-            transferred = transferred_positions(
-                successor, self.entries, self.graph, self._selection, disputed, feed=self.feed
-            )
-        except LineageError as error:
-            return [*self.fail(successor.id, error), Fail(successor.id, error)]
-        for partition, position in transferred.items():
-            # A successor that is itself an ancestor of another one is superseded at once.
-            if partition not in positions or position.status == "superseded":
-                positions[partition] = position
-        return []
-
-    # ------------------------------------------------------------------ order (R4, R8)
-
-    def _start_or_wait(self, partition: Partition) -> list[Action]:
-        """Start the listed partition, or note what it waits for."""
-        entry = self._entry(partition.id)
-        if entry.position is None and entry.state is State.WAITING and self._is_outlived(entry):
-            entry.position = Position(FIRST, "superseded")
-            self._move(entry, State.SUPERSEDED)
-            return [Save({entry.id: entry.position})]
-        if entry.state in (State.PARKED, State.SUPERSEDED) or (
-            entry.state is State.DRAINED and partition.closed
-        ):
-            return []
-        if entry.running:
-            return self._drain_if_at_end(entry) or self._ask_for_end(entry)
-        if entry.position is None and not self._in_flight.isdisjoint(entry.waits_for):
-            return []  # the commit of the ancestor's batch decides where it starts
-        try:
-            check_parent(partition, self.entries, self.graph, feed=self.feed)
-        except LineageError as error:
-            return [*self.fail(partition.id, error), Fail(partition.id, error)]
-        waits_for: tuple[int, ...] = ()
-        if self.ordered:
-            waits_for = blockers(partition, self.entries, self.graph, self._parents)
-        self._wait_for(entry, waits_for)
-        if waits_for:
-            return self._keep_waiting(entry)
-        entry.end, entry.warned = None, False
-        self._move(entry, State.READING)
-        return self._drain_if_at_end(entry) or [Start(partition.id, entry.cursor)]
-
-    def _keep_waiting(self, entry: Entry) -> list[Action]:
-        """Keep a partition waiting: parked behind a parked one, reported behind an open one."""
-        self._move(entry, State.WAITING)
-        parked = self._parked(b for b in entry.waits_for if b in self.entries)
-        if parked is not None:
-            return self.fail(entry.id, parked)
-        still_open = [b for b in entry.waits_for if not self.is_closed(b)]
-        if not still_open or entry.warned:
-            return []
-        entry.warned = True
-        text = (
-            f"waits for {names(still_open)}, which the publisher lists as open: a parent has to "
-            "be closed"
-        )
-        return [Report(entry.id, text)]
-
-    def _is_outlived(self, entry: Entry) -> bool:
-        """Whether a partition that nobody read was listed as an ancestor of one that is read (R9).
-
-        Its events are in the successor. Only a discovery that lags still lists it.
-        """
-        successors = self._successors.get(entry.id, ())
-        return any(self.entries[id].position is not None for id in successors)
-
-    # ------------------------------------------------------------------ the end (R6)
-
-    def _ask_for_end(self, entry: Entry) -> list[Action]:
-        """Ask a caught up partition that was closed once more: was that the end?"""
-        if entry.state is not State.CAUGHT_UP or not self.is_closed(entry.id):
-            return []
-        self._move(entry, State.READING)
-        return [Start(entry.id, entry.cursor)]
-
-    def _drain_if_at_end(self, entry: Entry) -> list[Action]:
-        """Mark the partition as drained if its end is committed; then its children may start."""
-        if not entry.running or entry.id in self._in_flight:
-            return []
-        if not self._is_end(entry, entry.cursor):
-            return self._report_uncommitted_end(entry)
-        actions: list[Action] = [Stop(entry.id)]
-        if entry.position is None or entry.position.status != "drained":
-            entry.position = self.checkpoint(entry.id, entry.cursor)
-            actions.append(Save({entry.id: entry.position}))
-        self._move(entry, State.DRAINED)
-        for child in sorted(self._waiters.pop(entry.id, ())):
-            if child in self.graph and self.entries[child].state is State.WAITING:
-                actions += self._start_or_wait(self.graph.partitions[child])
-        return [*actions, Rediscover()]
-
-    def _report_uncommitted_end(self, entry: Entry) -> list[Action]:
-        """Report children that wait for a commit which the application may have forgotten."""
-        waiting = self._waiting_for(entry)
-        if entry.end is None or entry.warned or not waiting:
-            return []
-        entry.warned = True
-        text = (
-            f"was read to its end, which is not committed: {names(waiting)} can't start before "
-            "it is"
-        )
-        return [Report(entry.id, text)]
-
-    def _is_end(self, entry: Entry, cursor: str) -> bool:
-        end = self._last_cursor(entry.id) or entry.end
-        return end is not None and cursor == end and self.is_closed(entry.id)
-
-    def _last_cursor(self, partition: int) -> str | None:
-        """Return the end that discovery lists for a closed partition; None where it gives none.
-
-        What it lists is the end of all events, and means nothing to a selection of them.
-        """
-        listed = self.graph.partitions.get(partition)
-        if self._selects_events or listed is None or not listed.closed:
-            return None
-        return listed.last_cursor
-
-    # ------------------------------------------------------------------ entries
-
-    def _add(self, partition: int, position: Position) -> None:
-        entry = self._entry(partition)
-        entry.position = position
-        self._move(entry, _STORED_STATE.get(position.status, State.WAITING))
-
-    def _entry(self, partition: int) -> Entry:
-        if partition not in self.entries:
-            self.entries[partition] = Entry(partition)
-            self._counts[State.WAITING] += 1
-        return self.entries[partition]
-
-    def _move(self, entry: Entry, state: State) -> None:
-        """Change the state of a partition; the only place where that happens."""
-        if state is entry.state:
-            return
-        check_transition(entry.id, entry.state, state)
-        self._counts[entry.state] -= 1
-        self._counts[state] += 1
-        entry.state = state
-
-    def _wait_for(self, entry: Entry, blockers: tuple[int, ...]) -> None:
-        entry.waits_for = blockers
-        for blocker in blockers:
-            self._waiters[blocker].add(entry.id)
-
-    def _waiting_for(self, entry: Entry) -> list[int]:
-        waiters = self._waiters.get(entry.id, ())
-        return [id for id in waiters if self.entries[id].state is State.WAITING]
-
-    def _parked(self, partitions: Iterable[int]) -> FeedError | None:
-        """Return the error of the first of these partitions that is parked."""
-        parked = (p for p in partitions if self.entries[p].state is State.PARKED)
-        return next((self.entries[p].error for p in parked), None)

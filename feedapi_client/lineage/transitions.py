@@ -20,6 +20,7 @@ class State(StrEnum):
     SUPERSEDED = "superseded"
     VANISHED = "vanished"
     PARKED = "parked"
+    ELSEWHERE = "elsewhere"
 
 
 MEANINGS: dict[State, str] = {
@@ -31,6 +32,7 @@ MEANINGS: dict[State, str] = {
     State.SUPERSEDED: "its cursor was transferred to its successors",
     State.VANISHED: "no longer listed",
     State.PARKED: "stopped by an error of its own, or of a partition that it descends from",
+    State.ELSEWHERE: "could be read, but this instance has no lease of it (`share`)",
 }
 """What each state means."""
 
@@ -180,9 +182,88 @@ TRANSITIONS: tuple[Transition, ...] = (
         "an error that no retry mends, or its lineage is lost or ambiguous",
         ("R8", "R9", "R18"),
     ),
+    Transition(
+        State.VANISHED,
+        State.DRAINED,
+        "stored as drained by another instance",
+        ("R6",),
+    ),
+    Transition(
+        State.WAITING,
+        State.ELSEWHERE,
+        "could be read, and this instance has no lease of it",
+        ("R17",),
+    ),
+    Transition(
+        State.READING,
+        State.ELSEWHERE,
+        "its lease is given away or lost",
+        ("R17",),
+    ),
+    Transition(
+        State.CAUGHT_UP,
+        State.ELSEWHERE,
+        "its lease is given away or lost",
+        ("R17",),
+    ),
+    Transition(
+        State.DRAINED,
+        State.ELSEWHERE,
+        "listed as open again, or another instance had changed it when its end was saved",
+        ("R6", "R17"),
+    ),
+    Transition(
+        State.SUPERSEDED,
+        State.ELSEWHERE,
+        "another instance had changed it when its cursor was transferred",
+        ("R9", "R17"),
+    ),
+    Transition(
+        State.VANISHED,
+        State.ELSEWHERE,
+        "listed again, and this instance has no lease of it",
+        ("R11", "R17"),
+    ),
+    Transition(
+        State.ELSEWHERE,
+        State.READING,
+        "its lease was claimed, and its position read from the store",
+        ("R17",),
+    ),
+    Transition(
+        State.ELSEWHERE,
+        State.WAITING,
+        "it has to wait for another partition",
+        ("R4", "R8"),
+    ),
+    Transition(
+        State.ELSEWHERE,
+        State.DRAINED,
+        "stored as drained by another instance",
+        ("R6",),
+    ),
+    Transition(
+        State.ELSEWHERE,
+        State.SUPERSEDED,
+        "its cursor is transferred to its successors, by whichever instance",
+        ("R9",),
+    ),
+    Transition(
+        State.ELSEWHERE,
+        State.VANISHED,
+        "no longer listed",
+        ("R11",),
+    ),
+    Transition(
+        State.ELSEWHERE,
+        State.PARKED,
+        "a partition it descends from is parked, or its lineage is lost or ambiguous",
+        ("R8", "R9", "R18"),
+    ),
 )
-"""Every legal transition, once for each pair of states. `SUPERSEDED` and `PARKED` are final: a
-parked partition is tried again only by the next session, which starts from the store."""
+"""Every legal transition, once for each pair of states. `PARKED` is final: a parked
+partition is tried again only by the next session, which starts from the store. So is `SUPERSEDED`
+once the store has it."""
 
 _LEGAL = frozenset((transition.source, transition.target) for transition in TRANSITIONS)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import orjson
@@ -168,9 +169,9 @@ class _Discovery:
         An early Go version does, as a number. It shows where partition 0 starts after itself; then
         no other 0 can be trusted either.
         """
-        zero: dict[str, Any] = next(
-            (entry for entry in self._document["partitions"] if _id(entry["id"]) == 0), {}
-        )
+        if 0 not in partitions:
+            return partitions
+        zero = next(entry for entry in self._document["partitions"] if _id(entry["id"]) == 0)
         if type(zero.get("startsAfterPartition")) is not int or partitions[0].starts_after != 0:
             return partitions
         return {
@@ -180,7 +181,7 @@ class _Discovery:
 
     def _partition(self, id: int, entry: dict[str, Any]) -> Partition:
         if len(entry) == 1:
-            return Partition(id)
+            return _without_fields(id)
         closed, last_cursor = entry.get("closed"), entry.get("lastCursor")
         if closed is not None and not isinstance(closed, bool):
             raise self._wrong("closed", closed, "a boolean", id)
@@ -265,6 +266,15 @@ class _Discovery:
         self, kind: type[FeedError], message: str, partition: int | None = None
     ) -> FeedError:
         return kind(message, feed=self._feed, partition=partition)
+
+
+@cache
+def _without_fields(id: int) -> Partition:
+    """Return the partition of which a discovery says no more than its id.
+
+    Most are listed so, and again in each discovery. To make one takes a microsecond.
+    """
+    return Partition(id)
 
 
 def _id(value: Any) -> int | None:

@@ -20,6 +20,8 @@ def excerpt(body: bytes, hide: Callable[[str], str] = str) -> str:
 
 def printable(text: str, length: int = _QUOTED) -> str:
     """Return the text with its unprintable characters escaped, once, and cut to `length`."""
+    if text.isprintable():
+        return text[:length]
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode()
         for char in text[:length]

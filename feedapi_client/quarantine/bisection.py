@@ -13,6 +13,7 @@ is left whose predecessors pass and which does not.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 from feedapi_client.errors import StoreError
@@ -102,6 +103,21 @@ class FailedBatch:
         if self._passing == len(remaining):
             # All passed and the batch failed again: what was known is not true any more.
             self._passing = 0
+        while self._passing < len(remaining):
+            high = await self._halve()
+            try:
+                await self._retry(partial(self._dry_run, high))
+            except Exception as error:  # noqa: BLE001 - whatever the handler raises is the result
+                return error
+            # What failed among these events has passed by itself. Others may come behind them.
+        return None
+
+    async def _halve(self) -> int:
+        """Return how many of the remaining events to try so that the last of them is in question.
+
+        All before it passed, as far as they are still among the remaining.
+        """
+        remaining = self._delivery.remaining
         low, high = self._passing, len(remaining)
         while high - low > 1:
             # Without a rollback passing events are done with, so that they are tried one by one.
@@ -114,11 +130,7 @@ class FailedBatch:
             else:
                 high -= before - len(remaining)
                 low = self._passing
-        try:
-            await self._retry(lambda: self._dry_run(high))
-        except Exception as error:  # noqa: BLE001 - whatever the handler raises is the result
-            return error
-        return None
+        return high
 
     async def _dry_run(self, count: int) -> None:
         """Try the first `count` remaining events; those that stay handled leave the remaining.

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
 
 import anyio
 
@@ -22,11 +25,27 @@ from feedapi_client.quarantine.record import QuarantinedEvent
 from feedapi_client.retry import retry
 from feedapi_client.stores.base import CursorStore
 
-log = logging.getLogger("feedapi_client")
+log = logging.getLogger(__name__)
+
+
+class Watch(Protocol):
+    """Told of what becomes of batches whose handler fails."""
+
+    def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None:
+        """The handler gets the batch again after a pause, for the attempt of this number."""
+        ...
+
+    def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
+        """These events are in quarantine."""
+        ...
 
 
 async def retrying_handler(
-    handle: Handler, on_failure: OnFailure, feed: FeedKey, cursors: CursorStore
+    handle: Handler,
+    on_failure: OnFailure,
+    feed: FeedKey,
+    cursors: CursorStore,
+    watch: Watch | None = None,
 ) -> Handler:
     """Return `handle` wrapped in what `on_failure` asks for.
 
@@ -38,7 +57,9 @@ async def retrying_handler(
     """
     policy, quarantine = parse_on_failure(on_failure)
     if quarantine is None:
-        return handle if policy.attempts == 1 else RetryingHandler(handle, feed, policy)
+        return (
+            handle if policy.attempts == 1 else RetryingHandler(handle, feed, policy, watch=watch)
+        )
     store = quarantine.to or quarantine_beside(cursors)
     await store.prepare()
     return RetryingHandler(
@@ -48,6 +69,7 @@ async def retrying_handler(
         quarantine=quarantine,
         store=store,
         same_transaction=store.joins(cursors),
+        watch=watch,
     )
 
 
@@ -66,8 +88,10 @@ class RetryingHandler:
         quarantine: Quarantine | None = None,
         store: QuarantineStore | None = None,
         same_transaction: bool = False,
+        watch: Watch | None = None,
     ) -> None:
         self._handle = handle
+        self._watch = watch
         self._feed = feed
         self._policy = policy
         self._quarantine = quarantine
@@ -81,7 +105,8 @@ class RetryingHandler:
 
         async def repeat(attempt: Attempt) -> None:
             backoff = self._policy.backoff(lambda error: not delivery.is_beyond_recovery(error))
-            await retry(attempt, backoff, sleep=anyio.sleep, on_retry=self._log_retry)
+            on_retry = None if self._watch is None else partial(self._watch.retrying, batch)
+            await retry(attempt, backoff, sleep=anyio.sleep, on_retry=on_retry)
 
         failure: Exception | None = None
         try:
@@ -95,16 +120,6 @@ class RetryingHandler:
             await failed.recover(failure)
         self._after_commit(batch, delivery.quarantined)
 
-    def _log_retry(self, error: Exception, attempt: int, pause: float) -> None:
-        # Neither the error's text nor the events: both may hold payloads (R19).
-        log.warning(
-            "feed %s: the handler failed with %s; attempt %d in %.1f s",
-            self._feed.url,
-            type(error).__qualname__,
-            attempt,
-            pause,
-        )
-
     def _after_commit(self, batch: Batch, quarantined: list[QuarantinedEvent]) -> None:
         for event in quarantined:
             log.warning(
@@ -116,7 +131,10 @@ class RetryingHandler:
                 event.index,
                 event.cursor,
                 event.error_type,
+                extra={"feed": self._feed.url, "partition": event.partition},
             )
+        if quarantined and self._watch is not None:
+            self._watch.quarantined(quarantined)
         last_is_quarantined = bool(quarantined) and quarantined[-1].index == len(batch) - 1
         if len(batch) and not last_is_quarantined:
             self._in_a_row.pop(batch.partition, None)

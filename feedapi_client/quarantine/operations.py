@@ -18,7 +18,7 @@ from feedapi_client.quarantine.base import QuarantineStore
 from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.record import QuarantinedEvent
 
-log = logging.getLogger("feedapi_client")
+log = logging.getLogger(__name__)
 
 _PAGE_SIZE = 100
 

@@ -10,8 +10,6 @@ import anyio
 
 from feedapi_client.protocol.decoder import CheckpointedEvents
 
-_STEP = 64 * 1024
-"""What one read from a socket brings at most, as far as is known before the first one."""
 EVENT_BYTES = 128
 """What an event takes beside its bytes."""
 HEADERS_BYTES = 256
@@ -32,9 +30,13 @@ class BufferBudget:
     """Counts buffered bytes.
 
     Fetches wait for room before they read on. Code that takes bytes out of a buffer frees them.
+
+    Arguments:
+        limit: the bytes that may be counted at the same time.
+        step: what one read brings at most, as far as is known before the first one.
     """
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, step: int = 64 * 1024) -> None:
         self.limit = limit
         self.used = 0
         self.deliverable = 0
@@ -42,7 +44,7 @@ class BufferBudget:
         self.reserved = 0
         """Room set aside for reads under way."""
         self._largest_step = limit // 2
-        self._step = min(_STEP, self._largest_step)
+        self._step = min(step, self._largest_step)
         self._changed: anyio.Event | None = None
 
     def __repr__(self) -> str:

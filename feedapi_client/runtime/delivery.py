@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from functools import partial
 from typing import Any
@@ -9,13 +10,15 @@ from typing import Any
 import anyio
 import anyio.lowlevel
 
-from feedapi_client.errors import CommitOrderError, FencedError, StoreError
+from feedapi_client.errors import CommitOrderError, FencedError, LeaseLostError, StoreError
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import Batch, Position
 from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.partition import RuntimePartition
+
+log = logging.getLogger(__name__)
 
 TURN_SECONDS = 0.01
 """Maximum time to deliver already-buffered batches before yielding to the event loop."""
@@ -35,6 +38,15 @@ class Delivery:
         self._last: int | None = None
         self._turn_ends = 0.0
         self._unread: Entry | None = None
+        self.left: object = None
+        """The iterator over the events of the batch in flight, in a loop over events. What is left
+        in it shows the application's progress, which costs nothing for an event."""
+        self.task: int | None = None
+        """The iterating task, as `anyio.TaskInfo.id`; None while handlers run in tasks of ours."""
+
+    def takes_from(self, events: object) -> None:
+        """The application takes the events of its batch from this iterator."""
+        self.left = events
 
     async def advance(self) -> Batch | None:
         """Release the batch that the last call returned, and return the next one.
@@ -46,6 +58,7 @@ class Delivery:
             await self.release(last)
         batch = await self.next()
         self._last = None if batch is None else batch.partition
+        self.task = anyio.get_current_task().id
         return batch
 
     async def next(self) -> Batch | None:
@@ -73,18 +86,23 @@ class Delivery:
     async def _checkpoint(self) -> None:
         # Not each time: with many partitions the fetches would get far ahead of the application,
         # and ask for pages that can wait.
-        if anyio.current_time() >= self._turn_ends:
+        if self._driver.clock() >= self._turn_ends:
             await anyio.lowlevel.checkpoint()
-            self._turn_ends = anyio.current_time() + TURN_SECONDS
+            self._turn_ends = self._driver.clock() + TURN_SECONDS
         else:
             await anyio.lowlevel.checkpoint_if_cancelled()
 
     def _take(self, partition: RuntimePartition) -> Batch:
         # Without an await: a cancellation in it would lose the batch (R20).
-        events, cursor = partition.take(self._driver.limits.max_batch_bytes)
+        limits = self._driver.limits
+        events, cursor = partition.take(limits.max_batch_bytes, limits.max_batch_events)
+        self._driver.hold_back(partition)
+        partition.handling.delivered(self._driver.clock())
         self._driver.planner.delivered(partition.id)
         commit = partial(self._commit, partition, partition.batches)
         batch = Batch(partition.id, events, cursor, commit)
+        for observer in self._driver.observers:
+            observer.delivered(batch, self._driver.clock() - partition.requested_at)
         if partition.end is not None and not partition.pending:
             self._fetching.reached_end(partition)
         else:
@@ -94,6 +112,9 @@ class Delivery:
     async def release(self, partition_id: int) -> None:
         """Release the batch: what was committed of it counts from now on (R5)."""
         partition = self._driver.partitions[partition_id]
+        for observer in self._driver.observers:
+            seconds = self._driver.clock() - partition.handling.delivered_at
+            observer.released(partition_id, seconds, None)
         partition.release()
         self._released.append(partition)
         self._driver.enqueue(partition)
@@ -110,10 +131,14 @@ class Delivery:
         """Commit a batch in the application's place.
 
         With ``on_error="park"`` a cursor that can't be stored parks its partition, and nothing is
-        raised (R18).
+        raised (R18). Nor is a lost lease: the instance that has it delivers the batch again.
         """
         try:
             await batch.commit()
+        except LeaseLostError as error:
+            log.warning(
+                "%s", error, extra={"feed": self._driver.feed, "partition": batch.partition}
+            )
         except StoreError as error:
             # A store that refuses a cursor as a value names its partition; one that fails does not.
             own = error.partition is not None and type(error) is StoreError
@@ -131,6 +156,8 @@ class Delivery:
             actions = driver.planner.released(partition.id, partition.acknowledge())
             await driver.apply(actions)
             partition.note_caught_up()
+            if driver.sharing is not None:
+                driver.sharing.released(partition.id)
             driver.wake()
         await driver.apply()
 
@@ -144,6 +171,8 @@ class Delivery:
                 batch,
                 "its iteration has ended, and what was not committed is read again by the next one",
             )
+        if partition.is_lost(number):
+            raise self._lease_lost(batch.partition)
         if partition.is_overtaken(number):
             raise self._out_of_order(batch, "a later batch of the partition was committed before")
         if partition.entry.state is State.SUPERSEDED:
@@ -169,18 +198,36 @@ class Delivery:
     async def _save(
         self, partition: RuntimePartition, number: int, position: Position, transaction: Any
     ) -> None:
-        driver = self._driver
+        driver, began = self._driver, self._driver.clock()
+        failure: BaseException | None = None
         try:
             await driver.positions.save({partition.id: position}, transaction)
             partition.saved(number, position, durable=transaction is None)
         except FencedError as error:
+            failure = error
+            if driver.sharing is not None:
+                driver.lose(partition)
+                raise self._lease_lost(partition.id) from error
             driver.fail(error)  # another consumer has replaced this one (R17)
             raise
+        except BaseException as error:
+            failure = error
+            raise
         finally:
+            for observer in driver.observers:
+                observer.committed(partition.id, driver.clock() - began, failure)
             partition.end_commit()
             if not partition.in_flight:
                 self._released.append(partition)
                 driver.wake()
+
+    def _lease_lost(self, partition: int) -> LeaseLostError:
+        return LeaseLostError(
+            "the lease of this partition was lost while a batch was in flight: what was not "
+            "committed is delivered again, by the instance that has the lease",
+            feed=self._driver.feed,
+            partition=partition,
+        )
 
     def _out_of_order(self, batch: Batch, why: str) -> CommitOrderError:
         return CommitOrderError(
@@ -206,6 +253,8 @@ class Delivery:
             return False
         if driver.planner.finished():
             return True
+        if driver.planner.unfinished_elsewhere():
+            return False
         # The one that was found last time is looked at first: this is asked before each wait, and
         # there may be thousands of partitions.
         if self._unread is not None and self._is_unread(self._unread):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import anyio
 
+from feedapi_client.runtime.clock import loop_clock
+
 _GAP_SECONDS = 0.05
 """Minimum time between two discoveries, however often one is requested."""
 UNKNOWN_COMMAND_GAP_SECONDS = 5.0
@@ -11,6 +13,7 @@ UNKNOWN_COMMAND_GAP_SECONDS = 5.0
 REFUSED_GAP_SECONDS = 0.25
 """Between two discoveries that only refused partitions ask for."""
 _NEVER = float("inf")
+INTERVAL = "Limits.discovery_interval is over"
 
 
 class DiscoveryTimer:
@@ -19,6 +22,9 @@ class DiscoveryTimer:
     def __init__(self, interval: float) -> None:
         self.wanted = False
         """Whether a discovery was requested and none that began later has succeeded."""
+        self.reason = INTERVAL
+        """Why the last discovery began."""
+        self._reason_next = INTERVAL
         self._interval = interval
         self._refused_gap = min(REFUSED_GAP_SECONDS, interval)
         self._asked = _NEVER
@@ -28,10 +34,12 @@ class DiscoveryTimer:
         self._next = 0.0
         self._not_before = 0.0
         self._sooner = anyio.Event()
+        self._clock = loop_clock()
 
-    def soon(self) -> None:
+    def soon(self, reason: str = "a partition was drained") -> None:
         """Request a discovery soon, because something depends on it."""
-        self._ask(anyio.current_time())
+        self._reason_next = reason
+        self._ask(self._clock())
 
     def refused(self, delay: float) -> None:
         """A partition is refused, and is asked again after `delay` seconds and a new discovery.
@@ -39,35 +47,45 @@ class DiscoveryTimer:
         However many partitions are refused, this leads to a few discoveries a second at most.
         """
         self._for_refused = True
-        now = anyio.current_time()
+        self._reason_next = "a request was refused"
+        now = self._clock()
         self._ask(max(now + delay, self._last_for_refused + self._refused_gap))
 
     def perhaps(self) -> None:
         """Request a discovery that may bring something new, at a limited rate."""
-        self._by(max(anyio.current_time(), self._last + UNKNOWN_COMMAND_GAP_SECONDS))
+        if self._reason_next is INTERVAL:
+            self._reason_next = "a response held an unknown command"
+        self._by(max(self._clock(), self._last + UNKNOWN_COMMAND_GAP_SECONDS))
 
     def begun(self) -> None:
         """Record that a discovery begins. A later request is for another one."""
         if self._for_refused:
-            self._last_for_refused = anyio.current_time()
+            self._last_for_refused = self._clock()
         self._for_refused = False
+        self.reason, self._reason_next = self._reason_next, INTERVAL
         self._asked = self._next = _NEVER
 
     def succeeded(self) -> None:
         """Record that a discovery succeeded."""
         self.wanted = self._asked < _NEVER
-        self._last = anyio.current_time()
+        self._last = self._clock()
         self._not_before = self._last + _GAP_SECONDS
         self._next = max(min(self._asked, self._last + self._interval), self._not_before)
 
+    @property
+    def next(self) -> float:
+        """When the next discovery is due, on the clock of the event loop."""
+        return self._next
+
     def failed(self, pause: float) -> None:
         """Record that a discovery failed, to be tried again after a pause."""
-        self._last = anyio.current_time()
+        self._reason_next = "the last one failed"
+        self._last = self._clock()
         self._next = self._not_before = self._last + max(_GAP_SECONDS, pause)
 
     async def due(self) -> None:
         """Wait until the next discovery is due."""
-        while (pause := self._next - anyio.current_time()) > 0:
+        while (pause := self._next - self._clock()) > 0:
             self._sooner = anyio.Event()
             with anyio.move_on_after(pause):
                 await self._sooner.wait()

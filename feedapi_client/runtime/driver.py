@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Literal
 
 import anyio
 
-from feedapi_client.errors import FeedError
+from feedapi_client.errors import FeedError, FencedError
 from feedapi_client.lineage.planner import (
     Action,
+    Entry,
     Fail,
     Planner,
     Rediscover,
@@ -25,22 +26,30 @@ from feedapi_client.lineage.planner import (
     Save,
     Start,
     StartAt,
+    State,
     Stop,
 )
 from feedapi_client.model import FeedInfo, FeedKey
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.cancellation import finish
+from feedapi_client.runtime.clock import loop_clock
+from feedapi_client.runtime.decisions import DecisionLog
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
 from feedapi_client.runtime.failure_log import FailureLog
-from feedapi_client.runtime.partition import RuntimePartition, partition_status
+from feedapi_client.runtime.linger import Linger
+from feedapi_client.runtime.observers import Observers
+from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.partition_status import partition_status
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.runtime.scheduler import Scheduler
-from feedapi_client.status import ConsumerStatus
+from feedapi_client.runtime.sharing import Sharing
+from feedapi_client.status import ConsumerStatus, PartitionWait, Problem, ProblemName
 
-log = logging.getLogger("feedapi_client")
+log = logging.getLogger(__name__)
 
 _REPORTS_KEPT = 100
+WaitOf = Callable[["Driver", Entry, RuntimePartition | None], PartitionWait | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +66,7 @@ class Settings:
     limits: Limits
     retry: RetryPolicy
     lineage: Mapping[int, int] = field(default_factory=dict)
+    observers: Observers = field(default_factory=Observers)
 
 
 class Driver:
@@ -68,18 +78,34 @@ class Driver:
         self.feed = settings.key.url
         self.planner = planner
         self.positions = positions
-        self.buffer = BufferBudget(settings.limits.max_buffered_bytes)
+        self.buffer = BufferBudget(settings.limits.max_buffered_bytes, settings.limits.read_bytes)
         self.scheduler: Scheduler[RuntimePartition] = Scheduler(
             settings.limits.max_concurrent_fetches, failing=lambda partition: partition.failing
         )
         self.timer = DiscoveryTimer(settings.limits.discovery_interval)
+        self.observers = settings.observers
+        self.clock = loop_clock()
+        linger = settings.limits.batch_linger
+        self.linger = None if linger is None else Linger(linger, self.clock, self.announce)
         self.partitions: dict[int, RuntimePartition] = {}
         self.info: FeedInfo | None = None
         """The last good discovery."""
         self.reports: deque[str] = deque(maxlen=_REPORTS_KEPT)
-        self.failure_log = FailureLog(settings.limits.report_interval)
+        self.decisions = DecisionLog(self.feed)
+        self.failure_log = FailureLog(settings.limits.report_interval, self.feed)
+        self.sharing: Sharing | None = None
+        """The other instances that share the feed; None without `share`."""
         self.failure: BaseException | None = None
         """The error that the iterating task raises; None while there is none."""
+        self.failed_at = datetime.now(UTC)
+        """When it came."""
+        self.handler_failure: Problem | None = None
+        """That the handler has ended the iteration."""
+        self.entry_waits = "for the store"
+        """What the entry waits for, unless an operation of the store is under way; for people."""
+        self.began = datetime.now(UTC)
+        self.iterating = False
+        """Whether the iteration has begun and not ended."""
         self.over = False
         self.stopping = False
         self._actions: deque[Action] = deque()
@@ -133,8 +159,18 @@ class Driver:
             self.wake()
 
     async def _save(self, action: Save) -> None:
-        await self.positions.save(action.positions)
-        self._actions.popleft()
+        try:
+            await self.positions.save(action.positions)
+        except FencedError as error:
+            if self.sharing is None:
+                raise
+            log.info("%s: another instance was faster", error, extra={"feed": self.feed})
+            self._actions.popleft()
+            self._actions.extend(self.planner.refused(action.positions))
+            self.sharing.suspect()
+        else:
+            self._actions.popleft()
+            self.decisions.saved(action.positions)
 
     def _carry_out(self, action: Start | Stop | Rediscover | Report | Fail) -> None:
         match action:
@@ -142,10 +178,15 @@ class Driver:
                 self._start(self.partition(id), cursor)
             case Stop(id):
                 if id in self.partitions:
+                    entry = self.partitions[id].entry
+                    if entry.state is State.DRAINED:
+                        self.decisions.drained(id, entry.cursor)
                     self.partitions[id].stop()
                     self.scheduler.forget(self.partitions[id])
             case Rediscover():
                 self.timer.soon()
+                if self.sharing is not None:
+                    self.sharing.nudge()
             case Report(id, text):
                 self.report(id, text)
             case Fail(id, error):
@@ -154,6 +195,8 @@ class Driver:
     def _start(self, partition: RuntimePartition, cursor: str) -> None:
         if not partition.started:
             partition.start(cursor)
+            if self.iterating:
+                self.decisions.started(partition.id, cursor)
         elif partition.fetching or partition.pending:
             return
         else:
@@ -183,12 +226,32 @@ class Driver:
         partition.failures.show(error)
         await self.apply([*self.planner.fail(partition.id, error), Fail(partition.id, error)])
 
+    def lose(self, partition: RuntimePartition) -> None:
+        """Stop a partition whose commit was refused: another instance reads it, or has done so."""
+        assert self.sharing is not None
+        partition.lose()
+        self.defer(self.planner.refused([partition.id]))
+        self.sharing.suspect()
+        self.wake()
+
     # ------------------------------------------------------------------ what is ready
 
     def announce(self, partition: RuntimePartition) -> None:
         """Let the application take what the partition holds."""
         partition.announce()
         self.enqueue(partition)
+
+    def announce_batch(self, partition: RuntimePartition) -> None:
+        """Do so at once for a batch of full size, and after `Limits.batch_linger` for another."""
+        if partition.announced or not self.hold_back(partition):
+            self.announce(partition)
+
+    def hold_back(self, partition: RuntimePartition) -> bool:
+        """Hold what is pending back for `Limits.batch_linger`. False where it need not wait."""
+        if self.linger is None or not partition.pending or partition.has_batch(self.limits):
+            return False
+        self.linger.hold(partition)
+        return True
 
     def enqueue(self, partition: RuntimePartition) -> None:
         """Queue the partition for the application, if it holds something announced."""
@@ -231,8 +294,18 @@ class Driver:
     def fail(self, error: BaseException) -> None:
         """End the iteration: the iterating task raises the first failure."""
         if self.failure is None:
-            self.failure = error
+            self.failure, self.failed_at = error, datetime.now(UTC)
         self.wake()
+
+    def ended_by_handler(self, partition: RuntimePartition) -> None:
+        """Note that the application's handler has ended the iteration."""
+        handling = partition.handling
+        self.handler_failure = Problem(
+            ProblemName.FAILED,
+            partition.id,
+            handling.since or datetime.now(UTC),
+            f"{handling.error}, which ended the iteration",
+        )
 
     # ------------------------------------------------------------------ for people
 
@@ -240,7 +313,7 @@ class Driver:
         """Report something to the operator, in the log and in `status()`."""
         line = self._line(partition, text)
         self.reports.append(line)
-        log.warning("%s", line)
+        log.warning("%s", line, extra={"feed": self.feed, "partition": partition})
 
     def report_failure(self, partition: int | None, text: str) -> None:
         """Report what may fail again and again: at most once in `Limits.report_interval`."""
@@ -252,8 +325,8 @@ class Driver:
         where = "" if partition is None else f", partition {partition}"
         return f"feed {self.feed}{where}: {text}"
 
-    def status(self) -> ConsumerStatus:
-        """Return a snapshot of the session."""
+    def status(self, wait: WaitOf | None = None) -> ConsumerStatus:
+        """Return a snapshot of the session. `wait` says what a partition waits for."""
         entries = self.planner.entries
         unsaved = {id for a in self._actions if isinstance(a, Save) for id in a.positions}
         return ConsumerStatus(
@@ -262,11 +335,17 @@ class Driver:
             buffered_bytes=self.buffer.used,
             partitions={
                 id: partition_status(
-                    entries[id], self.partitions.get(id), self._since(id), unsaved=id in unsaved
+                    entries[id],
+                    self.partitions.get(id),
+                    self._since(id),
+                    unsaved=id in unsaved,
+                    owner=None if self.sharing is None else self.sharing.owner(id),
+                    wait=None if wait is None else wait(self, entries[id], self.partitions.get(id)),
                 )
                 for id in sorted(entries)
             },
             reports=tuple(self.reports),
+            began=self.began,
         )
 
     def _since(self, id: int) -> datetime | None:

@@ -7,10 +7,11 @@ not each time.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 import anyio
 
-log = logging.getLogger("feedapi_client")
+log = logging.getLogger(__name__)
 
 RECORDS = 10
 """Records in each interval, of all partitions together."""
@@ -23,10 +24,12 @@ class FailureLog:
 
     Arguments:
         interval: seconds.
+        feed: a field of each record.
     """
 
-    def __init__(self, interval: float) -> None:
+    def __init__(self, interval: float, feed: str | None = None) -> None:
         self._interval = interval
+        self._feed = feed
         self._written_at: dict[int | None, float] = {}
         self._began = float("-inf")
         self._written = 0
@@ -35,10 +38,15 @@ class FailureLog:
     def __repr__(self) -> str:
         return f"<FailureLog: {self._written} records written, {self._left_out} left out>"
 
-    def warn(self, partition: int | None, text: str) -> bool:
+    def warn(
+        self, partition: int | None, text: str | Callable[[], str], *, attempt: int | None = None
+    ) -> bool:
         """Write a record about a failure, or count it. Return whether it was written.
 
-        `partition` is None for failures of the feed, as those of a discovery are.
+        Arguments:
+            partition: None for failures of the feed, as those of a discovery are.
+            text: the message, or a function that makes it, called only if it is written.
+            attempt: the number of the next attempt.
         """
         now = anyio.current_time()
         if now - self._began >= self._interval:
@@ -53,5 +61,10 @@ class FailureLog:
         left_out, self._left_out = self._left_out, 0
         failures = "failure before it was" if left_out == 1 else "failures before it were"
         more = f" ({left_out} {failures} not logged)" if left_out else ""
-        log.warning("%s%s", text, more)
+        log.warning(
+            "%s%s",
+            text if isinstance(text, str) else text(),
+            more,
+            extra={"feed": self._feed, "partition": partition, "attempt": attempt},
+        )
         return True

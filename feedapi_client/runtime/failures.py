@@ -58,6 +58,7 @@ class Failures:
         "retry_at",
         "since",
         "slot_doublings",
+        "total",
     )
 
     def __init__(self, retry: RetryPolicy) -> None:
@@ -68,6 +69,8 @@ class Failures:
         self.retry_at: datetime | None = None
         """When it is asked again, for `status()` only: the wall clock may be set meanwhile."""
         self._retry_due = 0.0
+        self.total = 0
+        """Requests that failed, were refused or brought nothing in their time."""
         self.refused = False
         """Whether a request was refused and a discovery that began later is awaited."""
         self.refused_as: AskedAs | None = None
@@ -246,6 +249,7 @@ class Failures:
         return Backoff(base_delay=policy.base_delay, max_delay=policy.max_delay)
 
     def _retry_in(self, seconds: float) -> float:
+        self.total += 1
         self.retry_at = datetime.now(UTC) + timedelta(seconds=seconds)
         self._retry_due = anyio.current_time() + seconds
         return seconds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 import anyio
 
 from feedapi_client.client import FeedClient
@@ -13,7 +15,7 @@ from feedapi_client.errors import (
     ProtocolError,
     RequestRefusedError,
 )
-from feedapi_client.lineage.planner import State
+from feedapi_client.lineage.planner import Entry, Start, State
 from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.protocol.page import Outcome, lagging_error
 from feedapi_client.protocol.text import excerpt
@@ -22,6 +24,8 @@ from feedapi_client.runtime.failures import AskedAs
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.request import Request, SlotPreempted
 from feedapi_client.runtime.slots import Slot, SlotWatch
+
+log = logging.getLogger(__name__)
 
 UNWINDING_SECONDS = 0.05
 """Delay before a partition is scheduled again whose cancelled request is still ending."""
@@ -44,7 +48,11 @@ class Fetching:
             self._driver.scheduler.schedule(partition, UNWINDING_SECONDS)
             return
         scope = anyio.CancelScope()
-        slot = Slot(partition.failures.slot_doublings, failing=partition.failing)
+        slot = Slot(
+            partition.failures.slot_doublings,
+            failing=partition.failing,
+            clock=self._driver.clock,
+        )
         try:
             with scope:
                 await self._fetch(partition, scope, slot)
@@ -56,7 +64,7 @@ class Fetching:
     ) -> None:
         driver, asked = self._driver, partition.read_cursor
         request = Request(driver, self._client, partition, scope, slot, self.slots)
-        partition.begin_request(scope)
+        partition.begin_request(scope, slot)
         result: Outcome | SlotPreempted | FeedError | None
         self.slots.hold(slot)
         try:
@@ -66,12 +74,15 @@ class Fetching:
         finally:
             self.slots.release(slot)
         partition.end_request(scope)
+        self._log_request(partition, asked, result, slot)
         if scope.cancel_called:
             # The response was complete before the cancellation took effect. The partition was
             # stopped, and perhaps started again, so the result of this request is ignored.
             return
         if partition.read_cursor != asked:
             partition.failures.recovered()
+        for observer in driver.observers:
+            observer.fetched(partition.id, slot.age, _failure(result))
         if isinstance(result, SlotPreempted):
             self._preempted(partition, slot, silent=result.silent)
         elif isinstance(result, FeedError):
@@ -83,6 +94,30 @@ class Fetching:
             if slot.held < driver.limits.slot_timeout / 2:
                 partition.failures.answered_quickly()
             await self._finished(partition, result)
+
+    def _log_request(
+        self,
+        partition: RuntimePartition,
+        asked: str,
+        result: Outcome | SlotPreempted | FeedError | None,
+        slot: Slot,
+    ) -> None:
+        if not log.isEnabledFor(logging.DEBUG):
+            return
+        feed, outcome = self._driver.feed, "an idle stream"
+        if isinstance(result, Outcome):
+            outcome = result.name.lower().replace("_", " ")
+        elif result is not None:
+            outcome = type(result).__name__
+        log.debug(
+            "feed %s, partition %d: a request from %r ended after %.3f s with %s",
+            feed,
+            partition.id,
+            asked,
+            slot.age,
+            outcome,
+            extra={"feed": feed, "partition": partition.id},
+        )
 
     # ------------------------------------------------------------------ a complete response
 
@@ -98,6 +133,8 @@ class Fetching:
             if not partition.pending:
                 self.reached_end(partition)
                 await driver.apply()
+            else:
+                driver.announce(partition)  # nothing more would join what lingers
         else:
             if outcome is Outcome.PROGRESS:
                 driver.planner.progressed(partition.id)
@@ -148,9 +185,38 @@ class Fetching:
         except FeedError as final:
             await driver.fail_partition(partition, final)
             return
+        self._retried(partition, error)
         if partition.failures.lags_for_long():
             driver.report(partition.id, error.message)
         driver.scheduler.schedule(partition, pause)
+
+    # ------------------------------------------------------------------ for the watchdog
+
+    async def restart(self, partition: RuntimePartition, seconds: float) -> None:
+        """End a request that shows no sign of life, and make it again after a pause."""
+        driver = self._driver
+        if partition.slot is None or partition.slot.restarted:
+            return
+        partition.slot.restarted = True
+        partition.cancel_request()
+        error = FeedUnavailableError(
+            f"a request showed no sign of life for {seconds:.1f} s",
+            feed=driver.feed,
+            partition=partition.id,
+        )
+        try:
+            pause = partition.failures.failed(error)
+        except FeedError as final:
+            await driver.fail_partition(partition, final)
+            return
+        driver.scheduler.schedule(partition, pause)
+
+    async def revive(self, entry: Entry) -> None:
+        """Read a partition again that nobody reads although it is to be read."""
+        partition = self._driver.partition(entry.id)
+        self._driver.enqueue(partition)
+        if entry.running:
+            await self._driver.apply([Start(entry.id, entry.cursor)])
 
     # ------------------------------------------------------------------ errors
 
@@ -167,6 +233,7 @@ class Fetching:
             partition=partition.id,
         )
         pause = partition.failures.gave_slot_back(error)
+        self._retried(partition, error)
         driver.failure_log.warn(partition.id, f"{error}; the next attempt in {pause:.1f} s")
         driver.scheduler.schedule(partition, pause)
 
@@ -183,7 +250,10 @@ class Fetching:
             await driver.fail_partition(partition, final)
             return
         attempt = partition.failures.attempts + 1
-        driver.failure_log.warn(partition.id, f"{error}; attempt {attempt} in {pause:.1f} s")
+        self._retried(partition, error)
+        driver.failure_log.warn(
+            partition.id, f"{error}; attempt {attempt} in {pause:.1f} s", attempt=attempt
+        )
         driver.scheduler.schedule(partition, pause)
 
     async def _refused(
@@ -197,6 +267,7 @@ class Fetching:
         except RequestRefusedError:
             await driver.fail_partition(partition, self._final(partition, error))
             return
+        self._retried(partition, error)
         if failures.refusals > 1:  # one refusal is how a publisher says that its topology changed
             driver.failure_log.warn(
                 partition.id, f"{error}; a new discovery and the next attempt in {pause:.1f} s"
@@ -205,6 +276,10 @@ class Fetching:
             driver.timer.refused(pause)
         else:
             driver.scheduler.schedule(partition, pause)
+
+    def _retried(self, partition: RuntimePartition, error: FeedError) -> None:
+        for observer in self._driver.observers:
+            observer.fetch_retried(partition.id, error)
 
     def _final(self, partition: RuntimePartition, error: RequestRefusedError) -> FeedError:
         """What to raise for a partition that refused its requests for too long."""
@@ -228,3 +303,7 @@ class Fetching:
         final = kind(f"{times}. {advice}", feed=self._driver.feed, partition=partition.id)
         final.__cause__ = error
         return final
+
+
+def _failure(result: object) -> FeedError | None:
+    return result if isinstance(result, FeedError) else None

@@ -7,7 +7,6 @@ other module writes its fields; `Fetching`, `Delivery` and `Driver` call its met
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import replace
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -21,7 +20,8 @@ from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Progress
 from feedapi_client.runtime.buffer import BufferBudget, memory_of
 from feedapi_client.runtime.failures import Failures
-from feedapi_client.status import PartitionState, PartitionStatus
+from feedapi_client.runtime.handling import Handling
+from feedapi_client.runtime.slots import Slot
 
 
 class ReadEnd(NamedTuple):
@@ -51,6 +51,7 @@ class RuntimePartition:
     __slots__ = (
         "_announced",
         "_buffer",
+        "_lost",
         "_saves",
         "_scope",
         "_taken",
@@ -64,16 +65,21 @@ class RuntimePartition:
         "entry",
         "events",
         "failures",
+        "handling",
         "in_flight",
         "last_contact",
         "last_event",
+        "lingers_until",
         "pending",
         "pending_bytes",
+        "pending_events",
         "pending_size",
         "poll_delay",
         "progress",
         "queued",
         "read_cursor",
+        "requested_at",
+        "slot",
         "started",
         "streamed",
     )
@@ -90,6 +96,8 @@ class RuntimePartition:
         self._buffer = buffer
         self.failures = Failures(retry)
         """What fails, and when it is asked again."""
+        self.handling = Handling()
+        """What the application does with its batches."""
         # What is read.
         self.started = False
         self.read_cursor = entry.cursor
@@ -99,12 +107,19 @@ class RuntimePartition:
         """The end that was seen. It is passed to the planner after the batches before it."""
         self.poll_delay = limits.poll_interval
         self._scope: anyio.CancelScope | None = None
+        self.slot: Slot | None = None
+        """The slot of the request under way."""
+        self.requested_at = 0.0
+        """When the last request began, on the clock of the event loop."""
         # Buffer.
         self.pending: deque[CheckpointedEvents] = deque()
         self.pending_bytes = 0
         """What is pending takes as many bytes of memory."""
         self.pending_size = 0
         """How many bytes what is pending had on the wire."""
+        self.pending_events = 0
+        self.lingers_until: float | None = None
+        """When its small batch is announced, on the clock of the event loop; None: none waits."""
         self._announced = False
         self._taken: anyio.Event | None = None
         # Delivery and commits.
@@ -121,6 +136,8 @@ class RuntimePartition:
         self.committing = 0
         """Number of commits under way. A commit may take longer than its batch is in flight."""
         self._saves: list[SavedBatch] = []
+        self._lost = 0
+        """The number of the last batch before the lease was lost."""
         # For `status()`.
         self.events = 0
         self.last_event: datetime | None = None
@@ -148,6 +165,11 @@ class RuntimePartition:
         return self.failures.error
 
     @property
+    def announced(self) -> bool:
+        """Whether the application may have what is pending, once it has released its batch."""
+        return self._announced
+
+    @property
     def deliverable(self) -> bool:
         """Whether it holds a batch that can be delivered now."""
         return self._announced and not self.in_flight
@@ -169,7 +191,7 @@ class RuntimePartition:
 
     def start(self, cursor: str) -> None:
         """Read from the cursor; after a stop, from where the application's batches end."""
-        if not self.batches:
+        if self.batches == self._lost:
             self.read_cursor = self.delivered_cursor = cursor
         self.started = True
         self.failures.started()
@@ -188,18 +210,36 @@ class RuntimePartition:
         self.cancel_request()
         self._buffer.free(self.pending_bytes, deliverable=True)
         self.pending.clear()
-        self.pending_bytes = self.pending_size = 0
+        self.pending_bytes = self.pending_size = self.pending_events = 0
+        self.lingers_until = None
         self._announced = False
         self.read_cursor = self.delivered_cursor
 
-    def begin_request(self, scope: anyio.CancelScope) -> None:
+    def lose(self) -> None:
+        """Give up what was delivered so far: another instance may read it again."""
+        self._lost = self.batches
+        self._saves.clear()
+
+    def is_lost(self, number: int) -> bool:
+        """Whether the lease of batch `number` was lost since it was delivered."""
+        return number <= self._lost
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no batch is in flight, and no commit under way or unknown to the planner."""
+        return not (self.in_flight or self.committing or self._saves)
+
+    def begin_request(self, scope: anyio.CancelScope, slot: Slot | None = None) -> None:
         """Record that a request begins. `cancel_request` cancels `scope`."""
         self._scope = scope
+        self.slot = slot
+        if slot is not None:
+            self.requested_at = slot.seen
 
     def end_request(self, scope: anyio.CancelScope) -> None:
         """Record that the request of `scope` is over, unless another one has begun since."""
         if self._scope is scope:
-            self._scope = None
+            self._scope = self.slot = None
 
     def cancel_request(self) -> None:
         """Cancel the request under way. It is over when its task has called `end_request`."""
@@ -218,6 +258,7 @@ class RuntimePartition:
         size = memory_of(batch)
         self.pending_bytes += size
         self.pending_size += batch.size
+        self.pending_events += len(batch.events)
         self._buffer.add(size, deliverable=True)
         if batch.events:
             self.last_event = datetime.now(UTC)
@@ -262,8 +303,21 @@ class RuntimePartition:
 
     # ------------------------------------------------------------------ what is delivered
 
+    def has_batch(self, limits: Limits) -> bool:
+        """Whether what is pending has the size of a batch, or comes before the end."""
+        if self.end is not None or self.pending_size >= limits.max_batch_bytes:
+            return True
+        most = limits.max_batch_events
+        return most is not None and self.pending_events >= most
+
+    def linger(self, until: float) -> None:
+        """Hold the pending events back until then, for others to join them."""
+        self._announced = False
+        self.lingers_until = until
+
     def announce(self) -> None:
         """Make the pending events deliverable."""
+        self.lingers_until = None
         self._announced = bool(self.pending)
 
     def queue(self) -> None:
@@ -274,17 +328,20 @@ class RuntimePartition:
         """Record that it was taken off that queue."""
         self.queued = False
 
-    def take(self, max_bytes: int) -> tuple[list[Event], str]:
-        """Return pending events, coalesced up to `max_bytes`, and the cursor after them."""
+    def take(self, max_bytes: int, max_events: int | None = None) -> tuple[list[Event], str]:
+        """Return pending events, coalesced up to these bounds, and the cursor after them."""
         batch = self.pending.popleft()
         events, size, memory = batch.events, batch.size, memory_of(batch)
         while self.pending and size + self.pending[0].size <= max_bytes:
+            if max_events is not None and len(events) + len(self.pending[0].events) > max_events:
+                break
             batch = self.pending.popleft()
             memory += memory_of(batch)
             events.extend(batch.events)
             size += batch.size
         self.pending_bytes -= memory
         self.pending_size -= size
+        self.pending_events -= len(events)
         self._announced = bool(self.pending)
         self._buffer.free(memory, deliverable=True)
         self.in_flight = True
@@ -303,6 +360,7 @@ class RuntimePartition:
     def release(self) -> None:
         """Record that the application is done with the batch in flight."""
         self.in_flight = False
+        self.handling.released()
 
     # ------------------------------------------------------------------ what is committed
 
@@ -336,7 +394,10 @@ class RuntimePartition:
 
     def saved(self, number: int, position: Position, *, durable: bool) -> None:
         """Record the save of batch `number`. It replaces an earlier one that was rolled back."""
+        if self.is_lost(number):
+            return  # the store has it; what is stored is loaded again
         self._saves = [*self._saves_before(number), SavedBatch(number, position, durable)]
+        self.handling.saved()
 
     def acknowledge(self) -> Position | None:
         """Return the position of the last save, which can't be rolled back any more (R5)."""
@@ -349,53 +410,3 @@ class RuntimePartition:
 
     def _saves_before(self, number: int) -> list[SavedBatch]:
         return [save for save in self._saves if save.number < number]
-
-
-def partition_status(
-    entry: Entry,
-    partition: RuntimePartition | None,
-    since: datetime | None,
-    *,
-    unsaved: bool = False,
-) -> PartitionStatus:
-    """Return a snapshot of the state of one partition in planner and runtime.
-
-    `partition` is None for one that was never read in this session, `since` the time of its error.
-    `unsaved`: the store does not have the position of the planner yet.
-    """
-    error = entry.error or (partition.error if partition else None)
-    position = entry.position
-    if position is not None and unsaved and position.revision == 1:
-        position = None  # a later one has the cursor of the one before it, which is saved
-    status = PartitionStatus(
-        partition=entry.id,
-        state=_state(entry, error, unsaved=unsaved),
-        cursor=position.cursor if position else None,
-        waits_for=entry.waits_for if entry.state is State.WAITING else (),
-        caught_up=entry.state is State.DRAINED or None,
-        error=str(error) if error else None,
-        since=since if error else None,
-    )
-    if partition is None:
-        return status
-    caught_up = None
-    if error is None and (partition.last_contact or entry.state is State.DRAINED):
-        caught_up = partition.is_caught_up
-    return replace(
-        status,
-        caught_up=caught_up,
-        caught_up_at=partition.caught_up_at,
-        retry_at=partition.failures.retry_at if partition.error is not None else None,
-        events=partition.events,
-        last_event=partition.last_event,
-        last_contact=partition.last_contact,
-    )
-
-
-def _state(entry: Entry, error: FeedError | None, *, unsaved: bool) -> PartitionState:
-    """Return the state for `status()`: the planner's, or retrying while requests fail."""
-    if entry.running and error is not None:
-        return PartitionState.RETRYING
-    if entry.state is State.SUPERSEDED and unsaved:
-        return PartitionState.READING  # its successors hold its cursor only after the save
-    return PartitionState(entry.state.value)

@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Mapping
-from typing import Any, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, NamedTuple
 
 import anyio
 
-from feedapi_client.errors import FeedError, StoreError
+from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
+from feedapi_client.runtime.clock import loop_clock
 from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.foreign_errors import translated
 from feedapi_client.stores.memory import MemoryCursorStore
 from feedapi_client.stores.moving import keys_elsewhere
 
-log = logging.getLogger("feedapi_client")
+log = logging.getLogger(__name__)
 
-T = TypeVar("T")
+
+class StoreCall(NamedTuple):
+    """An operation of the store that is under way.
+
+    Attributes:
+        doing: what it does, for people.
+        partitions: whose positions.
+        began: when, on the clock of the event loop.
+    """
+
+    doing: str
+    partitions: tuple[int, ...]
+    began: float
 
 
 class Positions:
@@ -29,12 +45,32 @@ class Positions:
         self._store = store
         self._key = key
         self._timeout = timeout
+        self._clock = loop_clock()
+        self._calls: dict[int, StoreCall] = {}
+        self._numbers = count()
         self.at_once = type(store) is MemoryCursorStore
         """Whether a save never suspends, so that no cancellation can interrupt it."""
 
     async def load(self) -> Mapping[int, Position]:
         """Load all positions. Raises `StoreError`."""
-        return await self._translated(self._store.load(self._key), "loading cursors")
+        doing = "loading cursors"
+        with self.noted(doing):
+            return await translated(self._store.load(self._key), doing, self._key.url)
+
+    @property
+    def calls(self) -> list[StoreCall]:
+        """The operations that are under way, the oldest first."""
+        return list(self._calls.values())
+
+    @contextmanager
+    def noted(self, doing: str, partitions: Iterable[int] = ()) -> Iterator[None]:
+        """Count the block among the operations that are under way."""
+        number = next(self._numbers)
+        self._calls[number] = StoreCall(doing, tuple(partitions), self._clock())
+        try:
+            yield
+        finally:
+            del self._calls[number]
 
     async def keys_elsewhere(self) -> list[FeedKey]:
         """Return the stored keys of this consumer under another origin; none if the store can't.
@@ -42,7 +78,8 @@ class Positions:
         A store that fails at this is no reason not to start: the keys are only reported.
         """
         try:
-            return await self._translated(keys_elsewhere(self._store, self._key), "listing keys")
+            listing = keys_elsewhere(self._store, self._key)
+            return await translated(listing, "listing keys", self._key.url)
         except StoreError as error:
             log.info("cursors under another origin are not looked for: %s", error)
             return []
@@ -53,10 +90,13 @@ class Positions:
         The error names the partition when the store refuses its cursor as a value, which is no
         failure of the store. A cancel scope waits until it is finished; see also `finish`.
         """
-        with anyio.move_on_after(self._timeout, shield=True) as scope:
+        with (
+            self.noted("saving cursors", positions),
+            anyio.move_on_after(self._timeout, shield=True) as scope,
+        ):
             save = self._store.save(self._key, positions, transaction=transaction)
             try:
-                await self._translated(save, "saving cursors")
+                await translated(save, "saving cursors", self._key.url)
             except StoreError as error:
                 if len(positions) == 1 and _is_data_error(error.__cause__):
                     raise self._unstorable(*positions) from error.__cause__
@@ -73,15 +113,6 @@ class Positions:
             feed=self._key.url,
             partition=partition,
         )
-
-    async def _translated(self, call: Awaitable[T], doing: str) -> T:
-        try:
-            return await call
-        except FeedError:
-            raise
-        except Exception as error:
-            name = type(error).__name__
-            raise StoreError(f"{doing} failed: {name}", feed=self._key.url) from error
 
 
 def _is_data_error(error: BaseException | None) -> bool:

@@ -16,6 +16,8 @@ from typing import Generic, NamedTuple, TypeVar
 import anyio
 from anyio.abc import TaskGroup
 
+from feedapi_client.runtime.clock import loop_clock
+
 J = TypeVar("J")
 
 FAILING_SHARE = 4
@@ -37,11 +39,13 @@ class Waiting(NamedTuple):
 class _Ticket(NamedTuple):
     """A job's place: in a queue of those that are due, or in the heap of later ones.
 
-    `queue` is 0 among the healthy ones, 1 among the failing ones, None in the heap.
+    `queue` is 0 among the healthy ones, 1 among the failing ones, None in the heap, where `when` is
+    the moment at which it becomes due.
     """
 
     number: int
     queue: int | None
+    when: float = 0.0
 
 
 class Scheduler(Generic[J]):
@@ -61,6 +65,7 @@ class Scheduler(Generic[J]):
         self._share = max(1, slots // FAILING_SHARE)
         self._work: Callable[[J], Awaitable[None]] | None = None
         self._running = 0
+        self._begun = 0
         self._tickets: dict[J, _Ticket] = {}
         self._numbers = count(1)
         self._due: tuple[deque[tuple[int, J]], ...] = (deque(), deque())  # healthy, failing
@@ -69,6 +74,7 @@ class Scheduler(Generic[J]):
         self._later: list[tuple[float, int, J]] = []
         self._idle: deque[anyio.Event] = deque()
         self._sooner = anyio.Event()
+        self._clock = loop_clock()
         self._tasks: TaskGroup | None = None
 
     def __repr__(self) -> str:
@@ -90,6 +96,26 @@ class Scheduler(Generic[J]):
         """Whether the job is due or pausing."""
         return job in self._tickets
 
+    def pauses_until(self, job: J) -> float | None:
+        """When a scheduled job becomes due; None for one that is due already."""
+        ticket = self._tickets[job]
+        return ticket.when if ticket.queue is None else None
+
+    @property
+    def any_due(self) -> bool:
+        """Whether a job is due and not begun."""
+        return any(self._due_counts)
+
+    @property
+    def has_idle_slots(self) -> bool:
+        """Whether a slot is free for any job."""
+        return self._running < self.slots and self._failing_running < self._share
+
+    @property
+    def begun(self) -> int:
+        """How many jobs were begun so far."""
+        return self._begun
+
     def schedule(self, job: J, delay: float = 0.0) -> None:
         """Make the job due `delay` seconds from now."""
         self.forget(job)
@@ -97,8 +123,9 @@ class Scheduler(Generic[J]):
         if delay <= 0:
             self._make_due(job, number)
             return
-        self._tickets[job] = _Ticket(number, None)
-        heapq.heappush(self._later, (anyio.current_time() + delay, number, job))
+        when = self._clock() + delay
+        self._tickets[job] = _Ticket(number, None, when)
+        heapq.heappush(self._later, (when, number, job))
         if self._later[0][1] == number:
             self._sooner.set()
 
@@ -168,6 +195,7 @@ class Scheduler(Generic[J]):
         queue = min(due, key=lambda queue: self._due[queue][0][0])
         _, job = self._due[queue].popleft()
         self.forget(job)
+        self._begun += 1
         return queue, job
 
     def _drop_moved(self, queue: int) -> bool:
@@ -179,12 +207,12 @@ class Scheduler(Generic[J]):
 
     async def _tick(self) -> None:
         while True:
-            now = anyio.current_time()
+            now = self._clock()
             while self._later and self._later[0][0] <= now:
                 _, number, job = heapq.heappop(self._later)
                 if self._holds(job, number):
                     self._make_due(job, number)
             self._sooner = anyio.Event()
-            pause = self._later[0][0] - anyio.current_time() if self._later else float("inf")
+            pause = self._later[0][0] - self._clock() if self._later else float("inf")
             with anyio.move_on_after(pause):
                 await self._sooner.wait()

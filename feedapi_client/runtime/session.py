@@ -6,16 +6,26 @@ new one. Leaving a loop therefore loses nothing: what was not committed is read 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 import anyio
 
 from feedapi_client.client import FeedClient
 from feedapi_client.lineage.planner import Planner
+from feedapi_client.lineage.text import names
+from feedapi_client.model import Partition, Position
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery import Discovery, first_error
 from feedapi_client.runtime.driver import Driver, Settings
+from feedapi_client.runtime.entering import beside, warn_if_entry_hangs
 from feedapi_client.runtime.fetching import Fetching
+from feedapi_client.runtime.health import health_of
 from feedapi_client.runtime.positions import Positions
-from feedapi_client.status import ConsumerStatus
+from feedapi_client.runtime.sharing import Sharing
+from feedapi_client.runtime.waits import wait_of
+from feedapi_client.runtime.watchdog import Watchdog
+from feedapi_client.status import ConsumerStatus, Health
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.moving import cursors_elsewhere
 
@@ -23,7 +33,14 @@ from feedapi_client.stores.moving import cursors_elsewhere
 class Session:
     """Drives one planner from its start to the end of one iteration."""
 
-    def __init__(self, settings: Settings, client: FeedClient, store: CursorStore) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        client: FeedClient,
+        store: CursorStore,
+        *,
+        share: Callable[[Driver], Sharing] | None = None,
+    ) -> None:
         planner = Planner(
             feed=settings.key.url,
             start=settings.start,
@@ -31,31 +48,43 @@ class Session:
             partitions=settings.partitions,
             lineage=settings.lineage,
             selects_events=bool(settings.key.filters),
+            shared=share is not None,
         )
         positions = Positions(store, settings.key, timeout=settings.limits.commit_timeout)
         self._positions = positions
-        self._driver = Driver(settings, planner, positions)
-        self._fetching = Fetching(self._driver, client)
-        self._discovery = Discovery(self._driver, client)
+        self.driver = Driver(settings, planner, positions)
+        self._sharing = self.driver.sharing = None if share is None else share(self.driver)
+        self._fetching = Fetching(self.driver, client)
+        self._discovery = Discovery(self.driver, client)
         self._scope = anyio.CancelScope()
         self._unwound = anyio.Event()
-        self.delivery = Delivery(self._driver, self._fetching)
+        self.delivery = Delivery(self.driver, self._fetching)
+        self._watchdog = Watchdog(self.driver, self._fetching, self._discovery, self.delivery)
 
     def __repr__(self) -> str:
-        return f"<Session {self._driver!r}>"
+        return f"<Session {self.driver!r}>"
 
     async def open(self) -> None:
         """Load the positions, discover, and save the first positions of an empty store.
 
-        Raises what these raise.
+        Logs a warning when one of these hangs. Raises what these raise.
         """
-        positions = await self._positions.load()
+        task = anyio.get_current_task().id
+        await beside(partial(warn_if_entry_hangs, self.driver, task), self._load_and_open())
+
+    async def _load_and_open(self) -> None:
+        if self._sharing is None:
+            await self._open(await self._positions.load())
+        else:
+            await self._sharing.first_start(self._positions.load, self._open)
+
+    async def _open(self, positions: Mapping[int, Position]) -> None:
         if not positions:
             await self._report_cursors_elsewhere()
-        self._driver.planner.load(positions)
+        self.driver.planner.load(positions)
         await self._discovery.first()
-        if self._driver.failure is not None:
-            raise self._driver.failure
+        if self.driver.failure is not None:
+            raise self.driver.failure
 
     async def _report_cursors_elsewhere(self) -> None:
         """Report stored cursors of this feed under another origin: the feed may have moved there.
@@ -63,23 +92,34 @@ class Session:
         Without them the consumer reads all again.
         """
         for key in await self._positions.keys_elsewhere():
-            self._driver.report(None, cursors_elsewhere(key, self._driver.feed))
+            self.driver.report(None, cursors_elsewhere(key, self.driver.feed))
 
     async def run(self) -> None:
         """Fetch and discover until the iteration ends.
 
         Never raises: a failure is raised by the iterating task.
         """
+        self.driver.iterating = not self.driver.over
         try:
             with self._scope:
                 async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self._driver.scheduler.run, self._fetching.work)
+                    tasks.start_soon(self.driver.scheduler.run, self._fetching.work)
                     tasks.start_soon(self._fetching.slots.run)
                     tasks.start_soon(self._discovery.run)
+                    tasks.start_soon(self._watchdog.run)
+                    if self.driver.linger is not None:
+                        tasks.start_soon(self.driver.linger.run)
+                    if self._sharing is not None:
+                        tasks.start_soon(self._sharing.run)
         except* Exception as group:  # noqa: BLE001 - a cancellation beside it goes on
-            self._driver.fail(first_error(group))
+            self.driver.fail(first_error(group))
         finally:
-            self._unwound.set()
+            self.driver.iterating = False
+            try:
+                if self._sharing is not None:
+                    await self._sharing.leave()
+            finally:
+                self._unwound.set()
 
     async def aclose(self) -> None:
         """End the session and wait until a save under way is through.
@@ -91,13 +131,36 @@ class Session:
 
     def close(self) -> None:
         """End the session: nothing is fetched or committed any more."""
-        self._driver.close()
+        self.driver.close()
         self._scope.cancel()
 
     def stop(self) -> None:
         """End the iteration after the batches in flight."""
-        self._driver.stop()
+        self.driver.stop()
+
+    @property
+    def over(self) -> bool:
+        """Whether the session has ended."""
+        return self.driver.over
+
+    def report_unfinished(self, grace: float) -> None:
+        """Report whose batches were not finished within the grace period of a stop."""
+        partitions = self.driver.partitions.values()
+        unfinished = sorted(p.id for p in partitions if p.in_flight or p.committing)
+        text = f"the grace period of {grace:g} s is over: what is in flight is cancelled"
+        self.driver.report(None, f"{text}, {names(unfinished)}" if unfinished else text)
+
+    def topology(self) -> Mapping[int, Partition]:
+        """The partitions of the last good discovery, those that are selected."""
+        return self.driver.planner.graph.partitions
 
     def status(self) -> ConsumerStatus:
         """A snapshot. Costs time linear in the number of partitions."""
-        return self._driver.status()
+        return self.driver.status(wait_of if self.driver.iterating else None)
+
+    def health(self, *, opening: bool = False) -> Health:
+        """Whether the session works. Costs time linear in the number of partitions.
+
+        `opening`: `open` has not returned yet.
+        """
+        return health_of(self.driver, self._watchdog, self._discovery, opening=opening)

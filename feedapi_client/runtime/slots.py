@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import anyio
 
+from feedapi_client.runtime.clock import Clock, loop_clock
 from feedapi_client.runtime.scheduler import Waiting
 
 MAX_DOUBLINGS = 6
@@ -30,20 +31,27 @@ class Slot:
     Arguments:
         doublings: how often the time that it may be held is doubled.
         failing: whether it is one of those that failing partitions share.
+        clock: the clock of the event loop.
     """
 
     __slots__ = (
         "_began",
+        "_clock",
         "brought",
         "doublings",
         "failing",
         "given_back",
         "held",
+        "restarted",
         "scope",
+        "seen",
+        "silence",
         "waits_for_room",
     )
 
-    def __init__(self, doublings: int = 0, *, failing: bool = False) -> None:
+    def __init__(
+        self, doublings: int = 0, *, failing: bool = False, clock: Clock | None = None
+    ) -> None:
         self.doublings = doublings
         self.failing = failing
         self.scope = anyio.CancelScope()
@@ -55,12 +63,23 @@ class Slot:
         self.waits_for_room = False
         """The request waits for the application, not for the publisher."""
         self.given_back = False
-        self._began = anyio.current_time()
+        self.restarted = False
+        """The watchdog has ended the request: it showed no sign of life."""
+        self._clock = clock or loop_clock()
+        self._began = self.seen = self._clock()
+        """`seen` is the moment of the last sign of life."""
+        self.silence = 0.0
+        """For how many seconds the response may be silent: a stream ends itself after them."""
+
+    def answered(self, now: float, silence: float) -> None:
+        """The response has begun."""
+        self.seen = now
+        self.silence = silence
 
     @property
     def age(self) -> float:
         """Seconds since the request began."""
-        return anyio.current_time() - self._began
+        return self._clock() - self._began
 
     def give_back(self) -> None:
         """End the request."""

@@ -2,15 +2,16 @@
 
 Needs PySpark 4.2 or later::
 
-    from feedapi_client.spark import FeedDataSource
+    from feedapi_client.spark import register
 
-    spark.dataSource.register(FeedDataSource)
+    register(spark)
     spark.read.format("feedapi").option("url", "https://service/myfeed").load()
 
     stream = spark.readStream.format("feedapi").option("url", "https://service/myfeed")
     stream.option("stagingLocation", "s3://bucket/staging").load()
 
-The registration is not needed where the wheel is installed: PySpark finds the format by itself.
+Where the wheel is installed, PySpark finds the format by itself. Then `register` is only needed to
+stage in S3 with the cluster's ``fs.s3a.*`` settings.
 `feedapi_client.spark.options.OPTION_NAMES` lists the options,
 `feedapi_client.spark.schema.spark_schema` the columns.
 """
@@ -27,7 +28,8 @@ except ImportError as error:
     ) from error
 
 from feedapi_client.spark.options import OptionError, SourceOptions
+from feedapi_client.spark.registration import register
 from feedapi_client.spark.source import FeedDataSource
 from feedapi_client.spark.staging.errors import StagingError
 
-__all__ = ["FeedDataSource", "OptionError", "SourceOptions", "StagingError"]
+__all__ = ["FeedDataSource", "OptionError", "SourceOptions", "StagingError", "register"]

@@ -16,11 +16,12 @@ from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader, Target, read_end
+from feedapi_client.spark.fetch import PartitionReader, read_end
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.plan.probe import Probe
 from feedapi_client.spark.plan.selection import check_partitions, only
 from feedapi_client.spark.schema import RowBuilder
+from feedapi_client.spark.target import Target
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def chains(
     for action in planner.discover(info, ends=ends):
         if isinstance(action, Fail):
             raise action.error
-    return _chains_of(planner)
+    return _chains_of(planner, seek=options.start_time is not None)
 
 
 def with_fixed_ends(connection: FeedConnection, chains: list[list[Target]]) -> list[list[Target]]:
@@ -119,7 +120,7 @@ def with_fixed_ends(connection: FeedConnection, chains: list[list[Target]]) -> l
     return [[replace(t, end=ends.get(t.partition)) for t in targets] for targets in chains]
 
 
-def _chains_of(planner: Planner) -> list[list[Target]]:
+def _chains_of(planner: Planner, *, seek: bool) -> list[list[Target]]:
     found: list[list[Target]] = []
     chain_of: dict[int, list[Target]] = {}
     cursors = planner.runnable()
@@ -134,6 +135,7 @@ def _chains_of(planner: Planner) -> list[list[Target]]:
             listed.closed,
             listed.last_cursor,
             depth=depths[partition],
+            seek=seek,
         )
         parent = listed.starts_after
         only_child = parent is not None and len(planner.graph.children[parent]) == 1

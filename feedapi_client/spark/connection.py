@@ -70,6 +70,12 @@ class FeedConnection:
             self.discover()
         return self.client.options
 
+    def client_for(self, page_size: int | None) -> SyncFeedClient:
+        """Return the client, or one that asks for pages of this size."""
+        if page_size is None:
+            return self.client
+        return self._client(replace(self.fetch_options, page_size_hint=page_size, stream=False))
+
     def wait_for_turn(self) -> None:
         """Sleep until ``maxRequestsPerSecond`` allows one more request."""
         if self._shared.rate is not None:

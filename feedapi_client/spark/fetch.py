@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 from feedapi_client.errors import (
     BufferLimitError,
@@ -22,8 +21,15 @@ from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader, Progress, lagging_error
 from feedapi_client.retry import Backoff
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fixed_end import MAX_FOLLOWING, MIN_IN_A_ROW, FixedEnd, fingerprints
+from feedapi_client.spark.fixed_end import (
+    MAX_FOLLOWING,
+    MIN_IN_A_ROW,
+    EndRounds,
+    FixedEnd,
+    fingerprints,
+)
 from feedapi_client.spark.options import with_option_names
+from feedapi_client.spark.target import FetchResult, Target
 
 _CONFLICT = 409
 _NOT_LISTED = 0
@@ -33,56 +39,17 @@ _MAX_LOOKS = 100
 _SHORTEST_LINE = len(b'{"data":""}\n')
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A partition to read, and the cursor to start from.
-
-    `sequence` and `depth` are for the columns of the same names. `end` is the cursor of a fixed end
-    (see `feedapi_client.spark.fixed_end`); None reads until the partition is caught up. With
-    `resumable` the end may also be recognized by the events behind it: where the publisher repeats
-    a part of its events, that is too early, and only another read brings the rest.
-    """
-
-    partition: int
-    cursor: str
-    closed: bool = False
-    last_cursor: str | None = None
-    sequence: int = 0
-    depth: int = 0
-    end: str | None = None
-    resumable: bool = False
-
-
-@dataclass(slots=True)
-class FetchResult:
-    """How far a read of one partition came."""
-
-    partition: int
-    start: str
-    """The cursor that the read started from."""
-    cursor: str
-    """The cursor behind the last event that was read."""
-    events: int = 0
-    ended: bool = False
-    """The end was reached: a complete response without events whose cursor is the one asked with,
-    or the last cursor of a closed partition."""
-    asked_closed: bool = False
-    """The discovery before the last request listed the partition as closed."""
-    reached: bool = False
-    """The fixed end of the read was reached."""
-    more: bool = False
-    """Events are known to follow."""
-    refused: int | None = None
-    """Status of a refusal that calls for a discovery; 0: the partition is no longer listed."""
-    failed: str | None = None
-    """A temporary error, as text."""
-    requests: int = 0
-    retries: int = 0
-    """Requests that failed or were refused, and were or will be made again."""
-
-
 class _Stop(Exception):  # noqa: N818 - not an error
     """Enough was read; the rest of the response is not needed."""
+
+
+class _MayHoldEnd(Exception):  # noqa: N818 - not an error
+    """The fixed end may lie within a batch, which was not delivered."""
+
+    def __init__(self, guess: int, events: int) -> None:
+        super().__init__()
+        self.guess = guess
+        self.events = events
 
 
 class PartitionReader:
@@ -91,12 +58,14 @@ class PartitionReader:
     Arguments:
         connection: to the feed.
         target: what to read.
-        limit: maximum number of events. Only whole batches are read, and at least one.
+        limit: maximum number of events, dropped ones included. Only whole batches are read, and
+            at least one.
         full: called after each batch; True stops the read.
         grace_period: seconds without progress for which temporary errors are retried. What was
             read before them is kept; when nothing was read, the result says `failed`. With None
             the error is raised after `RetryPolicy.give_up_after`.
         hold_open: whether a response may be held open where the options ask for streaming.
+        page_size: what to ask for as ``pageSizeHint``, in place of the option.
     """
 
     def __init__(
@@ -108,12 +77,18 @@ class PartitionReader:
         full: Callable[[], bool] = lambda: False,
         grace_period: float | None = None,
         hold_open: bool = True,
+        page_size: int | None = None,
     ) -> None:
         self.connection = connection
         self.target = target
         self.result = FetchResult(target.partition, target.cursor, target.cursor)
-        self._end = FixedEnd(target.end) if target.end is not None else None
+        self._page_size = page_size
+        self._end: FixedEnd | None = None
+        if target.end is not None:
+            self._end = FixedEnd(target.end, exact=not target.resumable)
+        self._rounds = EndRounds()
         self.result.reached = target.end == target.cursor
+        self._seek = connection.options.start_time if target.seek else None
         self._responses = 0
         self._limit = limit
         self._full = full
@@ -149,7 +124,10 @@ class PartitionReader:
         """
         try:
             while not self._over():
-                yield from self._request()
+                try:
+                    yield from self._request()
+                except _MayHoldEnd as found:
+                    yield from self._read_to_end(found)
         except _Stop:
             pass
 
@@ -183,7 +161,7 @@ class PartitionReader:
     # ------------------------------------------------------------------ one response
 
     def _read_response(self, info: FeedInfo, asked: str) -> Iterator[CheckpointedEvents]:
-        client = self.connection.client
+        client = self.connection.client_for(self._page_size)
         partition, progress = self.target.partition, self._progress
         opened = client.open(info, partition, asked, stream=self._stream, progress=progress)
         with opened as response:
@@ -212,7 +190,7 @@ class PartitionReader:
         A `PageReader` coalesces the batches of a chunk. There each one has to be seen.
         """
         near_end = self._end is not None and self._end.may_be_in(chunk)
-        fits = self._limit is None or self._fits(reader, chunk, self._limit - self.result.events)
+        fits = self._limit is None or self._fits(reader, chunk, self._limit - self._read)
         if fits and not near_end:
             yield chunk
         else:
@@ -229,40 +207,126 @@ class PartitionReader:
     def _deliver(self, batches: list[CheckpointedEvents]) -> Iterator[CheckpointedEvents]:
         result, limit = self.result, self._limit
         for batch in batches:
-            count = len(batch.events)
-            if limit is not None and result.events and result.events + count > limit:
+            if limit is not None and self._read and self._read + len(batch.events) > limit:
                 result.more = True
                 raise _Stop
-            result.events += count
+            self._check_end(batch)
+            kept = self._from_start(batch)
+            result.events += len(kept.events)
             result.cursor = batch.cursor
             if self._at_last_cursor():
                 result.ended, result.asked_closed = True, True
             if self._end is not None and self._end.reached_by(batch):
                 result.reached = True
-            yield batch
+            yield kept
             if (
                 result.ended
                 or result.reached
-                or (limit is not None and result.events >= limit)
+                or (limit is not None and self._read >= limit)
                 or self._full()
             ):
                 raise _Stop
+
+    @property
+    def _read(self) -> int:
+        return self.result.events + self.result.skipped
+
+    def _from_start(self, batch: CheckpointedEvents) -> CheckpointedEvents:
+        """Return what of the batch comes at or after the first event of the start time."""
+        seek, partition = self._seek, self.target.partition
+        if seek is None or not batch.events:
+            return batch
+        kept = seek.rest_of(batch, feed=self.connection.url, partition=partition)
+        if kept is None:
+            kept = CheckpointedEvents([], batch.cursor, batch.size)
+        else:
+            self._seek, self.result.started = None, True
+        self.result.skipped += len(batch.events) - len(kept.events)
+        return kept
 
     def _look_behind_end(self) -> None:
         """Find out which events come behind the fixed end, after 1, 2, 4 ... responses."""
         self._responses += 1
         end, number = self._end, self._responses
-        if end is None or not self.target.resumable or number & (number - 1):
+        if end is None or number & (number - 1) or number < self._rounds.first_look:
+            return
+        if end.exact and end.knows_following:
             return
         if not end.knows_following:
             upcoming = self._next_events(self.result.cursor, MIN_IN_A_ROW)
             following = self._next_events(end.cursor, MAX_FOLLOWING) if upcoming else []
-            self.result.reached = end.set_following(following, upcoming)
+            passed = end.set_following(following, upcoming)
+            if not end.exact:
+                self.result.reached = passed
+            elif passed:
+                self._fix_later_end()
         elif end.later_end is None:
             end.later_end = fix_end(self.connection, self.target.partition, listed_end=False)
         elif end.wants_unordered:
             following = self._next_events(end.later_end, MAX_FOLLOWING)
             self.result.reached = end.set_unordered(following)
+
+    def _check_end(self, batch: CheckpointedEvents) -> None:
+        """Leave the response when a batch may hold the end of a batch read."""
+        end = self._end
+        if end is None or not end.exact or batch.cursor == end.cursor:
+            return
+        guess = end.events_before(batch)
+        if guess is not None and self._rounds.searches:
+            raise _MayHoldEnd(guess, len(batch.events))
+        if guess is not None:
+            self._fix_later_end()
+
+    def _read_to_end(self, found: _MayHoldEnd) -> Iterator[CheckpointedEvents]:
+        """Read the events of a batch in smaller pages, up to the fixed end if it lies there.
+
+        Else the end is passed with the next response: a later one is fixed.
+        """
+        end, size, left = self._end, max(1, found.guess), found.events
+        assert end is not None
+        self._end = None  # the pages are looked at here
+        while size and left > 0:
+            page = self._page(size)
+            if not page:
+                break
+            if not end.is_before(page):
+                size //= 2
+                continue
+            left -= sum(len(batch.events) for batch in page)
+            size = max(1, min(size, left))
+            yield from self._deliver(page)
+            if self.result.cursor == end.cursor:
+                self.result.reached = True
+                return
+        self._fix_later_end()
+
+    def _page(self, size: int) -> list[CheckpointedEvents]:
+        batches: list[CheckpointedEvents] = []
+        reader = PartitionReader(
+            self.connection,
+            Target(self.target.partition, self.result.cursor),
+            limit=size,
+            grace_period=0.0,
+            hold_open=False,
+            page_size=size,
+        )
+        reader.read(batches.append)
+        return batches
+
+    def _fix_later_end(self) -> None:
+        """Replace the end, which was passed or can't be found, by the present one."""
+        partition = self.target.partition
+        if not self._rounds.may_go_on(self._responses):
+            raise ProtocolError(
+                "grows while it is read, and no end of it can be found: no checkpoint lies at an "
+                "end that was fixed, also when the events before it are asked for with a page "
+                "size. Read it as a stream, with the trigger availableNow",
+                feed=self.connection.url,
+                partition=partition,
+            )
+        self._responses = 0
+        later = fix_end(self.connection, partition, listed_end=False)
+        self._end = None if later is None else FixedEnd(later, exact=True)
 
     def _next_events(self, cursor: str, limit: int) -> list[int]:
         """Return the fingerprints of up to `limit` events behind the cursor."""

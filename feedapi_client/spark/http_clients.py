@@ -13,6 +13,7 @@ from typing import Any
 
 from feedapi_client.http.sync import SyncTransport
 from feedapi_client.spark.auth import authorize
+from feedapi_client.spark.certificates import trusting
 from feedapi_client.spark.options import SourceOptions
 
 _CAPACITY = 8
@@ -89,9 +90,10 @@ class HttpClients:
         with self._lock:
             client = self._clients.pop(key, None)
             if client is None:
-                rate = options.max_requests_per_second
+                rate, trusted = options.max_requests_per_second, options.ca_certificates
+                verify = None if trusted is None else trusting(trusted)
                 client = SharedClient(
-                    SyncTransport(options.url, limits=options.limits),
+                    SyncTransport(options.url, limits=options.limits, verify=verify),
                     rate=None if rate is None else RequestRate(rate),
                 )
             self._clients[key] = client
@@ -130,7 +132,8 @@ def _key(options: SourceOptions) -> Any:
     header_env = tuple(sorted(options.header_env.items()))
     credentials = (options.auth_env, options.auth_callable)
     rate = options.max_requests_per_second
-    return (options.url, options.limits, headers, header_env, credentials, rate)
+    trusted = options.ca_certificates
+    return (options.url, options.limits, headers, header_env, credentials, rate, trusted)
 
 
 http_clients = HttpClients()

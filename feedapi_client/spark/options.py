@@ -16,6 +16,14 @@ from feedapi_client.errors import NegotiationError
 from feedapi_client.http.urls import FeedURL
 from feedapi_client.lineage.missing_edges import parse_lineage
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+from feedapi_client.spark.certificates import parse_certificates
+from feedapi_client.spark.start_time import (
+    MICROSECONDS,
+    StartTime,
+    parse_path,
+    parse_timestamp,
+    start_time,
+)
 
 MAX_PARTITION = 32767
 
@@ -44,6 +52,7 @@ class SourceOptions:
     previous_url: str | None = None
     v1_partitions: int | None = None
     start: Any = "first"
+    start_time: StartTime | None = None
     ordered: bool = True
     partitions: frozenset[int] | None = None
     lineage: Mapping[int, int] = field(default_factory=dict)
@@ -68,6 +77,7 @@ class SourceOptions:
     header_env: Mapping[str, str] = field(default_factory=dict)
     auth_env: str | None = None
     auth_callable: str | None = None
+    ca_certificates: str | None = None
 
     def __repr__(self) -> str:
         # Options end up in plans and logs. The URL's query and header values may be secrets.
@@ -198,10 +208,13 @@ def _stream(value: str) -> int:
     return _integer(1)(value)
 
 
-def _payload(value: str) -> str:
-    if value.strip().lower() not in ("string", "variant"):
-        raise ValueError("must be string or variant")
-    return value.strip().lower()
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value.strip().lower() not in allowed:
+            raise ValueError(f"must be {' or '.join(allowed)}")
+        return value.strip().lower()
+
+    return parse
 
 
 def _import_path(value: str) -> str:
@@ -233,10 +246,17 @@ _SOURCE: dict[str, Callable[[str], Any]] = {
     "max_requests_per_second": _rate,
     "max_partitions_per_task": _integer(1),
     "staging_location": _text,
-    "payload": _payload,
+    "payload": _one_of("string", "variant"),
     "available_now_timeout": _seconds,
     "auth_env": _text,
     "auth_callable": _import_path,
+    "ca_certificates": parse_certificates,
+}
+_START_TIME: dict[str, Callable[[str], Any]] = {
+    "starting_timestamp": parse_timestamp,
+    "event_time": parse_path,
+    "event_time_unit": _one_of(*MICROSECONDS),
+    "missing_event_time": _one_of("error", "skip"),
 }
 _FETCH: dict[str, Callable[[str], Any]] = {
     "page_size_hint": _integer(1),
@@ -255,7 +275,7 @@ _FAMILIES = ("filter.", "header.", "headerEnv.")
 
 OPTION_NAMES = sorted(
     [
-        *map(_camel, [*_SOURCE, *_FETCH, *_LIMITS, *_RETRY]),
+        *map(_camel, [*_SOURCE, *_START_TIME, *_FETCH, *_LIMITS, *_RETRY]),
         "startingCursors",
         *(f"{family}NAME" for family in _FAMILIES),
     ]
@@ -264,7 +284,7 @@ OPTION_NAMES = sorted(
 
 _PARSERS = {
     _camel(name).lower(): (name, parse)
-    for group in (_SOURCE, _FETCH, _LIMITS, _RETRY)
+    for group in (_SOURCE, _START_TIME, _FETCH, _LIMITS, _RETRY)
     for name, parse in group.items()
 }
 _PARSERS["startingcursors"] = ("start", _start)
@@ -292,10 +312,11 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         else:
             _parse(option, str(value), name, values, problems)
     _check(values, families, problems)
+    start_at = start_time(values, problems)
     if problems:
         kind = UrlOptionError if any(p.endswith(_NO_URL) for p in problems) else OptionError
         raise kind(f"feedapi source: {'; '.join(problems)}")
-    return _build(values, families)
+    return _build(values, families, start_at)
 
 
 def _parse(option: str, value: str, name: str, values: dict[str, Any], problems: list[str]) -> None:
@@ -340,13 +361,16 @@ def _limits(**values: Any) -> Limits:
     return Limits(**{**defaults, **values})
 
 
-def _build(values: dict[str, Any], families: dict[str, dict[str, str]]) -> SourceOptions:
+def _build(
+    values: dict[str, Any], families: dict[str, dict[str, str]], start_at: StartTime | None
+) -> SourceOptions:
     def part(group: Mapping[str, Any]) -> dict[str, Any]:
         return {name: values[name] for name in group if name in values}
 
     return SourceOptions(
         **part(_SOURCE),
         start=values.get("start", "first"),
+        start_time=start_at,
         bounded_polls="max_poll_interval" not in values,
         filters=families["filter."],
         fetch=FetchOptions(**part(_FETCH)),

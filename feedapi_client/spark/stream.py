@@ -18,10 +18,10 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fetch import FetchResult
 from feedapi_client.spark.options import SourceOptions
+from feedapi_client.spark.plan.available_now import AvailableNow
 from feedapi_client.spark.plan.epoch import PLAN_VERSION, EpochPlan, FetchTask
-from feedapi_client.spark.plan.planner import AvailableNow, EpochPlanner
+from feedapi_client.spark.plan.planner import EpochPlanner
 from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
 from feedapi_client.spark.staging.first_fetch import (
     empty_object,
@@ -32,6 +32,7 @@ from feedapi_client.spark.staging.first_fetch import (
 from feedapi_client.spark.staging.format import compress, decompress, pack, unpack
 from feedapi_client.spark.staging.location import Staging
 from feedapi_client.spark.staging.runs import sweep_unstarted
+from feedapi_client.spark.target import FetchResult
 from feedapi_client.spark.worker_gc import freeze_imported_objects
 
 _log = logging.getLogger(__name__)

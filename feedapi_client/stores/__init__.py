@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from feedapi_client.stores.base import AdministrableStore, CursorStore, JournalledStore
 from feedapi_client.stores.journal import Journal
+from feedapi_client.stores.leases import Instance, Lease, LeaseStore
 from feedapi_client.stores.memory import MemoryCursorStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
 
@@ -17,8 +18,11 @@ if TYPE_CHECKING:
 __all__ = [
     "AdministrableStore",
     "CursorStore",
+    "Instance",
     "Journal",
     "JournalledStore",
+    "Lease",
+    "LeaseStore",
     "MemoryCursorStore",
     "RedisCursorStore",
     "SQLAlchemyCursorStore",

@@ -15,16 +15,19 @@ from feedapi_client.stores.base import (
     check_storable,
     replace_positions,
 )
+from feedapi_client.stores.memory_leases import MemoryLeases
 from feedapi_client.stores.moving import check_moves, moved_positions
 
 
-class MemoryCursorStore(Closable):
+class MemoryCursorStore(MemoryLeases, Closable):
     """Keeps positions for as long as the object lives.
 
-    It takes part in no transaction. It must not be used from several threads.
+    It takes part in no transaction. It keeps leases, too (`LeaseStore`), for several consumers in
+    one process. It must not be used from several threads.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._feeds: dict[FeedKey, dict[int, Position]] = {}
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:

@@ -16,6 +16,7 @@ except ImportError as error:
         "RedisCursorStore needs redis-py: pip install 'feedapi-client[redis]'"
     ) from error
 
+from feedapi_client.causes import store_problem
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
@@ -27,6 +28,7 @@ from feedapi_client.stores.base import (
     stored_position,
 )
 from feedapi_client.stores.moving import already_stored, check_moves
+from feedapi_client.stores.redis_leases import RedisLeases
 
 # KEYS[1]: the feed's hash. ARGV[1]: the feed as JSON; then for each position: partition, the
 # revision that must be stored (0: none), the new value.
@@ -95,7 +97,7 @@ return {'moved'}
 _FEED_FIELD = "feed"
 
 
-class RedisCursorStore(Closable):
+class RedisCursorStore(RedisLeases, Closable):
     """Keeps positions in Redis.
 
     Each feed has one hash, whose name is `prefix` and `FeedKey.id`. It has a field for each
@@ -135,6 +137,7 @@ class RedisCursorStore(Closable):
             )
         self._prefix = prefix
         self._timeout = timeout
+        super().__init__(self._client, prefix, self._operation)
         self._save = self._client.register_script(_SAVE_SCRIPT)
         self._delete = self._client.register_script(_DELETE_SCRIPT)
         self._move = self._client.register_script(_MOVE_SCRIPT)
@@ -251,7 +254,7 @@ class RedisCursorStore(Closable):
             # wrote raises ValueError.
             # Only the name of the error: its text can quote the command. The cause is chained.
             raise StoreError(
-                f"Redis failed: {type(error).__name__}{_error_code(error)}",
+                f"Redis failed: {type(error).__name__}{_error_code(error)}{_problem(error)}",
                 feed=None if feed is None else feed.url,
             ) from error
 
@@ -282,6 +285,11 @@ def _text(value: Any) -> str:
 
 def _escape_pattern(prefix: str) -> str:
     return "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in prefix)
+
+
+def _problem(error: Exception) -> str:
+    problem = store_problem(error)
+    return "" if problem is None else f": {problem}"
 
 
 def _error_code(error: Exception) -> str:

@@ -19,6 +19,7 @@ except ImportError as error:
         "SQLAlchemyCursorStore needs SQLAlchemy: pip install 'feedapi-client[sql]'"
     ) from error
 
+from feedapi_client.causes import store_problem
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
@@ -47,8 +48,15 @@ from feedapi_client.stores.sql_connection import (
     is_autocommit,
     is_conflict,
 )
+from feedapi_client.stores.sql_leases import SQLLeases
 from feedapi_client.stores.sql_statements import CursorStatements, in_chunks
-from feedapi_client.stores.sql_tables import cursor_table, journal_table, table_in
+from feedapi_client.stores.sql_tables import (
+    cursor_table,
+    instance_table,
+    journal_table,
+    lease_table,
+    table_in,
+)
 
 T = TypeVar("T")
 
@@ -60,14 +68,14 @@ class _RefusedError(Exception):
     """A stored revision is not the expected one; the statements so far have to be rolled back."""
 
 
-class SQLAlchemyCursorStore(Closable):
+class SQLAlchemyCursorStore(SQLLeases, Closable):
     """Keeps positions in a table of the application's database.
 
     Databases: PostgreSQL (psycopg, asyncpg), MySQL and MariaDB, SQL Server, SQLite (aiosqlite).
 
     The tables are created by `create_tables`, or by the application's own migrations: with
-    `metadata` they are part of it, and `table` and `journal_table` (None without a `journal`) are
-    the Table objects.
+    `metadata` they are part of it, and `table`, `journal_table` (None without a `journal`),
+    `instance_table` and `lease_table` are the Table objects.
 
     Exactly once: pass the `AsyncConnection` or `AsyncSession` that writes the effects as
     ``transaction``. The save is then part of its transaction, which the caller commits or rolls
@@ -84,7 +92,8 @@ class SQLAlchemyCursorStore(Closable):
     Arguments:
         engine: the caller's engine, which the store does not dispose of. It must not be in
             autocommit mode.
-        table, schema: name of the table; the journal's is the same with ``_journal``.
+        table, schema: name of the table; the others' are the same with ``_journal``,
+            ``_instances`` and ``_leases``.
         metadata: the metadata to put the tables into; by default one of the store's own.
         journal: keep a history of positions.
         timeout: maximum time for one operation, in seconds, waiting for a connection included.
@@ -118,6 +127,12 @@ class SQLAlchemyCursorStore(Closable):
         self.journal_table = (
             table_in(metadata, journal_table, f"{table}_journal", schema) if journal else None
         )
+        super().__init__(
+            engine,
+            table_in(metadata, instance_table, f"{table}_instances", schema),
+            table_in(metadata, lease_table, f"{table}_leases", schema),
+            self._operation,
+        )
         self._statements = CursorStatements(self.table, self.journal_table)
         self._journal = journal
         self._pruner = Pruner(journal)
@@ -135,7 +150,8 @@ class SQLAlchemyCursorStore(Closable):
         Raises:
             StoreError
         """
-        tables = [self.table] if self.journal_table is None else [self.table, self.journal_table]
+        tables = [self.table, self.instance_table, self.lease_table]
+        tables += [] if self.journal_table is None else [self.journal_table]
 
         def create(connection: sa.Connection) -> None:
             self.table.metadata.create_all(connection, tables=tables)
@@ -332,10 +348,14 @@ class SQLAlchemyCursorStore(Closable):
             ) from error
 
     def _reason(self, error: BaseException) -> str:
+        problem = store_problem(error)
         if not isinstance(error, self._foreign_errors):
-            return type(error).__name__  # its text may quote a cursor
-        text = database_message(self.engine, error)
-        return f"{text} (has create_tables() been called?)" if self.table.name in text else text
+            text = type(error).__name__  # its text may quote a cursor
+        else:
+            text = database_message(self.engine, error)
+            if self.table.name in text:
+                return f"{text} (has create_tables() been called?)"
+        return text if problem is None else f"{problem} ({text})"
 
     # Work within a transaction
 

@@ -63,6 +63,43 @@ def journal_table(name: str, metadata: sa.MetaData, schema: str | None = None) -
     )
 
 
+def instance_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
+    """Return the table of instances that share a feed, one row a process.
+
+    Times are in microseconds since 1970 UTC, by the database's clock.
+    """
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("feed_id", sa.CHAR(64), primary_key=True),
+        sa.Column("instance", sa.Unicode(200), primary_key=True),
+        sa.Column("joined_at", sa.BigInteger, nullable=False),
+        sa.Column("expires_at", sa.BigInteger, nullable=False),
+        sa.Column("changes", sa.BigInteger, nullable=False),
+        schema=schema,
+        **TABLE_OPTIONS,
+    )
+
+
+def lease_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
+    """Return the table of leases: one row for each partition that was ever claimed.
+
+    Times as in `instance_table`.
+    """
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("feed_id", sa.CHAR(64), primary_key=True),
+        sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("owner", sa.Unicode(200), nullable=True),
+        sa.Column("epoch", sa.BigInteger, nullable=False),
+        sa.Column("ended", sa.Integer, nullable=False),
+        sa.Column("changed_at", sa.BigInteger, nullable=False),
+        schema=schema,
+        **TABLE_OPTIONS,
+    )
+
+
 def long_text() -> sa.types.TypeEngine[str]:
     """Return the type of a text of any length."""
     # MySQL's TEXT ends at 64 KiB; SQL Server's NTEXT can't be compared.

@@ -9,16 +9,12 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
-import threading
-import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 
 import anyio
 import anyio.lowlevel
-import anyio.to_thread
-from anyio.lowlevel import RunVar
 
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey, Position
@@ -31,21 +27,22 @@ from feedapi_client.stores.base import (
 from feedapi_client.stores.journal import Journal, microseconds
 from feedapi_client.stores.moving import check_moves
 from feedapi_client.stores.sqlite_connection import (
-    BUSY_CODES,
-    open_connection,
+    SQLiteFile,
     run_script,
     run_script_on_aiosqlite,
     transact,
 )
+from feedapi_client.stores.sqlite_leases import SQLiteLeases, create_lease_tables
 from feedapi_client.stores.sqlite_statements import CursorScripts, Query, Script
 
 T = TypeVar("T")
 
 
-class SQLiteCursorStore(Closable):
+class SQLiteCursorStore(SQLiteLeases, Closable):
     """Keeps positions in a SQLite file.
 
-    Runs on asyncio and trio. Several processes may share the file.
+    Runs on asyncio and trio. Several processes may share the file. It keeps leases, too
+    (`LeaseStore`).
 
     Exactly once: let the application keep its effects in the same file and pass its own connection
     as ``transaction``: a `sqlite3.Connection` or an `aiosqlite.Connection`. The save then happens
@@ -70,12 +67,9 @@ class SQLiteCursorStore(Closable):
         journal: Journal | None = None,
     ) -> None:
         self.path = os.fspath(path)
-        self._busy_timeout = busy_timeout
         self._scripts = CursorScripts(journal)
-        self._connection: sqlite3.Connection | None = None
-        self._finalizer: weakref.finalize[[], SQLiteCursorStore] | None = None
-        self._lock = threading.Lock()
-        self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("feedapi_sqlite_limiter")
+        self._file = SQLiteFile(self.path, busy_timeout, self._scripts.create_tables)
+        super().__init__(SQLiteFile(self.path, busy_timeout, create_lease_tables))
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
@@ -131,51 +125,14 @@ class SQLiteCursorStore(Closable):
 
     async def aclose(self) -> None:
         """See `Closable.aclose`."""
-        with anyio.CancelScope(shield=True):
-            await anyio.to_thread.run_sync(self._close)
-
-    # The store's own connection, used by one worker thread at a time
+        await self._file.aclose()
+        await self._lease_file.aclose()
 
     async def _read(self, feed: FeedKey | None, script: Script[T]) -> T:
-        return await self._in_thread(feed, lambda connection: run_script(connection, script))
+        return await self._file.run(feed, lambda connection: run_script(connection, script))
 
     async def _write(self, feed: FeedKey | None, script: Script[T]) -> T:
-        return await self._in_thread(feed, lambda connection: transact(connection, script))
-
-    async def _in_thread(
-        self, feed: FeedKey | None, function: Callable[[sqlite3.Connection], T]
-    ) -> T:
-        # A cancelled task leaves the queue, but a call that has begun is finished.
-        return await anyio.to_thread.run_sync(self._locked, feed, function, limiter=self._queue())
-
-    def _queue(self) -> anyio.CapacityLimiter:
-        try:
-            return self._limiter.get()
-        except LookupError:
-            limiter = anyio.CapacityLimiter(1)
-            self._limiter.set(limiter)
-            return limiter
-
-    def _locked(self, feed: FeedKey | None, function: Callable[[sqlite3.Connection], T]) -> T:
-        with self._lock:
-            try:
-                if self._connection is None:
-                    self._connection = open_connection(
-                        self.path, self._busy_timeout, self._scripts.create_tables
-                    )
-                    # A store that is never closed must not end with a ResourceWarning.
-                    self._finalizer = weakref.finalize(self, self._connection.close)
-                return function(self._connection)
-            except FeedError:
-                raise
-            except Exception as error:
-                raise self._failure(feed, error) from error
-
-    def _close(self) -> None:
-        with self._lock:
-            if self._finalizer is not None:
-                self._finalizer()
-            self._connection = self._finalizer = None
+        return await self._file.run(feed, lambda connection: transact(connection, script))
 
     # The caller's connection
 
@@ -201,7 +158,7 @@ class SQLiteCursorStore(Closable):
         except FeedError:
             raise
         except Exception as error:
-            raise self._failure(feed, error) from error
+            raise self._file.failure(feed, error) from error
 
     def _save_in_transaction(
         self, feed: FeedKey, positions: Mapping[int, Position], connection: Any
@@ -221,7 +178,7 @@ class SQLiteCursorStore(Closable):
             # A transaction that has read fails at once when it writes beside another
             # writer; this one waits for it.
             yield Query("BEGIN IMMEDIATE")
-        if self._connection is None:
+        if not self._file.is_open:
             yield from self._scripts.create_tables()
         if not positions:
             return
@@ -244,22 +201,6 @@ class SQLiteCursorStore(Closable):
                 feed=feed.url,
             )
 
-    def _failure(self, feed: FeedKey | None, error: Exception) -> StoreError:
-        hint = ""
-        if isinstance(error, sqlite3.ProgrammingError) and "thread" in str(error):
-            hint = (
-                ". Commit in the thread that made the connection, "
-                "or make it with check_same_thread=False"
-            )
-        elif getattr(error, "sqlite_errorcode", None) in BUSY_CODES:
-            hint = ". Another writer holds the file: keep write transactions short"
-        # Of any other error only the name: its text may quote a cursor.
-        text = str(error) if isinstance(error, sqlite3.Error) else type(error).__name__
-        return StoreError(
-            f"the cursor database {self.path} failed: {text}{hint}",
-            feed=feed.url if feed else None,
-        )
-
     def __repr__(self) -> str:
-        state = "closed" if self._connection is None else "open"
+        state = "open" if self._file.is_open else "closed"
         return f"<SQLiteCursorStore {self.path!r}, {state}>"

@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, TypeVar
 
+import anyio
+import anyio.to_thread
+from anyio.lowlevel import RunVar
+
+from feedapi_client.errors import FeedError, StoreError
+from feedapi_client.model import FeedKey
 from feedapi_client.stores.sqlite_statements import Change, Query, Script
 
 BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -15,6 +23,90 @@ BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 _OPEN_PAUSE = 0.02
 
 T = TypeVar("T")
+
+
+class SQLiteFile:
+    """A file with one connection, used by one worker thread at a time.
+
+    Arguments:
+        path: the file.
+        busy_timeout: maximum time to wait for another writer, in seconds.
+        create_tables: makes the script that the first use of a connection runs.
+    """
+
+    def __init__(
+        self, path: str, busy_timeout: float, create_tables: Callable[[], Script[None]]
+    ) -> None:
+        self.path = path
+        self._busy_timeout = busy_timeout
+        self._create_tables = create_tables
+        self._connection: sqlite3.Connection | None = None
+        self._finalizer: weakref.finalize[[], SQLiteFile] | None = None
+        self._lock = threading.Lock()
+        self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("feedapi_sqlite_limiter")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a connection, and so the tables."""
+        return self._connection is not None
+
+    async def run(self, feed: FeedKey | None, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Call the function in a worker thread. Raises `StoreError`.
+
+        A cancelled task leaves the queue, but a call that has begun is finished.
+        """
+        return await anyio.to_thread.run_sync(self._locked, feed, function, limiter=self._queue())
+
+    async def aclose(self) -> None:
+        """Close the connection. The next use opens another one."""
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._close)
+
+    def failure(self, feed: FeedKey | None, error: Exception) -> StoreError:
+        """Return the error of a statement that failed."""
+        hint = ""
+        if isinstance(error, sqlite3.ProgrammingError) and "thread" in str(error):
+            hint = (
+                ". Commit in the thread that made the connection, "
+                "or make it with check_same_thread=False"
+            )
+        elif getattr(error, "sqlite_errorcode", None) in BUSY_CODES:
+            hint = ". Another writer holds the file: keep write transactions short"
+        # Of any other error only the name: its text may quote a cursor.
+        text = str(error) if isinstance(error, sqlite3.Error) else type(error).__name__
+        return StoreError(
+            f"the cursor database {self.path} failed: {text}{hint}",
+            feed=feed.url if feed else None,
+        )
+
+    def _queue(self) -> anyio.CapacityLimiter:
+        try:
+            return self._limiter.get()
+        except LookupError:
+            limiter = anyio.CapacityLimiter(1)
+            self._limiter.set(limiter)
+            return limiter
+
+    def _locked(self, feed: FeedKey | None, function: Callable[[sqlite3.Connection], T]) -> T:
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connection = open_connection(
+                        self.path, self._busy_timeout, self._create_tables
+                    )
+                    # A store that is never closed must not end with a ResourceWarning.
+                    self._finalizer = weakref.finalize(self, self._connection.close)
+                return function(self._connection)
+            except FeedError:
+                raise
+            except Exception as error:
+                raise self.failure(feed, error) from error
+
+    def _close(self) -> None:
+        with self._lock:
+            if self._finalizer is not None:
+                self._finalizer()
+            self._connection = self._finalizer = None
 
 
 def open_connection(

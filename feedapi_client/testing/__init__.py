@@ -20,7 +20,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from feedapi_client.testing.contracts import AdministrableStoreContract, CursorStoreContract
+    from feedapi_client.testing.contracts import (
+        AdministrableStoreContract,
+        CursorStoreContract,
+        LeaseStoreContract,
+    )
     from feedapi_client.testing.liftbridge import BrokerFault as BrokerFault
     from feedapi_client.testing.liftbridge import LiftbridgeBroker as LiftbridgeBroker
     from feedapi_client.testing.liftbridge import NatsServer as NatsServer
@@ -40,6 +44,7 @@ __all__ = [
     "CursorStoreContract",
     "Fault",
     "FaultRule",
+    "LeaseStoreContract",
     "Publisher",
     "Quirks",
     "Request",
@@ -56,6 +61,7 @@ _MODULES = {
     "CursorStoreContract": "contracts",
     "Fault": "publisher",
     "FaultRule": "publisher",
+    "LeaseStoreContract": "contracts",
     "LiftbridgeBroker": "liftbridge",
     "NatsServer": "liftbridge",
     "Publisher": "publisher",

@@ -2,32 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import statistics
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import track
 from rich.table import Table
 
 from tests.benchmarks.consume_loops import LOOPS
+from tests.benchmarks.processes import ROOT, speed
+from tests.benchmarks.results import in_turns
 from tests.benchmarks.static_feed import static_feed
-
-ROOT = Path(__file__).parents[2]
-PROGRAM = ROOT / "tests" / "benchmarks" / "consume_loops.py"
-
-
-class Speed(NamedTuple):
-    """Events per second of wall time, and of processor time."""
-
-    wall: float
-    processor: float
 
 
 @contextmanager
@@ -43,22 +32,6 @@ def checkout(revision: str) -> Iterator[Path]:
             subprocess.run([*git, "remove", "--force", str(path)], check=True)
 
 
-def speed(version: Path, loop: str, url: str) -> Speed:
-    """Run one loop with the library of a checkout, in a process of its own."""
-    done = subprocess.run(
-        [sys.executable, str(PROGRAM), loop, url],
-        env={**os.environ, "PYTHONPATH": str(version)},
-        cwd=version,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"{loop} failed with the library in {version}:\n{done.stderr}")
-    wall, processor = map(float, done.stdout.split())
-    return Speed(wall, processor)
-
-
 def compare(revision: str, *, events: int, page_size: int, rounds: int) -> Table:
     """Time each loop with both versions, in turns, and return the medians' ratios."""
     table = Table(f"this version / {revision}", "M events/s", "before", "ratio", "processor time")
@@ -66,13 +39,12 @@ def compare(revision: str, *, events: int, page_size: int, rounds: int) -> Table
         for loop in LOOPS:
             dialect = "v1" if loop.startswith("v1") else "v2-token"
             with static_feed(dialect=dialect, events=events, page_size=page_size) as url:
-                pairs = [
-                    # Whoever comes second may find a warmer machine.
-                    (speed(ROOT, loop, url), speed(before, loop, url))
-                    if number % 2
-                    else (speed(before, loop, url), speed(ROOT, loop, url))[::-1]
-                    for number in track(range(rounds), description=loop, transient=True)
-                ]
+                pairs = in_turns(
+                    partial(speed, ROOT, loop, url),
+                    partial(speed, before, loop, url),
+                    rounds=rounds,
+                    title=loop,
+                )
             now, then = zip(*pairs, strict=True)
             wall = [statistics.median(one.wall for one in each) for each in (now, then)]
             processor = [statistics.median(one.processor for one in each) for each in (now, then)]

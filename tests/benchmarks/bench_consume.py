@@ -1,50 +1,72 @@
-"""The consumer beside a bare httpx loop, in one run: ``python -m tests.benchmarks.bench_consume``.
+"""The consumer beside bare loops: ``python -m tests.benchmarks.bench_consume``.
 
-Rounds alternate between the two loops: a machine whose speed drifts favours neither. The ratio is
-that of the medians. With ``--against REVISION`` the library of that revision takes the place of the
-bare loops.
+Each loop runs in a process of its own, as a program would. Rounds alternate between two loops: a
+machine whose speed drifts favours neither. The ratio is that of the medians, its spread the lowest
+and the highest of the rounds. With ``--against REVISION`` the library of that revision takes the
+place of the bare loops.
 """
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import statistics
-import time
 from importlib.util import find_spec
+from pathlib import Path
 
 from rich.console import Console
-from rich.progress import track
-from rich.table import Table
 
 from tests.benchmarks import against
-from tests.benchmarks.consume_loops import (
-    Loop,
-    bare_json,
-    bare_raw,
-    batches_json,
-    batches_raw,
-    batches_untouched,
-    events_json,
-    v1_json,
-    zeroeventhub,
-)
+from tests.benchmarks.results import Comparison, in_turns, table
+from tests.benchmarks.sizes import Sizes
 from tests.benchmarks.static_feed import static_feed
 
-MEASURES: list[tuple[str, Loop, Loop, float | None]] = [
-    ("batches(), payloads untouched / httpx + decode_lines", batches_untouched, bare_raw, None),
-    ("batches(), each .raw taken / httpx + decode_lines", batches_raw, bare_raw, 0.8),
-    ("batches(), each .json() / httpx + orjson.loads", batches_json, bare_json, 0.95),
-    ("async for, each .json() / httpx + orjson.loads", events_json, bare_json, 0.8),
-]
+MEASURES = (
+    ("batches(), payloads untouched", "batches_untouched", "bare_raw", None),
+    ("batches(), each .raw taken", "batches_raw", "bare_raw", 0.8),
+    ("batches(), each .json()", "batches_json", "bare_json", 0.95),
+    ("async for, each .json()", "events_json", "bare_json", 0.8),
+    ("batches(), .raw, with observe()", "batches_raw_observed", "batches_raw", 0.97),
+    ("v1, decoded", "v1_json", "zeroeventhub", 5.0),
+)
+THEIRS = {
+    "bare_raw": "httpx + decode_lines",
+    "bare_json": "httpx + orjson.loads",
+    "batches_raw": "without observe()",
+    "zeroeventhub": "zeroeventhub from PyPI",
+}
 
 
-def timed(loop: Loop, url: str, events: int) -> float:
-    started = time.perf_counter()
-    count = asyncio.run(loop(url))
-    seconds = time.perf_counter() - started
-    assert count == events, (loop.__name__, count)
-    return events / seconds
+def measure(sizes: Sizes) -> list[Comparison]:
+    """Time each way to consume, in events per second, beside a bare loop."""
+    return compare(sizes, events=sizes.pick(600_000, 2000), page_size=20_000)
+
+
+def compare(sizes: Sizes, *, events: int, page_size: int) -> list[Comparison]:
+    """`measure` with a feed of any size."""
+    results = []
+    for name, ours, theirs, bar in MEASURES:
+        if theirs == "zeroeventhub" and not find_spec("zeroeventhub"):
+            print("For zeroeventhub: pip install fastapi && pip install --no-deps zeroeventhub")
+            continue
+        dialect = "v1" if theirs == "zeroeventhub" else "v2-token"
+        with static_feed(
+            dialect=dialect, events=events, page_size=page_size, in_thread=sizes.quick
+        ) as url:
+            pairs = in_turns(
+                sizes.speed_of(ours, url),
+                sizes.speed_of(theirs, url),
+                rounds=sizes.rounds,
+                title=name,
+            )
+        results.append(
+            Comparison(
+                name=f"{name} / {THEIRS[theirs]}",
+                unit="M events/s",
+                ours=[each.wall / 1e6 for each, _ in pairs],
+                theirs=[each.wall / 1e6 for _, each in pairs],
+                bar=bar,
+            )
+        )
+    return results
 
 
 def main() -> None:
@@ -54,40 +76,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--against", metavar="REVISION", help="compare with another version")
     options = parser.parse_args()
+    feed = {"events": options.events, "page_size": options.page_size}
     if options.against:
-        sizes = {"events": options.events, "page_size": options.page_size}
-        against.main(options.against, rounds=options.rounds, **sizes)
+        against.main(options.against, rounds=options.rounds, **feed)
     else:
-        Console().print(beside_bare_loops(options))
-
-
-def beside_bare_loops(options: argparse.Namespace) -> Table:
-    """Time each way to consume beside a bare loop."""
-    table = Table("measure", "ours, M events/s", "theirs, M events/s", "ratio", "bar")
-
-    def measure(name: str, ours: Loop, theirs: Loop, bar: float | None, url: str) -> None:
-        rates: tuple[list[float], list[float]] = ([], [])
-        for _ in track(range(options.rounds), description=name, transient=True):
-            rates[0].append(timed(ours, url, options.events))
-            rates[1].append(timed(theirs, url, options.events))
-        us, them = (statistics.median(r) for r in rates)
-        table.add_row(
-            name,
-            f"{us / 1e6:.3f}",
-            f"{them / 1e6:.3f}",
-            f"{us / them:.2f}",
-            "" if bar is None else f">= {bar}",
-        )
-
-    with static_feed(events=options.events, page_size=options.page_size) as url:
-        for name, ours, bare, bar in MEASURES:
-            measure(name, ours, bare, bar, url)
-    if find_spec("zeroeventhub"):
-        with static_feed(dialect="v1", events=options.events, page_size=options.page_size) as url:
-            measure("v1, decoded / zeroeventhub from PyPI", v1_json, zeroeventhub, 5, url)
-    else:
-        print("For zeroeventhub: pip install fastapi && pip install --no-deps zeroeventhub")
-    return table
+        sizes = Sizes(options.rounds, quick=False, folder=Path())
+        Console().print(table(compare(sizes, **feed)))
 
 
 if __name__ == "__main__":

@@ -43,6 +43,9 @@ from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer
 from tests.benchmarks.fast_broker import fast_broker
 from tests.benchmarks.static_feed import payload, static_feed
 
+PARTITIONS = 4
+"""Of the feed. A relay waits for the acks of a batch before the partition's next one, and meanwhile
+it publishes those of the others."""
 STREAM = "bench"
 SUBJECT_WITHOUT_ACKS = "bench.quiet"
 HEADERS = {"feedapi-partition": b"0", "feedapi-cursor": b"00000000000000000100"}
@@ -183,7 +186,7 @@ async def throughput(events: int, rounds: int, window: int) -> Results:
     with (
         NatsServer() as server,
         fast_broker(server.url, STREAM),
-        static_feed(events=events) as feed,
+        static_feed(events=events // PARTITIONS, partitions=PARTITIONS) as feed,
     ):
         publish = partial(publisher_acked, server.url, payloads, window)
         relay = partial(relay_at_least_once, server.url, feed, window)
@@ -241,7 +244,7 @@ async def real_throughput(events: int, rounds: int, window: int, program: str | 
     with (
         NatsServer() as server,
         LiftbridgeServer(server.url) as broker,
-        static_feed(events=events) as feed,
+        static_feed(events=events // PARTITIONS, partitions=PARTITIONS) as feed,
     ):
         async with LiftbridgeApi(broker.address) as api:
             await api.create_stream(STREAM)

@@ -13,17 +13,23 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 
 import httpx
 import msgspec
 from rich.console import Console
-from rich.table import Table
 
 from feedapi_client import FeedConsumer, Limits
+from tests.benchmarks.charts import draw_curve
 from tests.benchmarks.consume_loops import Line
+from tests.benchmarks.results import Comparison, in_turns, table
+from tests.benchmarks.sizes import Sizes
 from tests.benchmarks.static_feed import static_feed
 
 EVENTS_PER_PARTITION = 20
+PARTITIONS = (1, 64, 1024, 4096, 32768)
 
 
 def rss_mib() -> float:
@@ -82,32 +88,86 @@ async def endless(url: str, seconds: float) -> list[float]:
     return samples
 
 
-def child(options: argparse.Namespace) -> None:
+def poll_once(kind: str, url: str, *, partitions: int, concurrency: int) -> list[float]:
+    """Return the seconds, MiB at the peak of this process, and the count of events."""
     started = time.perf_counter()
+    poll = our_poll if kind == "ours" else bare_poll
+    count = asyncio.run(poll(url, partitions, concurrency))
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return [time.perf_counter() - started, peak, count]
+
+
+def child(options: argparse.Namespace) -> None:
     if options.child == "endless":
         print(json.dumps(asyncio.run(endless(options.url, options.seconds))))
         return
-    poll = our_poll if options.child == "ours" else bare_poll
-    count = asyncio.run(poll(options.url, options.partitions, options.concurrency))
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps([time.perf_counter() - started, peak, count]))
+    sizes = {"partitions": options.partitions, "concurrency": options.concurrency}
+    print(json.dumps(poll_once(options.child, options.url, **sizes)))
 
 
-def in_a_process(kind: str, url: str, options: argparse.Namespace) -> list[float]:
-    command = [sys.executable, "-m", __spec__.name, "--child", kind, "--url", url]
-    command += [
-        f"--{name}={getattr(options, name)}" for name in ("partitions", "concurrency", "seconds")
-    ]
+def in_a_process(kind: str, url: str, **options: float) -> list[float]:
+    """Run one measure in a process of its own. It prints what `poll_once` returns."""
+    command = [sys.executable, "-m", "tests.benchmarks.bench_scale", "--child", kind, "--url", url]
+    command += [f"--{name}={value}" for name, value in options.items()]
     result: list[float] = json.loads(
         subprocess.run(command, check=True, capture_output=True, text=True).stdout
     )
     return result
 
 
+def measure(sizes: Sizes) -> list[Comparison]:
+    """Measure one partition to all of them, and draw the curve."""
+    curve: dict[int, Comparison] = {}
+    results = []
+    for partitions in PARTITIONS[:2] if sizes.quick else PARTITIONS:
+        found = compare(sizes, partitions=partitions)
+        curve[partitions] = found[0]
+        results += found
+        draw_curve(curve, sizes.folder / "polls.svg")  # the next size takes eight times as long
+    return results
+
+
+def compare(sizes: Sizes, *, partitions: int, concurrency: int = 64) -> list[Comparison]:
+    """Poll each partition once, in seconds and in MiB at the peak, beside a bare loop."""
+    options = {"partitions": partitions, "concurrency": concurrency}
+    one: Callable[..., list[float]] = poll_once if sizes.quick else in_a_process
+    with static_feed(
+        partitions=partitions,
+        events=EVENTS_PER_PARTITION,
+        page_size=EVENTS_PER_PARTITION,
+        in_thread=sizes.quick,
+    ) as url:
+        pairs = in_turns(
+            partial(one, "ours", url, **options),
+            partial(one, "bare", url, **options),
+            rounds=sizes.rounds,
+            title=f"{partitions} partitions",
+        )
+    name = f"{partitions:,} partitions, each polled once / bare httpx"
+    return [
+        Comparison(
+            name=name,
+            unit="s",
+            ours=[ours[0] for ours, _ in pairs],
+            theirs=[bare[0] for _, bare in pairs],
+            bar=1.5,
+            less_is_better=True,
+        ),
+        Comparison(
+            name=f"{name}, memory",
+            unit="MiB",
+            ours=[ours[1] for ours, _ in pairs],
+            theirs=[bare[1] for _, bare in pairs],
+            less_is_better=True,
+        ),
+    ]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--partitions", type=int, default=32768)
     parser.add_argument("--concurrency", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--child")
     parser.add_argument("--url")
@@ -115,31 +175,14 @@ def main() -> None:
     if options.child:
         child(options)
         return
-    table = Table("measure", "ours", "bare httpx", "ratio", "bar")
-    with static_feed(
-        partitions=options.partitions, events=EVENTS_PER_PARTITION, page_size=EVENTS_PER_PARTITION
-    ) as url:
-        ours, bare = in_a_process("ours", url, options), in_a_process("bare", url, options)
-    table.add_row(
-        f"{options.partitions} partitions, each once",
-        f"{ours[0]:.1f} s",
-        f"{bare[0]:.1f} s",
-        f"{ours[0] / bare[0]:.2f}",
-        "<= 1.5",
-    )
-    table.add_row(
-        "peak resident memory", f"{ours[1]:.0f} MiB", f"{bare[1]:.0f} MiB", "", "< 1024 MiB"
-    )
+    console = Console()
+    sizes = Sizes(options.rounds, quick=False, folder=Path())
+    found = compare(sizes, partitions=options.partitions, concurrency=options.concurrency)
+    console.print(table(found))
     with static_feed(events=100_000, endless=True) as url:
-        samples = in_a_process("endless", url, options)
-    table.add_row(
-        "endless feed, resident memory",
-        " ".join(f"{s:.0f}" for s in samples[:: max(1, len(samples) // 8)]) + " MiB",
-        "",
-        "",
-        "flat",
-    )
-    Console().print(table)
+        samples = in_a_process("endless", url, seconds=options.seconds)
+    shown = " ".join(f"{s:.0f}" for s in samples[:: max(1, len(samples) // 8)])
+    console.print(f"endless feed, resident memory, which is to stay flat: {shown} MiB")
 
 
 if __name__ == "__main__":

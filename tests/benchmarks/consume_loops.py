@@ -8,17 +8,32 @@ that two versions of it can be compared.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
+from contextlib import nullcontext
+from typing import Any
 
 import httpx
 import msgspec
 import orjson
+from backports import zstd
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from feedapi_client import FeedConsumer
+from feedapi_client.monitor import serve
+from feedapi_client.telemetry import observe
 
-Loop = Callable[[str], Awaitable[int]]
+try:  # here, so that its import, which takes half a second, is not a part of the time
+    from zeroeventhub import Client, Cursor, Event
+
+    PEER: Any = (Client, Cursor, Event)
+except ImportError:
+    PEER = None
+
+Loop = Callable[[str], Coroutine[Any, Any, int]]
 
 
 class Line(msgspec.Struct):
@@ -27,9 +42,9 @@ class Line(msgspec.Struct):
 
 
 async def bare_raw(url: str) -> int:
-    """httpx and msgspec, nothing else. Events are counted; the last line holds the cursor."""
+    """httpx and msgspec, nothing else. The last line holds the cursor, which counts the events."""
     decoder = msgspec.json.Decoder(Line)
-    cursor, count = "_first", 0
+    cursor = "_first"
     async with httpx.AsyncClient() as client:
         while True:
             response = await client.get(
@@ -37,8 +52,25 @@ async def bare_raw(url: str) -> int:
             )
             lines = decoder.decode_lines(response.content)
             if len(lines) == 1:
-                return count
-            count += len(lines) - len(lines) // 101
+                return int(cursor)
+            cursor = lines[-1].cursor or ""
+
+
+async def bare_zstd(url: str) -> int:
+    """`bare_raw` of pages in zstd, which httpx undoes only with a package of its own."""
+    decoder = msgspec.json.Decoder(Line)
+    cursor = "_first"
+    async with httpx.AsyncClient(headers={"Accept-Encoding": "zstd"}) as client:
+        while True:
+            async with client.stream(
+                "GET",
+                f"{url}/events",
+                params={"token": "t", "partition": "0", "cursor": cursor},
+            ) as response:
+                body = b"".join([chunk async for chunk in response.aiter_raw()])
+            lines = decoder.decode_lines(zstd.decompress(body))
+            if len(lines) == 1:
+                return int(cursor)
             cursor = lines[-1].cursor or ""
 
 
@@ -70,15 +102,49 @@ async def batches_untouched(url: str) -> int:
     return count
 
 
+async def _read_raw(consumer: FeedConsumer) -> int:
+    count = 0
+    async for batch in consumer.batches():
+        for event in batch.events:
+            event.raw  # noqa: B018
+            count += 1
+        await batch.commit()
+    return count
+
+
 async def batches_raw(url: str) -> int:
     async with FeedConsumer(url, follow=False) as consumer:
-        count = 0
-        async for batch in consumer.batches():
-            for event in batch.events:
-                event.raw  # noqa: B018
-                count += 1
-            await batch.commit()
+        return await _read_raw(consumer)
+
+
+async def batches_raw_observed(url: str) -> int:
+    """`batches_raw` with metrics, exported once a second, and without a tracer.
+
+    EXPORT_SECONDS is for a count of instructions, in which a second is something else.
+    """
+    reader = InMemoryMetricReader()
+    provider = MeterProvider([reader])
+
+    async def export() -> None:
+        while True:
+            await asyncio.sleep(float(os.environ.get("EXPORT_SECONDS", "1")))
+            reader.get_metrics_data()
+
+    async with FeedConsumer(url, follow=False) as consumer:
+        exporting = asyncio.create_task(export())
+        # Version 0.1.0 returns nothing that could be ended.
+        with observe(consumer, provider.get_meter("bench")) or nullcontext():
+            count = await _read_raw(consumer)
+        exporting.cancel()
+    provider.shutdown()
     return count
+
+
+async def batches_raw_monitored(url: str) -> int:
+    """`batches_raw` beside a monitor that nobody asks."""
+    consumer = FeedConsumer(url, follow=False)
+    async with serve(consumer, port=0), consumer:
+        return await _read_raw(consumer)
 
 
 async def batches_json(url: str) -> int:
@@ -114,8 +180,7 @@ async def v1_json(url: str) -> int:
 
 async def zeroeventhub(url: str) -> int:
     """The v1 client from PyPI, which decodes every payload."""
-    from zeroeventhub import Client, Cursor, Event
-
+    Client, Cursor, Event = PEER  # noqa: N806
     cursor, count = Cursor(0, "_first"), 0
     async with httpx.AsyncClient() as http:
         client = Client(url, 1, http)
@@ -132,16 +197,29 @@ async def zeroeventhub(url: str) -> int:
 
 LOOPS: dict[str, Loop] = {
     loop.__name__: loop
-    for loop in (batches_untouched, batches_raw, batches_json, events_json, v1_json)
+    for loop in (
+        batches_untouched,
+        batches_raw,
+        batches_raw_observed,
+        batches_raw_monitored,
+        batches_json,
+        events_json,
+        v1_json,
+    )
 }
 """Those of the library, by name."""
+
+OTHERS: dict[str, Loop] = {
+    loop.__name__: loop for loop in (bare_raw, bare_zstd, bare_json, zeroeventhub)
+}
+"""Those that the library is compared with."""
 
 
 def main() -> None:
     """Time one loop."""
     name, url = sys.argv[1:]
     wall, processor = time.perf_counter(), time.process_time()
-    count = asyncio.run(LOOPS[name](url))
+    count = asyncio.run((LOOPS | OTHERS)[name](url))
     wall, processor = time.perf_counter() - wall, time.process_time() - processor
     print(count / wall, count / processor)
 

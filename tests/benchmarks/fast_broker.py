@@ -7,7 +7,6 @@ as a broker has to.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 
 from feedapi_client.liftbridge import Ack, Message
 from feedapi_client.liftbridge.envelope import crc32c
+from tests.benchmarks.serving import serving
 
 _CHUNK = 1 << 20
 _ENVELOPE_WITH_CRC = 12
@@ -23,18 +23,10 @@ _ACK_HEADER = b"\xb9\x0e\x43\xb4\x00\x0c\x01\x01"
 
 
 @contextmanager
-def fast_broker(nats_url: str, stream: str) -> Iterator[None]:
-    """Ack all that is published to the subject `stream`."""
-    context = multiprocessing.get_context("spawn")
-    receive, send = context.Pipe(duplex=False)
-    process = context.Process(target=_serve, args=(send, nats_url, stream), daemon=True)
-    process.start()
-    try:
-        receive.recv()
+def fast_broker(nats_url: str, stream: str, *, in_thread: bool = False) -> Iterator[None]:
+    """Ack all that is published to the subject `stream`. `in_thread` is as of `serving`."""
+    with serving(_serve, nats_url, stream, in_thread=in_thread):
         yield
-    finally:
-        process.terminate()
-        process.join()
 
 
 def _serve(ready: Connection, nats_url: str, stream: str) -> None:

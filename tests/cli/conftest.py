@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -26,10 +27,11 @@ TIMEOUT = 100.0
 
 
 @pytest.fixture
-def feedapi(monkeypatch: pytest.MonkeyPatch) -> Feedapi:
+def feedapi(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feedapi]:
     """Return a function that runs a command in this process.
 
-    The result has exit_code, stdout and stderr.
+    The result has exit_code, stdout and stderr. What a command changed of logging, which is for the
+    rest of its process, is as before after the test.
     """
     monkeypatch.setenv("COLUMNS", "200")
     for variable in ("FEEDAPI_STORE", "FEEDAPI_DEBUG"):
@@ -38,7 +40,12 @@ def feedapi(monkeypatch: pytest.MonkeyPatch) -> Feedapi:
     def run(*args: object, input: str | None = None) -> Any:
         return CliRunner().invoke(app, [str(arg) for arg in args], input=input)
 
-    return run
+    loggers = [logging.getLogger(), *map(logging.getLogger, ("httpx", "httpcore"))]
+    before = [(each, each.level, list(each.handlers)) for each in loggers]
+    yield run
+    for each, level, handlers in before:
+        each.setLevel(level)
+        each.handlers[:] = handlers
 
 
 @pytest.fixture

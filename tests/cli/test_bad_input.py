@@ -21,7 +21,11 @@ from feedapi_client.cli.common.stdout import for_terminal
 from feedapi_client.testing import Publisher, faults
 from tests.cli.conftest import TIMEOUT, Feedapi, OnTerminal, Spawn
 
-FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+# Each example runs a whole command. `python -m tests.fuzz import_file` goes on for longer.
+FUZZ = settings(
+    max_examples=min(100, settings().max_examples),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 FEED: dict[str, Any] = {"url": "http://h/feed", "name": "n", "filters": {}, "positions": []}
 ROW = {"partition": 0, "cursor": "c", "status": "open", "revision": 1}
 
@@ -386,8 +390,8 @@ def test_output_in_any_encoding(
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_a_closed_pipe_is_one_line(spawn: Spawn, filled: Path, unbuffered: str) -> None:
-    for command in (["ls"], ["export"], ["set", "0", "c"]):
+def test_a_closed_pipe_is_a_regular_end(spawn: Spawn, filled: Path, unbuffered: str) -> None:
+    for command in (["ls"], ["ls", "--json"], ["export"], ["set", "0", "c"]):
         reading, writing = os.pipe()
         os.close(reading)
         process = spawn(
@@ -400,9 +404,7 @@ def test_a_closed_pipe_is_one_line(spawn: Spawn, filled: Path, unbuffered: str) 
         )
         os.close(writing)
         _, errors = process.communicate(timeout=TIMEOUT)
-        assert process.returncode == 1
-        assert b"Traceback" not in errors
-        assert errors.count(b"\n") <= 1
+        assert (process.returncode, errors) == (0, b"")
 
 
 def test_a_full_disk_is_one_line(spawn: Spawn, filled: Path) -> None:

@@ -128,16 +128,29 @@ def test_names_have_cursors_of_their_own(
     assert len(_lines(feedapi("cat", publisher.url, "--store", store, "--name", "other"))) == 5
 
 
-def test_r5_events_cut_off_by_the_limit_come_again(
+def test_r5_a_limit_with_a_store_ends_at_a_cursor_so_that_the_next_run_goes_on(
     feedapi: Feedapi, feedapi_publisher_factory: Make, store: Path
 ) -> None:
     publisher = feedapi_publisher_factory(1, page_size=100, checkpoint_every=100)
     publisher.extend(0, [{"n": n} for n in range(10)])
-    assert len(_lines(feedapi("cat", publisher.url, "--store", store, "--limit", 4))) == 4
-    assert _cursors(store) == {0: "_first"}
-    assert [
-        line["data"]["n"] for line in _lines(feedapi("cat", publisher.url, "--store", store))
-    ] == list(range(10))
+    runs = [
+        [
+            line["data"]["n"]
+            for line in _lines(feedapi("cat", publisher.url, "--store", store, "--limit", 4))
+        ]
+        for _ in range(4)
+    ]
+    assert runs == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], []]
+
+
+def test_r5_a_limit_where_the_publisher_ignores_page_sizes_takes_the_whole_batch(
+    feedapi: Feedapi, feedapi_publisher_factory: Make, store: Path
+) -> None:
+    publisher = feedapi_publisher_factory(1, page_size=6, checkpoint_every=6)
+    publisher.extend(0, [{"n": n} for n in range(10)])
+    cat = ("cat", publisher.url, "--store", store, "--limit", 4, "--page-size-hint", 6)
+    assert len(_lines(feedapi(*cat))) == 6
+    assert len(_lines(feedapi(*cat))) == 4
 
 
 def test_a_limit_at_the_end_of_a_batch_commits_it(

@@ -29,6 +29,26 @@ def test_the_demo_proves_order_and_exactly_once(feedapi: Feedapi, dialect: str) 
         assert part in result.stdout
 
 
+def test_instances_come_go_and_are_killed_and_the_proof_holds(feedapi: Feedapi) -> None:
+    result = feedapi("demo", *_QUICK, "--instances", 3, "--crashes", 2)
+    assert result.exit_code == 0, result.output
+    for part in (
+        "instance-3 starts",
+        "is killed: its leases expire",
+        "stops and gives its partitions away",
+        "reads",
+        "PROVED: 3,000 events of 200 entities",
+        "1 kill of 3 instances",
+    ):
+        assert part in result.stdout
+
+
+def test_sabotage_is_for_one_instance(feedapi: Feedapi) -> None:
+    result = feedapi("demo", "--instances", 2, "--sabotage", "cursor-last")
+    assert result.exit_code == 2
+    assert "one instance" in result.output
+
+
 @pytest.mark.parametrize(
     ("sabotage", "fault"), [("cursor-first", "lost"), ("cursor-last", "came again")]
 )

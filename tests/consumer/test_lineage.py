@@ -449,6 +449,8 @@ async def test_r09_no_ancestor_with_a_position_is_read_from_the_first_event(
     numbers(publisher, 5, [5])
     async with consume(publisher, store=store, follow=False) as consumer:
         assert await read_n(consumer) == [5]
+        (report,) = consumer.status().reports
+        assert "partition 5: begins at its first event" in report
 
 
 @pytest.mark.parametrize("down", [False, True])

@@ -75,7 +75,7 @@ def report(outcome: Outcome, args: argparse.Namespace) -> None:
         ("events", outcome.events),
         ("of these, in quarantine", outcome.quarantined),
         ("lost", outcome.lost),
-        ("duplicated", outcome.duplicated),
+        ("repeated", outcome.repeated),
         ("out of order within their entity", outcome.disordered),
         ("seconds", f"{outcome.seconds:.0f}"),
     ):

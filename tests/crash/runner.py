@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from random import Random
 
 from tests.crash.application import application_class
+from tests.crash.comparison import Comparison
 from tests.crash.consumer import FENCED, STEPS
 from tests.crash.process import ConsumerProcess
 from tests.crash.traffic import Traffic
@@ -19,24 +19,15 @@ _STEP_SECONDS = 0.005
 
 
 @dataclass
-class Outcome:
+class Outcome(Comparison):
     """What happened, and what the database holds."""
 
     kills: int = 0
     fenced: int = 0
     splits: dict[str, int] = field(default_factory=dict)
     rotations: int = 0
-    events: int = 0
     quarantined: int = 0
-    lost: int = 0
-    duplicated: int = 0
-    disordered: int = 0
     seconds: float = 0.0
-
-    @property
-    def exactly_once(self) -> bool:
-        """Whether each event is there once, in order within its entity."""
-        return self.events > 0 and not (self.lost or self.duplicated or self.disordered)
 
 
 @dataclass(frozen=True)
@@ -76,7 +67,7 @@ async def run_crash_test(
             or "after" it.
         poison: let the application fail at some events, which go into quarantine. They must be
             there exactly once, as the others in the effects.
-        stop_when_damaged: kill no further once an event is lost or duplicated.
+        stop_when_damaged: kill no further once an event is lost or repeated.
         progress: called after each kill.
     """
     options = ["--cursor", cursor, *(["--poison"] if poison else [])]
@@ -100,7 +91,8 @@ async def run_crash_test(
     rows = [(row.entity, row.n) for row in application.rows()]
     quarantined = application.quarantined()
     await application.aclose()
-    _compare(traffic.published, rows, quarantined, outcome)
+    outcome.quarantined = len(quarantined)
+    outcome.compare(traffic.published, rows, quarantined)
     outcome.seconds = time.monotonic() - started
     return outcome
 
@@ -163,22 +155,3 @@ def _run_to_the_end(process: ConsumerProcess) -> int:
         code = consumer.finish()
         assert code in (0, FENCED), f"the consumer ended with {code}: {consumer.errors()}"
         return code
-
-
-def _compare(
-    published: Counter[str],
-    rows: list[tuple[str, int]],
-    quarantined: list[tuple[str, int]],
-    outcome: Outcome,
-) -> None:
-    found = Counter([*rows, *quarantined])
-    outcome.quarantined = len(quarantined)
-    outcome.events = published.total()
-    outcome.lost = sum(
-        (entity, n) not in found for entity, count in published.items() for n in range(count)
-    )
-    outcome.duplicated = sum(count - 1 for count in found.values())
-    last: dict[str, int] = {}
-    for entity, n in rows:
-        outcome.disordered += n < last.get(entity, -1)
-        last[entity] = n

@@ -16,7 +16,7 @@ async def test_each_event_is_stored_once_in_order_although_the_consumer_is_kille
     assert outcome.kills == 11
     assert set(outcome.splits) == {"starts-after", "cursor-from"}
     assert outcome.rotations
-    assert (outcome.lost, outcome.duplicated, outcome.disordered) == (0, 0, 0)
+    assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
     assert outcome.exactly_once
 
 
@@ -25,13 +25,13 @@ async def test_quarantined_events_are_stored_once_although_the_consumer_is_kille
 ) -> None:
     outcome = await run_crash_test(database, kills=6, poison=True)
     assert outcome.quarantined
-    assert (outcome.lost, outcome.duplicated, outcome.disordered) == (0, 0, 0)
+    assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
 
 
 async def test_a_cursor_saved_after_the_transaction_shows_as_duplicates(database: str) -> None:
     """The check can fail: with the cursor outside the transaction it does."""
     outcome = await run_crash_test(database, kills=40, cursor="after", stop_when_damaged=True)
-    assert outcome.duplicated
+    assert outcome.repeated
     assert not outcome.lost
     assert not outcome.exactly_once
 
@@ -39,5 +39,5 @@ async def test_a_cursor_saved_after_the_transaction_shows_as_duplicates(database
 async def test_a_cursor_saved_before_the_transaction_shows_as_loss(database: str) -> None:
     outcome = await run_crash_test(database, kills=40, cursor="before", stop_when_damaged=True)
     assert outcome.lost
-    assert not outcome.duplicated
+    assert not outcome.repeated
     assert not outcome.exactly_once

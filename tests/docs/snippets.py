@@ -16,12 +16,19 @@ PAGES = [
 ]
 
 PYTHON_RUN_BY = {
+    "docs/pages/guides/django.md": ("tests/docs/test_guides.py", "needs a project of Django"),
+    "docs/pages/guides/fastapi.md": ("tests/docs/test_guides.py", "is no program but an app"),
     "docs/pages/exactly-once.md": ("tests/quarantine/test_documentation.py", "needs PostgreSQL"),
     "docs/pages/quarantine.md": ("tests/quarantine/test_documentation.py", "checks a database"),
     "docs/pages/spark.md": ("tests/spark/test_examples.py", "needs a JVM"),
+    "docs/pages/kubernetes.md": ("tests/docs/test_deployment.py", "is a module of a handler"),
+    "docs/pages/lakehouse.md": ("tests/spark/delta_tables.py", "needs Delta tables"),
     "docs/pages/liftbridge.md": ("tests/liftbridge/test_documentation.py", "needs a broker"),
 }
 """Pages whose Python blocks are run by another test file, and why."""
+
+PARSED = dict.fromkeys(("dockerfile", "ini", "yaml"), "tests/docs/test_deployment.py")
+"""Languages of blocks that nothing here can run, and the test file that reads them."""
 
 SHELL_RUN_BY = {
     "python3 -m venv .venv": (".ci/run", "sets up an environment"),

@@ -21,6 +21,7 @@ MODULES = [
     "feedapi_client.stores",
     "feedapi_client.quarantine",
     "feedapi_client.testing",
+    "feedapi_client.monitor",
     "feedapi_client.liftbridge",
     "feedapi_client.spark",
 ]

@@ -14,13 +14,17 @@ from pathlib import Path
 import pytest
 
 from feedapi_client.testing import Publisher
-from tests.docs.snippets import PAGES, PYTHON_RUN_BY, ROOT, SHELL_RUN_BY, Block, blocks
+from tests.docs.snippets import PAGES, PARSED, PYTHON_RUN_BY, ROOT, SHELL_RUN_BY, Block, blocks
 
 FEED = "https://service/myfeed"
 EVENTS = [{"entity": "a", "n": n} for n in range(3)]
 SCRIPTS = sysconfig.get_path("scripts")
 # The tests of the repository that blocks call are run shorter: each takes minutes as it stands.
-SHORTER = {r"--kills \d+": "--kills 2", r"--seeds 1000\b": "--seeds 100"}
+SHORTER = {
+    r"--kills \d+": "--kills 2",
+    r"--seeds 1000\b": "--seeds 40",
+    r"--seeds 300\b": "--seeds 8",
+}
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 PYTHON = [
@@ -40,7 +44,13 @@ PROGRAMS = [block for block in PYTHON if block not in TESTS]
 
 
 def test_every_block_says_its_language() -> None:
-    assert {block.language for block in BLOCKS} <= {"python", "sh", "text"}
+    known = {"python", "sh", "text", *PARSED}
+    assert {block.language for block in BLOCKS} <= known
+
+
+@pytest.mark.parametrize("language", PARSED)
+def test_a_language_that_another_test_reads_is_named_in_that_test(language: str) -> None:
+    assert f'"{language}"' in (ROOT / PARSED[language]).read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", PYTHON_RUN_BY)
@@ -63,16 +73,21 @@ def test_a_program_prints_every_event(
     feedapi_publisher.extend(0, EVENTS)
     assert feedapi_publisher.url is not None
     program = tmp_path / "program.py"
-    program.write_text(block.text.replace(FEED, feedapi_publisher.url))
+    # Ports that tests beside this one may use.
+    text = block.text.replace("port=9464", "port=0")
+    program.write_text(text.replace(FEED, feedapi_publisher.url))
     endless = "FeedConsumer(" in block.text and "follow=False" not in block.text
-    printed = run_program(program, interrupt_after=len(EVENTS) if endless else None)
+    graceful = "install_signal_handlers(" in block.text
+    after = len(EVENTS) if endless else None
+    printed = run_program(program, interrupt_after=after, graceful=graceful)
     assert re.findall(r"'n': (\d+)", printed) == [str(event["n"]) for event in EVENTS]
 
 
-def run_program(program: Path, *, interrupt_after: int | None) -> str:
+def run_program(program: Path, *, interrupt_after: int | None, graceful: bool = False) -> str:
     """Run a program and return what it printed.
 
-    One that does not end by itself is interrupted when it has printed `interrupt_after` lines.
+    One that does not end by itself is interrupted when it has printed `interrupt_after` lines. A
+    `graceful` one then ends as if it had come to its end.
     """
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "error"}
     with subprocess.Popen(
@@ -89,7 +104,8 @@ def run_program(program: Path, *, interrupt_after: int | None) -> str:
             printed = "".join(process.stdout.readline() for _ in range(interrupt_after))
             process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=60)
-    expected = (0,) if interrupt_after is None else (-signal.SIGINT, 130)
+    ends_by_itself = interrupt_after is None or graceful
+    expected = (0,) if ends_by_itself else (-signal.SIGINT, 130)
     assert process.returncode in expected, errors
     return printed + rest
 
@@ -97,8 +113,7 @@ def run_program(program: Path, *, interrupt_after: int | None) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("block", TESTS, ids=str)
 def test_a_test_passes(block: Block, tmp_path: Path) -> None:
-    header = "import pytest\n\npytestmark = pytest.mark.anyio\n"
-    (tmp_path / "test_snippet.py").write_text(header + block.text)
+    (tmp_path / "test_snippet.py").write_text(block.text)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_snippet.py"]
     done = subprocess.run(
         command, check=False, cwd=tmp_path, capture_output=True, text=True, timeout=100

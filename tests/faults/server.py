@@ -11,7 +11,7 @@ import itertools
 import socket
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -72,6 +72,37 @@ class Site:
     requests: list[Request] = field(default_factory=list)
 
 
+class Connections:
+    """The connections of a server, each served by a task. `end` leaves none of them open."""
+
+    def __init__(
+        self, serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+    ) -> None:
+        self._serve = serve
+        self._open: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        # Not a coroutine: a task that is cancelled before it began could not close the connection.
+        task = asyncio.create_task(self._served(reader, writer))
+        self._open[task] = writer
+
+    async def end(self) -> None:
+        """Cut the connections, also those that were accepted a moment ago."""
+        while others := asyncio.all_tasks() - {asyncio.current_task()}:
+            for task in others & self._open.keys():
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+        for writer in self._open.values():
+            writer.transport.abort()
+        await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop
+
+    async def _served(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            await self._serve(reader, writer)
+        finally:
+            writer.transport.abort()
+
+
 class RawServer:
     """The server. A context manager; `add` may be called while it runs, from any thread."""
 
@@ -107,13 +138,14 @@ class RawServer:
             self._loop.close()
 
     async def _serve(self) -> None:
+        connections = Connections(self._connection)
         server = await asyncio.start_server(
-            self._connection, sock=self._socket, limit=_MAX_HEAD, backlog=1024
+            connections.accept, sock=self._socket, limit=_MAX_HEAD, backlog=1024
         )
         self._listening.set()
         await self._stop.wait()
         server.close()
-        await _cancel_others()
+        await connections.end()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -126,8 +158,6 @@ class RawServer:
                     await _send(step, reader, writer)
         except (asyncio.IncompleteReadError, ConnectionError, _EndedError):
             pass
-        finally:
-            writer.transport.abort()
 
     def _site(self, request: Request) -> Site:
         number, _, _ = request.path.lstrip("/").partition("/")
@@ -231,25 +261,18 @@ class Gate:
         self._loop.run_until_complete(self._serve())
 
     async def _serve(self) -> None:
-        server = await asyncio.start_server(self._connection, sock=self._socket)
+        connections = Connections(self._connection)
+        server = await asyncio.start_server(connections.accept, sock=self._socket)
         await self._stop.wait()
         server.close()
-        await _cancel_others()
+        await connections.end()
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
         try:
             await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
         finally:
-            writer.transport.abort()
             far_writer.transport.abort()
-
-
-async def _cancel_others() -> None:
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in others:
-        task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

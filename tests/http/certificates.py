@@ -1,11 +1,19 @@
-"""Certificates of servers in tests, signed by themselves."""
+"""Certificates of servers in tests, signed by themselves, and a publisher that shows one."""
 
 from __future__ import annotations
 
+import socket
 import ssl
 import subprocess
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import uvicorn
+
+from feedapi_client.testing import Publisher
 
 
 @dataclass(frozen=True)
@@ -42,3 +50,25 @@ def self_signed(folder: Path, name: str) -> Certificate:
         capture_output=True,
     )
     return made
+
+
+@contextmanager
+def serve_https(publisher: Publisher, certificate: Certificate) -> Iterator[str]:
+    """Serve the publisher in a thread, and give its URL. Connections have to be closed before."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(
+            uvicorn.Config(
+                publisher.asgi,
+                ssl_certfile=certificate.path,
+                ssl_keyfile=str(certificate.key),
+                log_level="error",
+                lifespan="off",
+            )
+        )
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{listening.getsockname()[1]}/feed"
+        finally:
+            server.should_exit = True
+            thread.join()

@@ -11,6 +11,8 @@ from dataclasses import fields
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
+import httpx
 import orjson
 import pytest
 
@@ -130,6 +132,22 @@ async def test_a_signal_ends_it_after_the_batches_in_flight(
     code, errors = await ended(process)
     assert code == 128 + number
     assert "100 events" in errors
+
+
+async def test_a_monitor_is_served_beside_the_relay(
+    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
+    await broker.create_stream("s")
+    store = str(tmp_path / "c.db")
+    process = relay("--stream", "s", "--store", store, "--monitor", "127.0.0.1:0")
+    assert process.stderr is not None
+    line = await anyio.to_thread.run_sync(process.stderr.readline)
+    url = line.removeprefix("feedapi relay: monitor at ").strip()
+    status = await anyio.to_thread.run_sync(lambda: httpx.get(f"{url}status"))
+    assert status.json()["consumers"][0]["feed"] == feedapi_publisher.url
+    process.send_signal(signal.SIGTERM)
+    code, _ = await ended(process)
+    assert code == 128 + signal.SIGTERM
 
 
 async def test_a_broker_that_refuses_is_one_line_and_exit_code_one(

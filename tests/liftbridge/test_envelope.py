@@ -115,6 +115,14 @@ def test_a_payload_that_is_no_protobuf_is_refused(kind: Any) -> None:
     assert caught.value.check == "payload"
 
 
+@pytest.mark.parametrize("checksum", [b"", b"\x00", b"\x00\x00\x00"])
+def test_an_ack_cut_off_within_its_checksum_is_refused(checksum: bytes) -> None:
+    # Zero is the checksum of no bytes: what is there of it must not pass for the whole.
+    with pytest.raises(EnvelopeError) as caught:
+        decode_ack(bytes.fromhex("b90e43b4000c0101") + checksum)
+    assert caught.value.check == "header length"
+
+
 def test_a_message_is_not_read_as_an_ack_and_an_ack_not_as_a_message() -> None:
     for envelope, parse in (
         (decode(encode(Message())), Envelope.ack),

@@ -5,6 +5,8 @@ That a publisher works without it, too, is what `test_publisher` shows.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -84,6 +86,48 @@ def test_consecutive_acks_never_reach_nats_py(payloads: list[bytes], data: st.Da
     for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
         wire.feed(stream[start:end])
     assert wire.acks == payloads
+
+
+@given(
+    st.lists(
+        st.one_of(st.binary(max_size=30), st.sampled_from(["PING", "PONG", "+OK", "INFO {}"])),
+        max_size=12,
+    ),
+    st.data(),
+)
+def test_acks_around_lines_of_the_protocol_never_reach_nats_py(
+    sent: list[bytes | str], data: st.DataObject
+) -> None:
+    """A PING among acks must not leave the rest of them, chunk after chunk, to nats-py."""
+    wire = Wire()
+    lines: list[str] = []
+
+    async def noted(name: str, *_: object) -> None:
+        lines.append(name)
+
+    for name in ("ping", "pong", "info"):
+        setattr(wire.client, f"_process_{name}", partial(noted, name.upper()))
+    stream = b"".join(
+        f"{each}\r\n".encode() if isinstance(each, str) else message(INBOX, 1, each)
+        for each in sent
+    )
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=8)))
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        wire.feed(stream[start:end])
+    assert wire.acks == [each for each in sent if isinstance(each, bytes)]
+    assert lines == [each[:4] for each in sent if isinstance(each, str) and each != "+OK"]
+
+
+def test_a_connection_that_is_new_after_a_ping_forgets_what_came_behind_it() -> None:
+    wire = Wire()
+
+    async def reconnect() -> None:
+        wire.parser.reset()
+
+    wire.client._process_ping = reconnect  # type: ignore[method-assign]
+    wire.feed(b"PING\r\n" + message(INBOX, 1, b"torn")[:-4])
+    wire.feed(message(INBOX, 1, b"whole"))
+    assert wire.acks == [b"whole"]
 
 
 def test_a_new_connection_forgets_an_incomplete_ack() -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import orjson
 import pytest
+from pyspark.errors import PySparkException
 
 from feedapi_client.liftbridge import Message, RowId, Stream, row_id
 from feedapi_client.spark.liftbridge_sink import LiftbridgeDataSource, parse_options
@@ -16,6 +17,7 @@ from feedapi_client.spark.options import OptionError
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
 from tests.spark.conftest import _jvm, spark  # noqa: F401 - fixtures
+from tests.spark.slow_workers import SLOW_WORKER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -47,10 +49,16 @@ def run(
             .writeStream.format("liftbridge")
             .options(**{"stream": "s", "nats": nats_server.url, **options})
         )
-        query = (
-            writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
-        )
-        await anyio.to_thread.run_sync(query.awaitTermination)
+        writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+        while True:
+            query = writer.start()  # in this thread, whose session has the source
+            try:
+                await anyio.to_thread.run_sync(query.awaitTermination)
+            except PySparkException as error:
+                if SLOW_WORKER not in str(error):
+                    raise
+            else:
+                return
 
     return run
 

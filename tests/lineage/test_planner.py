@@ -363,6 +363,24 @@ def test_r09_without_any_position_a_successor_starts_at_the_first_event_or_is_lo
     assert isinstance(fail.error, LostPartitionError)
 
 
+def test_r09_a_successor_of_unknown_ancestors_is_reported_before_it_is_saved() -> None:
+    """Unless nothing is stored, or the ancestor was seen and never read."""
+    made = planner({0: Position("a", "drained")})
+    drained = Partition(0, True, "a")
+    actions = made.discover(info(drained, Partition(2, cursor_from=(1,))))
+    (report,) = of(Report, actions)
+    assert report.partition == 2
+    assert "begins at its first event" in report.text
+    assert "partition 1" in report.text
+    assert actions.index(report) < actions.index(of(Save, actions)[0])
+    assert of(Report, made.discover(info(drained, Partition(2, cursor_from=(1,))))) == []
+    assert of(Report, planner().discover(info(Partition(2, cursor_from=(1,))))) == []
+    seen = planner({0: Position("a")})
+    seen.discover(info(Partition(0, True, "z"), Partition(1, starts_after=0)))
+    later = info(Partition(0, True, "z"), Partition(2, cursor_from=(1,)))
+    assert of(Report, seen.discover(later)) == []
+
+
 @pytest.mark.parametrize("order", [1, -1])
 def test_r09_ancestors_named_before_the_one_with_a_cursor_are_superseded_unknown_or_not(
     order: int,

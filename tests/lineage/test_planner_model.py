@@ -48,6 +48,7 @@ class ModelFeed:
         self.written = [0] * ENTITIES
         self.next_id = 1
         self.tells_last_cursor = True
+        self.ancestors: dict[int, tuple[int, ...]] = {}
 
     def append(self, entity: int) -> None:
         owner = next(log for log in self.logs.values() if entity in log.owns and not log.closed)
@@ -62,6 +63,7 @@ class ModelFeed:
                 child.starts_after = parent
             else:
                 child.cursor_from = (parent, *log.cursor_from)
+                self.ancestors[self.next_id] = child.cursor_from
                 child.events = [h if h is not None and h[0] in owns else None for h in log.events]
             self.logs[self.next_id] = child
             self.next_id += 1
@@ -127,8 +129,12 @@ class PlannerModel(RuleBasedStateMachine):
                     self.cursors.pop(partition, None)
                 case Fail(_, error):
                     raise error
-                case Report(_, text):
-                    raise AssertionError(text)
+                case Report(partition, text):
+                    # It begins at its first event, and the store does not say why (R9).
+                    ancestors = self.feed.ancestors.get(partition or 0, ())
+                    assert self.store, text
+                    assert ancestors, text
+                    assert self.store.keys().isdisjoint(ancestors), text
                 case Rediscover():
                     pass
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from feedapi_client import FeedError, FeedInfo, LostPartitionError, Partition, Position
-from feedapi_client.lineage import planner as planner_module
+from feedapi_client.lineage import entries as entries_module
 from feedapi_client.lineage.planner import Entry, Planner
 from feedapi_client.lineage.transitions import (
     MEANINGS,
@@ -23,7 +23,7 @@ from feedapi_client.lineage.transitions import (
 )
 from feedapi_client.model import FIRST
 
-W, R, C, D, S, V, P = State
+W, R, C, D, S, V, P, E = State
 Pair = tuple[State, State]
 
 LISTED: list[Pair] = [(t.source, t.target) for t in TRANSITIONS]
@@ -67,6 +67,48 @@ def failed(planner: Planner) -> None:
     planner.fail(0, FeedError("broken"))
 
 
+def shared(*partitions: Partition, owned: bool = False) -> Planner:
+    """A planner of an instance that shares the feed; with `owned` it holds all leases."""
+    planner = Planner(feed="http://feed", shared=True)
+    planner.load({})
+    planner.discover(info(*partitions))
+    if owned:
+        planner.refresh({}, owned=planner.graph.partitions)
+    return planner
+
+
+def refreshed(planner: Planner, *statuses: str) -> Planner:
+    """Take positions that another instance has saved."""
+    stored = {id: Position("z", status, 9) for id, status in enumerate(statuses)}  # type: ignore[arg-type]
+    planner.refresh(stored)
+    return planner
+
+
+def refused(planner: Planner) -> None:
+    planner.refused([0])
+
+
+def shared_caught_up() -> Planner:
+    planner = shared(Partition(0), owned=True)
+    planner.ended(0, FIRST, asked_closed=False)
+    return planner
+
+
+def transferred() -> Planner:
+    """Partition 0 has just been transferred by this instance."""
+    planner = Planner(feed="http://feed", shared=True)
+    planner.load({0: Position("a")})
+    planner.discover(info(Partition(0)))
+    planner.refresh({0: Position("a")}, owned=[0])
+    return discovered(planner, SUCCESSOR)
+
+
+def parent_open_again_elsewhere() -> Planner:
+    """The child of a parent that was drained, which the next discovery lists as open."""
+    planner = shared(Partition(0, closed=True), CHILD)
+    return discovered(refreshed(planner, "drained"), Partition(0), CHILD)
+
+
 SUCCESSOR = Partition(1, cursor_from=(0,))
 CHILD = Partition(1, starts_after=0)
 
@@ -105,6 +147,19 @@ SCENARIOS: dict[Pair, Callable[[], Any]] = {
     (V, W): lambda: discovered(child_listed_again(), Partition(0), CHILD),
     (V, S): lambda: discovered(discovered(started(Partition(0))), SUCCESSOR),
     (V, P): lambda: discovered(child_listed_again(), CHILD),
+    (V, D): lambda: refreshed(discovered(shared(Partition(0))), "drained"),
+    (W, E): lambda: shared(Partition(0)),
+    (R, E): lambda: shared(Partition(0), owned=True).revoke([0]),
+    (C, E): lambda: shared_caught_up().revoke([0]),
+    (D, E): parent_open_again_elsewhere,
+    (S, E): lambda: refused(transferred()),
+    (V, E): lambda: discovered(discovered(shared(Partition(0))), Partition(0)),
+    (E, R): lambda: shared(Partition(0), owned=True),
+    (E, W): parent_open_again_elsewhere,
+    (E, D): lambda: refreshed(shared(Partition(0)), "drained"),
+    (E, S): lambda: refreshed(shared(Partition(0)), "superseded"),
+    (E, V): lambda: discovered(shared(Partition(0))),
+    (E, P): lambda: failed(shared(Partition(0))),
 }
 
 
@@ -121,7 +176,7 @@ def test_a_listed_transition_is_reached(pair: Pair, monkeypatch: pytest.MonkeyPa
         check_transition(partition, source, target)
         moves.append((source, target))
 
-    monkeypatch.setattr(planner_module, "check_transition", recorded)
+    monkeypatch.setattr(entries_module, "check_transition", recorded)
     SCENARIOS[pair]()
     assert pair in moves
 
@@ -137,7 +192,7 @@ def forced(state: State) -> Planner:
 def test_an_unlisted_transition_is_refused(source: State, target: State) -> None:
     planner = forced(source)
     with pytest.raises(IllegalTransitionError) as caught:
-        planner._move(planner.entries[5], target)
+        planner._table.move(planner.entries[5], target)
     error = caught.value
     assert (error.partition, error.source, error.target) == (5, source, target)
     assert f"partition 5 must not go from '{source}' to '{target}'" in str(error)
@@ -147,7 +202,7 @@ def test_an_unlisted_transition_is_refused(source: State, target: State) -> None
 @pytest.mark.parametrize("state", State)
 def test_staying_in_a_state_is_no_transition(state: State) -> None:
     planner = forced(state)
-    planner._move(planner.entries[5], state)
+    planner._table.move(planner.entries[5], state)
     assert planner.entries[5].state is state
 
 
@@ -157,8 +212,9 @@ def test_an_illegal_transition_is_no_feed_error_and_survives_pickling() -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_only_superseded_and_parked_are_final() -> None:
-    assert set(State) - {source for source, _ in LISTED} == {State.SUPERSEDED, State.PARKED}
+def test_only_parked_is_final_and_superseded_unless_the_save_is_refused() -> None:
+    assert set(State) - {source for source, _ in LISTED} == {State.PARKED}
+    assert [target for source, target in LISTED if source is State.SUPERSEDED] == [State.ELSEWHERE]
 
 
 def test_a_final_state_is_kept_after_any_discovery() -> None:
@@ -195,6 +251,5 @@ def test_the_diagram_holds_every_transition() -> None:
         assert f"{source.name} --> {target.name}" in lines
     assert [line for line in lines if "[*]" in line] == [
         "[*] --> WAITING",
-        "SUPERSEDED --> [*]",
         "PARKED --> [*]",
     ]

@@ -68,11 +68,11 @@ async def consume(url: str, operation: Operation, store: Path, shown: Shown) -> 
         try:
             with anyio.move_on_after(SAFETY_LIMIT):
                 async with consumer:
-                    observe(consumer, meters.get_meter("test"))
-                    await _read(consumer, shown)
+                    with observe(consumer, meters.get_meter("test")):
+                        await _read(consumer, shown)
         except FeedError as error:
             shown.error("error", error)
-        shown.add("status", f"{consumer.status()} {consumer!r}")
+        shown.add("status", f"{consumer.status()} {consumer.health()} {consumer!r}")
         shown.add("metrics", str(reader.get_metrics_data()))
     meters.shutdown()
 

@@ -1,4 +1,4 @@
-"""Spark sessions for the whole test run: one local, one with executors in JVMs of their own."""
+"""The local Spark session of the whole test run."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedapi_client.spark.http_clients import http_clients
-from tests.spark.processes import ClusterDriver
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -49,11 +48,3 @@ def spark(_jvm: None) -> SparkSession:
     from tests.spark.sessions import local_session
 
     return local_session()
-
-
-@pytest.fixture(scope="session")
-def cluster(_jvm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterDriver]:
-    """A driver process whose executors are JVMs of their own."""
-    driver = ClusterDriver(tmp_path_factory.mktemp("cluster") / "log")
-    yield driver
-    driver.kill()

@@ -1,9 +1,10 @@
 """A Spark driver in a process of its own.
 
 ``python -m tests.spark.driver '{"master": ..., "url": ...}'`` runs one query, to be killed. Its
-sink ``parquet`` is Spark's own. ``foreach`` writes each batch under its number, in place of an
-earlier attempt. ``die`` ends the process with SIGKILL in batch ``at``: "read" (fetched and staged,
-nothing written), "written" (before Spark commits the batch), or "next" (after that).
+sink ``parquet`` is Spark's own, and ``ingest`` the ready pipeline into folders below the output.
+``foreach`` writes each batch under its number, in place of an earlier attempt. ``die`` ends the
+process with SIGKILL in batch ``at``: "read" (fetched and staged, nothing written), "written"
+(before Spark commits the batch), or "next" (after that).
 
 ``python -m tests.spark.driver --serve MASTER`` starts the queries that it reads from its standard
 input, one a line; an empty line stops them. It answers each line with one.
@@ -19,15 +20,14 @@ import threading
 import time
 from typing import Any
 
-from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from feedapi_client.spark import ingest
+from feedapi_client.spark.ingest import Ingest
 from tests.spark.refetching import RefetchingSource
 from tests.spark.sessions import session
-
-_SLOW_WORKER = "failed to connect back"
-"""Spark gives a Python worker ten seconds to start. No setting changes that."""
+from tests.spark.slow_workers import despite_slow_workers
 
 
 def end_with_parent() -> None:
@@ -39,6 +39,8 @@ def end_with_parent() -> None:
 
 
 def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
+    if given["sink"] == "ingest":
+        return ingest.start(spark, pipeline(given)).query
     stream = spark.readStream.format(given["format"]).options(**given["options"]).load()
     writer = stream.writeStream.option("checkpointLocation", given["checkpoint"])
     if given["sink"] == "parquet":
@@ -49,16 +51,26 @@ def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
     return writer.trigger(**trigger).start()
 
 
+def pipeline(given: dict[str, Any]) -> Ingest:
+    """Every event, those that fit, and those that don't."""
+    output = given["output"]
+    options = dict(given["options"])
+    return Ingest(
+        url=options.pop("url"),
+        staging=options.pop("stagingLocation"),
+        checkpoint=given["checkpoint"],
+        bronze=f"{output}/bronze",
+        output=f"{output}/silver",
+        rejected=f"{output}/rejected",
+        schema="entity STRING NOT NULL, n INT, gone BOOLEAN",
+        trigger="available-now" if given.get("finish") else "50ms",
+        options=options,
+    )
+
+
 def run(spark: SparkSession, given: dict[str, Any]) -> None:
-    """Run the query to its end. Start it again when a Python worker was too slow."""
-    while True:
-        try:
-            start(spark, given).awaitTermination()
-        except StreamingQueryException as error:
-            if _SLOW_WORKER not in str(error):
-                raise
-        else:
-            return
+    """Run the query to its end."""
+    despite_slow_workers(lambda: start(spark, given).awaitTermination())
 
 
 def serve(spark: SparkSession) -> None:

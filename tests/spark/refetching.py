@@ -22,9 +22,10 @@ from feedapi_client.model import FIRST
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.batch import rows
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader, Target
+from feedapi_client.spark.fetch import PartitionReader
 from feedapi_client.spark.options import SourceOptions, parse_options
 from feedapi_client.spark.schema import spark_schema
+from feedapi_client.spark.target import Target
 
 
 @dataclass

@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from feedapi_client.spark import FeedDataSource
+from tests.spark import jvm
 
 ROOT = Path(__file__).parents[2]
 LOCAL = "local[2,8]"
@@ -20,13 +21,13 @@ LOCAL = "local[2,8]"
 CLUSTER = "local-cluster[2,1,1024]"
 """Two executors in JVMs of their own."""
 
-_SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 _CONFIGURATION = {
     "spark.ui.enabled": "false",
     "spark.driver.memory": "600m",
     "spark.executor.memory": "1024m",
-    "spark.driver.extraJavaOptions": _SMALL_JVM,
-    "spark.executor.extraJavaOptions": _SMALL_JVM,
+    # Compiling a query costs more than running it on tables this small.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.streaming.numRecentProgressUpdates": "20",
     "spark.task.maxFailures": "8",
@@ -40,6 +41,8 @@ def session(master: str) -> SparkSession:
     """Start a session with the source registered."""
     builder: Any = SparkSession.builder.master(master)
     builder = builder.config("spark.executorEnv.PYTHONPATH", os.environ.get("PYTHONPATH", ""))
+    for kind in ("driver", "executor"):
+        builder = builder.config(f"spark.{kind}.extraJavaOptions", jvm.options())
     for name, value in _CONFIGURATION.items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()

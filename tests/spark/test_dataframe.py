@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 
+from feedapi_client.spark import register
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.publisher.faults.responses import Rewrite
 from tests.spark.micro_batches import problems
+from tests.spark.s3_server import s3_server
+from tests.spark.slow_workers import despite_slow_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -272,14 +275,58 @@ def wait(predicate: Callable[[], object], timeout: float = 300) -> None:
         time.sleep(0.05)
 
 
+@pytest.fixture
+def s3a_settings(spark: SparkSession) -> Iterator[Callable[..., None]]:
+    """Set ``fs.s3a.*`` of the session and register the source with them, for one test."""
+    names: list[str] = []
+
+    def configure(**settings: str) -> None:
+        for name, value in settings.items():
+            names.append(f"spark.hadoop.fs.s3a.{name.replace('_', '.')}")
+            spark.conf.set(names[-1], value)
+        register(spark, staging="s3a://lake/staging")
+
+    yield configure
+    for name in names:
+        spark.conf.unset(name)
+    register(spark)
+
+
+def test_staging_location_uses_the_s3_settings_of_the_cluster(
+    spark: SparkSession,
+    stream: Callable[..., StreamingQuery],
+    s3a_settings: Callable[..., None],
+    publisher: Publisher,
+    tmp_path: Path,
+) -> None:
+    """Neither driver nor executors have an ``AWS_*`` variable of their own."""
+    publish(publisher, 40)
+    own = dict(spark.sparkContext.environment)
+    with s3_server("lake") as server:
+        s3a_settings(
+            endpoint=server, endpoint_region="us-east-1", access_key="key", secret_key="hunter2"
+        )
+
+        def run() -> StreamingQuery:
+            query = stream({"availableNow": True}, stagingLocation="s3a://lake/staging")
+            query.awaitTermination()
+            return query
+
+        query = despite_slow_workers(run)
+    assert spark.read.parquet(str(tmp_path / "table")).count() == 40
+    assert spark.sparkContext.environment == own
+    assert "hunter2" not in str(query.lastProgress)
+
+
 def test_second_available_now_run_reads_only_new_events(
     spark: SparkSession, stream: Callable[..., StreamingQuery], publisher: Publisher, tmp_path: Path
 ) -> None:
     publish(publisher, 300)
-    stream({"availableNow": True}, maxEventsPerPartition="100").awaitTermination()
+    options = {"maxEventsPerPartition": "100"}
+    despite_slow_workers(lambda: stream({"availableNow": True}, **options).awaitTermination())
     publisher.split(0, into=2, method="cursor-from")
     publish(publisher, 100, first=300)
-    stream({"availableNow": True}).awaitTermination()
+    despite_slow_workers(lambda: stream({"availableNow": True}).awaitTermination())
     rows = (row.asDict() for row in spark.read.parquet(str(tmp_path / "table")).collect())
     assert problems(rows, publisher.payloads()) == []
 
@@ -288,9 +335,15 @@ def test_idle_triggers_write_no_batch_and_progress_is_reported(
     stream: Callable[..., StreamingQuery], publisher: Publisher, tmp_path: Path
 ) -> None:
     publish(publisher, 100)
-    query = stream({"processingTime": "100 milliseconds"}, maxPollInterval="0.2")
     commits = tmp_path / "checkpoint" / "commits"
-    wait((commits / "0").exists)
+
+    def first_batch() -> StreamingQuery:
+        query = stream({"processingTime": "100 milliseconds"}, maxPollInterval="0.2")
+        wait(lambda: (commits / "0").exists() or not query.isActive)
+        query.awaitTermination(1)  # raises what ended it
+        return query
+
+    query = despite_slow_workers(first_batch)
     wait(lambda: publisher.counters["fetch"] > 12)
     assert not (commits / "1").exists()
     publish(publisher, 50, first=100)
@@ -313,7 +366,7 @@ def test_stream_without_credentials_ends_with_a_clear_error(
 ) -> None:
     publisher.bearer = "needed"
     with pytest.raises(StreamingQueryException, match=r"AuthenticationError.*status 401"):
-        stream({"availableNow": True}).awaitTermination()
+        despite_slow_workers(lambda: stream({"availableNow": True}).awaitTermination())
 
 
 def test_sink_may_read_its_batch_twice_or_not_at_all(
@@ -334,13 +387,12 @@ def test_sink_may_read_its_batch_twice_or_not_at_all(
         .options(url=publisher.url, maxEventsPerPartition="50")
         .load()
     )
-    query = (
+    writer = (
         source.writeStream.foreachBatch(sink)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
-        .start()
     )
-    query.awaitTermination()
+    despite_slow_workers(lambda: writer.start().awaitTermination())
     assert (
         problems((row.asDict() for rows in seen.values() for row in rows), publisher.payloads())
         == []

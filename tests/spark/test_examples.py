@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import pytest
 from feedapi_client.testing import Publisher
 from tests.docs.snippets import python_blocks
 from tests.spark.conftest import ROOT
+from tests.spark.slow_workers import despite_slow_workers
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,10 +46,10 @@ def test_pipeline_keeps_its_tables_through_a_split(
 ) -> None:
     folder = str(tmp_path)
     example.publish(publisher, orders=40)
-    example.pipeline(spark, publisher.url, folder)
+    despite_slow_workers(lambda: example.pipeline(spark, publisher.url, folder))
     publisher.split(0, into=2)
     example.publish(publisher, orders=60, first=40)
-    example.pipeline(spark, publisher.url, folder)
+    despite_slow_workers(lambda: example.pipeline(spark, publisher.url, folder))
     latest = {event["entity"]: event["status"] for event in publisher.payloads()}
     assert {
         row.entity: row.status for row in example.state_table(spark, folder).collect()
@@ -69,7 +71,9 @@ def test_snippets_of_the_documentation_run(
         code = snippet.replace("https://service/orders", str(publisher.url)).replace(
             "s3://lake", tmp_path.as_uri()
         )
-        exec(compile(code, "docs/pages/spark.md", "exec"), names)
+        program = compile(code, "docs/pages/spark.md", "exec")
+        despite_slow_workers(partial(exec, program, names))
+    spark.streams.removeListener(names["listener"])
     assert names["table"].count() == len(publisher.payloads())
     assert spark.read.parquet(f"{tmp_path}/orders").count() == len(publisher.payloads())
     assert names["summary"].rows == len(publisher.payloads())

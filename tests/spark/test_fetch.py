@@ -18,8 +18,9 @@ from feedapi_client.errors import (
 from feedapi_client.model import FIRST
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target, _lines, read_end
+from feedapi_client.spark.fetch import PartitionReader, _lines, read_end
 from feedapi_client.spark.options import OptionError, parse_options
+from feedapi_client.spark.target import FetchResult, Target
 from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.publisher.faults import (
     EmptyPage,

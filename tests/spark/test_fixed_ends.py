@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from feedapi_client.errors import ProtocolError
 from feedapi_client.spark.batch import ChainPartition, FeedReader
 from feedapi_client.spark.options import SourceOptions, parse_options
 from feedapi_client.spark.stream import FeedStreamReader
@@ -88,6 +89,62 @@ def test_batch_read_of_a_feed_that_grows_with_each_fetch_ends(
     numbers = read(publisher)
     assert len(numbers) == len(set(numbers))
     assert set(range(1005)) <= set(numbers)
+
+
+@pytest.mark.parametrize("growth", [3, 150, 700])
+@pytest.mark.parametrize("listed", ["always", "never"])
+def test_batch_read_ends_where_no_checkpoint_lies_at_the_end(
+    publisher: GrowingFeed, growth: int, listed: Any
+) -> None:
+    publisher.quirks = Quirks(last_cursor=listed)
+    publisher.growth = growth
+    numbers = read(publisher)
+    assert len(numbers) == len(set(numbers))
+    assert set(range(1005)) <= set(numbers)
+    for partition in (0, 1):  # up to one event, without a gap
+        found = [n for n in numbers if n % 2 == partition]
+        assert found == list(range(partition, found[-1] + 1, 2))
+
+
+def test_batch_read_that_is_faster_than_a_feed_in_another_order_each_time_ends() -> None:
+    """Its cursors are places in an order, and that of the end is not met again."""
+    publisher = ShuffledFeed(partitions=2, page_size=50, checkpoint_every=10, seed=3)
+    publisher.grow(1005)
+    publisher.growth = 1
+    with publisher.serve():
+        numbers = read(publisher)
+    assert len(numbers) == len(set(numbers))
+    assert set(range(1005)) <= set(numbers)
+
+
+def no_page_sizes(publisher: GrowingFeed) -> None:
+    """Ignore page sizes, as publishers may."""
+    respond = publisher.record_request
+
+    def record(request: Any) -> Any:
+        for name in ("pagesizehint", "pageSizeHint"):
+            request.query.pop(name, None)
+        return respond(request)
+
+    publisher.record_request = record  # type: ignore[method-assign]
+
+
+def test_batch_read_that_is_faster_than_its_feed_ends_without_page_sizes(
+    publisher: GrowingFeed,
+) -> None:
+    no_page_sizes(publisher)
+    publisher.growth = 1
+    numbers = read(publisher)
+    assert len(numbers) == len(set(numbers))
+    assert set(range(1005)) <= set(numbers)
+
+
+def test_batch_read_that_finds_no_end_is_refused(publisher: GrowingFeed) -> None:
+    no_page_sizes(publisher)
+    publisher.growth = 10
+    with pytest.raises(ProtocolError, match="no end of it can be found") as caught:
+        read(publisher)
+    assert caught.value.partition in (0, 1)
 
 
 def test_batch_read_takes_no_repeated_events_for_its_end() -> None:

@@ -14,10 +14,10 @@ from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.negotiation import negotiate
 from feedapi_client.spark.batch import chains
-from feedapi_client.spark.fetch import FetchResult, Target
 from feedapi_client.spark.options import parse_options
 from feedapi_client.spark.plan import planner as planning
 from feedapi_client.spark.plan.planner import EpochPlanner
+from feedapi_client.spark.target import FetchResult, Target
 from feedapi_client.testing.simulator import wire
 from feedapi_client.testing.simulator.world import Method, World
 

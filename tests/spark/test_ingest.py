@@ -8,15 +8,24 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import pytest
-from pyspark.errors import StreamingQueryException
 
-from feedapi_client.spark.ingest import Ingest, Summary, main, plain_message, run, trigger_options
+from feedapi_client.spark.ingest import (
+    Ingest,
+    IngestError,
+    MicroBatchError,
+    Summary,
+    main,
+    plain_message,
+    trigger_options,
+)
 from feedapi_client.testing import Publisher
-from tests.spark import transforms
+from tests.spark import jvm, transforms
 from tests.spark.conftest import needs_jvm
 from tests.spark.micro_batches import problems
+from tests.spark.slow_workers import run
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -67,7 +76,7 @@ def test_typed_and_partitioned_table_keeps_events_that_do_not_fit(
     assert table.where("_corrupt is null").selectExpr("sum(n) as total").first().total == sum(
         range(120)
     )  # type: ignore[union-attr]
-    assert (tmp_path / "table" / "batch=0" / "entity=e3").is_dir()
+    assert list((tmp_path / "table").glob("feed=*/query=*/batch=0/entity=e3"))
 
 
 def test_transform_of_the_user(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
@@ -91,10 +100,14 @@ def test_repeated_batch_replaces_the_first_attempt(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     def fails_once_it_has_written(batch, number):  # type: ignore[no-untyped-def]
-        batch.write.mode("append").parquet(str(tmp_path / "table" / f"batch={number}"))
+        query = json.loads((tmp_path / "table/_feedapi/checkpoint/metadata").read_text())["id"]
+        feed = quote(job(publisher, tmp_path).feed_name, safe="")
+        batch.write.mode("append").parquet(
+            str(tmp_path / "table" / f"feed={feed}" / f"query={query}" / f"batch={number}")
+        )
         raise RuntimeError("after the write")
 
-    with pytest.raises(StreamingQueryException):
+    with pytest.raises(MicroBatchError, match=r"^RuntimeError: after the write$"):
         run(spark, job(publisher, tmp_path, transform=fails_once_it_has_written))
     assert run(spark, job(publisher, tmp_path)).rows == 120
     assert spark.read.parquet(str(tmp_path / "table")).count() == 120
@@ -104,13 +117,13 @@ def test_output_of_another_query_is_refused(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     run(spark, job(publisher, tmp_path))
-    with pytest.raises(ValueError, match=r"holds batches, but .* is not the checkpoint"):
+    with pytest.raises(IngestError, match=r"holds batches of feed .*, but the checkpoint is not"):
         run(spark, job(publisher, tmp_path, checkpoint=str(tmp_path / "another")))
 
 
 def test_failure_is_one_line(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
     publisher.bearer = "needed"
-    with pytest.raises(StreamingQueryException) as caught:
+    with pytest.raises(MicroBatchError) as caught:
         run(spark, job(publisher, tmp_path))
     text = plain_message(caught.value)
     assert "\n" not in text
@@ -124,7 +137,7 @@ def test_command_prints_a_summary(publisher: Publisher, tmp_path: Path) -> None:
         "spark.master=local[1]",
         "spark.ui.enabled=false",
         "spark.driver.memory=600m",
-        "spark.driver.extraJavaOptions=-XX:TieredStopAtLevel=1",
+        f"spark.driver.extraJavaOptions={jvm.options()}",
     ]
     command = [
         sys.executable,
@@ -177,6 +190,6 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(
 def test_summary_says_what_was_written() -> None:
     assert (
         str(Summary("/data", 3, 1500, 2, 2.0))
-        == "1,500 rows, 2 of them not fitting the schema (column _corrupt) in 3 batches to /data "
-        "in 2.0 s, 750 rows/s"
+        == "1,500 rows, 2 of them not fitting the schema in 3 batches to /data in "
+        "2.0 s, 750 rows/s"
     )

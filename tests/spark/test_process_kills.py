@@ -13,23 +13,29 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
 
+from feedapi_client.spark.ingest import latest
 from feedapi_client.testing import Publisher
+from tests.spark import driver
 from tests.spark.conftest import needs_jvm
 from tests.spark.micro_batches import Row, problems
 from tests.spark.processes import ClusterDriver, DriverProcess
+from tests.spark.refetching import RefetchingSource
 from tests.spark.sessions import CLUSTER, LOCAL
 
-KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "4"))
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "2"))
 """How often the driver is killed.
 
 The long run is `FEEDAPI_SPARK_KILLS=50 pytest -o faulthandler_timeout=0` of this file.
 """
-MASTERS = (CLUSTER, LOCAL)
+MASTERS = (LOCAL, CLUSTER)
 """The drivers take turns: executors in JVMs of their own cost several seconds a start."""
 TIMEOUT = 600.0
 """Seconds for one step: a safety net, not an expectation."""
@@ -50,14 +56,17 @@ class KilledQuery:
     folder: Path
     sink: str
     format: str = "feedapi"
-    master: str = CLUSTER
+    master: str = LOCAL
     driver: DriverProcess | None = None
     published: int = 0
 
-    def publish(self, count: int) -> None:
+    def publish(self, count: int, *, mixed: bool = False) -> None:
+        """Publish events, of which some delete their entity and some do not fit, if `mixed`."""
         for n in range(self.published, self.published + count):
             entity = f"e{n % 20}"
-            self.publisher.publish(entity, {"entity": entity, "n": n})
+            gone = {37: True, 41: "text"}.get(n % 50) if mixed else None
+            more = {} if gone is None else {"gone": gone}
+            self.publisher.publish(entity, {"entity": entity, "n": n, **more})
         self.published += count
 
     def given(self, **more: Any) -> dict[str, Any]:
@@ -111,22 +120,17 @@ class KilledQuery:
         if self.driver is not None:
             self.driver.kill()
 
-    def finish(self) -> None:
-        """Start a last driver, which reads everything and ends."""
-        self.start(finish=True, master=LOCAL)
-        assert self.driver is not None
-        try:
-            assert self.driver.wait(TIMEOUT) == 0, self.driver.log()
-        finally:
-            self.kill()
+    def finish(self, spark: SparkSession) -> None:
+        """Read everything in the session of the tests, which takes the last driver's place."""
+        driver.run(spark, self.given(finish=True))
 
-    def rows(self) -> Iterator[Row]:
+    def rows(self, table: str = "") -> Iterator[Row]:
         """What a reader of the sink sees."""
-        output = self.folder / "output"
+        output = self.folder / "output" / table
         if self.sink == "parquet":
             files = committed_files(output)
         else:
-            files = sorted(output.glob("batch=*/*.parquet"))
+            files = sorted(output.glob("**/batch=*/*.parquet")) or sorted(output.glob("*.parquet"))
         for file in files:
             yield from pq.ParquetFile(file).read().to_pylist()
 
@@ -173,6 +177,28 @@ def change_topology(publisher: Publisher, step: int) -> None:
         publisher.rotate_token()
 
 
+@pytest.fixture(scope="module")
+def cluster(_jvm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterDriver]:
+    """A driver process whose executors are JVMs of their own."""
+    driver = ClusterDriver(tmp_path_factory.mktemp("cluster") / "log")
+    yield driver
+    driver.kill()
+
+
+def test_default_staging_location_is_shared_on_one_machine(
+    cluster: ClusterDriver, publisher: Publisher, tmp_path: Path
+) -> None:
+    query = KilledQuery(publisher, tmp_path, "foreach")
+    query.publish(100)
+    given = query.given(finish=True)
+    del given["options"]["stagingLocation"]
+    query.driver = cluster
+    cluster.start(given)
+    query.wait(lambda: query.files("checkpoint/commits/0"))
+    cluster.stop()
+    assert query.problems() == []
+
+
 def test_executor_is_killed_and_partitions_split_while_the_query_runs(
     cluster: ClusterDriver, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -203,7 +229,19 @@ POINTS = {
 }
 
 
-def test_driver_is_killed_with_a_parquet_sink(query: Callable[..., KilledQuery]) -> None:
+INGEST_POINTS = {
+    "bronze": "output/bronze/feed=*/query=*/batch=*/_SUCCESS",
+    "silver": "output/silver/feed=*/query=*/batch=*/_SUCCESS",
+    "rejected": "output/rejected/feed=*/query=*/batch=*/_SUCCESS",
+    "committed": "checkpoint/commits/*",
+    "staged": "staging/*/data/*/*",
+    "random": "checkpoint/offsets/*",
+}
+
+
+def test_driver_is_killed_with_a_parquet_sink(
+    spark: SparkSession, query: Callable[..., KilledQuery]
+) -> None:
     killed = query("parquet")
     chance = random.Random(5)
     for number in range(KILLS):
@@ -217,32 +255,63 @@ def test_driver_is_killed_with_a_parquet_sink(query: Callable[..., KilledQuery])
         killed.kill()
         change_topology(killed.publisher, number)
     killed.publish(500)
-    killed.finish()
+    killed.finish(spark)
     assert killed.problems() == []
 
 
 def test_driver_is_killed_with_an_idempotent_foreach_batch_sink(
-    query: Callable[..., KilledQuery],
+    spark: SparkSession, query: Callable[..., KilledQuery]
 ) -> None:
     killed = query("foreach")
     for number, die in enumerate(["read", "written", "next"]):
         killed.publish(800)
-        killed.start(die=die, at=number, master=MASTERS[number % 2])
+        killed.start(die=die, at=number)
         killed.wait_for_death()
         change_topology(killed.publisher, number)
     killed.publish(500)
-    killed.finish()
+    killed.finish(spark)
     assert killed.problems() == []
 
 
-def test_control_refetching_reader_loses_or_doubles_events(
-    query: Callable[..., KilledQuery],
+def test_driver_is_killed_while_it_ingests_into_tables(
+    spark: SparkSession, query: Callable[..., KilledQuery]
 ) -> None:
-    killed = query("foreach", format="refetching", master=LOCAL)
+    killed = query("ingest")
+    chance = random.Random(7)
+    for number in range(KILLS):
+        point = list(INGEST_POINTS)[number % len(INGEST_POINTS)]
+        killed.publish(800, mixed=True)
+        known = killed.files(INGEST_POINTS[point])
+        killed.start()
+        killed.wait_for_file(INGEST_POINTS[point], known)
+        if point == "random":
+            time.sleep(chance.uniform(0, 2))
+        killed.kill()
+        change_topology(killed.publisher, number)
+    killed.publish(500, mixed=True)
+    killed.finish(spark)
+    events = killed.publisher.payloads()
+    fitting = [event for event in events if event.get("gone") != "text"]
+    rejected = [event for event in events if event.get("gone") == "text"]
+    assert problems(killed.rows("bronze"), events) == []
+    assert problems(killed.rows("silver"), fitting) == []
+    assert problems(killed.rows("rejected"), rejected) == []
+    state = {event["entity"]: event["n"] for event in fitting}
+    gone = {event["n"] for event in fitting if event.get("gone")}
+    expected = {entity: n for entity, n in state.items() if n not in gone}
+    gold = latest(spark.read.parquet(str(killed.folder / "output" / "silver")), ["entity"], "gone")
+    assert {row["entity"]: row["n"] for row in gold.collect()} == expected
+
+
+def test_control_refetching_reader_loses_or_doubles_events(
+    spark: SparkSession, query: Callable[..., KilledQuery]
+) -> None:
+    spark.dataSource.register(RefetchingSource)
+    killed = query("foreach", format="refetching")
     killed.publish(800)
     killed.start(die="written", at=0)
     killed.wait_for_death()
     killed.publish(500)
-    killed.finish()
+    killed.finish(spark)
     found = killed.problems()
     assert any(problem.startswith("lost") or " times " in problem for problem in found)

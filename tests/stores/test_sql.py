@@ -422,7 +422,12 @@ async def test_the_table_is_part_of_the_callers_metadata(engine: AsyncEngine) ->
     metadata = sa.MetaData()
     store = SQLAlchemyCursorStore(engine, table="my_cursors", metadata=metadata, journal=Journal())
     again = SQLAlchemyCursorStore(engine, table="my_cursors", metadata=metadata)
-    assert set(metadata.tables) == {"my_cursors", "my_cursors_journal"}
+    assert set(metadata.tables) == {
+        "my_cursors",
+        "my_cursors_journal",
+        "my_cursors_instances",
+        "my_cursors_leases",
+    }
     assert store.table is again.table is metadata.tables["my_cursors"]
     async with engine.begin() as connection:
         await connection.run_sync(metadata.create_all)

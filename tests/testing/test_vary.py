@@ -144,7 +144,10 @@ STEPS = st.lists(
 )
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=min(60, settings().max_examples),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     steps=STEPS,
     seed=st.integers(0, 2**16),

@@ -6,6 +6,7 @@ A test that uses it waits for an hour at no cost, and its result does not depend
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from random import Random
 from typing import Any
 
 import anyio
@@ -13,13 +14,16 @@ import httpx
 import trio.testing
 
 from feedapi_client.testing import Publisher
+from feedapi_client.testing.simulator.loop import new_loop
 
 HOUR = 3600.0
 
 
-def run_in_virtual_time(test: Callable[[], Awaitable[None]]) -> None:
-    clock = trio.testing.MockClock(autojump_threshold=0)
-    anyio.run(test, backend="trio", backend_options={"clock": clock})
+def run_in_virtual_time(test: Callable[[], Awaitable[None]], backend: str = "trio") -> None:
+    options: dict[str, Any] = {"clock": trio.testing.MockClock(autojump_threshold=0)}
+    if backend == "asyncio":
+        options = {"loop_factory": lambda: new_loop(Random(0))}
+    anyio.run(test, backend=backend, backend_options=options)
 
 
 def asgi_client(publisher: Publisher) -> httpx.AsyncClient:

@@ -9,18 +9,22 @@ import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
 import anyio
 
+from feedapi_client.cli.cat.history import positions_of
 from feedapi_client.cli.cat.lines import LineFormat
+from feedapi_client.cli.cat.template import TemplateFormat
 from feedapi_client.cli.common import stdout
 from feedapi_client.cli.common.exit_codes import SIGNALLED
 from feedapi_client.cli.common.http_client import http_client
+from feedapi_client.cli.common.monitoring import monitoring
 from feedapi_client.cli.common.progress import Progress
 from feedapi_client.cli.common.stores import open_store
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.model import Batch, Event
+from feedapi_client.model import Batch, Event, FeedKey
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.journal import Journal
@@ -34,6 +38,7 @@ class CatSettings:
     url: str
     start: Any
     start_given: bool
+    since: datetime | None
     partitions: frozenset[int]
     follow: bool
     ordered: bool
@@ -41,12 +46,14 @@ class CatSettings:
     store: str | None
     name: str
     journal: bool
-    lines: LineFormat
+    lines: LineFormat | TemplateFormat
     limit: int | None
     fetch: FetchOptions
     v1_partitions: int | None
     headers: dict[str, str]
+    ca_file: str | None
     give_up_after: float
+    monitor: str | None
     quiet: bool
 
 
@@ -86,10 +93,11 @@ class EventPrinter:
 
         A batch is committed after all its events were written and flushed.
         """
-        async with self._store() as store, http_client(self.settings.headers, Limits()) as http:
+        headers, ca_file = self.settings.headers, self.settings.ca_file
+        async with self._store() as store, http_client(headers, Limits(), ca_file) as http:
             consumer = self._new_consumer(store, http)
             await self._note_stored_cursors(consumer)
-            async with consumer:
+            async with monitoring(self.settings.monitor, consumer), consumer:
                 self._consumer = consumer
                 self.progress.start(consumer)
                 if self.exit_code:  # a signal came before the consumer was open
@@ -124,12 +132,22 @@ class EventPrinter:
                     self._consumer.stop()
 
     def _within_limit(self, batch: Batch) -> tuple[Sequence[Event], bool]:
-        """Return the events of the batch that `--limit` allows, and whether these are all."""
+        """Return the events of the batch that `--limit` allows, and whether these are all.
+
+        With a store these are all events up to the next cursor: it could not move otherwise.
+        """
         if self._remaining is None:
+            return batch.events, True
+        if self.settings.store is not None:
+            self._remaining = max(0, self._remaining - len(batch.events))
             return batch.events, True
         events = batch.events[: self._remaining]
         self._remaining -= len(events)
         return events, len(events) == len(batch.events)
+
+    def _limits(self) -> Limits:
+        # With a limit each checkpoint is a batch of its own, so that the run ends at the first one.
+        return Limits() if self.settings.limit is None else Limits(max_batch_bytes=1)
 
     def _new_consumer(self, store: CursorStore, http: Any) -> FeedConsumer:
         settings = self.settings
@@ -145,6 +163,7 @@ class EventPrinter:
             v1_partitions=settings.v1_partitions,
             fetch=settings.fetch,
             retry=RetryPolicy(give_up_after=settings.give_up_after),
+            limits=self._limits(),
             http=http,
         )
 
@@ -153,9 +172,15 @@ class EventPrinter:
         if self.settings.store is None:
             yield MemoryCursorStore()
             return
+        if self.settings.since is not None:
+            yield await positions_of(self.settings.store, self._key(), self.settings.since)
+            return
         journal = Journal() if self.settings.journal else None
         async with open_store(self.settings.store, create=True, journal=journal) as store:
             yield store
+
+    def _key(self) -> FeedKey:
+        return FeedKey(self.settings.url, self.settings.name, self.settings.fetch.selection())
 
     async def _note_stored_cursors(self, consumer: FeedConsumer) -> None:
         """Say on stderr that stored cursors come before ``--from``."""

@@ -13,8 +13,12 @@ Start = Annotated[
     str | None,
     typer.Option(
         "--from",
-        metavar="first|last|CURSOR",
-        help="Where to begin; a cursor needs one --partition. Stored cursors come first.",
+        metavar="first|last|CURSOR|TIME",
+        help=(
+            "Where to begin; a cursor needs one --partition. Stored cursors come first. A time "
+            "('2 hours ago', 14:30, ISO) needs --store with a journal: prints what came since, and "
+            "stores nothing."
+        ),
     ),
 ]
 Partitions = Annotated[
@@ -54,7 +58,34 @@ Checkpoints = Annotated[
     typer.Option("--checkpoints", help="Print each cursor too, after the events that it covers."),
 ]
 Limit = Annotated[
-    int | None, typer.Option("--limit", "-n", min=1, metavar="N", help="End after N events.")
+    int | None,
+    typer.Option(
+        "--limit",
+        "-n",
+        min=1,
+        metavar="N",
+        help=(
+            "End after N events; with --store at the first cursor behind them, so that the next "
+            "run goes on there."
+        ),
+    ),
+]
+Format = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="TEMPLATE",
+        help=(
+            r"Print each event by a template, such as '%p %k %s\n': %p partition, %s payload, %S "
+            "its bytes, %k key, %K its bytes, %h headers, %c cursor behind it, %i number."
+        ),
+    ),
+]
+Key = Annotated[
+    str | None,
+    typer.Option(
+        "--key", metavar="FIELD", help="The field of the payload that %k is; a.b for a nested one."
+    ),
 ]
 V1Headers = Annotated[
     list[str] | None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
 
 from rich.console import Console
@@ -12,13 +14,20 @@ from feedapi_client.cli.common.escape import shown, shown_line
 _WIDTH_WITHOUT_TERMINAL = 200
 
 
+class _Console(Console):
+    """A console that reports a closed pipe as a write to it does. Rich's own exits with code 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
 def console(*, stderr: bool = False) -> Console:
     """Return a console on stdout or stderr.
 
     Where that is no terminal, lines are wide enough for tables not to be wrapped.
     """
     stream = sys.stderr if stderr else sys.stdout
-    return Console(
+    return _Console(
         stderr=stderr, highlight=False, width=None if stream.isatty() else _WIDTH_WITHOUT_TERMINAL
     )
 

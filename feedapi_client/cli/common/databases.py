@@ -29,7 +29,17 @@ _DRIVERS = {
     "sqlite": "sqlite+aiosqlite",
     "mysql": "mysql+asyncmy",
     "mariadb": "mariadb+asyncmy",
+    "mssql": "mssql+aioodbc",
 }
+_EXTRAS = {
+    "psycopg": "postgresql",
+    "asyncpg": "asyncpg",
+    "aiosqlite": "sqlite",
+    "asyncmy": "mysql",
+    "aioodbc": "mssql",
+    "pyodbc": "mssql",
+}
+"""The extra of the package that brings the module of a driver."""
 
 
 def resolve_store(spec: str) -> str:
@@ -130,7 +140,7 @@ async def open_database(
     messages what it holds. Raises `CommandError`, `StoreError` and `typer.BadParameter`.
     """
     if importlib.util.find_spec("sqlalchemy") is None:
-        raise CommandError("SQLAlchemy is not installed: pip install 'feedapi-client[sql]'")
+        raise CommandError(f"SQLAlchemy is not installed{_hint(_driver(url), 'sql')}")
     if re.fullmatch(r"(\w+\.)?\w+", table) is None:
         raise typer.BadParameter("--table takes NAME or SCHEMA.NAME")
     schema, _, name = table.rpartition(".")
@@ -156,13 +166,37 @@ def _create_engine(url: str) -> AsyncEngine:
     except ModuleNotFoundError as missing:
         raise CommandError(
             f"{url_without_secrets(url)}: the database driver is not installed "
-            f"(no module {missing.name})"
+            f"(no module {missing.name}){_hint(missing.name)}"
         ) from None
+    except ImportError as broken:
+        raise CommandError(_unloadable(url, broken)) from None
     except (SQLAlchemyError, ValueError, TypeError) as error:
         raise typer.BadParameter(
             f"--store: {unusable(url)} is no database URL that can be used: "
             f"{type(error).__name__}. Use for example postgresql+psycopg://…"
         ) from None
+
+
+def _driver(url: str) -> str:
+    """Return the name of the driver's module, "" where the URL names none that is known."""
+    return _with_async_driver(url).partition("://")[0].partition("+")[2]
+
+
+def _hint(module: str | None, otherwise: str = "") -> str:
+    """Return how to install the module, for the end of a message; "" when that is not known."""
+    extra = _EXTRAS.get((module or "").partition(".")[0], otherwise)
+    return f": pip install 'feedapi-client[{extra}]'" if extra else ""
+
+
+def _unloadable(url: str, error: ImportError) -> str:
+    """Return the message for a driver that is installed, but can't be loaded."""
+    text = f"{url_without_secrets(url)}: the database driver can't be loaded: {error}"
+    if _driver(url) == "aioodbc":
+        text += (
+            ". It needs unixODBC and Microsoft's ODBC driver, which pip does not bring: "
+            "apt-get install unixodbc, then msodbcsql18 of Microsoft's repository"
+        )
+    return text
 
 
 def _with_async_driver(url: str) -> str:

@@ -17,7 +17,13 @@ import typer
 from typer.core import TyperGroup
 
 from feedapi_client.cli.common.escape import shown, shown_line
-from feedapi_client.cli.common.exit_codes import FAILURE, INTERNAL_ERROR, INTERRUPTED, USAGE
+from feedapi_client.cli.common.exit_codes import (
+    FAILURE,
+    INTERNAL_ERROR,
+    INTERRUPTED,
+    UNREACHABLE,
+    USAGE,
+)
 from feedapi_client.cli.common.streams import discard_stdout, flush_stdout, prepare_streams
 from feedapi_client.errors import FeedError
 
@@ -27,6 +33,10 @@ _URL = re.compile(r"([A-Za-z][\w+.-]*://)[^\s'\")]+")
 
 class CommandError(Exception):
     """Ends a command with this text as its one line on stderr, and exit code 1."""
+
+
+class UnreachableError(CommandError):
+    """Ends a command because the feed can't be reached, with the exit code for that."""
 
 
 class CommandGroup(TyperGroup):
@@ -53,7 +63,7 @@ class CommandGroup(TyperGroup):
             return super().main(args, prog_name, standalone_mode=False, **extra)
         prepare_streams()
         code = self._run(args, prog_name, **extra)
-        if (error := flush_stdout()) is not None:
+        if (error := flush_stdout()) is not None and not _is_closed_output(error):
             line, failure = explain(error)
             _print_error(line)
             code = code or failure
@@ -64,9 +74,11 @@ class CommandGroup(TyperGroup):
         try:
             _check_encoding(sys.argv[1:] if args is None else args)
             code = super().main(args, prog_name, standalone_mode=False, **extra)
-        except typer.Abort:
+        except typer.Abort as abort:
             _print_error("aborted")
-            return FAILURE
+            # The prompt turns Ctrl-C into this exception; "no" and the end of stdin give it too.
+            interrupted = isinstance(abort.__context__, KeyboardInterrupt)
+            return INTERRUPTED if interrupted else FAILURE
         except Exception as error:
             if not _is_usage_error(error):
                 raise
@@ -86,11 +98,10 @@ def _check_encoding(args: Sequence[str]) -> None:
 
 def explain(error: Exception) -> tuple[str, int]:
     """Return the line to print for an error, and the exit code."""
+    if isinstance(error, UnreachableError):
+        return str(error), UNREACHABLE
     if isinstance(error, (FeedError, CommandError)):
         return str(error), FAILURE
-    if isinstance(error, OSError) and error.errno == errno.EPIPE:
-        discard_stdout()
-        return "the output was closed", FAILURE
     if isinstance(error, OSError):
         reason = error.strerror or str(error)
         return f"{error.filename}: {error.strerror}" if error.filename else reason, FAILURE
@@ -108,11 +119,19 @@ def _reported() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, (typer.Exit, typer.Abort)) or _is_usage_error(error):
             raise
+        if _is_closed_output(error):
+            # A reader such as `head` has all it wants. That is no failure, as for `feedapi cat`.
+            discard_stdout()
+            raise typer.Exit from None
         if os.environ.get("FEEDAPI_DEBUG"):
             raise
         line, code = explain(error)
         _print_error(line)
         raise typer.Exit(code) from None
+
+
+def _is_closed_output(error: Exception) -> bool:
+    return isinstance(error, OSError) and error.errno == errno.EPIPE
 
 
 def _is_usage_error(error: Exception) -> bool:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
 from feedapi_client.cli.common.errors import CommandError
+
+if TYPE_CHECKING:
+    import argparse
 
 PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 """Context settings of a command that passes all arguments on to an adapter, --help included."""
@@ -20,13 +24,27 @@ def run_adapter(context: typer.Context, module: str, extra: str) -> None:
     try:
         adapter = import_module(module)
     except ImportError as missing:
-        says_what_to_install = "pip install" in str(missing)
+        # Without a name a module is there that can't be loaded, and no extra would help.
+        if "pip install" in str(missing) or missing.name is None:
+            raise CommandError(str(missing)) from None
         raise CommandError(
-            str(missing)
-            if says_what_to_install
-            else f"{missing.name} is not installed: pip install 'feedapi-client[{extra}]'"
+            f"{missing.name} is not installed: pip install 'feedapi-client[{extra}]'"
         ) from None
+    if (parser := getattr(adapter, "parser", None)) is not None:
+        _check_usage(context, parser())
     raise typer.Exit(adapter.main(context.args))
+
+
+def _check_usage(context: typer.Context, parser: argparse.ArgumentParser) -> None:
+    """Parse the adapter's arguments, to report a wrong one as every other command does."""
+
+    def report(message: str) -> NoReturn:
+        error = typer.BadParameter(message)
+        error.ctx = context
+        raise error
+
+    parser.error = report  # type: ignore[method-assign]
+    parser.parse_args(context.args)
 
 
 def require_publisher() -> None:

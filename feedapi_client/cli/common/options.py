@@ -26,6 +26,15 @@ HeaderEnv = Annotated[
         help="A request header, its value in an environment variable. Repeatable.",
     ),
 ]
+CaFile = Annotated[
+    str | None,
+    typer.Option(
+        "--ca-file",
+        envvar="FEEDAPI_CA_FILE",
+        metavar="FILE",
+        help="Trust the certificates in this PEM file, in place of the public ones.",
+    ),
+]
 V1Partitions = Annotated[
     int | None,
     typer.Option(
@@ -130,8 +139,12 @@ def edges(values: list[str] | None) -> dict[int, int]:
         raise typer.BadParameter(f"--lineage {error}") from None
 
 
-def pairs(values: list[str] | None, option: str) -> dict[str, str]:
+def pairs(
+    values: list[str] | None, option: str, form: str = "NAME=VALUE, each NAME once"
+) -> dict[str, str]:
     """Return the values of a repeatable NAME=VALUE option as a dictionary.
+
+    `form` says in messages what the option takes.
 
     Raises `typer.BadParameter` for a value of another form and for a name given twice.
     """
@@ -141,5 +154,5 @@ def pairs(values: list[str] | None, option: str) -> dict[str, str]:
         if name and equals
     }
     if len(found) < len(values or ()):
-        raise typer.BadParameter(f"{option} takes NAME=VALUE, each NAME once")
+        raise typer.BadParameter(f"{option} takes {form}")
     return found

@@ -9,6 +9,7 @@ import typer
 from feedapi_client.cli.common.errors import CommandGroup
 from feedapi_client.cli.common.options import (
     AuthEnv,
+    CaFile,
     EventTypes,
     Feed,
     Filters,
@@ -44,6 +45,7 @@ from feedapi_client.cli.cursors.options import (
     Status,
     To,
 )
+from feedapi_client.cli.examples import epilog
 
 if TYPE_CHECKING:
     from feedapi_client.cli.cursors.selection import Selection
@@ -61,7 +63,7 @@ app = typer.Typer(
 )
 
 
-@app.command("ls")
+@app.command("ls", epilog=epilog("cursors ls"))
 def ls(
     store: Store,
     feed: Feed = None,
@@ -71,6 +73,7 @@ def ls(
     table: Table = TABLE,
     auth_env: AuthEnv = None,
     header_env: HeaderEnv = None,
+    ca_file: CaFile = None,
     v1_partitions: V1Partitions = None,
 ) -> None:
     """List positions: the cursor of each partition, for each feed and consumer.
@@ -85,11 +88,11 @@ def ls(
     lookup = None
     if url is not None:
         headers = headers_from_environment(auth_env, header_env)
-        lookup = LagLookup(checked_url(url, "--url"), headers, v1_partitions)
+        lookup = LagLookup(checked_url(url, "--url"), headers, v1_partitions, ca_file)
     print_positions(_selection(store, table, feed, name), lookup, json=json)
 
 
-@app.command("set")
+@app.command("set", epilog=epilog("cursors set"))
 def set_(
     partition: Partition,
     cursor: Cursor,
@@ -111,7 +114,7 @@ def set_(
     set_cursor(selection, partition, Position(cursor, status.value))
 
 
-@app.command("reset")
+@app.command("reset", epilog=epilog("cursors reset"))
 def reset(
     store: Store,
     feed: Feed = None,
@@ -130,7 +133,7 @@ def reset(
     reset_positions(_selection(store, table, feed, name), partitions, confirm=not yes)
 
 
-@app.command("export")
+@app.command("export", epilog=epilog("cursors export"))
 def export(
     store: Store,
     feed: Feed = None,
@@ -144,7 +147,7 @@ def export(
     export_positions(_selection(store, table, feed, name), output)
 
 
-@app.command("import")
+@app.command("import", epilog=epilog("cursors import"))
 def import_(source: Source, store: Store, yes: Yes = False, table: Table = TABLE) -> None:
     """Make exported positions the current ones. Those of other partitions stay.
 
@@ -155,7 +158,7 @@ def import_(source: Source, store: Store, yes: Yes = False, table: Table = TABLE
     import_positions(_selection(store, table), source, confirm=not yes)
 
 
-@app.command("rewind")
+@app.command("rewind", epilog=epilog("cursors rewind"))
 def rewind(
     to: To,
     store: Store,
@@ -176,7 +179,7 @@ def rewind(
     rewind_positions(selection, to, dry_run=dry_run, confirm=not yes)
 
 
-@app.command("skip")
+@app.command("skip", epilog=epilog("cursors skip"))
 def skip(
     url: Url,
     store: Store,
@@ -190,6 +193,7 @@ def skip(
     table: Table = TABLE,
     auth_env: AuthEnv = None,
     header_env: HeaderEnv = None,
+    ca_file: CaFile = None,
     give_up_after: GiveUpAfter = 30.0,
     quiet: Quiet = False,
 ) -> None:
@@ -205,6 +209,7 @@ def skip(
         (url, store, table, name),
         (filters, event_types, skip_event_types),
         (auth_env, header_env),
+        ca_file=ca_file,
         v1_partitions=v1_partitions,
         lineage=edges(lineage),
         give_up_after=give_up_after,
@@ -212,7 +217,7 @@ def skip(
     skip_to_end(target, frozenset(partitions or ()), quiet=quiet)
 
 
-@app.command("drain")
+@app.command("drain", epilog=epilog("cursors drain"))
 def drain(
     url: Url,
     partition: Partition,
@@ -227,6 +232,7 @@ def drain(
     table: Table = TABLE,
     auth_env: AuthEnv = None,
     header_env: HeaderEnv = None,
+    ca_file: CaFile = None,
     give_up_after: GiveUpAfter = 30.0,
 ) -> None:
     """Mark a closed partition as drained: what was not read of it is skipped, its children start.
@@ -239,13 +245,14 @@ def drain(
         (url, store, table, name),
         (filters, event_types, skip_event_types),
         (auth_env, header_env),
+        ca_file=ca_file,
         v1_partitions=v1_partitions,
         give_up_after=give_up_after,
     )
     drain_partition(target, partition, force=force, confirm=not yes)
 
 
-@app.command("move")
+@app.command("move", epilog=epilog("cursors move"))
 def move(
     old_url: OldUrl,
     new_url: NewUrl,

@@ -28,6 +28,7 @@ class LagLookup:
     url: str
     headers: dict[str, str]
     v1_partitions: int | None
+    ca_file: str | None = None
 
     def is_of_feed(self, key: FeedKey) -> bool:
         """Whether the key belongs to this feed."""
@@ -40,7 +41,7 @@ class LagLookup:
         `FeedError` when the discovery fails and `AuthenticationError` also when a fetch is refused.
         """
         async with (
-            http_client(self.headers, Limits()) as http,
+            http_client(self.headers, Limits(), self.ca_file) as http,
             FeedClient(
                 self.url,
                 http=http,

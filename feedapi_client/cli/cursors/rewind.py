@@ -15,6 +15,7 @@ from feedapi_client.cli.common.times import parse_time
 from feedapi_client.cli.cursors.selection import Selection
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import AdministrableStore, JournalledStore
+from feedapi_client.stores.journal import check_rewind
 
 Positions = Mapping[int, Position]
 
@@ -32,6 +33,8 @@ def rewind_positions(selection: Selection, to: str, *, dry_run: bool, confirm: b
         key, now, then = run_async(_compare, selection, when)
         _print_changes(key, when, now, then)
         if dry_run:
+            # A time such as "2 hours ago" is another one in the next command.
+            print(f"To do this: --to {when.isoformat()}")
             return
         typer.confirm("Stop the consumer first. Rewind?", abort=True)
     key, positions = run_async(_rewind, selection, when)
@@ -39,11 +42,16 @@ def rewind_positions(selection: Selection, to: str, *, dry_run: bool, confirm: b
 
 
 async def _compare(selection: Selection, when: datetime) -> tuple[FeedKey, Positions, Positions]:
-    """Return the chosen feed, its positions now, and those of that time."""
+    """Return the chosen feed, its positions now, and those of that time.
+
+    Raises `StoreError` where the rewind would.
+    """
     async with selection.open() as store:
         journalled = _with_journal(store)
         key = await selection.one_feed(store)
-        return key, await store.load(key), await journalled.positions_at(key, when)
+        then = await journalled.positions_at(key, when)
+        check_rewind(key, when, then)  # what the rewind itself refuses
+        return key, await store.load(key), then
 
 
 async def _rewind(selection: Selection, when: datetime) -> tuple[FeedKey, Positions]:

@@ -83,7 +83,8 @@ class _Reader:
         """
         cursors = MemoryCursorStore()
         await cursors.replace(self._target.key, stored)
-        async with http_client(self._target.headers, Limits()) as http:
+        target = self._target
+        async with http_client(target.headers, Limits(), target.ca_file) as http:
             consumer = FeedConsumer(
                 self._target.url,
                 store=cursors,

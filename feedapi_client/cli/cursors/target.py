@@ -24,6 +24,7 @@ class Target:
     table: str
     fetch: FetchOptions = field(default_factory=FetchOptions)
     headers: dict[str, str] = field(default_factory=dict)
+    ca_file: str | None = None
     v1_partitions: int | None = None
     lineage: Mapping[int, int] = field(default_factory=dict)
     give_up_after: float = 30.0
@@ -47,7 +48,7 @@ class Target:
     async def discover(self) -> FeedInfo:
         """Discover the feed once. Raises `FeedError`."""
         async with (
-            http_client(self.headers, Limits()) as http,
+            http_client(self.headers, Limits(), self.ca_file) as http,
             FeedClient(
                 self.url,
                 http=http,

@@ -14,6 +14,7 @@ from feedapi_client.cli.demo.options import (
     Dialect,
     DialectOption,
     Events,
+    InstanceCount,
     Plain,
     SabotageOption,
     Seconds,
@@ -29,6 +30,7 @@ def demo(
     seed: Seed = None,
     plain: Plain = False,
     sabotage: SabotageOption = None,
+    instances: InstanceCount = 1,
 ) -> None:
     """Publish, split, rotate, crash, consume; prove each entity's events came in order and once.
 
@@ -37,7 +39,12 @@ def demo(
     consumer keeps its effects and its cursors in one SQLite file, and crashes now and then between
     the two. In the end the effects are compared with what was published. Exit code 1 when they
     differ.
+
+    With several instances each is a process of its own. They divide the partitions, and take over
+    those of an instance that is stopped or killed.
     """
+    if instances > 1 and sabotage is not None:
+        raise typer.BadParameter("--sabotage is for one instance")
     require_publisher()
     from feedapi_client.cli.demo.live_view import LiveView
     from feedapi_client.cli.demo.plain_view import PlainView
@@ -50,6 +57,7 @@ def demo(
         crashes=crashes,
         seed=seed,
         sabotage=sabotage.value if sabotage is not None else None,
+        instances=instances,
     )
     view = PlainView(scenario) if plain or not sys.stdout.isatty() else LiveView(scenario)
     with view:

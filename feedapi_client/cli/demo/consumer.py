@@ -5,8 +5,9 @@ from __future__ import annotations
 from feedapi_client.cli.demo.effects import Effects
 from feedapi_client.cli.demo.event_log import EventLog
 from feedapi_client.consumer import FeedConsumer
+from feedapi_client.errors import LeaseLostError
 from feedapi_client.model import Batch
-from feedapi_client.options import Limits, RetryPolicy
+from feedapi_client.options import Limits, RetryPolicy, Share
 from feedapi_client.status import ConsumerStatus
 from feedapi_client.stores.sqlite import SQLiteCursorStore
 
@@ -28,13 +29,14 @@ class DemoConsumer:
     after them (``cursor-last``).
     """
 
-    def __init__(self, log: EventLog, *, sabotage: str | None) -> None:
+    def __init__(self, log: EventLog, *, sabotage: str | None, share: Share | None = None) -> None:
         self.applied = 0
         self.crashes = 0
         self.status: ConsumerStatus | None = None
         """The latest snapshot, for a view that draws in a thread of its own."""
         self._log = log
         self._sabotage = sabotage
+        self._share = share
         self._crashes_requested = 0
         self._consumer: FeedConsumer | None = None
         self._stopped = False
@@ -63,13 +65,22 @@ class DemoConsumer:
         """
         try:
             async with FeedConsumer(
-                url, store=store, name="demo", follow=follow, limits=_LIMITS, retry=_RETRY
+                url,
+                store=store,
+                name="demo",
+                follow=follow,
+                share=self._share,
+                limits=_LIMITS,
+                retry=_RETRY,
             ) as consumer:
                 self._consumer = consumer
                 if self._stopped and follow:
                     return False
                 async for batch in consumer.batches():
-                    await self._handle(batch, effects)
+                    try:
+                        await self._handle(batch, effects)
+                    except LeaseLostError:
+                        continue  # rolled back: the instance that has the lease delivers it again
         except Crash:
             self.crashes += 1
             self._log.add(

@@ -26,7 +26,7 @@ class Effects:
         self.connection.execute("PRAGMA journal_mode=WAL")
         self.connection.execute("PRAGMA synchronous=OFF")
         self.connection.execute(
-            "CREATE TABLE effects (row INTEGER PRIMARY KEY AUTOINCREMENT, "
+            "CREATE TABLE IF NOT EXISTS effects (row INTEGER PRIMARY KEY AUTOINCREMENT, "
             "entity TEXT NOT NULL, n INTEGER NOT NULL)"
         )
 
@@ -37,6 +37,10 @@ class Effects:
             "INSERT INTO effects (entity, n) VALUES (?, ?)",
             [(payload.entity, payload.n) for payload in payloads],
         )
+
+    def count(self) -> int:
+        """Return how many events were handled."""
+        return int(self.connection.execute("SELECT count(*) FROM effects").fetchone()[0])
 
     def steps(self) -> list[Step]:
         """Return the events in the order in which they were handled."""

@@ -59,7 +59,9 @@ class LiveView:
         """Print the result."""
         mark = "✔" if verdict.proved else "✘"
         style = "bold green" if verdict.proved else "bold red"
-        text = "\n".join(conclusion(verdict, self._scenario.consumer.crashes))
+        text = "\n".join(
+            conclusion(verdict, self._scenario.consumer.crashes, self._scenario.instances)
+        )
         self._console.print(Panel(Text(f"{mark} {text}", style), border_style=style))
 
     def _draw(self) -> Group:
@@ -73,7 +75,8 @@ class LiveView:
         lag = max(0, self._scenario.publisher.published - applied)
         figures = (
             f"{applied:,} of {events:,} events · {self._rate(applied):,.0f}/s · lag {lag:,} · "
-            f"{self._scenario.consumer.crashes} crashes"
+            f"{self._scenario.consumer.crashes} "
+            f"{'crashes' if self._scenario.instances == 1 else 'kills'}"
         )
         row = Table.grid(padding=(0, 1))
         row.add_row(ProgressBar(events, applied, width=40), Text(figures, "bold"))
@@ -103,4 +106,5 @@ class LiveView:
         waits = f" for {', '.join(map(str, known.waits_for))}" if known.waits_for else ""
         style = _STATE_STYLES.get(known.state, "")
         label = Text(f"{id:<3}", "bold") + Text(f" {known.state + waits:<16}", style)
-        return label + plain(f" {known.cursor or ''}"[:40], "dim")
+        owner = plain(f" {known.owner:<12}", "magenta") if known.owner else Text()
+        return label + owner + plain(f" {known.cursor or ''}"[:40], "dim")

@@ -43,6 +43,19 @@ Crashes = Annotated[
 Seed = Annotated[
     int | None, typer.Option(metavar="N", help="Makes the publisher's pages reproducible.")
 ]
+InstanceCount = Annotated[
+    int,
+    typer.Option(
+        "--instances",
+        min=1,
+        max=16,
+        metavar="N",
+        help=(
+            "Processes that share the feed. Instead of crashes, every other one is killed "
+            "and the others are stopped; another one replaces it."
+        ),
+    ),
+]
 Plain = Annotated[
     bool,
     typer.Option(

@@ -26,7 +26,7 @@ class PlainView:
         """Print the result."""
         consumer = self._scenario.consumer
         self._print(self._scenario.log.elapsed, f"{consumer.applied:,} events applied")
-        for line in conclusion(verdict, consumer.crashes):
+        for line in conclusion(verdict, consumer.crashes, self._scenario.instances):
             print(line)
 
     def _print(self, at: float, text: str) -> None:

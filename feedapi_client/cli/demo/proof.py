@@ -70,11 +70,13 @@ def prove(published: Iterable[Step], effects: Iterable[Step]) -> Verdict:
     )
 
 
-def conclusion(verdict: Verdict, crashes: int) -> list[str]:
+def conclusion(verdict: Verdict, crashes: int, instances: int = 1) -> list[str]:
     """Return the result of the demo in words, one or more lines."""
-    through = (
-        f"through 3 splits of 2 kinds, {crashes} crashes, stale tokens, failing and torn responses"
-    )
+    what_died = ("crash", "crashes") if instances == 1 else ("kill", "kills")
+    died = f"{crashes} {what_died[crashes != 1]}"
+    if instances > 1:
+        died += f" of {instances} instances"
+    through = f"through 3 splits of 2 kinds, {died}, stale tokens, failing and torn responses"
     what = f"{verdict.events:,} events of {verdict.entities:,} entities"
     if verdict.proved:
         return [f"PROVED: {what} arrived, each entity's in order and each one once, {through}"]

@@ -11,6 +11,7 @@ import typer
 
 from feedapi_client.cli.common.errors import CommandGroup
 from feedapi_client.cli.common.options import Feed, Json, Name, Store, Yes
+from feedapi_client.cli.examples import epilog
 
 if TYPE_CHECKING:
     from feedapi_client.cli.quarantine.selection import Selection
@@ -49,7 +50,7 @@ Handler = Annotated[
 ]
 
 
-@app.command("ls")
+@app.command("ls", epilog=epilog("quarantine ls"))
 def ls(
     store: Store,
     feed: Feed = None,
@@ -66,7 +67,7 @@ def ls(
     print_events(_selection(store, feed, name, partition), json=json)
 
 
-@app.command("show")
+@app.command("show", epilog=epilog("quarantine show"))
 def show(id: Id, store: Store, raw: Raw = False) -> None:
     """Print one event as JSON: where it comes from, the error, headers and payload."""
     from feedapi_client.cli.quarantine.show import show_event
@@ -74,7 +75,7 @@ def show(id: Id, store: Store, raw: Raw = False) -> None:
     show_event(_selection(store), id, raw=raw)
 
 
-@app.command("drop")
+@app.command("drop", epilog=epilog("quarantine drop"))
 def drop(
     store: Store,
     ids: Ids = None,
@@ -91,7 +92,7 @@ def drop(
     drop_events(_selection(store, feed, name, partition), ids, confirm=not yes)
 
 
-@app.command("replay")
+@app.command("replay", epilog=epilog("quarantine replay"))
 def replay(
     store: Store,
     handler: Handler,

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
-from collections.abc import Awaitable, Callable
-from pathlib import Path
-from typing import Any
-
 import typer
 
 from feedapi_client import quarantine
-from feedapi_client.cli.common.errors import CommandError
 from feedapi_client.cli.common.escape import shown
 from feedapi_client.cli.common.exit_codes import FAILURE
+from feedapi_client.cli.common.handlers import Handler, import_handler
 from feedapi_client.cli.common.run_async import run_async
 from feedapi_client.cli.quarantine.selection import Selection
-from feedapi_client.model import Batch
 from feedapi_client.quarantine import QuarantinedEvent, Replayed
-
-Handler = Callable[[Batch], Awaitable[object]]
 
 
 def replay_events(selection: Selection, ids: list[str] | None, handler: str) -> None:
@@ -43,26 +34,3 @@ def _print_result(event: QuarantinedEvent, error: Exception | None) -> None:
     # Only the type of the error: its text may quote the payload.
     result = "handled" if error is None else f"failed again: {type(error).__qualname__}"
     print(f"{shown(event.id)}  {shown(result)}", flush=True)
-
-
-def import_handler(path: str) -> Handler:
-    """Import the function MODULE:FUNCTION, from the current directory too.
-
-    Raises `CommandError` when it can't be imported, and `typer.BadParameter` for another form.
-    """
-    module, colon, name = path.partition(":")
-    if not colon or not module or not name:
-        raise typer.BadParameter("--handler takes MODULE:FUNCTION")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        function: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise CommandError(f"--handler {path} can't be imported: {error}") from None
-    except Exception as error:  # noqa: BLE001 - the application's module may raise anything
-        name = type(error).__name__
-        raise CommandError(f"--handler {path} can't be imported: {name} in the module") from None
-    finally:
-        sys.path.pop(0)
-    if not callable(function):
-        raise CommandError(f"--handler {path} is no function")
-    return function  # type: ignore[no-any-return]

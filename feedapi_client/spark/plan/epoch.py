@@ -8,11 +8,11 @@ import msgspec
 
 from feedapi_client.model import FIRST, FeedInfo, Position
 from feedapi_client.options import FetchOptions
-from feedapi_client.spark.fetch import Target
 from feedapi_client.spark.plan.selection import only
+from feedapi_client.spark.target import Target
 
 DEFAULT_TASKS = 32
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 """Is raised when an older version of this package could read a plan or staged object wrongly."""
 
 
@@ -52,6 +52,8 @@ class EpochPlan(msgspec.Struct, kw_only=True):
     """Of the format of plans and staged objects."""
     ends: dict[int, str] = {}
     """Where partitions end that are read to a fixed end."""
+    seeking: list[int] = []
+    """The partitions whose events are dropped up to the start time."""
 
     def task(self, epoch: int, number: int, fetch: FetchOptions) -> FetchTask:
         """Return what the task of group `number` fetches."""
@@ -73,6 +75,7 @@ class EpochPlan(msgspec.Struct, kw_only=True):
                     self.depths.get(partition, 0),
                     self.ends.get(partition),
                     resumable=True,
+                    seek=partition in self.seeking,
                 )
             )
         return targets

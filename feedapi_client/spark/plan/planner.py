@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any
 
 from feedapi_client.errors import CursorRejectedError, FeedError, LineageError
@@ -31,36 +30,24 @@ from feedapi_client.lineage.planner import (
 )
 from feedapi_client.model import FIRST, FeedInfo, FeedKey, Position
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fetch import FetchResult, read_end
+from feedapi_client.spark.fetch import read_end
 from feedapi_client.spark.options import SourceOptions
+from feedapi_client.spark.plan.available_now import AvailableNow
 from feedapi_client.spark.plan.epoch import EpochPlan, split_into_groups
 from feedapi_client.spark.plan.failures import Failures
 from feedapi_client.spark.plan.hold import Hold
 from feedapi_client.spark.plan.polls import PollSchedule
 from feedapi_client.spark.plan.probe import Probe
 from feedapi_client.spark.plan.progress import ProgressReport
+from feedapi_client.spark.plan.seeking import Seeking
 from feedapi_client.spark.plan.selection import added_partitions, check_partitions
+from feedapi_client.spark.plan.turns import Turns
+from feedapi_client.spark.target import FetchResult
 
 _log = logging.getLogger(__name__)
 
-_LEAST_SHARE = 100
-"""Events of a partition in an epoch of ``maxEventsPerTrigger``: only whole batches are read."""
 _MAX_PROBES = 1024
 """Partitions that are asked for news before an epoch is planned. The others are next."""
-
-
-@dataclass(slots=True)
-class AvailableNow:
-    """State of a trigger that ends by itself.
-
-    `deadline` is on the monotonic clock. `caught_up` are the partitions that were caught up since
-    the trigger began, or read to their fixed end. `ends` has the end of each partition, fixed when
-    the trigger began or, for a later one, when it started.
-    """
-
-    deadline: float
-    caught_up: set[int] = field(default_factory=set)
-    ends: dict[int, str | None] = field(default_factory=dict)
 
 
 class EpochPlanner:
@@ -103,9 +90,9 @@ class EpochPlanner:
         self._planned: set[int] = set()  # what the last plan reads
         self._listed_ends: dict[int, str] = {}  # `lastCursor` of open partitions
         self._hold = Hold(options.min_events_per_trigger, options.max_trigger_delay)
-        self._epochs = 0
-        self._read_in: dict[int, int] = {}  # number of the last epoch of each partition
+        self._turns = Turns(options.max_events_per_trigger)
         self._progress = ProgressReport()
+        self._seeking = Seeking(plan.seeking if plan is not None else ())
         self._more: set[int] = set()  # partitions that are known to have events
         self._info: FeedInfo | None = None
         self._unsaved = False  # a discovery changed positions, and no plan holds that yet
@@ -173,6 +160,7 @@ class EpochPlanner:
         partition = result.partition
         self._sequences[partition] = self._sequences.get(partition, 0) + result.events
         self._note(result)
+        self._unsaved |= self._seeking.add(result)
         actions: list[Action] = []
         if result.cursor != result.start:
             self.lineage.progressed(partition)
@@ -244,6 +232,8 @@ class EpochPlanner:
             _log.warning("discovery failed, the last topology stays: %s", error)
             return
         first, self._info = self._info is None, info
+        if first and self.options.start_time is not None:
+            self._seeking.begin(self.lineage.entries)
         self._set_depths()
         self._note_listed_ends(info)
         self._check_refusals(info)
@@ -299,6 +289,8 @@ class EpochPlanner:
                 self._added_partitions = frozenset()
             new = info.partitions.keys() - self._known
             self.lineage.select(descendants(info.partitions, self.lineage.selected, new))
+        new = info.partitions.keys() - self._known
+        self._seeking.inherit([info.partitions[id] for id in new], self._known)
         self._known |= info.partitions.keys()
 
     def _perform(self, actions: Iterable[Action]) -> None:
@@ -392,8 +384,8 @@ class EpochPlanner:
     def _next_available_now(self, limit: int | None, trigger: AvailableNow) -> EpochPlan | None:
         """The same for partitions that were not caught up since the trigger began."""
         while time.monotonic() < trigger.deadline:
-            self._fix_ends(trigger)
-            wanted = self._not_caught_up(trigger)
+            trigger.fix_ends(self.lineage, self._probe)
+            wanted = trigger.left(self.lineage.runnable())
             if not wanted:
                 return self._plan([], limit) if self._unsaved else None
             due = [p for p in wanted if self._failures.may_ask(p)]
@@ -410,19 +402,11 @@ class EpochPlanner:
         )
         return None
 
-    def _fix_ends(self, trigger: AvailableNow) -> None:
-        wanted = [p for p in self._not_caught_up(trigger) if p not in trigger.ends]
-        ends = self._probe.ends(wanted)
-        trigger.ends |= ends
-        entries = self.lineage.entries
-        trigger.caught_up |= {p for p, end in ends.items() if end == entries[p].cursor}
-
-    def _not_caught_up(self, trigger: AvailableNow) -> list[int]:
-        return [p for p in self.lineage.runnable() if p not in trigger.caught_up]
-
     def _plan(self, partitions: Collection[int], limit: int | None) -> EpochPlan:
         self._unsaved = False
-        partitions, limit = self._share_out(partitions, limit)
+        partitions, waiting, limit = self._turns.next(partitions, limit)
+        for partition in waiting:
+            self._polls.later(partition, 0.0)
         self._planned = set(partitions)
         selected = self.lineage.selected
         ends = self.available_now.ends if self.available_now is not None else {}
@@ -441,27 +425,8 @@ class EpochPlanner:
             limit=limit,
             chosen=None if self.options.partitions is None else sorted(self.options.partitions),
             ends={p: end for p in partitions if (end := ends.get(p)) is not None},
+            seeking=sorted(self._seeking),
         )
-
-    def _share_out(
-        self, partitions: Collection[int], limit: int | None
-    ) -> tuple[Collection[int], int | None]:
-        """Return what an epoch of ``maxEventsPerTrigger`` reads, and how much of each partition.
-
-        Those that were read the longest ago come first. The others wait for the next epoch.
-        """
-        most = self.options.max_events_per_trigger
-        if most is None or not partitions:
-            return partitions, limit
-        self._epochs += 1
-        in_turn = sorted(partitions, key=lambda p: (self._read_in.get(p, 0), p))
-        count = min(len(in_turn), max(1, most // _LEAST_SHARE))
-        for partition in in_turn[:count]:
-            self._read_in[partition] = self._epochs
-        for partition in in_turn[count:]:
-            self._polls.later(partition, 0.0)
-        share = max(1, most // count)
-        return in_turn[:count], share if limit is None else min(limit, share)
 
     def _positions(self) -> dict[int, Position]:
         entries = self.lineage.entries.values()
@@ -487,7 +452,13 @@ class EpochPlanner:
 
     def summary(self) -> dict[str, Any]:
         """Return what `StreamingQueryProgress` says of the source: see `ProgressReport`."""
-        return {"feed": self.connection.url, **self._progress.of(self.lineage, len(self._failures))}
+        found = {
+            "feed": self.connection.url,
+            **self._progress.of(self.lineage, len(self._failures)),
+        }
+        if self.options.start_time is not None:
+            found["seekingPartitions"] = sum(p in self.lineage.graph for p in self._seeking)
+        return found
 
 
 def _selected(options: SourceOptions, plan: EpochPlan | None) -> Collection[int] | None:

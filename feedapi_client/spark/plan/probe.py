@@ -7,7 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target, fix_end
+from feedapi_client.spark.fetch import PartitionReader, fix_end
+from feedapi_client.spark.target import FetchResult, Target
 
 GRACE_PERIOD = 2.0
 """Seconds for which a probe retries temporary errors."""

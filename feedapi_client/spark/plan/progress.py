@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from feedapi_client.lineage.planner import Planner, State
-from feedapi_client.spark.fetch import FetchResult
+from feedapi_client.spark.target import FetchResult
 
 _MANY = 1000
 _KEPT_SECONDS = 1.0

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fetch import FetchResult, PartitionReader, Target
+from feedapi_client.spark.fetch import PartitionReader
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.plan.epoch import FetchTask
 from feedapi_client.spark.schema import Payload, RowBuilder
@@ -31,6 +31,7 @@ from feedapi_client.spark.staging.format import (
     unpack,
 )
 from feedapi_client.spark.staging.location import Staging
+from feedapi_client.spark.target import FetchResult, Target
 
 GRACE_PERIOD = 10.0
 """Seconds for which a task retries temporary errors of one partition."""

@@ -34,11 +34,18 @@ from __future__ import annotations
 from feedapi_client.testing.contracts.administration import AdministrationTests
 from feedapi_client.testing.contracts.failures import FailureTests
 from feedapi_client.testing.contracts.fencing import FencingTests
+from feedapi_client.testing.contracts.leases import LeaseStoreContract
 from feedapi_client.testing.contracts.positions import advanced, opening
 from feedapi_client.testing.contracts.saving import SavingTests
 from feedapi_client.testing.contracts.transactions import TransactionTests
 
-__all__ = ["AdministrableStoreContract", "CursorStoreContract", "advanced", "opening"]
+__all__ = [
+    "AdministrableStoreContract",
+    "CursorStoreContract",
+    "LeaseStoreContract",
+    "advanced",
+    "opening",
+]
 
 
 class CursorStoreContract(SavingTests, FencingTests, TransactionTests, FailureTests):

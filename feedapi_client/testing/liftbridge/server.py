@@ -7,6 +7,7 @@ it is ``go install github.com/liftbridge-io/liftbridge@v1.9.0``.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -32,6 +33,9 @@ _STOP_SECONDS = 20.0
 # to replicate before its API is set up, which replication uses (partition.go, startReplicating).
 _START_ATTEMPTS = 5
 _PANIC = 2  # the exit code of a Go program
+_SHOWN = 4000  # characters of a log's end
+
+log = logging.getLogger(__name__)
 
 
 class LiftbridgeServer:
@@ -74,7 +78,9 @@ class LiftbridgeServer:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for node in list(self._processes):
+        for node, process in list(self._processes.items()):
+            if (code := process.poll()) is not None:  # its files are deleted now
+                log.error("liftbridge ended by itself (%d):\n%s", code, self.log(node)[-_SHOWN:])
             self.kill(node)
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -189,7 +195,7 @@ class LiftbridgeServer:
                         return
         code = self._processes[node].poll()
         what = f"did not start within {_START_SECONDS:g} s" if code is None else f"ended ({code})"
-        raise RuntimeError(f"liftbridge {what}:\n{self.log(node)[-4000:]}")
+        raise RuntimeError(f"liftbridge {what}:\n{self.log(node)[-_SHOWN:]}")
 
 
 def find_liftbridge() -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -24,9 +23,11 @@ from feedapi_client.testing.simulator.application import (
 )
 from feedapi_client.testing.simulator.clock import Backend, run_in_virtual_time
 from feedapi_client.testing.simulator.effects import Delivery, Effects
+from feedapi_client.testing.simulator.http import shared_urls
 from feedapi_client.testing.simulator.life import Happening
 from feedapi_client.testing.simulator.oracle import ViolationError
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step, generate
+from feedapi_client.testing.simulator.silence import silenced
 from feedapi_client.testing.simulator.simulation import History
 from feedapi_client.testing.simulator.threads import threads_in_virtual_time
 from feedapi_client.testing.simulator.watched_store import StoredPositions
@@ -149,14 +150,18 @@ class ApplicationHistory(History):
                     await store.aclose()
 
     def life_step(
-        self, what: Happening, seconds: float = 0.0, moment: Moment | None = None
+        self,
+        what: Happening,
+        seconds: float = 0.0,
+        which: int = 0,
+        moment: Moment | None = None,
     ) -> None:
         """Let something happen to the process, perhaps at a moment of its next batch."""
         process = self.life.process
         if moment is not None and isinstance(process, ApplicationProcess):
             process.dies = moment
         else:
-            super().life_step(what, seconds)
+            super().life_step(what, seconds, which)
 
 
 def run_application(
@@ -171,7 +176,7 @@ def run_application(
         histories.append(history)
         await history.run()
 
-    with _quiet(), _folder() as folder, threads_in_virtual_time(random):
+    with silenced(), shared_urls(), _folder() as folder, threads_in_virtual_time(random):
         try:
             run_in_virtual_time(
                 lambda: main(folder), backend=scenario.backend, seed=f"run {scenario.seed}"
@@ -187,18 +192,6 @@ def run_application(
             rule = f"crash {type(error).__name__}"
             return Failure(rule, text, error, histories[0].trace.lines())
     return None
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Write no log records: what goes wrong is part of the simulation."""
-    log = logging.getLogger("feedapi_client")
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import random
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from random import Random
@@ -14,7 +13,8 @@ from typing import Literal, TypeVar
 import anyio
 import anyio.lowlevel
 
-from feedapi_client.testing.simulator.loop import StuckError, UnhandledError, new_loop
+from feedapi_client.testing.simulator.loop import StuckError, UnhandledError, VirtualLoop, new_loop
+from feedapi_client.testing.simulator.trio_order import in_one_order
 
 T = TypeVar("T")
 Backend = Literal["asyncio", "trio"]
@@ -29,8 +29,7 @@ def run_in_virtual_time(main: Callable[[], Awaitable[T]], *, backend: Backend, s
 
     The `random` module of the process (the jitter of pauses) is drawn from `seed`, and its state
     is put back afterwards. So is, on asyncio, the order in which tasks run. trio draws that order
-    itself and offers no public way to seed it: there `staggered` gives each seed an order of its
-    own, and trio still turns some orders around, so that two runs of a seed can differ.
+    itself: see `in_one_order`. `staggered` gives each seed an order of its own there.
 
     Not thread-safe.
 
@@ -45,12 +44,16 @@ def run_in_virtual_time(main: Callable[[], Awaitable[T]], *, backend: Backend, s
         from trio.testing import MockClock
 
         options = {"clock": MockClock(autojump_threshold=0)}
-        return anyio.run(_bounded, main, backend="trio", backend_options=options)
+        with _running(None):
+            return in_one_order(
+                lambda: anyio.run(_bounded, main, backend="trio", backend_options=options)
+            )
 
 
 def _run_on_asyncio(main: Callable[[], Awaitable[T]], seed: str) -> T:
     loop = new_loop(Random(seed))
-    result = anyio.run(main, backend="asyncio", backend_options={"loop_factory": lambda: loop})
+    with _running(loop):
+        result = anyio.run(main, backend="asyncio", backend_options={"loop_factory": lambda: loop})
     if loop.unhandled:
         raise UnhandledError("; ".join(loop.unhandled))
     return result
@@ -63,21 +66,38 @@ async def _bounded(main: Callable[[], Awaitable[T]]) -> T:
     raise StuckError("every task waits, and no timer will wake one")
 
 
-def _on_trio() -> bool:
-    trio = sys.modules.get("trio")
-    return trio is not None and bool(trio.lowlevel.in_trio_run())
+class _Run:
+    """The program that runs: its loop on asyncio, None on trio.
+
+    Noted for `sleep` and `staggered`: to ask the backend each time takes long.
+    """
+
+    loop: VirtualLoop | None = None
+
+
+_run = _Run()
+
+
+@contextmanager
+def _running(loop: VirtualLoop | None) -> Iterator[None]:
+    before, _run.loop = _run.loop, loop
+    try:
+        yield
+    finally:
+        _run.loop = before
 
 
 async def staggered(random: Random) -> None:
     """Let other tasks run, as often as drawn, where the loop does not draw their order."""
-    if _on_trio():
+    if _run.loop is None:
         for _ in range(random.randrange(4)):
             await anyio.lowlevel.checkpoint()
 
 
 def sleep(seconds: float) -> Awaitable[None]:
     """Return what to await for a pause. It takes less time than `anyio.sleep`."""
-    return anyio.sleep(seconds) if _on_trio() else asyncio.sleep(seconds)
+    loop = _run.loop
+    return anyio.sleep(seconds) if loop is None else loop.sleep(seconds)
 
 
 def virtual_clock(backend: Backend) -> Callable[[], float]:

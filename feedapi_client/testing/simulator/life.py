@@ -21,13 +21,14 @@ from feedapi_client.testing.simulator.clock import sleep
 from feedapi_client.testing.simulator.loop import OWNER, process_tasks
 from feedapi_client.testing.simulator.oracle import Oracle
 from feedapi_client.testing.simulator.process import RESTART_SECONDS, HandlerError, Process
+from feedapi_client.testing.simulator.shared import SharedSession
 from feedapi_client.testing.simulator.store import ConnectionLostError, Database
 from feedapi_client.testing.simulator.trace import Trace
 
 __all__ = ["Happening", "Life", "Process"]
 
 Happening = Literal[
-    "kill", "down", "cancel", "cancel-natively", "stop", "leave", "reenter", "pause"
+    "kill", "down", "cancel", "cancel-natively", "stop", "leave", "reenter", "pause", "freeze"
 ]
 _NEVER_RIGHT = (CommitOrderError, LineageError, LostPartitionError)
 """Errors that no fault of the simulation justifies."""
@@ -138,16 +139,17 @@ class Life:
         self._trace.add("the process ends with {}: {}", type(error).__name__, error)
         if process.session.dead:
             return
-        if isinstance(error, AmbiguousLineageError) and self._oracle.is_ambiguous(
-            process.positions()
-        ):
-            self.rightly_stopped = True
-            return
+        if isinstance(error, AmbiguousLineageError):
+            if self._oracle.is_ambiguous(process.positions()):
+                self.rightly_stopped = True
+                return
+            if process.overlaps:
+                return  # the other one's saves, which this one does not know, would fence it
         if type(error) is LineageError and self._is_unlisted(process):
             return
         careless = process.rolled_back
         by_itself = not self._database.failures and not process.overlaps and not careless
-        fenced = isinstance(error, FencedError) and by_itself
+        fenced = isinstance(error, FencedError) and (by_itself or process.shares)
         expected = isinstance(error, (FeedError, ConnectionLostError, HandlerError))
         late = self._now() > self.calm_since
         if fenced or late or not expected or isinstance(error, _NEVER_RIGHT):
@@ -180,6 +182,8 @@ class Life:
             self._task.cancel()
         elif what in ("cancel", "cancel-natively"):
             self._scope.cancel()
+        elif what == "freeze" and isinstance(process.session, SharedSession):
+            process.paused_until = process.session.frozen_until = self._now() + seconds
         elif what == "pause":
             process.paused_until = self._now() + 10.0
         elif process.consumer is not None:

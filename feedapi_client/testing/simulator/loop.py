@@ -44,9 +44,10 @@ class VirtualHandle(asyncio.TimerHandle):
     """A callback that is due, or a timer. `call` is None once it was cancelled."""
 
     __slots__ = ("call",)
+    call: Call | None
 
     def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], context: Any):
-        self.call: Call | None = (callback, args, context)
+        self.call = (callback, args, context)
 
     def cancel(self) -> None:
         """See `asyncio.Handle.cancel`."""
@@ -64,11 +65,16 @@ class NumberedTask(asyncio.Task[Any]):
     is an address, that order would change from run to run.
     """
 
-    number = 0
-    owner: int | None = None
+    __slots__ = ("number", "owner")
+    number: int
+    owner: int | None
 
     def __hash__(self) -> int:
         return self.number
+
+    def __repr__(self) -> str:
+        # anyio shows the task in the reason of each cancellation. asyncio's own takes long.
+        return f"<task {self.number}>"
 
 
 class VirtualLoop(asyncio.AbstractEventLoop):
@@ -83,10 +89,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         unhandled: what asyncio would log: an exception that nobody was told of.
     """
 
+    create_future: Any
+    """Returns a future of this loop. A function in Python would take longer."""
+
     def __init__(self, random: Random) -> None:
         self.now = 0.0
         self.unhandled: list[str] = []
         self._random = random
+        self._draw = random.random
         self._due: deque[VirtualHandle | None] = deque()
         """In the order in which they run. None: the step of a task, to be drawn then."""
         self._steps: list[tuple[int, Call]] = []
@@ -94,7 +104,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._numbers = count(1)
         self._idle_turns = 0
         self._stopping = self._running = self._closed = False
-        self._generators: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
+        self._generators: list[weakref.ref[AsyncGenerator[Any, Any]]] = []
+        """Those that were begun. A WeakSet takes several times as long, and has no order."""
+        self.create_future = partial(asyncio.Future, loop=self)
 
     # ------------------------------------------------------------------ what is scheduled
 
@@ -110,7 +122,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.Handle:
         """Schedule a callback. A task's step joins those that are drawn from."""
         task = getattr(callback, "__self__", None)
-        if isinstance(task, NumberedTask):
+        if type(task) is NumberedTask:
             self._steps.append((task.number, (callback, args, context or copy_context())))
             self._due.append(None)
             return _STEP
@@ -128,7 +140,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Schedule a callback for `delay` seconds of virtual time from now."""
-        return self.call_at(self.now + delay, callback, *args, context=context)
+        handle = VirtualHandle(callback, args, context or copy_context())
+        timer = self.now + delay, self._draw(), next(self._numbers), handle
+        heapq.heappush(self._timers, timer)
+        return handle
 
     def call_at(
         self,
@@ -139,23 +154,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     ) -> asyncio.TimerHandle:
         """Schedule a callback for a virtual time."""
         handle = VirtualHandle(callback, args, context or copy_context())
-        heapq.heappush(self._timers, (when, self._random.random(), next(self._numbers), handle))
+        heapq.heappush(self._timers, (when, self._draw(), next(self._numbers), handle))
         return handle
-
-    def create_future(self) -> asyncio.Future[Any]:
-        """Return a future of this loop."""
-        return asyncio.Future(loop=self)
 
     def create_task(self, coro: Any, **options: Any) -> NumberedTask:
         """Start a task. Its number counts callbacks and tasks of this loop."""
-        number = next(self._numbers)
-        NumberedTask.number, previous = number, NumberedTask.number
-        try:
-            # The constructor already asks for the hash, before the attribute can be set.
-            task = NumberedTask(coro, loop=self, **options)
-            task.number, task.owner = number, OWNER.get()
-        finally:
-            NumberedTask.number = previous
+        task = NumberedTask.__new__(NumberedTask)
+        # asyncio's constructor asks for the hash.
+        task.number, task.owner = next(self._numbers), OWNER.get()
+        task.__init__(coro, loop=self, **options)  # type: ignore[misc]
         return task
 
     def get_task_factory(self) -> Any:
@@ -185,6 +192,18 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self.call_later(self._random.uniform(0.0, LONGEST_CALL), call)
         return future
 
+    async def sleep(self, seconds: float) -> None:
+        """Do what `asyncio.sleep` does. That asks for the running loop, which is a system call."""
+        if seconds <= 0:
+            await asyncio.sleep(0)
+            return
+        future: asyncio.Future[None] = self.create_future()
+        timer = self.call_later(seconds, _wake, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+
     # ------------------------------------------------------------------ turns
 
     def run_until_complete(self, future: Any) -> Any:
@@ -202,7 +221,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run_forever(self) -> None:
         """Run until `stop`."""
         hooks = sys.get_asyncgen_hooks()
-        sys.set_asyncgen_hooks(self._generators.add, self._finalize)
+        sys.set_asyncgen_hooks(self._begun, self._finalize)
         asyncio._set_running_loop(self)
         self._running = True
         try:
@@ -216,12 +235,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def _turn(self) -> None:
         """Run what is due at present; when nothing is, let time pass until the next timer."""
         self._wait()
-        due = self._due
+        due, steps = self._due, self._steps
         for _ in range(len(due)):
             handle = due.popleft()
-            call = self._next_step() if handle is None else handle.call
-            if call is None:
-                continue  # it was cancelled
+            if handle is not None:
+                call = handle.call
+                if call is None:
+                    continue  # it was cancelled
+            else:
+                call = self._draw_step() if len(steps) > 1 else steps.pop()[1]
             try:
                 call[2].run(call[0], *call[1])
             except Exception as error:  # noqa: BLE001 - asyncio's loops log it, and go on
@@ -243,14 +265,12 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         while timers and timers[0][0] <= self.now:
             due.append(heapq.heappop(timers)[3])
 
-    def _next_step(self) -> Call:
+    def _draw_step(self) -> Call:
         """Draw the step of a task that runs now."""
         steps = self._steps
-        if len(steps) == 1:
-            return steps.pop()[1]
         # Sorted, because the order of scheduling can depend on addresses of objects.
         steps.sort(key=_TASK_NUMBER)
-        return steps.pop(int(self._random.random() * len(steps)))[1]
+        return steps.pop(int(self._draw() * len(steps)))[1]
 
     def _stop(self, _: object) -> None:
         self.stop()
@@ -276,9 +296,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     # ------------------------------------------------------------------ what goes wrong
 
-    def get_debug(self) -> bool:
-        """Return False."""
-        return False
+    get_debug: Any = bool
+    """Returns False. asyncio asks for each future: a method in Python would take longer."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Record an exception that nobody is told of."""
@@ -288,16 +307,20 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         """See `call_exception_handler`."""
         self.call_exception_handler(context)
 
+    def _begun(self, generator: AsyncGenerator[Any, Any]) -> None:
+        self._generators.append(weakref.ref(generator))
+
     def _finalize(self, generator: AsyncGenerator[Any, Any]) -> None:
-        self._generators.discard(generator)
         if not self._closed:
             self.create_task(generator.aclose())
 
     async def shutdown_asyncgens(self) -> None:
         """Close the asynchronous generators that are still open."""
-        generators, self._generators = list(self._generators), weakref.WeakSet()
-        for generator in generators:
-            await generator.aclose()
+        generators, self._generators = self._generators, []
+        for reference in generators:
+            generator = reference()
+            if generator is not None:
+                await generator.aclose()
 
     async def shutdown_default_executor(self, timeout: float | None = None) -> None:
         """Do nothing: there is no executor."""
@@ -314,6 +337,11 @@ def new_loop(random: Random) -> VirtualLoop:
     kind: type[Any] = VirtualLoop  # abstract, for type checkers, without these methods
     loop: VirtualLoop = kind(random)
     return loop
+
+
+def _wake(sleeper: asyncio.Future[None]) -> None:
+    if not sleeper.done():
+        sleeper.set_result(None)
 
 
 _STEP = VirtualHandle(print, (), None)

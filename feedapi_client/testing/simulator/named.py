@@ -110,6 +110,21 @@ def ancestors_unknown() -> tuple[Settings, list[Step]]:
     ]
 
 
+def begun_and_split_while_down() -> tuple[Settings, list[Step]]:
+    """A partition begins and is split, and the consumer sees its successor only.
+
+    The successor has to be read from its first event, and that has to be reported (R9).
+    """
+    return Settings(), [
+        Step(0.0, "publish", {"count": 20, "entities": 4}),
+        Step(3.0, "life_step", {"what": "down", "seconds": 10.0}),
+        Step(1.0, "split", {"which": 0, "parts": 1, "method": "starts-after"}),
+        Step(0.0, "publish", {"count": 8, "entities": 4}),
+        Step(1.0, "split", {"which": 0, "parts": 2, "method": "cursor-from"}),
+        Step(20.0, "publish", {"count": 4, "entities": 4}),
+    ]
+
+
 def split_of_a_waiting_partition() -> tuple[Settings, list[Step]]:
     """A cursor split of a partition that still waits for its parent (R8, R9)."""
     return Settings(handling=0.3, page_size=5, batch_bytes=1), [
@@ -158,6 +173,31 @@ def second_consumer_after_a_split() -> tuple[Settings, list[Step]]:
     ]
 
 
+def second_consumer_at_a_merge() -> tuple[Settings, list[Step]]:
+    """One consumer knows the cursors of a merge as they were before another one moved them.
+
+    What it ends with may be an `AmbiguousLineageError`, where its next save would be refused (R17).
+    """
+    return Settings(partitions=4, stream=True, concurrent=2), [
+        Step(1.0, "publish", {"count": 1, "entities": 3}),
+        Step(0.0, "split", {"which": 2, "parts": 3, "method": "cursor-from"}),
+        Step(0.0, "second", {"seconds": 20.0}),
+        Step(8.2, "fault", {"kind": "reset", "on": "fetch", "share": 0.5, "seconds": 2.0}),
+        Step(0.0, "merge", {"which": 2}),
+    ]
+
+
+def chosen_partition_is_gone() -> tuple[Settings, list[Step]]:
+    """The partition that is to be read was split before any process saw it.
+
+    The first one to start is that without ``follow``. It has to say so (R12).
+    """
+    return Settings(chosen=1), [
+        Step(0.0, "life_step", {"what": "down", "seconds": 30.0}),
+        Step(0.0, "split", {"which": 0, "parts": 2, "method": "cursor-from"}),
+    ]
+
+
 def first_commit_after_a_split() -> tuple[Settings, list[Step]]:
     """The first batch of a partition is committed late: after its successors began (R9)."""
     return Settings(handling=0.3, commit_every=20), [
@@ -185,10 +225,13 @@ NAMED: dict[str, Callable[[], tuple[Settings, list[Step]]]] = {
         closed_partition_at_a_lagging_replica,
         commit_cancelled,
         ancestors_unknown,
+        begun_and_split_while_down,
         split_of_a_waiting_partition,
         streams_that_are_always_due,
         an_older_version_knows_no_child,
         second_consumer_after_a_split,
+        second_consumer_at_a_merge,
+        chosen_partition_is_gone,
         first_commit_after_a_split,
     )
 }

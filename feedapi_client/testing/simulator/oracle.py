@@ -55,6 +55,8 @@ class Oracle:
         selected: whether the consumer selects events.
         ordered: whether it keeps children behind their parents. Otherwise the events of an entity
             are in order only among those of one family of partitions.
+        shared: whether several instances share the feed: what comes after what one of them did may
+            be done by another one.
         trace: gets a line for each violation.
     """
 
@@ -65,6 +67,7 @@ class Oracle:
         transactional: bool,
         selected: bool = False,
         ordered: bool = True,
+        shared: bool = False,
         trace: Trace | None = None,
     ) -> None:
         self.violations: list[ViolationError] = []
@@ -80,6 +83,7 @@ class Oracle:
         self._transactional = transactional
         self._selected = selected
         self._ordered = ordered
+        self._shared = shared
         self.chosen: set[int] | None = None
         """The partitions that the consumer reads; None for all."""
         self._trace = trace
@@ -120,6 +124,8 @@ class Oracle:
         key = effect.process, lane
         done = self.applied.get(lane, 0)
         last = done if self._transactional else self._last.get(key)
+        if self._shared and not self._transactional:
+            last = None
         in_order = n <= done + 1 if last is None else n == last + 1
         if not in_order:
             known = "applied already" if n <= done else f"expected {effect.n - n + done + 1}"
@@ -254,10 +260,17 @@ class Oracle:
             )
 
     def is_ambiguous(self, positions: Mapping[int, Position]) -> bool:
-        """Return whether some partition was merged of ancestors that stand at different cursors."""
-        for partition in self._world.partitions.values():
-            stored = [positions[id] for id in partition.cursor_from if id in positions]
-            if len({position.cursor for position in stored if position.status == "open"}) > 1:
+        """Return whether some partition was merged of ancestors that stand at different cursors.
+
+        Of an ancestor and its own successor only one may be open: the save of the successor has to
+        supersede the ancestor.
+        """
+        partitions = self._world.partitions
+        for partition in partitions.values():
+            stored = [id for id in partition.cursor_from if id in positions]
+            replaced = {ancestor for id in stored for ancestor in partitions[id].cursor_from}
+            live = (positions[id] for id in stored if id not in replaced)
+            if len({position.cursor for position in live if position.status == "open"}) > 1:
                 return True
         return False
 

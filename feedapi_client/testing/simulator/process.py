@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import closing
 from random import Random
 from typing import Any, Literal, TypeVar
 
@@ -10,7 +11,7 @@ import anyio
 from httpx import AsyncClient
 
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.errors import FencedError, StoreError
+from feedapi_client.errors import FencedError, LeaseLostError, StoreError
 from feedapi_client.model import Batch, FeedKey, Position
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.policy import OnFailure, Quarantine, Retry
@@ -20,7 +21,9 @@ from feedapi_client.testing.simulator.impatience import Impatience
 from feedapi_client.testing.simulator.late import LateCommits
 from feedapi_client.testing.simulator.oracle import Oracle
 from feedapi_client.testing.simulator.quarantine import SimulatedQuarantine
+from feedapi_client.testing.simulator.reports import Reports
 from feedapi_client.testing.simulator.scenario import Settings
+from feedapi_client.testing.simulator.shared import SharedSession, share
 from feedapi_client.testing.simulator.store import Database, Effect, Session
 from feedapi_client.testing.simulator.transport import SimulatedPublisher, SimulatedTransport
 
@@ -72,7 +75,7 @@ class Process:
     ) -> None:
         self.number = number
         self.transport = SimulatedTransport(publisher)
-        self.session = Session(database)
+        self.session = SharedSession(database) if settings.instances else Session(database)
         self.consumer: FeedConsumer | None = None
         self.overlaps = False
         self.rolled_back = False
@@ -92,8 +95,13 @@ class Process:
         self._follow = follow
         self.partitions = partitions
         self.lineage = lineage
+        self.reports = Reports(publisher.world, self.transport, oracle, self._shown_reports)
+        self.session.on_save = self.reports.saving
         self._now = publisher.now
         self._trace = publisher.trace
+
+    def _shown_reports(self) -> Sequence[str]:
+        return () if self.consumer is None else self.consumer.status().reports
 
     def die(self) -> None:
         """What the process still does from now on has no effect."""
@@ -111,6 +119,7 @@ class Process:
             ordered=settings.ordered,
             partitions=self.partitions,
             lineage=self.lineage,
+            share=share(self.number) if settings.instances else None,
             fetch=self._fetch,
             limits=Limits(
                 max_concurrent_fetches=settings.concurrent,
@@ -136,9 +145,11 @@ class Process:
 
     async def _iterations(self, consumer: FeedConsumer) -> None:
         """Begin an iteration, and another one whenever the loop was left."""
+        self.reports.check()
         while True:
             self._oracle.began(self.number)
             await self._consume(consumer)
+            self.reports.forget()
             if self.leaving != "leave":
                 return
             self.leaving = None
@@ -200,7 +211,10 @@ class Process:
 
     async def _handle_batch(self, batch: Batch) -> None:
         if not self._holds_back:
-            await self._handle(batch)
+            try:
+                await self._handle(batch)
+            except LeaseLostError as error:  # rolled back: whoever has the lease delivers it again
+                self._trace.add("{}", error)
             return
         self._received(batch)
         await self._work()
@@ -208,10 +222,16 @@ class Process:
             await self._late.commit()
 
     def _received(self, batch: Batch) -> None:
+        self.reports.check()
         self._oracle.delivered(batch.partition, self.positions())
         limit = self._settings.buffer_bytes
         if limit < SMALL_BUFFER and self.consumer is not None:
             self._oracle.buffered(self.consumer.status().buffered_bytes, limit)
+
+    @property
+    def shares(self) -> bool:
+        """Whether other instances share the feed with it: none may fence another one."""
+        return bool(self._settings.instances)
 
     @property
     def _holds_back(self) -> bool:
@@ -234,16 +254,17 @@ class Process:
             await self._impatience.call(batch.commit)
             return
         while self._rolls_back():
-            await batch.commit(transaction=self.session.transaction())
+            with closing(self.session.transaction()) as transaction:
+                await batch.commit(transaction=transaction)
             if self._settings.careless:
                 self.rolled_back = True
                 return
-        transaction = self.session.transaction()
-        transaction.effects += effects
-        await batch.commit(transaction=transaction)
-        self._fail(effects)
-        with anyio.CancelScope(shield=True):
-            await transaction.commit()
+        with closing(self.session.transaction()) as transaction:
+            transaction.effects += effects
+            await batch.commit(transaction=transaction)
+            self._fail(effects)
+            with anyio.CancelScope(shield=True):
+                await transaction.commit()
 
     def _rolls_back(self) -> bool:
         """Return whether to roll a transaction back."""

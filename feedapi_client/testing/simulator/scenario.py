@@ -76,6 +76,7 @@ class Settings:
         moving_cursors, noisy: see `World`.
         ordered: see `FeedConsumer`.
         chosen: how many of the first partitions are read; 0: all, also those that come later.
+        instances: how many processes share the feed; 0: one that doesn't share it.
     """
 
     partitions: int = 1
@@ -113,6 +114,7 @@ class Settings:
     noisy: bool = False
     ordered: bool = True
     chosen: int = 0
+    instances: int = 0
 
     def __str__(self) -> str:
         """Return the settings that are not the defaults."""

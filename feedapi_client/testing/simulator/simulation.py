@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -17,10 +14,12 @@ from anyio.abc import TaskGroup
 from feedapi_client.model import FeedKey
 from feedapi_client.testing.simulator.clock import run_in_virtual_time, sleep, virtual_clock
 from feedapi_client.testing.simulator.faults import Fault, FaultKind, Faults, Target
+from feedapi_client.testing.simulator.http import shared_urls
 from feedapi_client.testing.simulator.life import Happening, Life
 from feedapi_client.testing.simulator.oracle import Oracle, ViolationError
 from feedapi_client.testing.simulator.process import FEED, Process
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
+from feedapi_client.testing.simulator.silence import silenced
 from feedapi_client.testing.simulator.store import Database
 from feedapi_client.testing.simulator.trace import Trace
 from feedapi_client.testing.simulator.transport import Deployment, SimulatedPublisher
@@ -30,6 +29,8 @@ from feedapi_client.testing.simulator.world import Dialect, Method, World
 
 SETTLE_SECONDS = 600
 """Virtual time after the last fault, or after an event, within which the next one must come."""
+SHARED_SETTLE_SECONDS = 200
+"""The same with several instances: no partition may be without one that reads it for long."""
 GRACE_SECONDS = 90.0
 """Virtual time after the last fault for which an error may still be a result of it."""
 QUIET_SECONDS = 5.0
@@ -80,29 +81,21 @@ def run(scenario: Scenario) -> Outcome:
     async def main() -> None:
         history = History(scenario)
         histories.append(history)
-        with history.wall.shown():
-            await history.run()
+        try:
+            with history.wall.shown():
+                await history.run()
+        finally:
+            history.last_time = history.now()
 
     failure: tuple[str, str] | None = None
     try:
-        with _silence():
+        with silenced(), shared_urls():
             run_in_virtual_time(main, backend=scenario.backend, seed=f"run {scenario.seed}")
     except ViolationError as violation:
         failure = violation.rule, str(violation)
     except Exception as error:  # noqa: BLE001 - a crash of the simulation is a failure to show
         failure = f"crash {type(error).__name__}", "".join(traceback.format_exception(error))
     return _outcome(histories[0], failure)
-
-
-@contextmanager
-def _silence() -> Iterator[None]:
-    log = logging.getLogger("feedapi_client")
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        log.setLevel(level)
 
 
 def _outcome(history: History, failure: tuple[str, str] | None) -> Outcome:
@@ -122,7 +115,8 @@ class History:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
         self.last_time = 0.0
-        self._clock = virtual_clock(scenario.backend)
+        self.now = virtual_clock(scenario.backend)
+        """Returns the virtual time."""
         settings = scenario.settings
         self.trace = Trace(self.now)
         self.world = World(
@@ -139,6 +133,7 @@ class History:
             transactional=settings.transactional,
             selected=settings.selected,
             ordered=settings.ordered,
+            shared=bool(settings.instances),
             trace=self.trace,
         )
         if settings.chosen:
@@ -159,17 +154,13 @@ class History:
         self._application = self._random("application")
         self._running: list[Process] = []
         self._processes = itertools.count(1)
-        self.life = self._life()
+        self.lives = [self._life() for _ in range(settings.instances or 1)]
+        self.life = self.lives[0]
         self._others: list[Life] = []
         self._tasks: TaskGroup | None = None
         self._store_fails_until = 0.0
         if settings.start == "last":
             self.database.on_first_save = self.oracle.started_at_the_end
-
-    def now(self) -> float:
-        """Return the virtual time."""
-        self.last_time = now = self._clock()
-        return now
 
     def _random(self, purpose: str) -> Random:
         # One stream for each purpose: a step left out does not change what the others draw.
@@ -238,19 +229,22 @@ class History:
         """Run the scenario. Raises `ViolationError`."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
-            tasks.start_soon(self.life.run)
+            for life in self.lives:
+                tasks.start_soon(life.run)
             tasks.start_soon(self._watch)
             for step in self.scenario.steps:
                 await sleep(step.after)
                 self.do(step)
             await self._settle()
-            self.life.end()
+            for life in self.lives:
+                life.end()
             tasks.cancel_scope.cancel()
         self.oracle.check()
-        if self.life.rightly_stopped:
+        if self._rightly_stopped:
             return
         await self._read_to_the_end()
-        self.oracle.finished(self.database, self.process().key, self.publisher.stray_cursors)
+        if not self._rightly_stopped:  # else what it is to read was gone before any process saw it
+            self.oracle.finished(self.database, self.process().key, self.publisher.stray_cursors)
         self.oracle.check()
 
     def do(self, step: Step) -> None:
@@ -282,7 +276,8 @@ class History:
         self.publisher.deployment = None
         self.database.failing = self.database.stalled_until = 0.0
         self._store_fails_until = 0.0
-        self.life.calm_since = self.now() + GRACE_SECONDS
+        for life in self.lives:
+            life.calm_since = self.now() + GRACE_SECONDS
         self.oracle.calm = True
         for life in self._others:
             life.end()
@@ -290,19 +285,24 @@ class History:
             self.life.happens("stop")  # a partition that is parked is read by the next iteration
         self.trace.add("all faults have ended")
         waited, done = 0, self.oracle.done
-        while waited < SETTLE_SECONDS:
-            if self.oracle.complete() or self.oracle.violations or self.life.rightly_stopped:
+        patience = SHARED_SETTLE_SECONDS if self.scenario.settings.instances else SETTLE_SECONDS
+        while waited < patience:
+            if self.oracle.complete() or self.oracle.violations or self._rightly_stopped:
                 break
             await sleep(1.0)
             waited, done = (waited + 1 if self.oracle.done == done else 0), self.oracle.done
         positions = self.database.positions.get(self.process().key, {})
         if not self.oracle.complete() and self.oracle.is_ambiguous(positions):
             self.life.rightly_stopped = True  # parked
-        if self.life.rightly_stopped:
+        if self._rightly_stopped:
             return
         self.oracle.progressed()
         if not self.oracle.violations:
             await self._be_quiet()
+
+    @property
+    def _rightly_stopped(self) -> bool:
+        return any(life.rightly_stopped for life in self.lives)
 
     async def _be_quiet(self) -> None:
         """Watch a consumer that has nothing to do."""
@@ -323,7 +323,7 @@ class History:
         self.life.calm_since = 0.0
         with anyio.move_on_after(SETTLE_SECONDS):
             ended = await self.life.live(process)
-        if not ended:
+        if not ended and not self._rightly_stopped:
             self.oracle.violated("end", "a consumer without follow does not end")
 
     # ------------------------------------------------------------------ steps
@@ -413,6 +413,6 @@ class History:
         """Let operations of the database take longer than a save may take, for some time."""
         self.database.stalled_until = self.now() + seconds
 
-    def life_step(self, what: Happening, seconds: float = 0.0) -> None:
-        """Let something happen to the process."""
-        self.life.happens(what, seconds)
+    def life_step(self, what: Happening, seconds: float = 0.0, which: int = 0) -> None:
+        """Let something happen to the process, or to one of several instances."""
+        self.lives[which].happens(what, seconds)

@@ -12,6 +12,7 @@ import anyio.lowlevel
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_predecessor
+from feedapi_client.stores.memory_leases import MemoryLeases
 from feedapi_client.testing.simulator.clock import sleep, staggered
 from feedapi_client.testing.simulator.trace import Trace
 
@@ -29,6 +30,8 @@ class Effect(NamedTuple):
     process: int = 0
     quarantined: bool = False
 
+
+OnSave = Callable[[Mapping[int, Position], Mapping[int, Position]], None]
 
 STALL_SECONDS = 60.0
 """The longest time that an operation takes while the database stalls."""
@@ -54,6 +57,11 @@ class Database:
         on_effect: Callable[[Effect], None],
     ) -> None:
         self.positions: dict[FeedKey, dict[int, Position]] = {}
+        self.leases = MemoryLeases()
+        self.locks: dict[tuple[FeedKey, int], Transaction] = {}
+        """The rows that open transactions of several instances have changed."""
+        self.now = trace.now
+        self.note = trace.add
         self.failing = 0.0
         """The part of the operations that fail; half of the failed saves take effect before."""
         self.failures = 0
@@ -122,6 +130,8 @@ class Session:
 
     def __init__(self, database: Database) -> None:
         self.dead = False
+        self.on_save: OnSave | None = None
+        """Is called with what is about to be saved outside of a transaction, and what is stored."""
         self._database = database
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
@@ -138,6 +148,8 @@ class Session:
             await transaction.save(changes)
             return
         await self.operation()
+        if self.on_save is not None:
+            self.on_save(positions, self._database.positions.get(feed, {}))
         self._database.apply(changes, [])
         await self._database.reply()
 
@@ -172,6 +184,9 @@ class Transaction:
         for (feed, partition), position in changes.items():
             self._session._database.check(feed, partition, position)
         self._changes.update(changes)
+
+    def close(self) -> None:
+        """Roll back what was not committed."""
 
     async def commit(self) -> None:
         """Make everything durable, or nothing.

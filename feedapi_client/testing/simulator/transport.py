@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from email.utils import formatdate
+from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -51,14 +52,15 @@ class Asked(NamedTuple):
     params: dict[str, str]
     partition: int | None
 
-    @classmethod
-    def of(cls, target: bytes) -> Asked:
-        """Read the path and the query of a request."""
-        text = target.decode()
-        path, _, query = text.partition("?")
-        pairs = (pair.partition("=") for pair in query.split("&") if pair)
-        params = {unquote(name): unquote(value) for name, _, value in pairs}
-        return cls(text, path, params, _partition(params))
+
+@lru_cache(4096)
+def _asked(target: bytes) -> Asked:
+    """Read the path and the query of a request. Many histories send the same ones."""
+    text = target.decode()
+    path, _, query = text.partition("?")
+    pairs = (pair.partition("=") for pair in query.split("&") if pair)
+    params = {unquote(name): unquote(value) for name, _, value in pairs}
+    return Asked(text, path, params, _partition(params))
 
 
 @dataclass(slots=True)
@@ -73,6 +75,8 @@ class Answer:
     headers: dict[str, str] | None = None
     reached: int = 0
     seconds: float = 0.0
+    listed: tuple[int, ...] = ()
+    """The partitions in a discovery."""
 
 
 class SimulatedPublisher:
@@ -154,7 +158,8 @@ class SimulatedPublisher:
         if not params and request.path == FEED_PATH:
             if version.dialect == "v1":
                 return Answer(400, [b"handshake error: partition count missing"])
-            return Answer(200, [wire.discovery(self.world, version, at, stream=self._stream)])
+            body = wire.discovery(self.world, version, at, stream=self._stream)
+            return Answer(200, [body], listed=tuple(p.id for p in self.world.listed(at)))
         found = self._addressed(request, version)
         if isinstance(found, Answer):
             return found
@@ -231,10 +236,10 @@ class SimulatedPublisher:
     # ------------------------------------------------------------------ bodies
 
     async def body(
-        self, request: httpx.Request, answer: Answer, fault: FaultKind | None
+        self, response: SimulatedResponse, answer: Answer, fault: FaultKind | None
     ) -> AsyncIterator[bytes]:
-        """Send a body, with the fault that it has."""
-        chunks = list(answer.chunks)
+        """Send a body, with the fault that it has. Its end closes the response."""
+        chunks, request = answer.chunks, response.request
         if answer.status == 200 and chunks and fault in _BROKEN_BODIES:
             text = b"".join(chunks)
             yield text[: self._random.randint(1, len(text))]
@@ -245,6 +250,7 @@ class SimulatedPublisher:
                 raise httpx.ReadTimeout("simulated: silence", request=request)
             if fault == "reset":
                 raise httpx.RemoteProtocolError("simulated: reset", request=request)
+            response.end()
             return
         for chunk in chunks if fault == "slow" else self._pieces(chunks):
             if fault == "slow":
@@ -253,6 +259,7 @@ class SimulatedPublisher:
         if answer.stream is not None:
             async for chunk in self._streamed(*answer.stream, answer):
                 yield chunk
+        response.end()
 
     async def _streamed(
         self, partition: ModelPartition, dialect: Dialect, answer: Answer
@@ -281,8 +288,10 @@ class SimulatedPublisher:
             for piece in self._pieces(page.lines):
                 yield piece
 
-    def _pieces(self, lines: list[bytes]) -> Iterator[bytes]:
+    def _pieces(self, lines: list[bytes]) -> Iterable[bytes]:
         text, size = b"".join(lines), self._style.read_bytes
+        if len(text) <= size:
+            return (text,) if text else ()
         return (text[start : start + size] for start in range(0, len(text), size))
 
 
@@ -299,23 +308,23 @@ class SimulatedTransport:
         """Responses that were begun and not closed."""
         self.busiest: tuple[int, str] = (0, "")
         """How often the same request was sent within one second, at most, and which one."""
+        self.listed: set[int] = set()
+        """The partitions in the discoveries that were answered."""
         self._recent: dict[str, deque[float]] = {}
-        self._asked: dict[bytes, Asked] = {}
         self._publisher = publisher
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Answer a request in virtual time."""
         if self.dead:
             raise httpx.ConnectError("simulated: the process is gone", request=request)
-        target = request.url.raw_path
-        asked = self._asked.get(target)
-        if asked is None:
-            asked = self._asked[target] = Asked.of(target)
+        asked = _asked(request.url.raw_path)
         self.count(asked.target, self._publisher.now())
         answer, fault = await self._publisher.respond(request, asked)
         self.open += 1
-        body = self._publisher.body(request, answer, fault)
-        return SimulatedResponse(answer.status, request, body, self._closed, answer.headers)
+        self.listed.update(answer.listed)
+        response = SimulatedResponse(answer.status, request, self._closed, answer.headers)
+        response.simulated_body = self._publisher.body(response, answer, fault)
+        return response
 
     def _closed(self) -> None:
         self.open -= 1

@@ -32,18 +32,25 @@ class WallClock:
 
         Not thread-safe: its modules are changed for the whole process.
         """
-        clock = self
-
-        class Shown(datetime):
-            @classmethod
-            def now(cls, tz: tzinfo | None = None) -> Self:
-                return cls.fromtimestamp(clock.time(), tz)
-
         modules: tuple[Any, ...] = failures, partition, status
+        _shown.append(self)
         for module in modules:
-            module.datetime = Shown
+            module.datetime = _Shown
         try:
             yield
         finally:
+            _shown.pop()
             for module in modules:
-                module.datetime = datetime
+                module.datetime = _Shown if _shown else datetime
+
+
+class _Shown(datetime):
+    """The library's `datetime` meanwhile."""
+
+    @classmethod
+    def now(cls, tz: tzinfo | None = None) -> Self:
+        return cls.fromtimestamp(_shown[-1].time(), tz)
+
+
+_shown: list[WallClock] = []
+"""The clock whose time is shown is the last one."""

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.lineage import planner, transfer
+from feedapi_client.lineage import flow, transfer
 from feedapi_client.lineage.actions import Action, Rediscover, Save
 from feedapi_client.lineage.entry import Entry
+from feedapi_client.lineage.flow import Flow
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.lineage.transitions import State
 from feedapi_client.model import LAST, Position
@@ -18,7 +19,7 @@ from feedapi_client.runtime.positions import Positions
 
 def children_at_once(patch: pytest.MonkeyPatch) -> None:
     """Children are read before their parent is drained."""
-    patch.setattr(planner, "blockers", lambda *args: ())
+    patch.setattr(flow, "blockers", lambda *args: ())
 
 
 def drained_when_delivered(patch: pytest.MonkeyPatch) -> None:
@@ -26,7 +27,7 @@ def drained_when_delivered(patch: pytest.MonkeyPatch) -> None:
     ended = Planner.ended
 
     def drained(self: Planner, partition: int, cursor: str, *, asked_closed: bool) -> list[Action]:
-        self._in_flight.discard(partition)
+        self._flow.in_flight.discard(partition)
         entry = self.entries[partition]
         position = entry.position
         if entry.running and self.is_closed(partition) and asked_closed:
@@ -41,7 +42,7 @@ def drained_when_delivered(patch: pytest.MonkeyPatch) -> None:
 
 def children_do_not_wait_for_the_commit(patch: pytest.MonkeyPatch) -> None:
     """A child starts once its parent was read to its end, whatever is committed of it."""
-    undrained = planner.blockers
+    undrained = flow.blockers
 
     def blockers(partition: Any, entries: Any, graph: Any, parents: Any) -> tuple[int, ...]:
         found = undrained(partition, entries, graph, parents)
@@ -53,22 +54,22 @@ def children_do_not_wait_for_the_commit(patch: pytest.MonkeyPatch) -> None:
         actions = ended(self, partition, cursor, **how)
         if self.entries[partition].end is not None:
             for child in self.graph.children.get(partition, ()):
-                actions += self._start_or_wait(self.graph.partitions[child])
+                actions += self._flow.start_or_wait(self.graph.partitions[child])
         return actions
 
-    patch.setattr(planner, "blockers", blockers)
+    patch.setattr(flow, "blockers", blockers)
     patch.setattr(Planner, "ended", at_the_end)
 
 
 def successor_from_the_start(patch: pytest.MonkeyPatch) -> None:
     """A successor begins at the first event, not at its ancestor's cursor."""
-    transferred = planner.transferred_positions
+    transferred = flow.transferred_positions
 
     def from_the_start(successor: Any, *args: Any, **options: Any) -> dict[int, Position]:
         saved = transferred(successor, *args, **options)
         return {**saved, successor.id: Position("_first")} if saved else saved
 
-    patch.setattr(planner, "transferred_positions", from_the_start)
+    patch.setattr(flow, "transferred_positions", from_the_start)
 
 
 def unread_ancestors_are_not_superseded(patch: pytest.MonkeyPatch) -> None:
@@ -78,21 +79,21 @@ def unread_ancestors_are_not_superseded(patch: pytest.MonkeyPatch) -> None:
 
 def ancestors_of_an_ambiguous_successor_are_taken(patch: pytest.MonkeyPatch) -> None:
     """Another successor takes the cursor of one of them, and the next start skips events."""
-    patch.setattr(planner, "disputed_ancestors", lambda *args: {})
+    patch.setattr(flow, "disputed_ancestors", lambda *args: {})
 
 
 def child_from_its_parents_cursor(patch: pytest.MonkeyPatch) -> None:
     """A child begins at its parent's last cursor, not at its own first event."""
-    start_or_wait = Planner._start_or_wait
+    start_or_wait = Flow.start_or_wait
 
-    def at_the_parents(self: Planner, partition: Any) -> list[Action]:
+    def at_the_parents(self: Flow, partition: Any) -> list[Action]:
         parent = self.entries.get(partition.starts_after)
-        entry = self._entry(partition.id)
+        entry = self.table[partition.id]
         if parent is not None and parent.state is State.DRAINED and entry.position is None:
             entry.position = Position(parent.cursor, revision=0)
         return start_or_wait(self, partition)
 
-    patch.setattr(Planner, "_start_or_wait", at_the_parents)
+    patch.setattr(Flow, "start_or_wait", at_the_parents)
 
 
 def superseded_is_not_saved(patch: pytest.MonkeyPatch) -> None:
@@ -138,13 +139,13 @@ def ancestors_are_superseded_later(patch: pytest.MonkeyPatch) -> None:
 
 def transfer_with_a_batch_in_flight(patch: pytest.MonkeyPatch) -> None:
     """A cursor is transferred while its partition has a batch in flight."""
-    patch.setattr(planner, "unreleased_ancestors", lambda *args: set())
+    patch.setattr(flow, "unreleased_ancestors", lambda *args: set())
 
 
 def skipped_ancestors_are_forgotten(patch: pytest.MonkeyPatch) -> None:
     """The ancestors that a transfer skips are not superseded: a late discovery revives them."""
     patch.setattr(transfer, "_skipped_before", lambda *args: {})
-    patch.setattr(Planner, "_is_outlived", lambda *args: False)
+    patch.setattr(Flow, "_is_outlived", lambda *args: False)
 
 
 def unknown_ancestors_are_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -152,21 +153,26 @@ def unknown_ancestors_are_ignored(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(transfer, "_check_nothing_lost", lambda *args: None)
 
 
+def unknown_ancestors_are_not_reported(patch: pytest.MonkeyPatch) -> None:
+    """A successor of unknown ancestors begins at its first event without a word."""
+    patch.setattr(Flow, "_report_unknown_ancestors", lambda self, successor: [])
+
+
 def revision_is_not_advanced(patch: pytest.MonkeyPatch) -> None:
     """A commit saves the revision that is stored already."""
-    checkpoint = Planner.checkpoint
+    checkpoint = Flow.checkpoint
 
-    def same(self: Planner, *args: Any, **how: Any) -> Position:
+    def same(self: Flow, *args: Any, **how: Any) -> Position:
         position = checkpoint(self, *args, **how)
         return Position(position.cursor, position.status, max(1, position.revision - 1))
 
-    patch.setattr(Planner, "checkpoint", same)
+    patch.setattr(Flow, "checkpoint", same)
 
 
 def an_empty_page_is_the_end(patch: pytest.MonkeyPatch) -> None:
     """A closed partition is drained at the first empty page, whatever `lastCursor` says."""
     patch.setattr(PageReader, "_end", lambda self: Outcome.END)
-    patch.setattr(Planner, "_last_cursor", lambda self, partition: None)
+    patch.setattr(Flow, "last_cursor", lambda self, partition: None)
 
 
 def an_answer_from_before_the_close_is_the_end(patch: pytest.MonkeyPatch) -> None:
@@ -210,25 +216,32 @@ def _create_planner_with(patch: pytest.MonkeyPatch, **changed: Any) -> None:
 
 def no_rediscovery_after_drained(patch: pytest.MonkeyPatch) -> None:
     """Nothing is discovered when a partition was drained: its children come with the interval."""
-    drain = Planner._drain_if_at_end
+    drain = Flow.drain_if_at_end
 
-    def quiet(self: Planner, entry: Entry) -> list[Action]:
+    def quiet(self: Flow, entry: Entry) -> list[Action]:
         return [action for action in drain(self, entry) if not isinstance(action, Rediscover)]
 
-    patch.setattr(Planner, "_drain_if_at_end", quiet)
+    patch.setattr(Flow, "drain_if_at_end", quiet)
 
 
 def new_partitions_from_the_last_event(patch: pytest.MonkeyPatch) -> None:
     """With ``start="last"`` a partition that appears later is begun at its end, too."""
-    start_or_wait = Planner._start_or_wait
+    create, start_or_wait = Planner.__init__, Flow.start_or_wait
+    at_last: list[Flow] = []
 
-    def at_the_end(self: Planner, partition: Any) -> list[Action]:
-        entry = self._entry(partition.id)
-        if self.start == "last" and entry.position is None and not partition.cursor_from:
+    def creating(self: Planner, **options: Any) -> None:
+        create(self, **options)
+        if self.start == "last":
+            at_last.append(self._flow)
+
+    def at_the_end(self: Flow, partition: Any) -> list[Action]:
+        entry = self.table[partition.id]
+        if self in at_last and entry.position is None and not partition.cursor_from:
             entry.position = Position(LAST, revision=0)
         return start_or_wait(self, partition)
 
-    patch.setattr(Planner, "_start_or_wait", at_the_end)
+    patch.setattr(Planner, "__init__", creating)
+    patch.setattr(Flow, "start_or_wait", at_the_end)
 
 
 def first_discovery_again_and_again(patch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from feedapi_client.runtime.positions import Positions
 from feedapi_client.runtime.request import Request
 from feedapi_client.runtime.scheduler import Scheduler
 from feedapi_client.runtime.session import Session
+from feedapi_client.stores.foreign_errors import translated
 
 # ---------------------------------------------------------------------- what is read
 
@@ -130,8 +131,8 @@ def two_batches_in_flight(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RuntimePartition, "deliverable", property(lambda self: self._announced))
     take = RuntimePartition.take
 
-    def and_queue_again(self: RuntimePartition, max_bytes: int) -> Any:
-        taken = take(self, max_bytes)
+    def and_queue_again(self: RuntimePartition, *bounds: Any) -> Any:
+        taken = take(self, *bounds)
         self.in_flight = False
         return taken
 
@@ -142,9 +143,9 @@ def joined_batch_has_its_first_cursor(patch: pytest.MonkeyPatch) -> None:
     """A batch that is joined from several checkpoints has the cursor of the first of them."""
     take = RuntimePartition.take
 
-    def too_early(self: RuntimePartition, max_bytes: int) -> Any:
+    def too_early(self: RuntimePartition, *bounds: Any) -> Any:
         first = self.pending[0].cursor
-        events, _ = take(self, max_bytes)
+        events, _ = take(self, *bounds)
         return events, first
 
     patch.setattr(RuntimePartition, "take", too_early)
@@ -233,7 +234,7 @@ def a_save_is_cancelled_in_the_middle(patch: pytest.MonkeyPatch) -> None:
 
     async def unshielded(self: Positions, positions: Any, transaction: Any = None) -> None:
         save = self._store.save(self._key, positions, transaction=transaction)
-        await self._translated(save, "saving cursors")
+        await translated(save, "saving cursors", self._key.url)
 
     async def at_once(call: Any) -> None:
         await call

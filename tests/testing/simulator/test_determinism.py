@@ -1,6 +1,6 @@
 """A seed decides everything: two runs of it are the same, step by step.
 
-On asyncio. trio offers no public way to seed the order in which its tasks run.
+On trio, too, where Hypothesis seeds the order in which tasks run.
 """
 
 from __future__ import annotations
@@ -12,16 +12,45 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis.strategies import none
 
 from feedapi_client.testing.simulator.scenario import generate
 from feedapi_client.testing.simulator.simulation import run
+from feedapi_client.testing.simulator.trio_order import in_one_order
 from tests.testing.simulator.backends import BACKENDS
 
 
-def test_a_seed_run_twice_writes_the_same_trace() -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_seed_run_twice_writes_the_same_trace(backend: Any) -> None:
     for seed in range(8):
-        first, second = run(generate(seed)), run(generate(seed))
+        first, second = run(generate(seed, backend)), run(generate(seed, backend))
         assert first.trace == second.trace
+
+
+def test_without_hypothesis_a_program_runs_on_trio_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "hypothesis", None)
+    assert in_one_order(lambda: 5) == 5
+
+
+def test_on_trio_a_program_runs_once_also_if_it_fails() -> None:
+    runs = []
+
+    def program() -> None:
+        runs.append(1)
+        raise KeyError("failed")
+
+    with pytest.raises(KeyError, match="failed"):
+        in_one_order(program)
+    assert len(runs) == 1
+
+
+@given(none())
+@settings(max_examples=1)
+def test_on_trio_a_program_can_run_within_a_test_of_hypothesis(drawn: None) -> None:
+    assert in_one_order(lambda: drawn) is None
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

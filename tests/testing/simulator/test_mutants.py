@@ -7,9 +7,16 @@ from collections.abc import Callable
 
 import pytest
 
+from feedapi_client.lineage.planner import Planner
 from feedapi_client.testing.simulator.scenario import Scenario
 from feedapi_client.testing.simulator.simulation import run
-from tests.testing.simulator import histories, planted_planner, planted_runtime, planted_stores
+from tests.testing.simulator import (
+    histories,
+    mutants,
+    planted_planner,
+    planted_runtime,
+    planted_stores,
+)
 from tests.testing.simulator.mutants import MUTANTS, SEEDS, Found, Mutant, main, table, try_mutant
 
 LATE = {
@@ -35,8 +42,12 @@ SOON = [
     "all_partitions_are_read",
     "children_do_not_wait_for_the_commit",
     "child_from_its_parents_cursor",
+    "drained_when_delivered",
+    "ancestors_are_superseded_later",
+    "a_save_is_cancelled_in_the_middle",
     "skipped_ancestors_are_forgotten",
     "unknown_ancestors_are_ignored",
+    "unknown_ancestors_are_not_reported",
     "last_cursor_is_used_with_a_selection",
     "no_rediscovery_after_drained",
     "new_partitions_from_the_last_event",
@@ -87,6 +98,19 @@ def test_without_a_planted_bug_a_history_of_its_own_finds_nothing(
         outcome = run(history(seed))
         assert outcome.failure is None, f"seed {seed}: {outcome.text}"
         assert outcome.seconds <= LATE.get(history.__name__, float("inf"))
+
+
+def test_a_bug_that_does_not_fit_the_library_any_more_is_not_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def outdated(patch: pytest.MonkeyPatch) -> None:
+        """Uses an attribute that was renamed."""
+        patch.setattr(Planner, "checkpoint", lambda self, *args, **how: self.renamed)
+
+    monkeypatch.setattr(mutants, "MUTANTS", (Mutant(outdated),))
+    found = try_mutant("outdated", 3)
+    assert found.seed is None
+    assert "AttributeError" in found.text
 
 
 def test_every_planted_bug_is_a_mutant() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 
 from feedapi_client.testing.simulator.__main__ import main
@@ -28,6 +31,20 @@ def test_the_trace_is_printed_on_request(capsys: pytest.CaptureFixture[str]) -> 
 def test_seeds_that_pass_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "2", "--first", "5"]) == 0
     assert "2 seeds, 0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_command_repeats_seeds_on_trio_without_a_warning() -> None:
+    command = [sys.executable, "-W", "error", "-m", "feedapi_client.testing.simulator"]
+    done = subprocess.run(
+        [*command, "--seeds", "1", "--backend", "trio"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.stderr == ""
+    assert "1 seeds, 0 failed" in done.stdout
 
 
 def test_a_seed_that_fails_names_the_command_that_repeats_it(

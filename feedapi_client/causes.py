@@ -1,0 +1,152 @@
+"""What lies beneath an error of a driver or an HTTP client, in words of ours.
+
+Texts of other libraries may quote a password, a value or received bytes. Here they are only
+classified, and never quoted.
+"""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Iterator
+
+_UNKNOWN_HOST = {
+    code
+    for name in ("EAI_NONAME", "EAI_NODATA")
+    if (code := getattr(socket, name, None)) is not None
+}
+_ERRNO = {
+    errno.ECONNREFUSED: "the connection was refused: does the server run, and at this port?",
+    errno.ECONNRESET: "the connection was reset",
+    errno.EHOSTUNREACH: "the host can't be reached",
+    errno.ENETUNREACH: "the network can't be reached",
+    errno.ETIMEDOUT: "the connection timed out",
+    errno.EPIPE: "the connection was closed",
+    errno.ENOSPC: "the disk is full",
+    errno.EROFS: "the file system is read-only",
+    errno.EACCES: "the permission is missing",
+    errno.ENOENT: "the file or socket does not exist",
+}
+_CREDENTIALS = "the user or the password is refused"
+_NO_DATABASE = "there is no such database"
+_NO_TABLE = "a table is missing"
+_FORBIDDEN = "the user has no permission for this"
+_FULL = "the disk is full"
+_TOO_MANY = "the server has too many connections"
+_HOST = "the host is unknown"
+_REFUSED = _ERRNO[errno.ECONNREFUSED]
+# PostgreSQL's SQLSTATE, and the error numbers of MySQL and MariaDB.
+_CODES: dict[object, str] = {
+    "28P01": _CREDENTIALS,
+    "28000": _CREDENTIALS,
+    1045: _CREDENTIALS,
+    1698: _CREDENTIALS,
+    "3D000": _NO_DATABASE,
+    1049: _NO_DATABASE,
+    "42P01": _NO_TABLE,
+    1146: _NO_TABLE,
+    "42501": _FORBIDDEN,
+    1044: _FORBIDDEN,
+    1142: _FORBIDDEN,
+    "53100": _FULL,
+    1021: _FULL,
+    "53300": _TOO_MANY,
+    1040: _TOO_MANY,
+}
+# Where a driver gives no code: of psycopg before it is connected, SQLite, Redis, ODBC.
+_TEXTS = (
+    ("password authentication failed", _CREDENTIALS),
+    ("no password supplied", _CREDENTIALS),
+    ("wrongpass", _CREDENTIALS),
+    ("noauth", _CREDENTIALS),
+    ("invalid username-password pair", _CREDENTIALS),
+    ("authentication required", _CREDENTIALS),
+    ("login failed for user", _CREDENTIALS),
+    ("access denied for user", _CREDENTIALS),
+    ('" does not exist', _NO_DATABASE),
+    ("unknown database", _NO_DATABASE),
+    ("unable to open database file", "the database file can't be opened"),
+    ("file is not a database", "the file is no database"),
+    ("database disk image is malformed", "the database file is damaged"),
+    ("readonly database", "the database can only be read"),
+    ("database or disk is full", _FULL),
+    ("database is locked", "another connection holds the lock of the database"),
+    ("no such table", _NO_TABLE),
+    ("connection refused", _REFUSED),
+    ("translate host name", _HOST),
+    ("resolve host", _HOST),
+    ("name or service not known", _HOST),
+    ("no address associated with hostname", _HOST),
+    ("can't connect to mysql server", "the server can't be reached"),
+    ("timeout expired", "the connection timed out"),
+    ("server closed the connection", "the connection was closed"),
+    ("too many clients", _TOO_MANY),
+    ("too many connections", _TOO_MANY),
+)
+_ROLE = 'role "'
+_LINKS = 20
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and the errors beneath it: causes, contexts, members of groups."""
+    left = _LINKS
+    todo = [error]
+    while todo and left:
+        each = todo.pop()
+        if each is None:
+            continue
+        left -= 1
+        yield each
+        todo += [each.__context__ if each.__cause__ is None else None, each.__cause__]
+        todo.append(getattr(each, "orig", None))  # SQLAlchemy's name for the driver's error
+        if isinstance(each, BaseExceptionGroup):
+            todo += each.exceptions
+
+
+def is_unknown_host(error: BaseException) -> bool:
+    """Whether an error says that a host has no address, and not that no resolver answers."""
+    return isinstance(error, socket.gaierror) and error.errno in _UNKNOWN_HOST
+
+
+def network_problem(error: BaseException) -> str | None:
+    """Return what the operating system says about a connection; None if it says nothing."""
+    for each in causes(error):
+        if is_unknown_host(each):
+            return _HOST
+        if isinstance(each, OSError) and each.errno in _ERRNO:
+            return _ERRNO[each.errno]
+    return None
+
+
+def store_problem(error: BaseException) -> str | None:
+    """Return why a database or a server of cursors refuses its work; None if that is unknown."""
+    chain = list(causes(error))
+    for each in chain:
+        if (problem := _by_code(each)) is not None:
+            return problem
+    if (problem := network_problem(error)) is not None:
+        return problem
+    for each in chain:
+        text = _text(each)
+        for part, problem in _TEXTS:
+            if part in text:
+                return _CREDENTIALS if problem is _NO_DATABASE and _ROLE in text else problem
+        if isinstance(each, TimeoutError):
+            return "it timed out"
+    return None
+
+
+def _by_code(error: BaseException) -> str | None:
+    state = getattr(error, "sqlstate", None)
+    number = error.args[0] if error.args else None
+    for code in (state, number):
+        if isinstance(code, (str, int)) and not isinstance(error, OSError) and code in _CODES:
+            return _CODES[code]
+    return None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error).lower()
+    except Exception:  # noqa: BLE001 - an exception without a text says nothing
+        return ""

@@ -1,0 +1,1 @@
+"""``feedapi doctor``: is this a sound FeedAPI publisher?"""

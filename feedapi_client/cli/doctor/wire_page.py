@@ -1,0 +1,127 @@
+"""The lines of one response, read without the tolerance that a consumer needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import orjson
+
+from feedapi_client.cli.doctor.answers import Answer
+from feedapi_client.model import FIRST, LAST, DialectName, without_lone_surrogates
+from feedapi_client.protocol import cursors
+from feedapi_client.protocol.dialects import DIALECTS
+
+_PAYLOAD_KEYS = {dialect.payload_key for dialect in DIALECTS.values()}
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something wrong with one line. `kind` is the id of the check that reports it."""
+
+    kind: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A cursor in a page, and how many events of the page come before it."""
+
+    cursor: str
+    events_before: int
+
+
+@dataclass(slots=True)
+class WirePage:
+    """What one response of a partition holds."""
+
+    answer: Answer
+    payloads: list[Any] = field(default_factory=list)
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    lines: int = 0
+    longest_line: int = 0
+    final_newline: bool = True
+
+    @property
+    def asked(self) -> str:
+        """The cursor of the request."""
+        return self.answer.question.cursor or ""
+
+    @property
+    def cursor(self) -> str | None:
+        """The last cursor."""
+        return self.checkpoints[-1].cursor if self.checkpoints else None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all that the publisher sent was read, without a fault."""
+        return self.answer.ok and not self.answer.cut and not self.faults
+
+    @property
+    def at_end(self) -> bool:
+        """Whether it says that nothing comes behind the cursor asked with."""
+        return self.whole and not self.payloads and self.cursor in (None, self.asked)
+
+    @property
+    def moved_to(self) -> str | None:
+        """Where the next request goes on; None where this page does not say it."""
+        usable = self.answer.ok and self.cursor not in (None, self.asked, FIRST, LAST)
+        return self.cursor if usable else None
+
+
+def read_page(answer: Answer, dialect: DialectName) -> WirePage:
+    """Read the lines of a response. Of one that was cut, only the complete ones."""
+    page = WirePage(answer)
+    if answer.status is None or not 200 <= answer.status < 300:
+        return page
+    *lines, rest = answer.body.split(b"\n")
+    complete = answer.problem is None and not answer.cut
+    if rest and complete:
+        page.final_newline = False
+        lines.append(rest)
+    page.longest_line = max(map(len, (*lines, rest)), default=0)
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            page.lines += 1
+            page.faults += _read_line(page, number, line, dialect)
+    return page
+
+
+def _read_line(page: WirePage, number: int, line: bytes, dialect: DialectName) -> Iterator[Fault]:
+    try:
+        value = orjson.loads(without_lone_surrogates(line))
+    except ValueError:
+        yield Fault("line-json", number, "is not JSON")
+        return
+    if not isinstance(value, dict):
+        yield Fault("line-json", number, "is JSON, but no object")
+        return
+    key = DIALECTS[dialect].payload_key
+    if key in value:
+        page.payloads.append(value[key])
+        if not isinstance(value[key], (dict, str)):
+            kind = type(value[key]).__name__
+            yield Fault("payload-type", number, f"has a payload of the type {kind}")
+    elif "cursor" not in value and (others := _PAYLOAD_KEYS & value.keys()):
+        other = others.pop()
+        yield Fault("payload-key", number, f"has an event under {other!r} in place of {key!r}")
+    if "cursor" in value:
+        yield from _read_cursor(page, number, value["cursor"])
+    if dialect == "v1" and {key, "cursor"} & value.keys():
+        asked = page.answer.question.partition
+        if str(value.get("partition")) != str(asked):
+            yield Fault("line-partition", number, f"does not name partition {asked}")
+
+
+def _read_cursor(page: WirePage, number: int, cursor: object) -> Iterator[Fault]:
+    if not isinstance(cursor, str):
+        yield Fault("cursor-text", number, f"has a cursor of the type {type(cursor).__name__}")
+        return
+    page.checkpoints.append(Checkpoint(cursor, len(page.payloads)))
+    if not cursors.is_valid(cursor):
+        yield Fault("cursor-text", number, f"has a cursor that is {cursors.problem(cursor)}")
+    elif cursor in (FIRST, LAST):
+        yield Fault("cursor-special", number, f"has the special cursor {cursor}")

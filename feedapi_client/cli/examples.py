@@ -1,0 +1,72 @@
+"""The examples below the help of each command."""
+
+from __future__ import annotations
+
+_URL = "https://service/myfeed"
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    "demo": ("demo", "demo --events 100000 --seed 7", "demo --sabotage cursor-last"),
+    "serve": ("serve --rate 20 --split-every 5", "serve --dialect v2-draft --port 8080"),
+    "discover": (
+        f"discover {_URL}",
+        f"discover {_URL} --auth-env TOKEN --json",
+        f"discover {_URL} --lineage 1:0 --lineage 2:0",
+    ),
+    "doctor": (
+        f"doctor {_URL}",
+        f"doctor {_URL} --auth-env TOKEN --json",
+        f"doctor {_URL} --strict --ignore lineage-string",
+    ),
+    "cat": (
+        f"cat {_URL} --limit 10",
+        f"cat {_URL} --follow --from last --raw",
+        f"cat {_URL} --store cursors.db --name report",
+        f"cat {_URL} --format '%p %k %c %s\\n' --key order.id",
+        f"cat {_URL} --store cursors.db --name report --from '2 hours ago'",
+        f"cat {_URL} --partition 3 --from CURSOR --ca-file company.pem --auth-env TOKEN",
+    ),
+    "run": (
+        f"run {_URL} --handler shop.orders:handle --store cursors.db",
+        f"run {_URL} --handler shop.orders:handle --store env:DATABASE_URL --share",
+        f"run {_URL} --handler shop.orders:handle --store cursors.db --monitor 0.0.0.0:9464",
+        f"run {_URL} --handler shop.orders:handle --store cursors.db --workers 4",
+    ),
+    "status": (
+        "status localhost:9464",
+        f"status {_URL} --store cursors.db --once",
+    ),
+    "cursors ls": (
+        "cursors ls --store cursors.db",
+        f"cursors ls --store env:DATABASE_URL --url {_URL}",
+    ),
+    "cursors set": (
+        "cursors set 3 CURSOR --store cursors.db",
+        f"cursors set 3 _first --store cursors.db --feed {_URL} --name app",
+    ),
+    "cursors reset": (
+        "cursors reset --store cursors.db --name app",
+        "cursors reset --store cursors.db --partition 3 --yes",
+    ),
+    "cursors export": ("cursors export --store cursors.db -o cursors.json",),
+    "cursors import": ("cursors import cursors.json --store env:DATABASE_URL",),
+    "cursors rewind": (
+        "cursors rewind --to '2 hours ago' --store cursors.db --dry-run",
+        "cursors rewind --to 2031-05-04T14:30 --store cursors.db --name app",
+    ),
+    "cursors skip": (f"cursors skip {_URL} --store cursors.db --name app",),
+    "cursors drain": (f"cursors drain {_URL} 3 --store cursors.db --name app",),
+    "cursors move": (f"cursors move https://old/feed {_URL} --store cursors.db",),
+    "leases ls": ("leases ls --store cursors.db", "leases ls --store env:DATABASE_URL --json"),
+    "quarantine ls": ("quarantine ls --store cursors.db",),
+    "quarantine show": ("quarantine show 17 --store cursors.db",),
+    "quarantine drop": ("quarantine drop 17 --store cursors.db",),
+    "quarantine replay": (
+        "quarantine replay --all --store cursors.db --handler myapp.events:handle",
+    ),
+}
+"""Arguments of ``feedapi``, by command."""
+
+
+def epilog(command: str) -> str:
+    """Return the examples of a command, one a paragraph, as Typer shows them."""
+    return "\n\n".join(["Examples:", *(f"feedapi {example}" for example in EXAMPLES[command])])

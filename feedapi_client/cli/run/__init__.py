@@ -1,0 +1,1 @@
+"""``feedapi run``: consume a feed with the application's handler."""

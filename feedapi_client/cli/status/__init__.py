@@ -1,0 +1,1 @@
+"""``feedapi status``: what a consumer does now."""

@@ -1,0 +1,129 @@
+"""A monitor on a port of its own: uvicorn in a thread with an event loop of its own.
+
+That way it serves consumers on asyncio and on trio, and it answers while their event loop is
+blocked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Sequence
+from typing import Self
+
+import anyio
+import anyio.to_thread
+import uvicorn
+from anyio.abc import TaskGroup
+
+from feedapi_client.consumer import FeedConsumer
+from feedapi_client.monitor.app import Monitor
+from feedapi_client.monitor.inbox import Inbox
+from feedapi_client.monitor.source import OtherThread
+from feedapi_client.quarantine.base import QuarantineStore
+
+_BACKLOG = 128
+_SHUTDOWN_SECONDS = 1
+
+
+def serve(
+    *consumers: FeedConsumer,
+    host: str = "127.0.0.1",
+    port: int = 9464,
+    quarantine: QuarantineStore | None = None,
+) -> MonitorServer:
+    """Serve a `Monitor` of the consumers for as long as an ``async with`` block lasts.
+
+    The block is to be entered in the event loop of the consumers, on asyncio or trio. The consumers
+    may be opened before or within it. It gives the `MonitorServer`, whose `url` is where it
+    listens. The server runs in a thread, with an event loop of its own.
+
+    Arguments:
+        consumers: one or more.
+        host: the address to listen on. ``"0.0.0.0"`` makes it reachable from other machines, as
+            the probes of Kubernetes need it. There is no access control.
+        port: 0 for one that is free.
+        quarantine: see `Monitor`.
+
+    Raises, on entry:
+        OSError: it can't listen there.
+    """
+    return MonitorServer(consumers, host, port, quarantine)
+
+
+class MonitorServer:
+    """A monitor being served; see `serve`."""
+
+    def __init__(
+        self,
+        consumers: Sequence[FeedConsumer],
+        host: str,
+        port: int,
+        quarantine: QuarantineStore | None,
+    ) -> None:
+        if not consumers:
+            raise TypeError("serve needs a consumer")
+        self._consumers = consumers
+        self._address = (host, port)
+        self._quarantine = quarantine
+        self._tasks: TaskGroup | None = None
+        self._monitor: Monitor | None = None
+        self._server: uvicorn.Server | None = None
+        self._thread: threading.Thread | None = None
+        self.url = ""
+        """Where it listens, while it does."""
+
+    async def __aenter__(self) -> Self:
+        listener = _listen(*self._address)
+        try:
+            self._tasks = anyio.create_task_group()
+            await self._tasks.__aenter__()
+        except BaseException:
+            listener.close()
+            raise
+        inbox = Inbox()
+        self._tasks.start_soon(inbox.run)
+        source = OtherThread(self._consumers, inbox, threading.get_ident())
+        self._monitor = Monitor(*self._consumers, quarantine=self._quarantine, _source=source)
+        host, port = listener.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+        self._server = uvicorn.Server(
+            uvicorn.Config(
+                self._monitor,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_graceful_shutdown=_SHUTDOWN_SECONDS,
+            )
+        )
+        self._thread = threading.Thread(
+            target=asyncio.run,
+            args=(self._server.serve([listener]),),
+            name=f"feedapi monitor {port}",
+            daemon=True,
+        )
+        self._thread.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._server is not None
+        assert self._thread is not None
+        assert self._tasks is not None
+        assert self._monitor is not None
+        self._server.should_exit = True
+        with anyio.CancelScope(shield=True):
+            await anyio.to_thread.run_sync(self._thread.join)
+        self._monitor.close()
+        self.url = ""
+        self._tasks.cancel_scope.cancel()
+        # Without the exception: the group would wrap it.
+        await self._tasks.__aexit__(None, None, None)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)

@@ -1,0 +1,121 @@
+"""The application's handler, watched: when it got a batch, and how it failed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from feedapi_client.errors import LeaseLostError
+from feedapi_client.model import Batch
+from feedapi_client.quarantine.failure_text import FailureText, text_of
+from feedapi_client.quarantine.policy import Handler
+from feedapi_client.quarantine.record import QuarantinedEvent
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.partition import RuntimePartition
+
+log = logging.getLogger(__name__)
+
+
+class WatchedHandler:
+    """Calls the application's handler, and notes each call and each failure.
+
+    Arguments:
+        handle: the application's handler.
+    """
+
+    def __init__(self, handle: Handler) -> None:
+        self._handle = handle
+        self._driver: Driver
+        self._again: set[int] = set()
+        self._raised: set[int] = set()
+        self._described: dict[int, tuple[tuple[str, int], str]] = {}
+
+    def watch(self, driver: Driver) -> None:
+        """Note what becomes of the batches of this session, before it delivers one."""
+        self._driver = driver
+
+    async def __call__(self, batch: Batch) -> None:
+        """Await ``handle(batch)``. Raises what the handler raises."""
+        partition = self._driver.partitions[batch.partition]
+        if batch.partition in self._again:  # delivering it was the first attempt
+            partition.handling.attempt(self._driver.clock())
+        self._again.add(batch.partition)
+        self._raised.discard(batch.partition)
+        try:
+            await self._handle(batch)
+            partition.handling.returned()
+        except LeaseLostError as error:
+            if error.partition != batch.partition:
+                self._note_failure(batch, error)
+            raise  # no failure of the handler: another instance handles the batch
+        except Exception as error:
+            self._note_failure(batch, error)
+            raise
+
+    def _note_failure(self, batch: Batch, error: Exception) -> None:
+        self._raised.add(batch.partition)
+        handling = self._driver.partitions[batch.partition].handling
+        handling.failed(self._described_once(batch, error))
+        for observer in self._driver.observers:
+            observer.handler_failed(batch.partition, error)
+
+    def over(self, batch: Batch) -> None:
+        """The batch was handled, or ends the iteration."""
+        self._again.discard(batch.partition)
+        self._described.pop(batch.partition, None)
+
+    def retrying(self, batch: Batch, error: Exception, attempt: int, pause: float) -> None:
+        """Log that the handler gets the batch again, at a bounded rate (R14)."""
+        partition = self._driver.partitions[batch.partition]
+        if batch.partition not in self._raised:
+            partition.handling.failed(self._described_once(batch, error, "the commit"))
+        partition.handling.pauses(pause)
+        for observer in self._driver.observers:
+            observer.handler_retried(batch.partition)
+        self._driver.failure_log.warn(
+            batch.partition,
+            lambda: (
+                f"{self._failure(partition)}; attempt {attempt} in {pause:.1f} s\n"
+                f"{FailureText(batch).traceback(error)}"
+            ),
+            attempt=attempt,
+        )
+
+    def raised(self, batch: Batch, error: Exception) -> None:
+        """Log that the handler has ended the iteration."""
+        partition = self._driver.partitions[batch.partition]
+        if batch.partition not in self._raised:
+            partition.handling.failed(self._described_once(batch, error, "the commit"))
+        self._driver.ended_by_handler(partition)
+        for observer in self._driver.observers:
+            seconds = self._driver.clock() - partition.handling.delivered_at
+            observer.released(partition.id, seconds, error)
+        log.error(
+            "%s, which ends the iteration\n%s",
+            self._failure(partition),
+            FailureText(batch).traceback(error),
+            extra={
+                "feed": self._driver.feed,
+                "partition": batch.partition,
+                "attempt": partition.handling.attempts,
+            },
+        )
+
+    def quarantined(self, events: Sequence[QuarantinedEvent]) -> None:
+        """Count events that went into quarantine."""
+        for event in events:
+            self._driver.partitions[event.partition].handling.quarantine()
+            for observer in self._driver.observers:
+                observer.quarantined(event.partition, event.error_type)
+
+    def _failure(self, partition: RuntimePartition) -> str:
+        return f"feed {self._driver.feed}, partition {partition.id}: {partition.handling.error}"
+
+    def _described_once(self, batch: Batch, error: Exception, failing: str = "the handler") -> str:
+        """Describe an error. An attempt that fails like the one before it costs no search."""
+        key = (type(error).__qualname__, hash(text_of(error)))
+        before = self._described.get(batch.partition)
+        if before is None or before[0] != key:
+            text = f"{failing} failed with {FailureText(batch).line(error)}"
+            before = self._described[batch.partition] = (key, text)
+        return before[1]

@@ -1,0 +1,112 @@
+"""The health of a session: what hangs, what fails, and whether somebody iterates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+from feedapi_client.errors import FeedError
+from feedapi_client.runtime.discovery import Discovery
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.entering import waits_for
+from feedapi_client.runtime.watchdog import Hang, Watchdog
+from feedapi_client.status import Health, PartitionState, PartitionStatus, Problem, ProblemName
+
+SHOWN = 100
+"""Problems that are told apart. An outage makes each of up to 32,768 partitions fail."""
+_NEED_A_RESTART = (
+    ProblemName.HANDLER_STUCK,
+    ProblemName.STORE_STUCK,
+    ProblemName.EVENT_LOOP_BLOCKED,
+    ProblemName.FAILED,
+)
+_RESTARTED = (ProblemName.FETCH_STUCK, ProblemName.DISCOVERY_STUCK, ProblemName.STALLED)
+_STATES = {
+    PartitionState.PARKED: ProblemName.PARKED,
+    PartitionState.VANISHED: ProblemName.VANISHED,
+    PartitionState.RETRYING: ProblemName.FETCH_FAILING,
+}
+
+
+def health_of(driver: Driver, watchdog: Watchdog, discovery: Discovery, *, opening: bool) -> Health:
+    """Return the health of a session. `opening`: it does not iterate yet."""
+    now = driver.clock()
+    problems = [
+        *_of_session(driver, watchdog, opening=opening),
+        *_of_discovery(discovery),
+        *_of_partitions(driver),
+    ]
+    helpless = any(problem.name in _NEED_A_RESTART for problem in problems)
+    for hang in watchdog.look():
+        problems.append(_problem(hang, now))
+        helpless |= hang.name in _NEED_A_RESTART
+        # What was restarted and still hangs is beyond the watchdog's reach.
+        late = now - hang.began >= 2 * driver.limits.stall_timeout
+        helpless |= late and hang.name in _RESTARTED
+    problems.sort(key=lambda problem: problem.since)
+    return Health(
+        live=not helpless,
+        ready=not helpless and all(problem.partition is not None for problem in problems),
+        problems=_shown(problems),
+    )
+
+
+def _of_session(driver: Driver, watchdog: Watchdog, *, opening: bool) -> Iterator[Problem]:
+    began = _moment(driver.clock() - watchdog.began)
+    if opening:
+        text = f"the consumer is being entered, and waits {waits_for(driver)}"
+        yield Problem(ProblemName.NOT_OPEN, None, began, text)
+    elif driver.handler_failure is not None:
+        yield driver.handler_failure
+    elif driver.failure is not None:
+        known = isinstance(driver.failure, FeedError)
+        text = str(driver.failure) if known else type(driver.failure).__qualname__
+        yield Problem(ProblemName.FAILED, None, driver.failed_at, text)
+    elif driver.over or not driver.iterating:
+        text = "the iteration has ended" if driver.over else "nobody iterates over the consumer"
+        yield Problem(ProblemName.NOT_ITERATING, None, began, text)
+    if blocked := watchdog.blocked_seconds:
+        text = f"the event loop has not run for {blocked:.1f} s"
+        yield Problem(ProblemName.EVENT_LOOP_BLOCKED, None, _moment(blocked), text)
+
+
+def _of_discovery(discovery: Discovery) -> Iterator[Problem]:
+    if discovery.error is not None and discovery.failing_since is not None:
+        since, text = discovery.failing_since, str(discovery.error)
+        yield Problem(ProblemName.DISCOVERY_FAILING, None, since, text)
+
+
+def _of_partitions(driver: Driver) -> Iterator[Problem]:
+    ended = driver.handler_failure
+    for id, status in driver.status().partitions.items():
+        runtime = driver.partitions.get(id)
+        failing = runtime is not None and runtime.handling.error is not None
+        if failing and runtime is not None and (ended is None or ended.partition != id):
+            handling = runtime.handling
+            since = handling.since or datetime.now(UTC)
+            yield Problem(ProblemName.HANDLER_FAILING, id, since, handling.error or "")
+        if not failing or (runtime is not None and runtime.error is not None):
+            yield from _of_state(status)
+
+
+def _of_state(status: PartitionStatus) -> Iterator[Problem]:
+    name = _STATES.get(status.state)
+    if name is not None:
+        text = status.error or "it is not listed any more, and nobody inherits from it"
+        yield Problem(name, status.partition, status.since or datetime.now(UTC), text)
+
+
+def _problem(hang: Hang, now: float) -> Problem:
+    return Problem(hang.name, hang.partition, _moment(now - hang.began), hang.text)
+
+
+def _moment(seconds_ago: float) -> datetime:
+    return datetime.now(UTC) - timedelta(seconds=max(0.0, seconds_ago))
+
+
+def _shown(problems: list[Problem]) -> tuple[Problem, ...]:
+    if len(problems) <= SHOWN:
+        return tuple(problems)
+    first = problems[SHOWN - 1]
+    more = Problem(first.name, None, first.since, f"and {len(problems) - SHOWN + 1} more problems")
+    return (*problems[: SHOWN - 1], more)

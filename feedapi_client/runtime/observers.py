@@ -1,0 +1,85 @@
+"""What telemetry is told of a running consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Protocol
+
+from feedapi_client.model import Batch
+
+
+class Observer(Protocol):
+    """Notified of what happens, from the event loop. Its methods must not raise or block.
+
+    Times are in seconds. An `error` is for its type only: its text may hold a payload.
+    """
+
+    def fetched(self, partition: int, seconds: float, error: BaseException | None) -> None:
+        """A request has ended, up to the end of its response."""
+        ...
+
+    def delivered(self, batch: Batch, requested_seconds_ago: float) -> None:
+        """A batch is delivered; the request that brought its last events began so long ago."""
+        ...
+
+    def handling(self, batch: Batch) -> AbstractContextManager[object]:
+        """Return the context in which the handler of `FeedConsumer.run` handles the batch."""
+        ...
+
+    def released(self, partition: int, seconds: float, error: BaseException | None) -> None:
+        """The application is done with the batch in flight, after so many seconds."""
+        ...
+
+    def committed(self, partition: int, seconds: float, error: BaseException | None) -> None:
+        """A cursor of the partition was saved, or could not be."""
+        ...
+
+    def handler_failed(self, partition: int, error: BaseException) -> None:
+        """The handler raised."""
+        ...
+
+    def handler_retried(self, partition: int) -> None:
+        """The handler gets its batch again."""
+        ...
+
+    def fetch_retried(self, partition: int, error: BaseException) -> None:
+        """A request is repeated because it failed."""
+        ...
+
+    def quarantined(self, partition: int, error_type: str) -> None:
+        """An event was put into quarantine."""
+        ...
+
+    def discovered(self, seconds: float, error: BaseException | None) -> None:
+        """A discovery has ended."""
+        ...
+
+
+class Observers:
+    """Any number of observers of one consumer, also across its sessions."""
+
+    def __init__(self) -> None:
+        self._all: tuple[Observer, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self._all)
+
+    def add(self, observer: Observer) -> None:
+        """Tell an observer of everything from now on."""
+        self._all = (*self._all, observer)
+
+    def remove(self, observer: Observer) -> None:
+        """Tell it no more."""
+        self._all = tuple(each for each in self._all if each is not observer)
+
+    def __iter__(self) -> Iterator[Observer]:
+        return iter(self._all)
+
+    @contextmanager
+    def handling(self, batch: Batch) -> Iterator[None]:
+        """Enter the contexts in which a handler handles the batch."""
+        with ExitStack() as contexts:
+            for observer in self._all:
+                contexts.enter_context(observer.handling(batch))
+            yield

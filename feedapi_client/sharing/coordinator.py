@@ -1,0 +1,371 @@
+"""Keeps the leases of one instance: joins, renews, claims its share, gives the rest away.
+
+Leases avoid double work. What makes it safe is that a save is refused unless it follows the stored
+one (R17): a decision of this module that is late or wrong costs work, never correctness.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import secrets
+import socket
+from collections.abc import Iterable, Iterator, Mapping
+
+import anyio
+
+from feedapi_client.errors import StoreError
+from feedapi_client.lineage.actions import Action
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.options import Share
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.entering import beside
+from feedapi_client.runtime.sharing import Begin, Load
+from feedapi_client.sharing.assignment import Plan, Unit, merged, plan
+from feedapi_client.sharing.ends import Ends
+from feedapi_client.sharing.leases import Leases
+from feedapi_client.sharing.membership import Membership
+from feedapi_client.stores.leases import Instance, Lease, LeaseStore
+
+log = logging.getLogger(__name__)
+
+BOOTSTRAP = -1
+"""The lease of the first start. No partition has this number."""
+_LEAVE_SECONDS = 5.0
+_CLAIMED_AT_ONCE = 4096
+_SETTLE_PART = 5
+"""A part of `Share.rebalance_seconds`: an instance that joins waits for others that start, too."""
+_NUDGE_PART = 20
+"""A part of `Share.rebalance_seconds`: the shortest time between two looks."""
+
+
+def instance_name(share: Share) -> str:
+    """Return a name that no other process has, also not one that had the same host before."""
+    return f"{share.instance or socket.gethostname()[:100]}-{secrets.token_hex(4)}"
+
+
+def _in_slices(epochs: dict[int, int]) -> Iterator[dict[int, int]]:
+    """Yield a part at a time, so that a renewal can come between two transactions."""
+    items = sorted(epochs.items())
+    for start in range(0, len(items), _CLAIMED_AT_ONCE):
+        yield dict(items[start : start + _CLAIMED_AT_ONCE])
+
+
+class Coordinator:
+    """The leases of one session; implements `Sharing`. All methods are called from its event loop.
+
+    Arguments:
+        share: the options.
+        store: keeps the leases.
+        key: the feed and the consumer.
+        driver: of the session.
+        name: of this instance.
+    """
+
+    def __init__(
+        self, share: Share, store: LeaseStore, key: FeedKey, driver: Driver, *, name: str
+    ) -> None:
+        self.name = name
+        self._share = share
+        self._store = Leases(store, key, name)
+        self._driver = driver
+        self._membership = Membership(share, self._store, key, name, lost=self._lose_all)
+        self._owned: dict[int, int] = {}
+        """The epochs of the leases that this instance holds."""
+        self._leaving: dict[int, float] = {}
+        """What of it is given away once its batch is committed, and the time to wait until."""
+        self._leases: dict[int, Lease] = {}
+        self._owners: dict[int, str] = {}
+        self._seen: tuple[object, ...] | None = None
+        self._wake = anyio.Event()
+        self._ends = Ends(driver)
+        self._takes_part = False
+        """Whether it divides partitions with others, and has not only joined to save first."""
+
+    # ------------------------------------------------------------------ the first start
+
+    async def first_start(self, load: Load, begin: Begin) -> None:
+        """See `Sharing.first_start`. Raises `StoreError`, and what `begin` raises."""
+        try:
+            positions = await self._first_positions(load)
+            if not self._membership.joined:
+                await begin(positions)
+                return
+            # The ends of 32,768 partitions may take longer than a lease: without a heartbeat
+            # another instance would ask for all of them, too.
+            await beside(self._membership.run, begin(positions))
+        finally:
+            if self._membership.joined:
+                await self.leave()
+
+    async def _first_positions(self, load: Load) -> Mapping[int, Position]:
+        """Return the stored positions; none if this instance is the one that saves the first."""
+        began = anyio.current_time()
+        while not (positions := await load()):
+            if await self._claims_first_start():
+                return await load()
+            # Soon at first: those that start at once are to divide the partitions at once. Later
+            # less often, because the database is asked for nothing meanwhile.
+            settle, waited = self._interval / _SETTLE_PART, anyio.current_time() - began
+            pause = min(max(settle, waited / _SETTLE_PART), self._interval)
+            await anyio.sleep(pause * random.uniform(0.5, 1))
+        return positions
+
+    async def _claims_first_start(self) -> bool:
+        lease = (await self._store.all()).get(BOOTSTRAP)
+        if lease is not None and lease.owner not in (None, self.name):
+            instances = await self._store.instances()
+            if any(each.alive for each in instances if each.name == lease.owner):
+                self._driver.entry_waits = f"for {lease.owner}, which saves the first positions"
+                return False  # without a statement that writes, however many wait
+        await self._membership.join()
+        epoch = 0 if lease is None else lease.epoch
+        if await self._store.claim({BOOTSTRAP: epoch}):
+            return True
+        await self.leave()
+        return False
+
+    # ------------------------------------------------------------------ the whole life
+
+    async def run(self) -> None:
+        """See `Sharing.run`. An error of the store is reported, and the next round tries again."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._membership.run)
+            await self._membership.wait_until_joined()
+            self._takes_part = True
+            self._membership.log("joined")
+            # Those that wait for the first positions join up to one such part later.
+            await anyio.sleep(self._interval / _SETTLE_PART * random.uniform(1, 1.5))
+            while True:
+                self._wake = anyio.Event()
+                try:
+                    with self._driver.positions.noted("looking at the leases"):
+                        await self._look()
+                except StoreError as error:
+                    self._driver.report_failure(None, f"the leases are not looked at: {error}")
+                await anyio.sleep(self._share.rebalance_seconds / _NUDGE_PART)
+                with anyio.move_on_after(self._pause()):
+                    await self._wake.wait()
+
+    async def leave(self) -> None:
+        """See `Sharing.leave`."""
+        self._membership.left()
+        with anyio.move_on_after(_LEAVE_SECONDS, shield=True):
+            try:
+                await self._store.leave()
+            except StoreError as error:
+                log.warning(
+                    "%s: its leases expire by themselves: %s",
+                    self.name,
+                    error,
+                    extra={"feed": self._driver.feed},
+                )
+            else:
+                if self._takes_part:
+                    self._membership.log("left")
+        self._owned.clear()
+
+    async def reload(self) -> list[Action]:
+        """See `Sharing.reload`."""
+        return self._driver.planner.refresh(await self._driver.positions.load())
+
+    def suspect(self) -> None:
+        """See `Sharing.suspect`."""
+        self._seen = None
+        self._wake.set()
+
+    def released(self, partition: int) -> None:
+        """See `Sharing.released`."""
+        if partition in self._leaving:
+            self._wake.set()
+
+    def nudge(self) -> None:
+        """See `Sharing.nudge`."""
+        self._wake.set()
+
+    def owner(self, partition: int) -> str | None:
+        """See `Sharing.owner`."""
+        return self.name if partition in self._owned else self._owners.get(partition)
+
+    # ------------------------------------------------------------------ one round
+
+    @property
+    def _interval(self) -> float:
+        """Seconds between two looks. The end of a feed is to be noticed sooner."""
+        seconds = self._share.rebalance_seconds
+        return seconds if self._driver.settings.follow else min(seconds, 1.0)
+
+    def _pause(self) -> float:
+        pause = self._interval * random.uniform(0.8, 1.2)
+        deadlines = [deadline - anyio.current_time() for deadline in self._leaving.values()]
+        return max(0.0, min([pause, *deadlines]))
+
+    async def _look(self) -> None:
+        """Look at the other instances, and act. Raises `StoreError`."""
+        driver = self._driver
+        await driver.apply()
+        if not self._membership.joined:
+            return
+        await self._release_settled()
+        instances = await self._store.instances()
+        self._ends.saw_instances(instances)
+        # Its own changes, too: a store that went back may name it as an owner without its claim.
+        seen = tuple((i.name, i.changes) for i in instances if i.alive)
+        if seen != self._seen:
+            self._seen = seen  # before the next await: `suspect` may reset it meanwhile
+            try:
+                await self._read_leases(instances)
+            except StoreError:
+                self._seen = None
+                raise
+        await self._mark_ends()
+        alive = [instance.name for instance in instances if instance.alive]
+        if driver.applying or not self._membership.joined or self.name not in alive:
+            return
+        decided = self._decide(alive)
+        await self._give(decided.give)
+        await self._claim(decided.claim)
+
+    async def _read_leases(self, instances: Iterable[Instance]) -> None:
+        """Read all leases, drop what was lost, and load the positions that others saved."""
+        self._leases = await self._store.all()
+        self._ends.saw_leases(self._leases)
+        alive = {instance.name for instance in instances if instance.alive}
+        lost = [p for p, epoch in self._owned.items() if not self._holds(p, epoch)]
+        if lost:
+            self._lose(lost, "claimed by others")
+        strays = [
+            lease.partition
+            for lease in self._leases.values()
+            if lease.owner == self.name and lease.partition not in self._owned
+        ]
+        if strays:  # of a claim whose reply was lost, or of the time before the heartbeat expired
+            await self._store.release(strays)
+            self._note(dict.fromkeys(strays))
+        self._owners = {
+            lease.partition: lease.owner
+            for lease in self._leases.values()
+            if lease.owner in alive and lease.owner is not None
+        }
+        await self._refresh()
+
+    def _holds(self, partition: int, epoch: int) -> bool:
+        lease = self._leases.get(partition)
+        return lease is not None and lease.owner == self.name and lease.epoch == epoch
+
+    async def _refresh(self) -> None:
+        """Give the planner what is stored, and which leases are held. After any claim."""
+        driver = self._driver
+        positions = await driver.positions.load()
+        actions = driver.planner.refresh(
+            positions,
+            owned=self._owned.keys() - self._leaving.keys(),
+            others={p for p, owner in self._owners.items() if owner != self.name},
+            ended=self._ends.of(self._leases),
+        )
+        await driver.apply(actions)
+        driver.wake()
+
+    def _decide(self, alive: list[str]) -> Plan:
+        units: list[Unit] = self._driver.planner.leasable()
+        if any(len(unit) > 1 for unit in units):
+            units = merged(units)
+        pinned = self._driver.planner.parked()
+        if not self._driver.settings.follow:
+            ended = self._ends.of(self._leases)
+            units = [unit for unit in units if not ended.issuperset(unit)]
+            pinned |= ended
+        owners = {p: le.owner for p, le in self._leases.items() if p != BOOTSTRAP}
+        return plan(self.name, alive, owners, units, pinned=pinned | self._leaving.keys())
+
+    async def _claim(self, partitions: Iterable[int]) -> None:
+        wanted = {p: self._leases[p].epoch if p in self._leases else 0 for p in partitions}
+        if not wanted:
+            return
+        claimed: dict[int, int] = {}
+        for some in _in_slices(wanted):
+            claimed |= await self._store.claim(some)
+        if len(claimed) < len(wanted):
+            self._seen = None  # others were faster, or the view is old
+        if not claimed or not self._membership.joined:
+            return
+        self._owned |= claimed
+        self._note(dict.fromkeys(claimed, self.name), claimed)
+        self._membership.log("claimed", claimed)
+        await self._refresh()
+
+    async def _mark_ends(self) -> None:
+        """Tell the others what was read to its end, without `follow`."""
+        owned = self._owned.keys() - self._leaving.keys()
+        ended = self._ends.to_mark(owned, self._leases)
+        if ended:
+            await self._store.end(ended)
+            for p in ended:
+                lease = self._leases[p]
+                self._leases[p] = Lease(p, lease.owner, lease.epoch, True, 0.0)
+
+    # ------------------------------------------------------------------ giving away, losing
+
+    async def _give(self, partitions: frozenset[int]) -> None:
+        """Stop reading them, and release them as soon as no batch is in flight."""
+        if not partitions:
+            return
+        until = anyio.current_time() + self._share.handover_seconds
+        self._leaving |= dict.fromkeys(partitions, until)
+        await self._driver.apply(self._driver.planner.revoke(partitions))
+        await self._release_settled()
+
+    async def _release_settled(self) -> None:
+        driver, now = self._driver, anyio.current_time()
+        late = {p for p, until in self._leaving.items() if now >= until and not self._settled(p)}
+        released = late | {p for p in self._leaving if self._settled(p)}
+        if not released:
+            return
+        for p in released & driver.partitions.keys():
+            driver.partitions[p].lose()
+        if late:
+            self._membership.log("does not wait any longer for the batches of", late)
+        await self._store.release(released)
+        self._forget(released)
+        self._note(dict.fromkeys(released))
+        self._membership.log("gave away", released)
+
+    def _settled(self, partition: int) -> bool:
+        found = self._driver.partitions.get(partition)
+        return found is None or found.is_settled
+
+    def _lose(self, partitions: Iterable[int], why: str) -> None:
+        lost = list(partitions)
+        driver = self._driver
+        driver.defer(driver.planner.revoke(lost))
+        for p in lost:
+            if p in driver.partitions:
+                driver.partitions[p].lose()
+        self._forget(lost)
+        if lost:
+            self._membership.log(f"lost, {why}:", lost, level=logging.WARNING)
+        driver.wake()
+
+    def _lose_all(self, why: str) -> None:
+        self._lose(list(self._owned), why)
+        self._seen = None
+        self._wake.set()
+
+    def _forget(self, partitions: Iterable[int]) -> None:
+        for p in partitions:
+            self._owned.pop(p, None)
+            self._leaving.pop(p, None)
+            self._owners.pop(p, None)
+
+    def _note(
+        self, owners: Mapping[int, str | None], epochs: Mapping[int, int] | None = None
+    ) -> None:
+        """Change the view of the leases by what this instance has done itself."""
+        for p, owner in owners.items():
+            before = self._leases.get(p)
+            epoch = (epochs or {}).get(p, before.epoch if before else 0)
+            ended = before is not None and before.ended and owner is None  # a claim deletes it
+            self._leases[p] = Lease(p, owner, epoch, ended, 0.0)
+            self._owners.pop(p, None)
+            if owner is not None:
+                self._owners[p] = owner

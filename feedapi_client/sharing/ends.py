@@ -1,0 +1,77 @@
+"""What was read to its end, without `follow`: which marks an instance believes, which it makes.
+
+An instance is to end once all that was published before it started is read, by whichever instance.
+A mark says that of one partition. It is older than the events that an instance has to wait for if
+it was made before that instance took part, or by an answer from before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from feedapi_client.lineage.transitions import State
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.stores.leases import Instance, Lease
+
+
+class Ends:
+    """The ends of the partitions, as one instance sees them."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._members: set[str] = set()
+        """Every instance that was ever seen."""
+        self._last_joined = 0.0
+        """When the last one was seen for the first time, on the clock of the event loop."""
+        self._old: dict[int, int] | None = None
+        """The epochs of those that were marked before this instance took part."""
+
+    def saw_instances(self, instances: Iterable[Instance]) -> None:
+        """Note who takes part. Before anything is marked."""
+        names = {instance.name for instance in instances}
+        if not names <= self._members:
+            self._members |= names
+            self._last_joined = self._driver.clock()
+
+    def saw_leases(self, leases: Mapping[int, Lease]) -> None:
+        """Note which marks were there before this instance took part, at the first call."""
+        if self._old is None:
+            self._old = {p: lease.epoch for p, lease in leases.items() if lease.ended}
+
+    def of(self, leases: Mapping[int, Lease]) -> set[int]:
+        """Return the partitions that were read to their end; none with `follow`.
+
+        An old mark does not count. This instance reads that partition itself, once its present
+        owner has released it. Nor does the mark of a closed partition: that one has to be drained,
+        and its children to be read.
+        """
+        driver, old = self._driver, self._old or {}
+        if driver.settings.follow:
+            return set()
+        return {
+            p
+            for p, lease in leases.items()
+            if lease.ended and old.get(p) != lease.epoch and not driver.planner.is_closed(p)
+        }
+
+    def to_mark(self, owned: Collection[int], leases: Mapping[int, Lease]) -> list[int]:
+        """Return the owned partitions that are at their end and not marked.
+
+        One whose last answer is older than the last instance that joined is asked again first.
+        """
+        if self._driver.settings.follow:
+            return []
+        at_end = [p for p in owned if p in leases and not leases[p].ended and self._is_at_end(p)]
+        return [p for p in at_end if not self._asks_again(p)]
+
+    def _is_at_end(self, partition: int) -> bool:
+        found = self._driver.partitions.get(partition)
+        return found is not None and found.entry.state is State.CAUGHT_UP and found.is_caught_up
+
+    def _asks_again(self, partition: int) -> bool:
+        driver, found = self._driver, self._driver.partitions[partition]
+        if found.requested_at > self._last_joined:
+            return False
+        driver.planner.progressed(partition)
+        driver.scheduler.schedule(found)
+        return True

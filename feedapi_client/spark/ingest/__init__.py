@@ -1,0 +1,44 @@
+"""Ingests a feed into tables, exactly once.
+
+Run it as ``feedapi ingest``, as ``python -m feedapi_client.spark.ingest``, or from code::
+
+    feedapi ingest https://service/myfeed /data/orders \\
+        --schema "id STRING, amount DOUBLE" --rejected /data/orders_rejected
+
+Each micro-batch is written as a whole, with the id of the streaming query and its number, and
+replaces what an earlier attempt of the same batch left. This makes it exactly once, whatever reads
+the tables. A query that would write a feed's events a second time is refused.
+"""
+
+from feedapi_client.spark.ingest.command import main, parser
+from feedapi_client.spark.ingest.errors import MicroBatchError, plain_message
+from feedapi_client.spark.ingest.gold import latest
+from feedapi_client.spark.ingest.job import (
+    CORRUPT,
+    FILE_FORMATS,
+    Ingest,
+    IngestError,
+    Summary,
+    Transform,
+    trigger_options,
+)
+from feedapi_client.spark.ingest.pipeline import Run, compact, run, start
+
+__all__ = [
+    "CORRUPT",
+    "FILE_FORMATS",
+    "Ingest",
+    "IngestError",
+    "MicroBatchError",
+    "Run",
+    "Summary",
+    "Transform",
+    "compact",
+    "latest",
+    "main",
+    "parser",
+    "plain_message",
+    "run",
+    "start",
+    "trigger_options",
+]

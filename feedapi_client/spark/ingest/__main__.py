@@ -1,0 +1,8 @@
+"""``python -m feedapi_client.spark.ingest``."""
+
+import sys
+
+from feedapi_client.spark.ingest.command import main
+
+if __name__ == "__main__":
+    sys.exit(main())

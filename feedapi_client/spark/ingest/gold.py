@@ -1,0 +1,117 @@
+"""`GoldTable`: the latest state of each entity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.types import StructType
+
+from feedapi_client.spark.ingest.identity import Identity
+from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.tables import CatalogTable, retry_conflicts
+
+_NEW = "_feedapi_new_"
+_DELETED = "_feedapi_deleted"
+
+
+def latest(
+    events: DataFrame,
+    key: Sequence[str],
+    delete_when: str | None = None,
+    *,
+    prefix: str = "",
+) -> DataFrame:
+    """Return the latest event of each entity, without entities whose latest event deletes them.
+
+    It is the way to the latest state in formats that have no MERGE: over the whole table ``output``
+    of one feed.
+
+    Arguments:
+        events: typed events, with the columns ``depth``, ``sequence`` and ``partition``.
+        key: columns that identify an entity.
+        delete_when: SQL condition on the columns.
+        prefix: of the columns that the table got from this library.
+    """
+    newest = _newest(events, key, prefix)
+    return newest if delete_when is None else newest.where(~_deleted(delete_when))
+
+
+def _newest(events: DataFrame, key: Sequence[str], prefix: str) -> DataFrame:
+    # (depth, sequence) is the order of an entity's events. The partition makes the result the
+    # same in every attempt, even where a key is not what the feed is partitioned by.
+    order = F.struct(*(F.col(f"{prefix}{name}") for name in ("depth", "sequence", "partition")))
+    # "*" and not `events.columns`: a declarative pipeline knows the columns only when it runs.
+    row = F.max_by(F.struct(F.col("*")), order).alias("row")
+    return events.groupBy(*key).agg(row).select("row.*")
+
+
+def _deleted(delete_when: str) -> Column:
+    return F.coalesce(F.expr(delete_when).cast("boolean"), F.lit(False))
+
+
+class GoldTable:
+    """One table, of one query. A repeated micro-batch changes nothing.
+
+    Events at or before the one that an entity's row comes from are ignored.
+
+    Arguments:
+        optional: as of `CatalogTable`.
+    """
+
+    def __init__(self, job: Ingest, name: str, *, optional: bool = False) -> None:
+        self.job = job
+        self.name = name
+        self._table = CatalogTable(job, name, optional=optional)
+
+    def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
+        """Raise `IngestError` when the query must not write here."""
+        self._table.check(spark, who, schema)
+        if not spark.catalog.tableExists(self.name):
+            return
+        table = spark.table(self.name)
+        if who.query is not None:
+            table = table.where(F.col(who.column("query")) != who.query)
+        if not table.isEmpty():
+            raise IngestError(
+                f"{self.name} holds the latest state from another query: the order of its events "
+                "and of this query's can't be compared. Give the checkpoint of that query, or "
+                "another table"
+            )
+
+    def merge(self, rows: DataFrame, who: Identity, number: int) -> None:
+        """Bring the table up to date with a micro-batch of `output`."""
+        named = rows.withColumns(
+            {
+                who.column("feed"): F.lit(who.feed),
+                who.column("query"): F.lit(who.query),
+                who.column("batch"): F.lit(number).cast("long"),
+            }
+        )
+        self._table.prepare(named.sparkSession, named.schema, who)
+        newest = _newest(named, self.job.key, who.prefix)
+        delete_when = self.job.delete_when
+        deleted = F.lit(False) if delete_when is None else _deleted(delete_when)
+        source = newest.withColumn(_DELETED, deleted).withColumnsRenamed(
+            {name: f"{_NEW}{name}" for name in newest.columns}
+        )
+        retry_conflicts(lambda: self._merge(source, newest.columns, who))
+
+    def _merge(self, source: DataFrame, columns: Sequence[str], who: Identity) -> None:
+        same = [F.col(name) == F.col(f"{_NEW}{name}") for name in self.job.key]
+        newer = _later(who.column("depth"), who.column("sequence"))
+        values = {name: F.col(f"{_NEW}{name}") for name in columns}
+        deleted = F.col(_DELETED)
+        merge = source.mergeInto(self.name, reduce(Column.__and__, same))
+        merge = merge.whenMatched(newer & deleted).delete()
+        merge = merge.whenMatched(newer).update(values)
+        merge.whenNotMatched(~deleted).insert(values).merge()
+
+
+def _later(depth: str, sequence: str) -> Column:
+    new_depth, new_sequence = F.col(f"{_NEW}{depth}"), F.col(f"{_NEW}{sequence}")
+    return (new_depth > F.col(depth)) | (
+        (new_depth == F.col(depth)) & (new_sequence > F.col(sequence))
+    )

@@ -1,0 +1,195 @@
+"""What to ingest: the arguments of a pipeline, checked before Spark is asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from pyspark.sql import DataFrame
+
+Transform = Callable[[DataFrame, int], DataFrame | None]
+
+FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro")
+MERGING_FORMATS = ("delta", "iceberg")
+CORRUPT = "_corrupt"
+
+_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
+_OWN_FOLDER = "_feedapi"
+
+
+class IngestError(ValueError):
+    """The tables, the checkpoint and the arguments don't belong together. Nothing was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ingest:
+    """What to ingest, and into which tables.
+
+    A table is a folder for file formats, else the name of a table. Every row of every table but
+    `gold` belongs to a micro-batch of a query. A repeated micro-batch replaces its own rows only.
+
+    Arguments:
+        url: of the feed.
+        output: table of the events, typed when there is a `schema`.
+        format: one of `FILE_FORMATS`, or any installed table format.
+        schema: columns of the payload, as DDL. `NOT NULL` columns are required. Without a schema
+            the payload stays JSON.
+        bronze: table of every event as sent, beside a typed `output`.
+        rejected: table of the events that do not fit the schema, with the reason. Without it they
+            are rows of `output` with their payload in column ``_corrupt``.
+        gold: table of the latest state of each entity. Needs `schema`, `key`, `rejected`, and a
+            format with MERGE (Delta). For other formats see `feedapi_client.spark.ingest.latest`.
+        key: columns of the payload that identify an entity.
+        delete_when: SQL condition on the columns of `output`. An entity whose latest event
+            fulfils it is deleted from `gold`.
+        feed: name of the feed in column ``feed``. By default host and path of the URL.
+        append: allow a new query to add to tables that hold rows of the same feed.
+        prefix: put before the names of the columns that this library adds to `output` and `gold`,
+            for payloads that have columns of the same names.
+        keep_data: keep the payload as sent, in column ``data`` beside the typed columns.
+        partition_by: columns of the folders or partitions of `output`.
+        trigger: ``available-now``, or an interval such as ``10s``.
+        transform: called with each micro-batch and its number. Returns what to write to `output`,
+            or None when it wrote by itself. It may be called again with the same batch.
+        checkpoint, staging: locations of the query's own files. For file formats they default to
+            a folder inside `output`.
+        options: of the source.
+        writer_options: of the format.
+        target_file_size: about how large files should become, such as ``128m``. Costs a shuffle.
+        compact_every: number of micro-batches after which Delta tables are compacted.
+
+    Raises:
+        IngestError: arguments contradict each other, or one is missing.
+    """
+
+    url: str
+    output: str
+    format: str = "parquet"
+    schema: str | None = None
+    bronze: str | None = None
+    rejected: str | None = None
+    gold: str | None = None
+    key: Sequence[str] = ()
+    delete_when: str | None = None
+    feed: str | None = None
+    append: bool = False
+    prefix: str = ""
+    keep_data: bool = True
+    partition_by: Sequence[str] = ()
+    trigger: str = "available-now"
+    transform: Transform | None = None
+    checkpoint: str | None = None
+    staging: str | None = None
+    options: Mapping[str, str] = field(default_factory=dict)
+    writer_options: Mapping[str, str] = field(default_factory=dict)
+    target_file_size: str | None = None
+    compact_every: int | None = None
+
+    def __post_init__(self) -> None:
+        trigger_options(self.trigger)
+        if not self.is_files and (self.checkpoint is None or self.staging is None):
+            raise IngestError(
+                f"format {self.format} writes to a table: say with --checkpoint and --staging "
+                "where the query keeps its own files"
+            )
+        for problem in (*self._table_problems(), *self._gold_problems()):
+            raise IngestError(problem)
+        if self.target_file_size and not re.fullmatch(r"[1-9]\d*[kmg]", self.target_file_size):
+            raise IngestError(
+                f"target_file_size must be such as 128m, not {self.target_file_size!r}"
+            )
+
+    def _table_problems(self) -> Sequence[str]:
+        tables = [name for name in (self.output, self.bronze, self.rejected, self.gold) if name]
+        found = []
+        if len(set(tables)) < len(tables):
+            found.append("output, bronze, rejected and gold must be different tables")
+        if self.schema is None and (self.bronze or self.rejected):
+            found.append("bronze and rejected need a schema: without one, output holds every event")
+        if self.compact_every is not None and (self.compact_every < 1 or self.format != "delta"):
+            found.append(
+                "compact_every needs format delta and a number of micro-batches from 1: folders of "
+                "files can't be compacted under their readers; see target_file_size"
+            )
+        if self.schema and self.options.get("payload", "string") != "string":
+            found.append("a schema needs the payload as JSON text: leave out option payload")
+        return found
+
+    def _gold_problems(self) -> Sequence[str]:
+        if self.gold is None:
+            unused = self.key or self.delete_when
+            return ["key and delete_when describe gold: name its table"] if unused else []
+        found = []
+        if self.format not in MERGING_FORMATS:
+            found.append(
+                f"gold is kept up to date with MERGE, which format {self.format} can't do: take "
+                "delta, or compute the latest state with feedapi_client.spark.ingest.latest"
+            )
+        if not (self.schema and self.key and self.rejected):
+            found.append(
+                "gold needs a schema, the key of an entity, and a table of rejected events for "
+                "those without a key"
+            )
+        ordered = {name.lower(): value for name, value in self.options.items()}.get("ordered")
+        if self.delete_when and ordered is not None and ordered.strip().lower() == "false":
+            found.append(
+                "delete_when needs the events of an entity in their order: leave out option "
+                "ordered=false"
+            )
+        return found
+
+    @property
+    def is_files(self) -> bool:
+        """Whether the tables are folders of files."""
+        return self.format in FILE_FORMATS
+
+    @property
+    def feed_name(self) -> str:
+        """The feed's name in the tables: without credentials and query, which may be secret."""
+        parts = urlsplit(self.url)
+        host = parts.netloc.rpartition("@")[2]
+        return self.feed or f"{host}{parts.path.rstrip('/')}"
+
+    @property
+    def checkpoint_location(self) -> str:
+        """Where the query keeps its checkpoint."""
+        return self.checkpoint or f"{self.output.rstrip('/')}/{_OWN_FOLDER}/checkpoint"
+
+    @property
+    def own_staging(self) -> str:
+        """The staging location below a folder of files."""
+        return f"{self.output.rstrip('/')}/{_OWN_FOLDER}/staging"
+
+
+@dataclass
+class Summary:
+    """What one run wrote. `unparsed` is the number of events that did not fit the schema."""
+
+    output: str
+    batches: int = 0
+    rows: int = 0
+    unparsed: int = 0
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        rate = f", {self.rows / self.seconds:,.0f} rows/s" if self.seconds else ""
+        unparsed = f", {self.unparsed:,} of them not fitting the schema" if self.unparsed else ""
+        return (
+            f"{self.rows:,} rows{unparsed} in {self.batches} batches to {self.output} "
+            f"in {self.seconds:.1f} s{rate}"
+        )
+
+
+def trigger_options(text: str) -> dict[str, Any]:
+    """Return the keyword argument of ``DataStreamWriter.trigger``. Raises `IngestError`."""
+    if text in ("available-now", "availableNow"):
+        return {"availableNow": True}
+    interval = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text.strip())
+    if interval is None:
+        raise IngestError(
+            f"trigger must be available-now or an interval such as 500ms, 10s, 5m, not {text!r}"
+        )
+    return {"processingTime": f"{interval[1]} {_UNITS[interval[2]]}"}

@@ -1,0 +1,178 @@
+"""Metrics of streaming queries by OpenTelemetry (extra ``telemetry``)::
+
+    spark.streams.addListener(FeedQueryListener())
+
+Works in a session of Spark itself and over Spark Connect. No attribute holds a cursor, a payload,
+a credential or a query string.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+try:
+    from opentelemetry import metrics
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
+except ImportError as error:
+    raise ImportError(
+        "feedapi_client.spark.listener needs an extra: pip install 'feedapi-client[telemetry]'"
+    ) from error
+
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+    StreamingQueryProgress,
+)
+
+Report = Mapping[str, Any]
+Attributes = Mapping[str, str]
+
+_STATES = {
+    "reading": "reading",
+    "caughtUp": "caught_up",
+    "waiting": "waiting",
+    "drained": "drained",
+    "failing": "failing",
+}
+_GAUGES = (
+    ("requests", "{request}", "Requests of the last epoch and the polls before it"),
+    ("retries", "{retry}", "Requests of the last epoch that were repeated"),
+    ("caught_up", "{partition}", "Partitions at their end"),
+    ("behind", "s", "Longest time since a partition that is not at its end was"),
+    ("idle", "{query}", "1 while the query finds nothing new, else 0"),
+)
+_FIELDS = {
+    "requests": "requests",
+    "retries": "retries",
+    "caught_up": "caughtUpPartitions",
+    "behind": "behindSeconds",
+    "idle": "idle",
+}
+
+
+class FeedQueryListener(StreamingQueryListener):
+    """Exports the progress of all queries of a session that read feeds.
+
+    - ``feedapi.spark.events``: events read (counter). A sink that reads a micro-batch twice counts
+      them twice
+    - ``feedapi.spark.batches``: micro-batches (counter)
+    - ``feedapi.spark.batch.duration``: time of a micro-batch with all that Spark does (histogram)
+    - ``feedapi.spark.failures``: queries that ended with an error (counter)
+    - ``feedapi.spark.partitions``: partitions, by state (gauge)
+    - ``feedapi.spark.caught_up``, ``feedapi.spark.behind``, ``feedapi.spark.requests``,
+      ``feedapi.spark.retries``: as in ``lastProgress`` of the query, which is of the last
+      micro-batch (gauges). ``behind`` is left out while it is not known, and while the query is
+      idle
+    - ``feedapi.spark.idle``: 1 once the query has found nothing new for 10 s
+      (``spark.sql.streaming.noDataProgressEventInterval``), else 0 (gauge)
+
+    All but ``failures`` carry ``feedapi.feed`` (the URL without credentials and query). All carry
+    ``feedapi.spark.query``, the query's name, or its id where it has none. The gauges of a query
+    end with it.
+
+    Concurrency: Spark calls it from a thread of its own, one event after the other.
+
+    Arguments:
+        meter: the global provider's unless given.
+    """
+
+    def __init__(self, meter: Meter | None = None) -> None:
+        meter = meter or metrics.get_meter("feedapi_client")
+        self._lock = threading.Lock()
+        self._names: dict[str, str] = {}
+        self._reports: dict[str, list[tuple[Attributes, Report]]] = {}
+        self._events = meter.create_counter("feedapi.spark.events", "{event}", "Events read")
+        self._batches = meter.create_counter("feedapi.spark.batches", "{batch}", "Micro-batches")
+        self._failures = meter.create_counter(
+            "feedapi.spark.failures", "{query}", "Queries that ended with an error"
+        )
+        self._duration = meter.create_histogram(
+            "feedapi.spark.batch.duration", "s", "Time of a micro-batch"
+        )
+        meter.create_observable_gauge(
+            "feedapi.spark.partitions", [self._by_state], "{partition}", "Partitions by state"
+        )
+        for name, unit, description in _GAUGES:
+            callbacks = [self._gauge(_FIELDS[name])]
+            meter.create_observable_gauge(f"feedapi.spark.{name}", callbacks, unit, description)
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
+        """Remember the name of the query."""
+        with self._lock:
+            self._names[str(event.id)] = event.name or str(event.id)
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
+        """Record a trigger."""
+        progress = event.progress
+        query = progress.name or str(progress.id)
+        found = [
+            ({"feedapi.feed": str(report["feed"]), "feedapi.spark.query": query}, rows, report)
+            for rows, report in _reports(progress)
+        ]
+        with self._lock:
+            self._reports[str(progress.id)] = [
+                (common, {**report, "idle": 0}) for common, _, report in found
+            ]
+        milliseconds = progress.durationMs.get("addBatch")
+        for common, rows, _ in found:
+            if milliseconds is None:  # Spark started no micro-batch
+                continue
+            self._events.add(rows, common)
+            self._batches.add(1, common)
+            total = progress.durationMs.get("triggerExecution", milliseconds)
+            self._duration.record(total / 1000, common)
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:  # noqa: N802
+        """Note that nothing is new. Spark sends no progress then."""
+        with self._lock:
+            self._reports[str(event.id)] = [
+                (common, {**report, "idle": 1, "behindSeconds": None})
+                for common, report in self._reports.get(str(event.id), [])
+            ]
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:  # noqa: N802
+        """Count a failure, and end the gauges."""
+        with self._lock:
+            read_feeds = bool(self._reports.pop(str(event.id), None))
+            name = self._names.pop(str(event.id), str(event.id))
+        if event.exception is not None and (read_feeds or "feedapi" in event.exception):
+            self._failures.add(1, {"feedapi.spark.query": name})
+
+    def _current(self) -> list[tuple[Attributes, Report]]:
+        with self._lock:
+            return [one for several in self._reports.values() for one in several]
+
+    def _by_state(self, _: CallbackOptions) -> Iterable[Observation]:
+        return [
+            Observation(report[field], {**common, "feedapi.partition.state": state})
+            for common, report in self._current()
+            for field, state in _STATES.items()
+            if field in report
+        ]
+
+    def _gauge(self, field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe(_: CallbackOptions) -> Iterable[Observation]:
+            return [
+                Observation(report[field], common)
+                for common, report in self._current()
+                if report.get(field) is not None
+            ]
+
+        return observe
+
+
+def _reports(progress: StreamingQueryProgress) -> Iterator[tuple[int, Report]]:
+    """Yield events and `ProgressReport` of each source that is a feed."""
+    for source in progress.sources:
+        try:
+            report = json.loads(source.latestOffset or "null")
+        except (TypeError, ValueError):
+            continue  # another source's
+        if isinstance(report, dict) and "feed" in report and "caughtUpPartitions" in report:
+            yield source.numInputRows, report

@@ -1,0 +1,67 @@
+"""The instruments of one meter, which all observed consumers share.
+
+OpenTelemetry keeps the callbacks of the first instrument of a name, and ignores those of a second
+one. So there is one set of instruments for each meter, and consumers come and go.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from opentelemetry import metrics as api
+from opentelemetry.metrics import CallbackOptions, Meter
+
+from feedapi_client.telemetry.gauges import READS, Gauges, Read, read_all
+from feedapi_client.telemetry.metrics import METRICS, Kind, Metric
+
+SCOPE = "feedapi_client"
+_all: WeakKeyDictionary[Meter, Instruments] = WeakKeyDictionary()
+
+
+class Instruments:
+    """The instruments of a meter, and the consumers whose gauges they read."""
+
+    def __init__(self, meter: Meter) -> None:
+        self.gauges: dict[int, Gauges] = {}
+        self._made = {metric: self._make(meter, metric) for metric in METRICS}
+
+    def _make(self, meter: Meter, metric: Metric) -> Any:
+        named = {"unit": metric.unit, "description": metric.description}
+        if metric.kind is Kind.COUNTER:
+            return meter.create_counter(metric.name, **named)
+        if metric.kind is Kind.HISTOGRAM:
+            return meter.create_histogram(
+                metric.name,
+                metric.unit,
+                metric.description,
+                explicit_bucket_boundaries_advisory=_BUCKETS,
+            )
+        callback = partial(self._read, READS[metric])
+        return meter.create_observable_gauge(metric.name, [callback], **named)
+
+    def _read(self, read: Read, _: CallbackOptions) -> Any:
+        return read_all(read, self.gauges.values())
+
+    def __getitem__(self, metric: Metric) -> Any:
+        return self._made[metric]
+
+
+# In seconds, as the conventions of messaging systems advise, and two more for slow handlers.
+_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 60, 300)
+
+
+def instruments_of(meter: Meter | None) -> Instruments:
+    """Return the instruments of a meter; of the global provider's without one."""
+    meter = _global_meter() if meter is None else meter
+    if meter not in _all:
+        _all[meter] = Instruments(meter)
+    return _all[meter]
+
+
+@cache
+def _global_meter() -> Meter:
+    # Always the same one. Before an application has set its provider, each call returns another
+    # proxy, whose instruments would be the second ones of their names.
+    return api.get_meter(SCOPE)

@@ -1,0 +1,236 @@
+"""``feedapi cat``: templates, keys, times of the journal, and certificates."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+
+from feedapi_client.cli.app import app
+from feedapi_client.cli.cat.template import VERBS
+from feedapi_client.cli.examples import EXAMPLES
+from feedapi_client.model import Batch
+from feedapi_client.testing import Publisher
+from tests.cli.conftest import Feedapi
+from tests.http.certificates import self_signed, serve_https
+
+Make = Callable[..., Publisher]
+
+
+@pytest.fixture
+def publisher(feedapi_publisher_factory: Make) -> Publisher:
+    publisher = feedapi_publisher_factory(1, checkpoint_every=1)
+    publisher.append(0, {"entity": "a", "order": {"id": "x1"}, "n": 1})
+    publisher.append(0, {"entity": "æ", "order": {"id": 7}})
+    publisher.append(0, "text")
+    return publisher
+
+
+def printed(feedapi: Feedapi, publisher: Publisher, *options: object) -> str:
+    result = feedapi("cat", publisher.url, *options)
+    assert result.exit_code == 0, result.stderr
+    text: str = result.stdout
+    return text
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (r"%p\t%i\n", "0\t1\n0\t2\n0\t3\n"),
+        (r"%k|%K\n", "x1|2\n7|1\n|0\n"),
+        (r"%S %%\n", "40 %\n32 %\n6 %\n"),
+        (r"%h,", "{},{},{},"),
+        (r"\\", "\\\\\\"),
+    ],
+)
+def test_verbs(feedapi: Feedapi, publisher: Publisher, template: str, expected: str) -> None:
+    key = ("--key", "order.id") if "%k" in template else ()
+    assert printed(feedapi, publisher, "--format", template, *key) == expected
+
+
+def test_the_payload_is_that_of_the_publisher(feedapi: Feedapi, publisher: Publisher) -> None:
+    assert printed(feedapi, publisher, "--format", r"%s\n") == printed(feedapi, publisher, "--raw")
+
+
+def test_the_cursor_is_that_of_the_checkpoint_behind_the_event(
+    feedapi: Feedapi, publisher: Publisher
+) -> None:
+    cursors = printed(feedapi, publisher, "--format", r"%c\n").splitlines()
+    assert cursors[-1] == publisher.end_cursor(0)
+    behind = ("--partition", 0, "--from", cursors[-1])
+    assert printed(feedapi, publisher, *behind, "--format", "%s") == ""
+
+
+def test_headers_are_json(feedapi: Feedapi, feedapi_publisher_factory: Make) -> None:
+    publisher = feedapi_publisher_factory(1, dialect="v1")
+    publisher.append(0, {"n": 1}, headers={"trace": "t1"})
+    options = ("--v1-partitions", 1, "--v1-header", "_all", "--format", "%h")
+    assert printed(feedapi, publisher, *options) == '{"trace":"t1"}'
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--format", "%x"), "there is no verb %x"),
+        (("--format", r"\q"), r"there is no escape \q"),
+        (("--format", "100%"), "at the end"),
+        (("--format", "%k"), "--key FIELD"),
+        (("--key", "a"), "--key needs --format"),
+        (("--format", "%s", "--raw"), "can't be combined"),
+    ],
+)
+def test_a_wrong_template_is_a_usage_error(
+    feedapi: Feedapi, publisher: Publisher, options: tuple[str, ...], problem: str
+) -> None:
+    result = feedapi("cat", publisher.url, *options)
+    assert result.exit_code == 2
+    assert problem in result.stderr
+    assert publisher.requests == []
+
+
+def test_help_names_every_verb(feedapi: Feedapi) -> None:
+    text = feedapi("cat", "--help").stdout
+    for verb in VERBS.keys() - {"%"}:
+        assert f"%{verb} " in text
+
+
+# ---------------------------------------------------------------------- a time of the journal
+
+
+@pytest.fixture
+def journalled(feedapi: Feedapi, publisher: Publisher, store: Path) -> str:
+    """Read in two runs; return a time between them."""
+    printed(feedapi, publisher, "--store", store, "--journal")
+    between = datetime.now(UTC)
+    while datetime.now(UTC) <= between:  # until the clock has moved on
+        time.sleep(0)
+    publisher.append(0, {"n": "later"})
+    printed(feedapi, publisher, "--store", store)
+    return between.isoformat()
+
+
+def test_from_a_time_prints_what_came_since_and_stores_nothing(
+    feedapi: Feedapi, publisher: Publisher, store: Path, journalled: str
+) -> None:
+    stored = feedapi("cursors", "export", "--store", store).stdout
+    for _ in range(2):
+        again = printed(feedapi, publisher, "--store", store, "--from", journalled, "--raw")
+        assert again == '{"n":"later"}\n'
+    assert feedapi("cursors", "export", "--store", store).stdout == stored
+
+
+def test_from_a_time_before_the_journal_is_an_error(
+    feedapi: Feedapi, publisher: Publisher, store: Path, journalled: str
+) -> None:
+    result = feedapi("cat", publisher.url, "--store", store, "--from", "2 hours ago")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr.count("\n") == 1
+
+
+def test_from_a_time_needs_a_store(feedapi: Feedapi, publisher: Publisher) -> None:
+    result = feedapi("cat", publisher.url, "--from", "2 hours ago")
+    assert result.exit_code == 2
+    assert "--from TIME needs --store" in result.stderr
+
+
+# ---------------------------------------------------------------------- certificates, examples
+
+
+def test_a_file_without_certificates_is_a_usage_error(
+    feedapi: Feedapi, publisher: Publisher, tmp_path: Path
+) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    relay = ("relay", "--stream", "s", "--store", tmp_path / "relayed.db")
+    handler = f"{__name__}:handle"
+    run = ("run", "--handler", handler, "--store", tmp_path / "cursors.db")
+    for command in (("cat",), ("discover",), ("doctor",), run, relay):
+        for file in (tmp_path / "ca.pem", tmp_path / "absent.pem"):
+            result = feedapi(*command, publisher.url, "--ca-file", file)
+            assert result.exit_code == 2
+            assert "holds no certificates" in result.stderr
+
+
+async def handle(batch: Batch) -> None:
+    """For ``feedapi run``."""
+
+
+@pytest.fixture
+def https(publisher: Publisher, tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """Serve the publisher with a certificate of its own: its URL, and the certificate."""
+    certificate = self_signed(tmp_path, "IP:127.0.0.1")
+    with serve_https(publisher, certificate) as url:
+        yield url, certificate.path
+
+
+def test_a_certificate_of_ones_own_is_trusted_with_ca_file(
+    feedapi: Feedapi, https: tuple[str, Path], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, certificate = https
+    refused = feedapi("discover", url)
+    assert refused.exit_code == 1
+    assert "certificate can't be verified" in refused.stderr
+    cursors = ("--store", store)
+    for command in (
+        ("discover", url),
+        ("cat", url, *cursors),
+        ("doctor", url),
+        ("cursors", "ls", *cursors, "--url", url),
+        ("cursors", "skip", url, *cursors),
+        ("run", url, *cursors, "--no-follow", "--handler", f"{__name__}:handle", "--name", "run"),
+    ):
+        result = feedapi(*command, "--ca-file", certificate)
+        assert result.exit_code == 0, result.output
+    monkeypatch.setenv("FEEDAPI_CA_FILE", str(certificate))
+    assert feedapi("discover", url).exit_code == 0
+
+
+def leaves(command: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return the commands that are no groups, by their names."""
+    if not hasattr(command, "commands"):
+        return {" ".join(path): command}
+    return {
+        name: leaf
+        for word, child in command.commands.items()
+        for name, leaf in leaves(child, (*path, word)).items()
+    }
+
+
+COMMANDS = leaves(typer.main.get_command(app))
+PASSED_ON = {"relay", "ingest"}
+
+
+def test_every_command_has_examples() -> None:
+    assert COMMANDS.keys() - PASSED_ON - EXAMPLES.keys() == set()
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_the_examples_are_shown_and_can_be_parsed(feedapi: Feedapi, name: str) -> None:
+    text = " ".join(feedapi(*name.split(), "--help").stdout.split())
+    for example in EXAMPLES[name]:
+        assert f"feedapi {example}" in text
+        words = shlex.split(example)[len(name.split()) :]
+        COMMANDS[name].make_context(name, words)  # raises for what the command does not take
+
+
+@pytest.mark.parametrize(
+    ("name", "module"),
+    [
+        ("relay", "feedapi_client.liftbridge.command"),
+        ("ingest", "feedapi_client.spark.ingest.command"),
+    ],
+)
+def test_the_examples_of_other_programs_are_shown_and_can_be_parsed(name: str, module: str) -> None:
+    command = importlib.import_module(module)
+    text = command.parser().format_help()
+    for example in command.EXAMPLES:
+        assert f"feedapi {name} {example}" in text
+        options = command.parser().parse_args(shlex.split(example))
+        if name == "relay":
+            command.RelayCommand(options)  # raises for what does not fit together

@@ -1,0 +1,233 @@
+"""Small things that cost trust: messages, exit codes and files of the commands."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import signal
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedapi_client.cli.common import databases
+from feedapi_client.testing import Publisher
+from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
+
+Make = Callable[..., Publisher]
+
+
+@pytest.fixture
+def filled(feedapi: Feedapi, feedapi_publisher: Publisher, store: Path) -> Path:
+    feedapi_publisher.append(0, {"n": 1})
+    done = feedapi("cat", feedapi_publisher.url, "--store", store, "--journal")
+    assert done.exit_code == 0
+    return store
+
+
+# ---------------------------------------------------------------------- rewind
+
+
+def test_a_dry_run_of_rewind_fails_where_the_rewind_does(
+    feedapi: Feedapi, feedapi_publisher: Publisher, store: Path
+) -> None:
+    before = datetime.now(UTC)
+    while datetime.now(UTC) <= before:  # until the clock has moved on
+        time.sleep(0)
+    assert feedapi("cat", feedapi_publisher.url, "--store", store, "--journal").exit_code == 0
+    rewind = ("cursors", "rewind", "--store", store, "--to", before.isoformat())
+    real, dry = (feedapi(*rewind, option) for option in ("--yes", "--dry-run"))
+    assert (dry.exit_code, dry.stderr) == (real.exit_code, real.stderr)
+    assert real.exit_code == 1
+    assert dry.stdout == ""
+
+
+def test_a_dry_run_names_the_time_that_repeats_it(feedapi: Feedapi, filled: Path) -> None:
+    result = feedapi("cursors", "rewind", "--store", filled, "--to", "now", "--dry-run")
+    to = result.stdout.splitlines()[-1].rpartition("--to ")[2]
+    again = feedapi("cursors", "rewind", "--store", filled, "--to", to, "--yes")
+    assert again.exit_code == 0
+
+
+# ---------------------------------------------------------------------- secrets in arguments
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--header-env", "X-Api-Key=hunter2-secret"),
+        ("--header-env", "X-Api-Key: hunter2-secret"),
+        ("--auth-env", "Bearer hunter2-secret"),
+    ],
+)
+def test_r19_a_secret_in_the_place_of_a_variable_is_not_repeated(
+    feedapi: Feedapi, options: tuple[str, str]
+) -> None:
+    result = feedapi("discover", "http://127.0.0.1:9/feed", *options)
+    assert result.exit_code == 2
+    assert "hunter2" not in result.stderr
+    assert "environment variable" in result.stderr
+    assert "arguments are visible to others" in result.stderr
+
+
+# ---------------------------------------------------------------------- the end of the output
+
+
+@pytest.mark.parametrize("command", ["discover", "doctor"])
+def test_a_closed_pipe_is_a_regular_end(
+    spawn: Spawn, feedapi_publisher: Publisher, command: str
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    process = spawn(command, feedapi_publisher.url, stdout=writing)
+    os.close(writing)
+    _, errors = process.communicate(timeout=TIMEOUT)
+    assert (process.returncode, errors) == (0, b"")
+
+
+def test_ctrl_c_at_a_question_is_an_interruption(filled: Path, spawn: Spawn) -> None:
+    import pty
+
+    ours, theirs = pty.openpty()
+    process = spawn(
+        *("cursors", "reset", "--store", filled),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        # A shell starts what runs in the background, as these tests may, with SIGINT ignored.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
+    )
+    os.close(theirs)
+    shown = b""
+    while b"?" not in shown:
+        shown += os.read(ours, 1024)
+    process.send_signal(signal.SIGINT)
+    with suppress(OSError):  # raised when the process closed its end of the terminal
+        while chunk := os.read(ours, 1024):
+            shown += chunk
+    os.close(ours)
+    assert process.wait(TIMEOUT) == 130
+    assert b"Traceback" not in shown
+
+
+def test_no_at_a_question_is_a_failure(feedapi: Feedapi, filled: Path) -> None:
+    assert feedapi("cursors", "reset", "--store", filled, input="n\n").exit_code == 1
+
+
+# ---------------------------------------------------------------------- export to a file
+
+
+def test_an_export_to_a_full_disk_says_so(feedapi: Feedapi, filled: Path) -> None:
+    result = feedapi("cursors", "export", "--store", filled, "-o", "/dev/full")
+    assert result.exit_code == 1
+    assert result.stderr == ("feedapi: /dev/full: nothing was exported: No space left on device\n")
+
+
+def test_an_export_that_fails_leaves_the_former_file(
+    feedapi: Feedapi, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "export.json"
+    target.write_text("the former one")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    result = feedapi("cursors", "export", "--store", filled, "-o", target)
+    assert result.exit_code == 1
+    assert target.read_text() == "the former one"
+    assert [path.name for path in tmp_path.iterdir() if "export" in path.name] == ["export.json"]
+
+
+def test_an_export_replaces_the_file(feedapi: Feedapi, filled: Path, tmp_path: Path) -> None:
+    target = tmp_path / "export.json"
+    target.write_text("the former one")
+    assert feedapi("cursors", "export", "--store", filled, "-o", target).exit_code == 0
+    printed = feedapi("cursors", "export", "--store", filled).stdout
+    assert target.read_text() == printed
+
+
+# ---------------------------------------------------------------------- extras
+
+
+@pytest.fixture
+def without(monkeypatch: pytest.MonkeyPatch) -> Callable[[str, ImportError], None]:
+    """Return a function that makes the import of a module fail."""
+    real = builtins.__import__
+
+    def forget(module: str, error: ImportError) -> None:
+        def fail(
+            name: str, scope: Any = None, local: Any = None, names: Any = (), level: int = 0
+        ) -> Any:
+            if level == 0 and name.partition(".")[0] == module:
+                raise error
+            return real(name, scope, local, names, level)
+
+        monkeypatch.setattr(builtins, "__import__", fail)
+
+    return forget
+
+
+@pytest.mark.parametrize(
+    ("url", "module", "extra"),
+    [
+        ("postgresql://h/db", "psycopg", "postgresql"),
+        ("postgresql+asyncpg://h/db", "asyncpg", "asyncpg"),
+        ("sqlite:///x.db", "aiosqlite", "sqlite"),
+        ("mysql://h/db", "asyncmy", "mysql"),
+        ("mssql://h/db", "aioodbc", "mssql"),
+    ],
+)
+def test_a_missing_driver_names_the_extra_that_brings_it(
+    feedapi: Feedapi,
+    without: Callable[[str, ImportError], None],
+    url: str,
+    module: str,
+    extra: str,
+) -> None:
+    without(module, ModuleNotFoundError(f"No module named {module!r}", name=module))
+    result = feedapi("cursors", "ls", "--store", url)
+    assert result.exit_code == 1
+    assert f"pip install 'feedapi-client[{extra}]'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("url", "extra"), [("postgresql://h/db", "postgresql"), ("mssql://h/db", "mssql")]
+)
+def test_without_sqlalchemy_the_extra_with_the_driver_is_named(
+    feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, url: str, extra: str
+) -> None:
+    monkeypatch.setattr(databases.importlib.util, "find_spec", lambda name: None)
+    result = feedapi("cursors", "ls", "--store", url)
+    assert f"pip install 'feedapi-client[{extra}]'" in result.stderr
+
+
+def test_a_driver_without_unixodbc_says_what_the_system_needs(
+    feedapi: Feedapi, without: Callable[[str, ImportError], None]
+) -> None:
+    text = "libodbc.so.2: cannot open shared object file: No such file or directory"
+    without("aioodbc", ImportError(text))
+    result = feedapi("cursors", "ls", "--store", "mssql://user:hunter2@h/db")
+    assert result.exit_code == 1
+    assert "unixodbc" in result.stderr
+    assert "msodbcsql18" in result.stderr
+    assert "hunter2" not in result.stderr
+
+
+# ---------------------------------------------------------------------- adapters
+
+
+@pytest.mark.parametrize("command", ["relay", "ingest"])
+def test_adapters_report_wrong_arguments_as_other_commands_do(
+    feedapi: Feedapi, command: str
+) -> None:
+    result = feedapi(command, "http://h/feed", "--nonsense")
+    assert result.exit_code == 2
+    assert result.stderr.startswith("feedapi: ")
+    assert result.stderr.endswith(f" {command} --help says more)\n")
+    assert result.stderr.count("\n") == 1

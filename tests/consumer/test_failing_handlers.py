@@ -1,0 +1,188 @@
+"""A handler that fails: what the status, the health and the log say of it."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from typing import Any
+
+import anyio
+import pytest
+
+from feedapi_client import Batch, FeedConsumer, PartitionState, Quarantine, Retry
+from feedapi_client.model import make_event
+from feedapi_client.quarantine.failure_text import FailureText
+from feedapi_client.testing import Publisher
+from tests.testing.virtual_time import asgi_client
+
+pytestmark = pytest.mark.anyio
+
+QUICK = Retry(attempts=None, base_delay=0.001, max_delay=0.002)
+NAME = "Ragnhild-Sesselja"
+
+
+def people(count: int = 1) -> Publisher:
+    publisher = Publisher(1)
+    publisher.extend(0, [{"n": n, "name": NAME, "balance": 4711} for n in range(count)])
+    return publisher
+
+
+async def reject(batch: Batch) -> None:
+    """Fail as programs do: with what the event holds in the text of the exception."""
+    payload = batch.events[0].json()
+    try:
+        raise KeyError(payload["balance"])
+    except KeyError as error:
+        raise ValueError(f"can't book {payload['name']!r} of {payload}") from error
+
+
+async def test_a_handler_that_fails_is_not_reading_without_an_error() -> None:
+    async with (
+        asgi_client(people()) as http,
+        FeedConsumer("http://feed/feed", http=http) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
+        attempts = 0
+
+        async def fail_thrice(batch: Batch) -> None:
+            nonlocal attempts
+            attempts += 1
+            if attempts == 4:
+                before = consumer.status()[0]
+                assert before.attempts == 4
+                assert before.handler_failures == 3
+                assert before.state is PartitionState.RETRYING
+                assert before.error is not None
+                assert before.error.startswith("the handler failed with ValueError: can't book")
+                assert before.since is not None
+                assert before.in_flight_seconds is not None
+                assert before.commit_age_seconds is None
+                health = consumer.health()
+                assert [each.name for each in health.problems] == ["handler-failing"]
+                assert health.problems[0].since == before.since
+                assert health.live
+                assert health.ready
+                return
+            await reject(batch)
+
+        async def consume() -> None:
+            await consumer.run(fail_thrice, on_failure=QUICK)
+
+        tasks.start_soon(consume)
+        with anyio.fail_after(60):
+            while consumer.status()[0].committed_at is None:  # noqa: ASYNC110
+                await anyio.sleep(0.001)
+        after = consumer.status()[0]
+        assert (after.error, after.attempts, after.in_flight_since) == (None, 0, None)
+        assert after.handler_failures == 3
+        assert after.commit_age_seconds is not None
+        assert consumer.health().problems == ()
+        tasks.cancel_scope.cancel()
+
+
+async def test_r19_a_failure_is_logged_with_partition_text_and_traceback_and_no_payload(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with (
+        asgi_client(people()) as http,
+        FeedConsumer("http://feed/feed", http=http) as consumer,
+    ):
+        with pytest.raises(ValueError, match="can't book"):
+            await consumer.run(reject, on_failure=Retry(attempts=2, base_delay=0.001))
+        shown = f"{consumer.status()} {consumer.health()}"
+    retried, final = [each for each in caplog.records if "handler failed" in each.getMessage()]
+    assert (retried.levelno, final.levelno) == (logging.WARNING, logging.ERROR)
+    assert [vars(each)["attempt"] for each in (retried, final)] == [2, 2]
+    for record in (retried, final):
+        assert record.name.startswith("feedapi_client.")
+        assert vars(record)["partition"] == 0
+        assert vars(record)["feed"] == "http://feed/feed"
+        text = record.getMessage()
+        assert "partition 0" in text
+        assert "ValueError: can't book '***" in text
+        assert "in reject" in text
+        assert "raise KeyError(" in text, "the source of its cause"
+        shown += text + str(vars(record))
+    assert "Ragnhild" not in shown
+    assert "Sesselja" not in shown
+    assert "4711" not in shown
+
+
+async def test_quarantined_events_are_counted() -> None:
+    async with (
+        asgi_client(people(4)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+
+        async def refuse_one(batch: Batch) -> None:
+            if any(event.json()["n"] == 2 for event in batch.events):
+                raise ValueError("not this one")
+
+        await consumer.run(
+            refuse_one, on_failure=Retry(attempts=1, base_delay=0.001, then=Quarantine())
+        )
+        assert consumer.status()[0].quarantined == 1
+        assert consumer.status()[0].handler_failures > 0
+
+
+# ---------------------------------------------------------------------- the text
+
+
+def described(error: BaseException, *payloads: bytes, headers: Any = None) -> str:
+    events = [make_event(0, payload, headers) for payload in payloads]
+    return FailureText(Batch(0, events, "c")).line(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "payload", "expected"),
+    [
+        (ValueError("no such customer"), b'{"n":1}', "ValueError: no such customer"),
+        (ValueError("unknown: Åse Øst"), '{"name":"Åse Øst"}'.encode(), "ValueError: unknown: ***"),
+        (ValueError("unknown: Åse"), rb'{"name":"\u00c5se"}', "ValueError: unknown: ***"),
+        (ValueError("UNKNOWN: JONAS"), b'{"name":"Jonas"}', "ValueError: UNKNOWN: ***"),
+        (ValueError("it was 'secr...code'"), b'{"x":"secretcode"}', "ValueError: it was '***'"),
+        (ValueError("7 is too much"), b'{"n":7}', "ValueError: *** is too much"),
+        (ValueError("17 is too much"), b'{"n":7}', "ValueError: 17 is too much"),
+        (ValueError("a\x1b[31m\nb"), b"{}", "ValueError: a\\x1b[31m\\nb"),
+        (ValueError(), b"{}", "ValueError"),
+        (
+            OSError("postgres://app:hunter2@db/x?key=1 refused"),
+            b"{}",
+            "OSError: postgres://***@db/x?key=1 refused",
+        ),
+        (OSError("GET https://x/y?key=1 failed"), b"{}", "OSError: GET https://x/y?*** failed"),
+        (OSError("server closed, password=hunter2"), b"{}", "OSError: server closed, password=***"),
+    ],
+)
+def test_r19_words_of_the_payload_are_hidden(
+    error: Exception, payload: bytes, expected: str
+) -> None:
+    assert described(error, payload) == expected
+
+
+def test_r19_words_of_headers_are_hidden() -> None:
+    assert described(ValueError("of Tuva"), b"{}", headers={"who": "Tuva"}) == "ValueError: of ***"
+
+
+def test_an_exception_without_a_text_is_described_by_its_type() -> None:
+    class UnprintableError(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert described(UnprintableError(), b"{}").endswith("UnprintableError")
+
+
+def test_r19_what_a_driver_raised_below_an_error_of_ours_is_not_quoted() -> None:
+    from feedapi_client import StoreError
+
+    try:
+        try:
+            raise ConnectionError("password is hunter2")
+        except ConnectionError as cause:
+            raise StoreError("saving cursors failed: ConnectionError") from cause
+    except StoreError as error:
+        text = FailureText(Batch(0, [], "c")).traceback(error)
+        plain = traceback.format_exception(error)
+    assert "hunter2" in "".join(plain)
+    assert "ConnectionError\n" in text
+    assert "password is" not in text.replace('raise ConnectionError("password is hunter2")', "")

@@ -1,0 +1,274 @@
+"""`FeedConsumer.stop` with a grace period, and the signals that call it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from feedapi_client import Batch, CommitOrderError, FeedConsumer, FeedKey, Position
+from feedapi_client.testing import Publisher
+from tests.consumer.helpers import SAFETY_LIMIT, RecordingStore, consume, numbers, wait_until
+
+pytestmark = pytest.mark.anyio
+
+_LONG = 1000.0
+_SHORT = 0.02
+
+
+async def test_run_commits_what_is_finished_within_the_grace_period(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    end = numbers(publisher, 0, [1])
+
+    async def handle(batch: Batch) -> None:
+        if batch.events:
+            consumer.stop(grace=_LONG)
+            await anyio.sleep(_SHORT)
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher, store=store) as consumer:
+            await consumer.run(handle)
+            assert not consumer.cut_short
+    assert await store.cursors() == {0: end}
+
+
+async def test_r05_handlers_are_cancelled_after_the_grace_period_and_nothing_is_committed(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    numbers(publisher, 0, [1])
+    handled = []
+
+    async def handle(batch: Batch) -> None:
+        handled.append(batch)
+        consumer.stop(grace=_SHORT)
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher, store=store) as consumer:
+            await consumer.run(handle)
+            assert consumer.cut_short
+            (report,) = consumer.status().reports
+    assert report.endswith("s is over: what is in flight is cancelled, partition 0")
+    assert len(handled) == 1
+    assert await store.cursors() == {0: "_first"}
+
+
+async def test_another_stop_shortens_the_grace_period(publisher: Publisher) -> None:
+    numbers(publisher, 0, [1])
+
+    async def handle(batch: Batch) -> None:
+        consumer.stop(grace=_LONG)
+        consumer.stop(grace=0)
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher) as consumer:
+            await consumer.run(handle)
+            assert consumer.cut_short
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
+async def test_stop_can_be_called_from_a_callback_of_the_event_loop(publisher: Publisher) -> None:
+    numbers(publisher, 0, [1])
+
+    async def handle(batch: Batch) -> None:
+        asyncio.get_running_loop().call_soon(lambda: consumer.stop(grace=0))
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher) as consumer:
+            await consumer.run(handle)
+            assert consumer.cut_short
+
+
+async def test_a_grace_period_ends_with_its_iteration(publisher: Publisher) -> None:
+    numbers(publisher, 0, [1])
+
+    async def handle(batch: Batch) -> None:
+        consumer.stop(grace=_SHORT)
+
+    async with consume(publisher) as consumer:
+        await consumer.run(handle)
+        await anyio.sleep(2 * _SHORT)
+        numbers(publisher, 0, [2])
+        await consumer.run(handle)
+        assert not consumer.cut_short
+
+
+async def test_stop_counts_while_the_next_iteration_begins(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    async def handle(batch: Batch) -> None:
+        raise AssertionError("nothing is to be handled")
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher, store=store) as consumer:
+            consumer.stop()
+            await consumer.run(handle)
+            numbers(publisher, 0, [1])
+            load = store.load
+
+            async def stop_and_load(feed: FeedKey) -> dict[int, Position]:
+                consumer.stop(grace=_LONG)
+                return await load(feed)
+
+            store.load = stop_and_load  # type: ignore[method-assign]
+            await consumer.run(handle)
+    assert not consumer.cut_short
+
+
+async def test_the_block_of_a_loop_is_cancelled_and_the_program_goes_on(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    numbers(publisher, 0, [1])
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher, store=store) as consumer:
+            async for _ in consumer.batches():
+                consumer.stop(grace=_SHORT)
+                await anyio.sleep_forever()
+    assert consumer.cut_short
+    assert await store.cursors() == {0: "_first"}
+    await anyio.lowlevel.checkpoint()  # the cancellation is over
+
+
+async def test_an_error_while_the_block_is_cancelled_is_not_lost(publisher: Publisher) -> None:
+    numbers(publisher, 0, [1])
+
+    async def fail_when_cancelled() -> None:
+        async with consume(publisher) as consumer:
+            async for _ in consumer:
+                consumer.stop(grace=_SHORT)
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    _ = 1 / 0
+
+    with anyio.fail_after(SAFETY_LIMIT), pytest.raises(ZeroDivisionError):
+        await fail_when_cancelled()
+
+
+async def test_r20_a_cancellation_from_outside_goes_on_beside_that_of_the_grace_period(
+    publisher: Publisher,
+) -> None:
+    numbers(publisher, 0, [1])
+    with anyio.CancelScope() as outside:
+        async with consume(publisher) as consumer:
+            async for _ in consumer:
+                consumer.stop(grace=0)
+                try:
+                    await anyio.sleep_forever()
+                finally:
+                    outside.cancel()
+        await anyio.sleep_forever()
+    assert outside.cancelled_caught
+
+
+async def test_a_loop_in_another_task_can_not_commit_after_the_grace_period(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    numbers(publisher, 0, [1])
+    refused = anyio.Event()
+
+    async def loop(consumer: FeedConsumer) -> None:
+        async for batch in consumer.batches():
+            consumer.stop(grace=_SHORT)
+            await wait_until(lambda: consumer.cut_short)
+            with pytest.raises(CommitOrderError):
+                await batch.commit()
+            refused.set()
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher, store=store) as consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(loop, consumer)
+            await refused.wait()
+
+
+async def test_a_save_that_began_is_finished_after_the_grace_period(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    end = numbers(publisher, 0, [1])
+    saving = False
+
+    async def slowly(_: object) -> None:
+        if saving:
+            consumer.stop(grace=0)
+            await wait_until(lambda: consumer.cut_short)
+
+    async def handle(batch: Batch) -> None:
+        nonlocal saving
+        saving = True
+        await batch.commit()
+
+    store.before_save = slowly
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher, store=store) as consumer:
+            await consumer.run(handle)
+    assert await store.cursors() == {0: end}
+
+
+async def test_the_topology_is_that_of_the_last_discovery(publisher: Publisher) -> None:
+    consumer = consume(publisher, lineage={})
+    assert consumer.topology() == {}
+    first, second = publisher.split(0)
+    async with consumer:
+        assert {id: p.starts_after for id, p in consumer.topology().items()} == {
+            0: None,
+            first: 0,
+            second: 0,
+        }
+
+
+# ---------------------------------------------------------------------- signals
+
+
+def _send(number: signal.Signals) -> None:
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_run_after_what_is_in_flight(
+    publisher: Publisher, store: RecordingStore, number: signal.Signals
+) -> None:
+    end = numbers(publisher, 0, [1])
+    before = signal.getsignal(number)
+
+    async def handle(batch: Batch) -> None:
+        if batch.events:
+            _send(number)
+            await anyio.sleep(_SHORT)
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher, store=store) as consumer:
+            consumer.install_signal_handlers()
+            await consumer.run(handle)
+            assert not consumer.cut_short
+    assert await store.cursors() == {0: end}
+    assert signal.getsignal(number) in (before, signal.default_int_handler)
+
+
+async def test_the_second_signal_cancels_what_is_in_flight(publisher: Publisher) -> None:
+    numbers(publisher, 0, [1])
+
+    async def handle(batch: Batch) -> None:
+        _send(signal.SIGTERM)
+        await anyio.sleep(_SHORT)
+        _send(signal.SIGINT)
+        await anyio.sleep_forever()
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher) as consumer:
+            consumer.install_signal_handlers(grace=None)
+            await consumer.run(handle)
+            assert consumer.cut_short
+            assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_signal_handlers_need_an_open_consumer(publisher: Publisher) -> None:
+    consumer = consume(publisher)
+    with pytest.raises(RuntimeError, match="not open"):
+        consumer.install_signal_handlers()

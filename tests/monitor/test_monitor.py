@@ -1,0 +1,279 @@
+"""The monitor's endpoints, served beside a consumer and mounted in an application."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import datetime
+from typing import Any
+
+import anyio
+import anyio.to_thread
+import httpx
+import pytest
+from starlette.applications import Starlette
+from starlette.routing import Mount
+
+from feedapi_client import Batch, FeedConsumer, Quarantine
+from feedapi_client.monitor import Monitor, serve
+from feedapi_client.testing import Publisher, faults
+from tests.consumer.helpers import SAFETY_LIMIT, consume, limits, numbers, wait_until
+from tests.monitor.conftest import get
+
+pytestmark = pytest.mark.anyio
+
+HOSTILE = "<script>alert(1)</script>\u202e\x1b[31m"
+
+
+async def handle_at_once(batch: Batch) -> None:
+    """Do nothing."""
+
+
+@asynccontextmanager
+async def running(
+    consumer: FeedConsumer, handle: Any = handle_at_once, **options: Any
+) -> AsyncIterator[str]:
+    """Run the consumer and its monitor for the block, and give the monitor's URL."""
+    async with serve(consumer, port=0) as server, consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(lambda: consumer.run(handle, **options))
+        yield server.url
+        tasks.cancel_scope.cancel()
+
+
+async def until(url: str, condition: Any) -> dict[str, Any]:
+    """Ask for the status until the condition holds of the only consumer, and return that."""
+    with anyio.fail_after(SAFETY_LIMIT):
+        while True:
+            consumers = (await get(url, "status")).json()["consumers"]
+            if consumers and condition(consumers[0]):
+                return dict(consumers[0])
+            await anyio.sleep(0.02)
+
+
+async def test_the_probes_follow_the_health_of_the_consumer(publisher: Publisher) -> None:
+    consumer = consume(publisher)
+    async with serve(consumer, port=0) as server:
+        assert (await get(server.url, "healthz")).status_code == 200
+        ready = await get(server.url, "readyz")
+        assert ready.status_code == 503
+        assert ready.json()["problems"][0]["name"] == "not-open"
+    async with running(consumer) as url:
+        await wait_until(lambda: consumer.health().ready)
+        await until(url, lambda each: each["health"]["ready"])
+        ready = await get(url, "readyz")
+        assert (ready.status_code, ready.json()["ready"]) == (200, True)
+        assert (await get(url, "healthz")).json()["live"] is True
+
+
+async def test_the_status_has_every_partition_with_its_lineage(publisher: Publisher) -> None:
+    end = numbers(publisher, 0, [1])
+    first, second = publisher.split(0)
+    async with running(consume(publisher, name="shop")) as url:
+        found = await until(url, lambda each: each["states"].get("caught up") == 2)
+    assert (found["name"], found["dialect"], found["feed"]) == ("shop", "v2-token", publisher.url)
+    by_id = {each["id"]: each for each in found["partitions"]}
+    assert (by_id[0]["state"], by_id[0]["cursor"], by_id[0]["closed"]) == ("drained", end, True)
+    assert by_id[first]["starts_after"] == by_id[second]["starts_after"] == 0
+    assert datetime.fromisoformat(by_id[0]["committed_at"]).tzinfo is not None
+    assert "error" not in by_id[0]
+
+
+async def test_the_metrics_name_feed_partition_and_process(publisher: Publisher) -> None:
+    numbers(publisher, 0, [1, 2])
+    async with running(consume(publisher)) as url:
+        await until(url, lambda each: each["events"] == 2)
+        plain = await get(url, "metrics")
+        open_metrics = await get(
+            url, "metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+        )
+    assert plain.headers["content-type"].startswith("text/plain; version=")
+    assert open_metrics.headers["content-type"].startswith("application/openmetrics-text")
+    assert open_metrics.text.endswith("# EOF\n")
+    assert "process_resident_memory_bytes " in plain.text
+    assert 'messaging_destination_partition_id="0"' in plain.text
+    # What the alert rules and the dashboard ask for.
+    for name in ("live", "problems", "caught_up_age_seconds", "commit_duration_seconds_bucket"):
+        assert f"\nfeedapi_consumer_{name}{{" in plain.text
+    assert str(publisher.url) in plain.text
+
+
+async def test_metrics_of_two_monitors_do_not_mix(
+    publisher: Publisher, feedapi_publisher_factory: Any
+) -> None:
+    other = feedapi_publisher_factory()
+    async with (
+        running(consume(publisher)) as url,
+        running(consume(other)) as other_url,
+    ):
+        await until(url, lambda each: each["health"]["ready"])
+        await until(other_url, lambda each: each["health"]["ready"])
+        assert str(other.url) not in (await get(url, "metrics")).text
+        assert str(publisher.url) not in (await get(other_url, "metrics")).text
+
+
+async def test_one_monitor_shows_several_consumers(
+    publisher: Publisher, feedapi_publisher_factory: Any
+) -> None:
+    other = feedapi_publisher_factory(2)
+    first, second = consume(publisher, name="a"), consume(other, name="b")
+    async with serve(first, second, port=0) as server, first, second:
+        status = (await get(server.url, "status")).json()
+        metrics = (await get(server.url, "metrics")).text
+    assert [each["name"] for each in status["consumers"]] == ["a", "b"]
+    assert [len(each["partitions"]) for each in status["consumers"]] == [1, 2]
+    assert str(publisher.url) in metrics
+    assert str(other.url) in metrics
+
+
+async def test_quarantined_events_are_listed_without_their_payload(publisher: Publisher) -> None:
+    publisher.append(0, {"secret": "payload"})
+
+    async def handle(batch: Batch) -> None:
+        if batch.events:
+            raise ValueError(batch.events[0].json()["secret"])
+
+    async with running(consume(publisher), handle, on_failure=Quarantine()) as url:
+        await until(url, lambda each: each["states"].get("caught up"))
+    async with running(consume(publisher)) as url:
+        await until(url, lambda each: each["quarantine"]["events"] == [])
+    consumer = consume(publisher)
+    async with running(consumer, handle, on_failure=Quarantine()) as url:
+        await wait_until(lambda: consumer.status()[0].caught_up)
+        async with serve(consumer, port=0) as fresh:
+            text = (await get(fresh.url, "status")).text
+            found = await until(fresh.url, lambda each: each["quarantine"]["events"])
+    (event,) = found["quarantine"]["events"]
+    assert (event["partition"], event["error_type"]) == (0, "ValueError")
+    assert "payload" not in text
+
+
+async def test_r19_no_secret_of_the_feed_is_shown(publisher: Publisher) -> None:
+    url = str(publisher.url).replace("http://", "http://user:hunter2@") + "?token=hunter3"
+    publisher.fail(faults.Status(503), on="fetch", times=None)
+    consumer = FeedConsumer(url, limits=limits())
+    async with running(consumer) as monitor:
+        await until(monitor, lambda each: each["states"].get("retrying"))
+        answers = [
+            (await get(monitor, path)).text for path in ("status", "healthz", "readyz", "metrics")
+        ]
+    assert not [text for text in answers if "hunter" in text or "token=" in text]
+
+
+@pytest.mark.parametrize("path", ["", "status", "healthz", "main.js", "metrics", "no/such/page"])
+async def test_every_answer_has_the_headers_of_a_page_that_loads_nothing_from_elsewhere(
+    publisher: Publisher, path: str
+) -> None:
+    async with serve(consume(publisher), port=0) as server:
+        headers = (await get(server.url, path)).headers
+    policy = headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+    assert "unsafe" not in policy
+    assert headers["x-content-type-options"] == "nosniff"
+    assert headers["cache-control"] == "no-store"
+    assert "server" not in headers
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH"])
+async def test_nothing_can_be_changed(publisher: Publisher, method: str) -> None:
+    async with serve(consume(publisher), port=0) as server:
+
+        def ask() -> list[int]:
+            paths = ("", "status", "healthz", "metrics")
+            return [httpx.request(method, server.url + path).status_code for path in paths]
+
+        assert await anyio.to_thread.run_sync(ask) == [405] * 4
+
+
+async def test_it_can_be_mounted_in_an_application(publisher: Publisher) -> None:
+    numbers(publisher, 0, [1])
+    consumer = consume(publisher)
+    monitor = Monitor(consumer)
+    application = Starlette(routes=[Mount("/feed", monitor)])
+    transport = httpx.ASGITransport(application)
+    async with consumer, httpx.AsyncClient(transport=transport, base_url="http://app") as client:
+        status = await client.get("/feed/status")
+        assert status.json()["consumers"][0]["states"] == {"reading": 1}
+        assert (await client.get("/feed/readyz")).status_code in (200, 503)
+        assert (await client.get("/feed/metrics")).status_code == 200
+        page = await client.get("/feed", follow_redirects=True)
+        assert page.url.path == "/feed/"
+        assert 'src="main.js"' in page.text
+    monitor.close()
+
+
+async def test_a_blocked_event_loop_is_found_and_named(publisher: Publisher) -> None:
+    """Answered by another thread, so this one can be blocked."""
+    consumer = consume(publisher, limit={"stall_timeout": 0.1})
+    async with serve(consumer, port=0) as server, consumer:
+        asking = ask_until_unhealthy(server.url)
+        block_the_event_loop(asking)
+        assert asking.stdout is not None
+        answer = asking.stdout.read()
+        assert answer.startswith("503 ")
+        assert "event-loop-blocked" in answer
+        assert "block_the_event_loop (test_monitor.py:" in answer
+        asking.stdout.close()
+        # And it recovers.
+        status = (await get(server.url, "status")).json()
+        assert status["blocked"] is None
+
+
+def ask_until_unhealthy(url: str) -> subprocess.Popen[str]:
+    program = (
+        "import sys, urllib.request, urllib.error\n"
+        "while True:\n"
+        "    try:\n"
+        "        urllib.request.urlopen(sys.argv[1] + 'healthz')\n"
+        "    except urllib.error.HTTPError as error:\n"
+        "        print(error.code, error.read().decode()); break\n"
+    )
+    command = [sys.executable, "-c", program, url]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def block_the_event_loop(process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + SAFETY_LIMIT
+    while process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+async def test_a_port_that_is_taken_is_an_error_at_once(publisher: Publisher) -> None:
+    consumer = consume(publisher)
+    async with serve(consumer, port=0) as server:
+        port = int(server.url.rstrip("/").rpartition(":")[2])
+        with pytest.raises(OSError, match="in use"):
+            await serve(consumer, port=port).__aenter__()
+
+
+async def test_it_listens_on_the_loopback_interface_unless_told_otherwise(
+    publisher: Publisher,
+) -> None:
+    async with serve(consume(publisher), port=0) as server:
+        assert server.url.startswith("http://127.0.0.1:")
+    async with serve(consume(publisher), host="0.0.0.0", port=0) as server:
+        assert server.url.startswith("http://0.0.0.0:")
+
+
+async def test_an_error_of_the_block_is_raised_as_it_is(publisher: Publisher) -> None:
+    with pytest.raises(ZeroDivisionError):
+        async with serve(consume(publisher), port=0):
+            _ = 1 / 0
+
+
+async def test_the_port_is_free_after_the_block(publisher: Publisher) -> None:
+    async with serve(consume(publisher), port=0) as server:
+        url = server.url
+        await get(url, "status")
+    with pytest.raises(httpx.ConnectError):
+        await get(url, "status")
+
+
+async def test_a_monitor_needs_a_consumer() -> None:
+    with pytest.raises(TypeError):
+        Monitor()
+    with pytest.raises(TypeError):
+        serve()

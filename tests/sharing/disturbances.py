@@ -1,0 +1,226 @@
+"""Kill, pause and restart instances that share a feed, and check what their database holds."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any, Literal
+
+import anyio
+import redis
+
+from tests.crash.application import application_class
+from tests.crash.comparison import Comparison
+from tests.crash.traffic import Traffic
+from tests.sharing.worker import SHARE
+
+Kind = Literal["kill", "pause", "restart"]
+KINDS: tuple[Kind, ...] = ("kill", "pause", "restart")
+_ROOT = Path(__file__).parents[2]
+_SILENCE_SECONDS = 60.0  # a safety net
+
+
+@dataclass
+class Outcome(Comparison):
+    """What happened, and what the database holds."""
+
+    disturbances: Counter[str] = field(default_factory=Counter)
+    ended: int = 0
+    """Instances that ended with an error, for example of their database, and were started again."""
+    splits: dict[str, int] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+class Worker:
+    """An instance in a process of its own."""
+
+    def __init__(self, command: list[str]) -> None:
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
+        self.process = subprocess.Popen(
+            command, cwd=_ROOT, stdout=subprocess.DEVNULL, stderr=self._log
+        )
+        self.paused_until: float | None = None
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal, if it still runs."""
+        if self.process.poll() is None:
+            self.process.send_signal(number)
+
+    def pause(self, seconds: float) -> None:
+        """Stop it for a while."""
+        self.send(signal.SIGSTOP)
+        self.paused_until = time.monotonic() + seconds
+
+    def go_on(self) -> None:
+        """Let it go on after a pause."""
+        self.send(signal.SIGCONT)
+        self.paused_until = None
+
+    def log(self) -> str:
+        """Return what it wrote."""
+        self._log.seek(0)
+        return self._log.read().decode(errors="replace")
+
+    def close(self) -> None:
+        """Kill it, at the latest now."""
+        self.send(signal.SIGKILL)
+        self.process.wait()
+        self._log.close()
+
+
+class Effects:
+    """What the instances wrote."""
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+
+    async def create(self) -> None:
+        """Empty the database."""
+        if self._database.startswith(("redis:", "unix:")):
+            self._redis().flushall()
+        else:
+            await application_class(self._database).create(self._database)
+
+    def found(self) -> list[tuple[str, int]]:
+        """Return entity and number of each effect, in the order of insertion."""
+        if self._database.startswith(("redis:", "unix:")):
+            found: Any = self._redis().lrange("effects", 0, -1)
+            rows = [row.decode().split(" ", 2) for row in found]
+            return [(entity, int(n)) for _, n, entity in rows]
+        application = application_class(self._database)(self._database)
+        return [(row.entity, row.n) for row in application.rows()]
+
+    def _redis(self) -> redis.Redis:
+        return redis.Redis.from_url(self._database)
+
+
+async def run_disturbances(
+    database: str,
+    *,
+    events: int,
+    processes: int = 4,
+    kinds: tuple[Kind, ...] = KINDS,
+    options: tuple[str, ...] = (),
+    seed: int | None = None,
+    stop_when_repeated: bool = False,
+    progress: Callable[[Outcome], object] = lambda outcome: None,
+) -> Outcome:
+    """Disturb instances at random, then let them handle the rest.
+
+    Arguments:
+        database: a PostgreSQL DSN, a SQLite file, or the URL of a Redis server. It is emptied.
+        events: how many disturbances.
+        processes: how many instances.
+        kinds: which disturbances.
+        options: of the workers.
+        stop_when_repeated: end as soon as an event was handled twice.
+        progress: called after each disturbance.
+    """
+    random, outcome, started = Random(seed), Outcome(), time.monotonic()
+    effects = Effects(database)
+    await effects.create()
+    traffic = Traffic(random, split_every=max(2, events // 16))
+    with traffic.publisher.serve() as url:
+        command = [sys.executable, "-m", "tests.sharing.worker", url, database, *options]
+        with _workers(command, processes) as workers:
+            while (number := outcome.disturbances.total()) < events:
+                _disturb(workers, random.choice(kinds), command, random, outcome)
+                if number % 3 == 0:
+                    traffic.disturb()
+                traffic.publish(random.randint(10, 60))
+                await anyio.sleep(random.uniform(0.05, 0.4))
+                _tend(workers, command, outcome)
+                progress(outcome)
+                if stop_when_repeated and number % 5 == 4 and _repeated(effects):
+                    break
+            _finish(workers, command, effects, traffic, outcome)
+    outcome.splits = dict(traffic.splits)
+    outcome.compare(traffic.published, effects.found())
+    outcome.seconds = time.monotonic() - started
+    return outcome
+
+
+@contextmanager
+def _workers(command: list[str], count: int) -> Iterator[list[Worker]]:
+    workers = [Worker(command) for _ in range(count)]
+    try:
+        yield workers
+    except BaseException:
+        for worker in workers:
+            print(worker.log()[-3000:], file=sys.stderr)
+        raise
+    finally:
+        for worker in workers:
+            worker.close()
+
+
+def _disturb(
+    workers: list[Worker], kind: Kind, command: list[str], random: Random, outcome: Outcome
+) -> None:
+    place = random.randrange(len(workers))
+    worker = workers[place]
+    if kind == "pause" and sum(one.paused_until is not None for one in workers) >= len(workers) / 2:
+        return  # somebody has to take over
+    outcome.disturbances[kind] += 1
+    if kind == "pause":
+        worker.pause(SHARE.lease_seconds * random.uniform(0.3, 2.5))
+        return
+    if kind == "kill":
+        worker.close()
+    else:
+        _stop(worker)
+    workers[place] = Worker(command)
+
+
+def _stop(worker: Worker) -> None:
+    """Stop gracefully."""
+    worker.go_on()
+    worker.send(signal.SIGTERM)
+    worker.process.wait(_SILENCE_SECONDS)
+    worker.close()
+
+
+def _tend(workers: list[Worker], command: list[str], outcome: Outcome) -> None:
+    """Let paused ones go on in time, and start those again that ended, as a supervisor does."""
+    for place, worker in enumerate(workers):
+        if worker.paused_until is not None and time.monotonic() >= worker.paused_until:
+            worker.go_on()
+        if worker.process.poll() is not None:
+            outcome.ended += 1
+            if os.environ.get("SHOW_LOGS"):
+                print(worker.log()[-2000:], file=sys.stderr)
+            worker.close()
+            workers[place] = Worker(command)
+
+
+def _finish(
+    workers: list[Worker], command: list[str], effects: Effects, traffic: Traffic, outcome: Outcome
+) -> None:
+    """Wait until all is handled, then stop everything."""
+    deadline = time.monotonic() + _SILENCE_SECONDS
+    total = traffic.published.total()
+    before = -1
+    while (count := len(set(effects.found()))) < total and time.monotonic() < deadline:
+        if count != before:
+            before, deadline = count, time.monotonic() + _SILENCE_SECONDS
+        _tend(workers, command, outcome)
+        time.sleep(0.2)
+    if count < total:
+        for worker in workers:
+            print(worker.log()[-3000:], file=sys.stderr)
+    for worker in workers:
+        _stop(worker)
+
+
+def _repeated(effects: Effects) -> bool:
+    return max(Counter(effects.found()).values(), default=0) > 1

@@ -1,0 +1,64 @@
+"""Processes that share a feed are killed, paused and restarted; the long runs are by hand.
+
+``python -m tests.sharing --events 200 --database postgresql`` (or sqlite, redis).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.servers import Postgres, Redis
+from tests.sharing.disturbances import run_disturbances
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
+EVENTS = 24
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    if request.param == "sqlite":
+        return str(tmp_path / "app.db")
+    server: Postgres = request.getfixturevalue("postgres")
+    return server.dsn
+
+
+async def test_kills_pauses_and_restarts_leave_each_event_exactly_once(database: str) -> None:
+    outcome = await run_disturbances(database, events=EVENTS, processes=3)
+    assert outcome.exactly_once, outcome
+
+
+async def test_graceful_restarts_repeat_nothing_without_any_transaction(database: str) -> None:
+    outcome = await run_disturbances(
+        database,
+        events=EVENTS // 2,
+        processes=3,
+        kinds=("restart",),
+        options=("--without-transaction",),
+    )
+    assert outcome.exactly_once, outcome
+
+
+async def test_redis_which_has_no_transaction_loses_nothing(redis_server: Redis) -> None:
+    outcome = await run_disturbances(redis_server.url, events=EVENTS // 2, processes=3)
+    assert outcome.events
+    assert outcome.lost == 0, outcome
+
+
+async def test_without_fencing_the_same_program_fails(postgres: Postgres) -> None:
+    """Leases and the clock of each process are not enough."""
+    outcome = await run_disturbances(
+        postgres.dsn,
+        events=200,
+        processes=3,
+        kinds=("pause",),
+        options=("--without-fencing",),
+        stop_when_repeated=True,
+    )
+    assert not outcome.exactly_once, outcome

@@ -1,0 +1,171 @@
+"""Without `follow` each instance ends once all that was published before it started is handled.
+
+By whichever instance, also when some die in between. On virtual time.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import anyio
+import pytest
+
+from feedapi_client import Batch, Limits
+from feedapi_client.testing import Publisher
+from tests.sharing.fleet import Fleet, Member, fleet, publish, until
+from tests.testing.virtual_time import run_in_virtual_time
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+ONCE: dict[str, Any] = {"follow": False, "limits": Limits(discovery_interval=20.0)}
+
+
+def six_partitions() -> Publisher:
+    publisher = Publisher(6)
+    for partition in range(6):
+        publish(publisher, partition, *range(10 * partition, 10 * partition + 10))
+    return publisher
+
+
+class Gate:
+    """Holds back the batches of one partition."""
+
+    def __init__(self, partition: int) -> None:
+        self.partition = partition
+        self.open = anyio.Event()
+
+    async def __call__(self, batch: Batch) -> None:
+        if batch.partition == self.partition and batch.events:
+            await self.open.wait()
+
+
+@BACKENDS
+def test_one_that_starts_beside_one_that_still_reads_takes_no_old_end_for_its_own(
+    backend: str,
+) -> None:
+    async def test() -> None:
+        publisher = six_partitions()
+        async with fleet(publisher) as instances:
+            instances.before = gate = Gate(5)
+            first = instances.start(**ONCE)
+            await until(lambda: len(instances.handled) == 50)
+            await anyio.sleep(5)  # marks the five as read to their ends
+            publish(publisher, 0, 1000)
+            second = instances.start(**ONCE)
+            await anyio.sleep(30)
+            gate.open.set()
+            await instances.all_over(first, second)
+            assert sorted(instances.handled) == [*range(60), 1000]
+
+    run_in_virtual_time(test, backend)
+
+
+@BACKENDS
+def test_ends_that_a_dead_instance_has_marked_do_not_end_the_next_round(backend: str) -> None:
+    """Its heartbeat is still alive when the next round begins."""
+
+    async def test() -> None:
+        publisher = six_partitions()
+        async with fleet(publisher) as instances:
+            instances.before = gate = Gate(5)
+            both = [instances.start(**ONCE) for _ in range(2)]
+            await until(lambda: len(instances.handled) == 50)
+            await anyio.sleep(5)
+            (dies,) = [one for one in both if 5 not in one.reads]
+            (ends,) = [one for one in both if one is not dies]
+            instances.kill(dies)
+            gate.open.set()
+            await instances.all_over(ends)
+            for partition in range(6):
+                publish(publisher, partition, 1000 + partition)
+            await instances.all_over(instances.start(**ONCE))
+            assert sorted(instances.handled) == [*range(60), *range(1000, 1006)]
+
+    run_in_virtual_time(test, backend)
+
+
+@BACKENDS
+def test_what_a_dead_instance_has_not_read_is_read_before_the_others_end(backend: str) -> None:
+    async def test() -> None:
+        publisher = six_partitions()
+        async with fleet(publisher) as instances:
+            instances.before = gate = Gate(5)
+            both = [instances.start(**ONCE) for _ in range(2)]
+            await until(lambda: len(instances.handled) == 50)
+            (dies,) = [one for one in both if 5 in one.reads]
+            (ends,) = [one for one in both if one is not dies]
+            await anyio.sleep(60)
+            assert not ends.over
+            instances.kill(dies)
+            gate.open.set()
+            await instances.all_over(ends)
+            assert sorted(instances.handled) == [*range(60)]
+
+    run_in_virtual_time(test, backend)
+
+
+@BACKENDS
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_any_history_of_starts_and_deaths_ends_with_all_handled(
+    seed: int, ordered: bool, backend: str
+) -> None:
+    async def test() -> None:
+        random, publisher = Random(seed), six_partitions()
+        async with fleet(publisher) as instances:
+
+            async def handle(_: Batch) -> None:
+                await anyio.sleep(random.uniform(0, 3))
+
+            instances.before = handle
+            history = History(random, instances, ordered=ordered)
+            for _ in range(12):
+                await history.step()
+            await instances.all_over(*instances.members)
+            history.start()  # the last word: whoever is alone reads all that there is
+            await instances.all_over(*instances.members)
+            assert set(instances.handled) == history.published
+
+    run_in_virtual_time(test, backend)
+
+
+class History:
+    """Starts, kills, publishes and splits at random."""
+
+    def __init__(self, random: Random, instances: Fleet, *, ordered: bool) -> None:
+        self.random = random
+        self.instances = instances
+        self.ordered = ordered
+        self.published = set(range(60))
+        self.start()
+
+    def start(self) -> None:
+        before = set(self.published)
+        options = {**ONCE, "ordered": self.ordered}
+        member = self.instances.start(**options)
+        member.at_end = lambda: self.check(before)
+
+    def check(self, published_before: set[int]) -> None:
+        """An instance has ended: all that was published before it started is handled."""
+        missing = published_before.difference(self.instances.handled)
+        assert not missing, f"it ended before {sorted(missing)} were handled"
+
+    async def step(self) -> None:
+        publisher, running = self.instances.publisher, self._running()
+        match self.random.choice(["start", "start", "kill", "publish", "publish", "split"]):
+            case "start" if len(running) < 4:
+                self.start()
+            case "kill" if running:
+                self.instances.kill(self.random.choice(running))
+            case "split" if len(publisher.open_partitions()) < 12:
+                partition = self.random.choice(publisher.open_partitions())
+                publisher.split(partition, method="starts-after")
+            case _:
+                numbers = range(len(self.published), len(self.published) + 5)
+                for n in numbers:
+                    publish(publisher, self.random.choice(publisher.open_partitions()), n)
+                self.published.update(numbers)
+        await anyio.sleep(self.random.choice([0.0, 0.3, 2.0, 15.0]))
+
+    def _running(self) -> list[Member]:
+        return [member for member in self.instances.members if not member.over]

@@ -1,0 +1,47 @@
+"""Ingests over Spark Connect, in a process of its own.
+
+``python -m tests.spark.connect_ingest '{"url": ..., "output": ...}'`` starts a Spark Connect server
+in this process's JVM, connects to it and prints what two runs wrote, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from feedapi_client.spark.ingest import Ingest, MicroBatchError
+from tests.spark import jvm
+from tests.spark.slow_workers import run
+
+
+def main(given: dict[str, Any]) -> None:
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder: Any = SparkSession.builder.remote("local[2]")
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.driver.memory": "600m",
+        "spark.driver.extraJavaOptions": jvm.options(),
+        "spark.sql.shuffle.partitions": "2",
+    }.items():
+        builder = builder.config(name, value)
+    spark: SparkSession = builder.getOrCreate()
+    results: dict[str, Any] = {"session": type(spark).__module__}
+    try:
+        results["first"] = asdict(run(spark, Ingest(**given)))
+        results["second"] = asdict(run(spark, Ingest(**given)))
+        try:
+            run(spark, Ingest(**{**given, "url": "http://127.0.0.1:9/feed", "feed": "x"}))
+        except (MicroBatchError, ValueError) as error:
+            results["error"] = str(error)
+    finally:
+        spark.stop()
+    sys.stdout.write(f"{json.dumps(results)}\n")
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

@@ -1,0 +1,289 @@
+"""``feedapi ingest`` into real Delta tables: exact or refused, whatever happens to them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.functions import udf
+
+from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, Summary, tables
+from feedapi_client.spark.ingest.gold import GoldTable
+from feedapi_client.spark.ingest.identity import Identity
+from feedapi_client.spark.ingest.tables import CatalogTable
+from feedapi_client.testing import Publisher
+from tests.docs.snippets import python_blocks
+from tests.spark.slow_workers import run
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+SCHEMA = "entity STRING, n INT, gone BOOLEAN"
+
+
+class Lake:
+    """A feed and the tables of one query, which all tests use. They hold what was published."""
+
+    def __init__(self, spark: SparkSession, folder: Path) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.publisher = Publisher(partitions=2, page_size=50, checkpoint_every=10, seed=2)
+        self._numbers = itertools.count()
+        spark.sql(f"CREATE DATABASE lake LOCATION '{folder / 'lake'}'")
+
+    def job(self, **more: Any) -> Ingest:
+        return Ingest(
+            **{
+                "url": str(self.publisher.url),
+                "output": "lake.silver",
+                "format": "delta",
+                "schema": SCHEMA,
+                "bronze": "lake.bronze",
+                "rejected": "lake.rejected",
+                "gold": "lake.gold",
+                "key": ["entity"],
+                "delete_when": "gone",
+                "checkpoint": str(self.folder / "checkpoint"),
+                "staging": (self.folder / "staging").as_uri(),
+                **more,
+            }
+        )
+
+    def publish(self, *entities: str, **more: Any) -> None:
+        for entity in entities or [f"e{n % 7}" for n in range(30)]:
+            event = {"entity": entity, "n": next(self._numbers), **more}
+            self.publisher.publish(entity, event)
+
+    def ingest(self, **more: Any) -> Summary:
+        return run(self.spark, self.job(**more))
+
+    def check(self) -> None:
+        """Compare all tables with what was published."""
+        events = self.publisher.payloads()
+        bronze = Counter(row[0] for row in self.rows("SELECT data FROM lake.bronze"))
+        assert sum(bronze.values()) == len(events)
+        assert set(bronze.values()) <= {1}
+        fitting = [event for event in events if isinstance(event["n"], int)]
+        silver = [row.n for row in self.rows("SELECT n FROM lake.silver")]
+        assert sorted(silver) == sorted(event["n"] for event in fitting)
+        assert len(self.rows("SELECT 1 FROM lake.rejected")) == len(events) - len(fitting)
+        state: dict[str, int] = {}
+        for event in fitting:
+            state.pop(event["entity"], None)
+            if not event.get("gone"):
+                state[event["entity"]] = event["n"]
+        assert {row.entity: row.n for row in self.rows("SELECT * FROM lake.gold")} == state
+
+    def rows(self, query: str) -> list[Any]:
+        return self.spark.sql(query).collect()
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    lake = Lake(spark, tmp_path_factory.mktemp("lake"))
+    with lake.publisher.serve():
+        yield lake
+
+
+@pytest.fixture(scope="module")
+def filled(lake: Lake) -> Lake:
+    """The lake after the first micro-batch."""
+    lake.publish()
+    lake.publish("e1", n="many")
+    summary = lake.ingest()
+    assert (summary.rows, summary.unparsed, summary.batches) == (30, 1, 1)
+    return lake
+
+
+# ---------------------------------------------------------------------- exact
+
+
+def test_first_batch_into_new_tables(filled: Lake) -> None:
+    filled.check()
+
+
+def test_gold_follows_changes_deletions_and_new_columns(filled: Lake) -> None:
+    filled.publish("e1", "e2", "e3", gone=True)
+    filled.publish("e2")
+    filled.publisher.split(0, into=2)
+    filled.publish("e4", "e5")
+    filled.publish("e6", price=1.5)
+    filled.ingest(schema=f"{SCHEMA}, price DOUBLE")
+    filled.check()
+    assert filled.rows("SELECT entity FROM lake.gold WHERE price = 1.5")[0].entity == "e6"
+    filled.publish("e1", "e6")
+    filled.ingest()  # the old schema goes on writing
+    filled.check()
+
+
+def test_replay_after_a_failure_and_optimize(filled: Lake) -> None:
+    failed: list[int] = []
+
+    def fails_once(rows: DataFrame, number: int) -> DataFrame:
+        if not failed:
+            failed.append(number)
+            raise RuntimeError("here")
+        return rows
+
+    filled.publish()
+    before = filled.rows("SELECT count(*) FROM lake.bronze")[0][0]
+    with pytest.raises(MicroBatchError, match="here"):
+        filled.ingest(transform=fails_once)
+    assert filled.rows("SELECT count(*) FROM lake.bronze")[0][0] == before + 30  # half written
+    filled.spark.sql("OPTIMIZE lake.bronze")
+    filled.ingest(transform=fails_once)
+    filled.check()
+
+
+def test_batch_that_was_written_and_not_committed_is_replaced(filled: Lake) -> None:
+    filled.publish()
+    small = filled.ingest(options={"maxEventsPerPartition": "8"}, compact_every=2)
+    assert small.batches >= 2
+    files = filled.rows("DESCRIBE DETAIL lake.bronze")[0].numFiles
+    assert files <= 3  # micro-batches were compacted
+    commits = filled.folder / "checkpoint" / "commits"
+    last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
+    for log in commits.glob(f"*{last}*"):
+        log.unlink()
+    filled.ingest()
+    filled.check()
+
+
+def events(spark: SparkSession, first: int, count: int) -> DataFrame:
+    """Typed events, as `output` gets them."""
+    return spark.range(first, first + count).selectExpr(
+        "'e' || id % 7 AS entity",
+        "int(id) AS n",
+        "0 AS partition",
+        "id AS sequence",
+        "0 AS depth",
+        "map('from', 'feed') AS headers",
+    )
+
+
+def test_two_feeds_in_one_table_at_once(spark: SparkSession, lake: Lake) -> None:
+    job = lake.job(output="lake.two_feeds")
+
+    def write(feed: str) -> None:
+        table = CatalogTable(job, job.output)
+        for number in (0, 1, 1):  # a replay, too
+            table.write(events(spark, number * 10, 10), Identity(feed, str(len(feed))), number)
+
+    feeds = ["host:80/a", "it's \\b"]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(write, feeds))
+    rows = spark.table(job.output).groupBy("feed", "query").count().collect()
+    assert sorted(tuple(row) for row in rows) == [(feed, str(len(feed)), 20) for feed in feeds]
+    for feed in feeds:  # each query is known there
+        CatalogTable(job, job.output).check(spark, Identity(feed, str(len(feed)), 1), None)
+
+
+def test_another_writer_changes_rows_during_a_merge(
+    spark: SparkSession, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gold = GoldTable(lake.job(gold="lake.merged", delete_when=None), "lake.merged")
+    who = Identity("feed", "query")
+    gold.merge(events(spark, 0, 10), who, 0)
+    reading, changed = tmp_path / "reading", tmp_path / "changed"
+    conflicts: list[bool] = []
+    is_conflict = tables._is_conflict
+
+    def recorded(error: Exception) -> bool:
+        conflicts.append(is_conflict(error))
+        return conflicts[-1]
+
+    monkeypatch.setattr(tables, "_is_conflict", recorded)
+
+    @udf("int", useArrow=False)
+    def wait(n: int) -> int:
+        """Read the events of the merge only when the other writer has committed."""
+        reading.touch()
+        while not changed.exists():
+            time.sleep(0.01)
+        return n
+
+    slow = events(spark, 10, 10).coalesce(1).withColumn("n", wait("n"))
+    with ThreadPoolExecutor() as pool:
+        merging = pool.submit(gold.merge, slow, who, 1)
+        while not (reading.exists() or merging.done()):
+            time.sleep(0.01)
+        spark.sql("UPDATE lake.merged SET headers = map('from', 'correction')")
+        changed.touch()
+        merging.result()
+    assert conflicts == [True]
+    gold.merge(events(spark, 10, 10), who, 1)  # a replay, too
+    assert {row.entity: row.n for row in spark.table("lake.merged").collect()} == {
+        f"e{n % 7}": n for n in range(20)
+    }
+
+
+# ---------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"checkpoint": "lost"}, "all events would be written again"),
+        ({"checkpoint": "lost", "append": True}, "holds the latest state from another query"),
+        ({"schema": "entity STRING, n STRING"}, "column n is int and would become string"),
+        ({"partition_by": ["entity"]}, r"is partitioned by \[\], not by \['entity'\]"),
+        ({"feed": "another"}, "keep its name with --feed"),
+        ({"format": "iceberg"}, "format iceberg is not installed in this Spark 4.2.0"),
+    ],
+)
+def test_change_that_would_make_tables_wrong_is_refused(
+    filled: Lake, change: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(IngestError, match=message):
+        filled.ingest(**change)
+
+
+def test_table_of_another_program_is_refused(filled: Lake) -> None:
+    filled.spark.sql("CREATE TABLE lake.theirs (entity STRING) USING delta")
+    with pytest.raises(IngestError, match="has no column feed string"):
+        filled.ingest(output="lake.theirs")
+
+
+def test_old_checkpoint_with_another_table_of_ours_is_refused(filled: Lake) -> None:
+    own = {"checkpoint": str(filled.folder / "other"), "staging": str(filled.folder / "staging2")}
+    plain: dict[str, Any] = {
+        "schema": None,
+        "bronze": None,
+        "rejected": None,
+        "gold": None,
+        "key": (),
+    }
+    plain["delete_when"] = None
+    filled.ingest(output="lake.other", **plain, **own)
+    with pytest.raises(IngestError, match=r"lake\.other was never written by the checkpoint's"):
+        filled.ingest(bronze="lake.other")
+    for transform in (None, lambda rows, number: None):
+        with pytest.raises(IngestError, match=r"lake\.bronze was never written by"):
+            filled.ingest(output="lake.bronze", transform=transform, **plain, **own)
+
+
+# ---------------------------------------------------------------------- guide
+
+
+def test_guide(lake: Lake, tmp_path: Path) -> None:
+    publisher = Publisher(partitions=2)
+    for number, status in enumerate(["created", "paid", "deleted", "paid"]):
+        event = {"entity": f"o{number % 3}", "status": status, "amount": 2.5}
+        publisher.publish(event["entity"], event)
+    names: dict[str, Any] = {"spark": lake.spark}
+    with publisher.serve() as url:
+        for snippet in python_blocks("docs/pages/lakehouse.md"):
+            code = snippet.replace("https://service/orders", str(url))
+            code = code.replace("s3://lake", tmp_path.as_uri())
+            exec(compile(code, "docs/pages/lakehouse.md", "exec"), names)
+    gold = lake.spark.table("lake.orders").where("status is not null")
+    assert {row.entity: row.status for row in gold.collect()} == {"o0": "paid", "o1": "paid"}
+    assert lake.spark.table("orders").where("status is not null").count() == 2

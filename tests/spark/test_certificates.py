@@ -1,0 +1,88 @@
+"""A feed whose certificate only an own authority signed: the text of it travels in an option."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from feedapi_client.errors import FeedError
+from feedapi_client.spark.certificates import certificates_in
+from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.fetch import PartitionReader
+from feedapi_client.spark.http_clients import http_clients
+from feedapi_client.spark.ingest.command import _job, main, parser
+from feedapi_client.spark.options import OptionError, parse_options
+from feedapi_client.spark.target import Target
+from feedapi_client.testing import Publisher
+from tests.http.certificates import Certificate, self_signed, serve_https
+
+URL = "https://service/feed"
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
+    return self_signed(tmp_path_factory.mktemp("tls"), "IP:127.0.0.1")
+
+
+@pytest.fixture
+def https(certificate: Certificate) -> Iterator[str]:
+    publisher = Publisher()
+    publisher.extend(0, [{"n": n} for n in range(5)])
+    with serve_https(publisher, certificate) as url:
+        yield url
+        http_clients.close()
+
+
+def test_server_is_verified_with_the_certificates_of_the_option(
+    https: str, certificate: Certificate
+) -> None:
+    given = {"url": https, "caCertificates": certificates_in(str(certificate.path))}
+    options = pickle.loads(pickle.dumps(parse_options(given)))
+    with FeedConnection(options) as connection:
+        assert PartitionReader(connection, Target(0, "_first")).read().events == 5
+    with (  # another client, although the URL is the same
+        FeedConnection(parse_options({"url": https})) as connection,
+        pytest.raises(FeedError, match="certificate"),
+    ):
+        connection.discover()
+
+
+def test_only_certificates_are_taken_from_a_file(certificate: Certificate, tmp_path: Path) -> None:
+    both = tmp_path / "both.pem"
+    both.write_text(certificate.key.read_text() + "a comment\n" + certificate.path.read_text())
+    assert certificates_in(str(both)) == certificate.path.read_text().strip()
+
+
+def test_option_that_holds_a_private_key_or_no_certificate_is_refused(
+    certificate: Certificate,
+) -> None:
+    for text in (certificate.key.read_text(), "company.pem", "", "\n"):
+        with pytest.raises(OptionError, match="option caCertificates must") as caught:
+            parse_options({"url": URL, "caCertificates": text})
+        assert "BEGIN" not in str(caught.value)
+
+
+@pytest.mark.parametrize("by_variable", [True, False])
+def test_ingest_refuses_a_file_without_certificates(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    by_variable: bool,
+) -> None:
+    (tmp_path / "empty.pem").write_text("no certificate")
+    for name in ("empty.pem", "absent.pem"):
+        file = str(tmp_path / name)
+        if by_variable:
+            monkeypatch.setenv("FEEDAPI_CA_FILE", file)
+        assert main([URL, "out", *(() if by_variable else ("--ca-file", file))]) == 2
+        assert f"--ca-file: {file} holds no certificates" in capsys.readouterr().err
+
+
+def test_ingest_gives_the_source_the_certificates_of_the_file(certificate: Certificate) -> None:
+    given = vars(parser().parse_args([URL, "out", "--ca-file", str(certificate.path)]))
+    for name in ("json", "conf"):
+        del given[name]
+    assert _job(given).options == {"caCertificates": certificates_in(str(certificate.path))}

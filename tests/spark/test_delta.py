@@ -1,0 +1,21 @@
+"""Runs the tests of Delta tables, which need another release of Spark than the other tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.spark import delta_environment
+from tests.spark.conftest import needs_jvm
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_jvm]
+
+# Downloads Spark and Delta at first.
+LONG = 1800
+
+
+@pytest.mark.timeout(LONG + 60)
+def test_delta_tables_are_exact_or_refused() -> None:
+    command = ["-m", "pytest", "-n", "0", "-q", "tests/spark/delta_tables.py"]
+    done = delta_environment.run(command, timeout=LONG)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

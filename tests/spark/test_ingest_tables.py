@@ -1,0 +1,262 @@
+"""Tables of ``feedapi ingest`` in folders of files: whose rows they hold, and what can't change."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from feedapi_client.spark.ingest import (
+    Ingest,
+    IngestError,
+    MicroBatchError,
+    latest,
+    main,
+)
+from feedapi_client.testing import Publisher
+from tests.spark import transforms
+from tests.spark.slow_workers import run
+from tests.spark.test_ingest import job, publish
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+TYPED = "entity STRING NOT NULL, n INT"
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher(partitions=2, page_size=50, checkpoint_every=10, seed=2)
+    publish(publisher, 60)
+    with publisher.serve():
+        yield publisher
+
+
+def numbers(spark: SparkSession, folder: Path) -> list[int]:
+    table = spark.read.option("mergeSchema", "true").parquet(str(folder))
+    return sorted(row[0] for row in table.selectExpr("int(get_json_object(data, '$.n'))").collect())
+
+
+# ---------------------------------------------------------------------- whose rows
+
+
+def test_two_feeds_in_one_table_keep_their_rows(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    other = Publisher(partitions=1, seed=5)
+    publish(other, 40, first=1000)
+    with other.serve():
+        for one, name in ((publisher, "a"), (other, "b"), (publisher, "a")):
+            own = {"checkpoint": str(tmp_path / name), "staging": str(tmp_path / f"{name}.staging")}
+            run(spark, job(one, tmp_path, **own))
+            publish(one, 1, first=5000)
+    feeds = spark.read.parquet(str(tmp_path / "table")).groupBy("feed").count().collect()
+    assert sorted(row["count"] for row in feeds) == [40, 61]
+
+
+def test_lost_checkpoint_is_refused_and_may_be_appended(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    run(spark, job(publisher, tmp_path))
+    shutil.rmtree(tmp_path / "table" / "_feedapi")
+    with pytest.raises(IngestError, match="all events would be written again"):
+        run(spark, job(publisher, tmp_path))
+    run(spark, job(publisher, tmp_path, append=True))
+    assert numbers(spark, tmp_path / "table") == sorted([*range(60)] * 2)
+
+
+def test_moved_staging_is_an_error(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    run(spark, job(publisher, tmp_path))
+    publish(publisher, 10, first=60)
+    with pytest.raises(MicroBatchError, match="stagingLocation"):
+        run(spark, job(publisher, tmp_path, staging=(tmp_path / "moved").as_uri()))
+    assert numbers(spark, tmp_path / "table") == [*range(60)]
+
+
+def test_old_checkpoint_with_another_table_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    own = {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
+    run(spark, job(publisher, tmp_path, **own))
+    other = {"output": str(tmp_path / "other")}
+    refused = r"never written by the checkpoint's query, which committed 1 batches"
+    with pytest.raises(IngestError, match=refused):
+        run(spark, job(publisher, tmp_path, **own, **other))
+    run(spark, job(publisher, tmp_path, **other))
+    for more in ({}, {"transform": transforms.writes_by_itself}):
+        with pytest.raises(IngestError, match=refused):
+            run(spark, job(publisher, tmp_path, **own, **other, **more))
+
+
+def test_checkpoint_of_a_transform_that_writes_by_itself_keeps_its_output(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    own: dict[str, Any] = {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
+    own["transform"] = transforms.writes_by_itself
+    run(spark, job(publisher, tmp_path, **own))
+    assert run(spark, job(publisher, tmp_path, **own)).rows == 0
+    with pytest.raises(IngestError, match="never written by the checkpoint's query"):
+        run(spark, job(publisher, tmp_path, output=str(tmp_path / "other"), **own))
+
+
+def test_checkpoint_of_another_feed_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    run(spark, job(publisher, tmp_path, feed="orders"))
+    with pytest.raises(IngestError, match=r"wrote another feed than .* keep its name with --feed"):
+        run(spark, job(publisher, tmp_path))
+    assert run(spark, job(publisher, tmp_path, feed="orders")).rows == 0
+
+
+# ---------------------------------------------------------------------- what can't change
+
+
+@pytest.fixture(scope="module")
+def table(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Publisher, Path]]:
+    """A feed and the folder of its table."""
+    folder = tmp_path_factory.mktemp("table")
+    publisher = Publisher(partitions=1, seed=2)
+    publish(publisher, 10)
+    with publisher.serve():
+        run(spark, job(publisher, folder, schema="entity STRING, n INT"))
+        yield publisher, folder
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"partition_by": ["entity"]}, r"with partition_by \[\], not \['entity'\]"),
+        ({"format": "orc"}, "with format 'parquet', not 'orc'"),
+        ({"schema": "entity STRING, n STRING"}, "column n was int and would become string"),
+        ({"prefix": "x_"}, "with prefix '', not 'x_'"),
+    ],
+)
+def test_change_that_makes_a_table_unreadable_is_refused(
+    spark: SparkSession, table: tuple[Publisher, Path], change: dict[str, Any], message: str
+) -> None:
+    publisher, folder = table
+    with pytest.raises(IngestError, match=message):
+        run(spark, job(publisher, folder, **{"schema": "entity STRING, n INT", **change}))
+
+
+def test_new_column_is_added(spark: SparkSession, publisher: Publisher, tmp_path: Path) -> None:
+    run(spark, job(publisher, tmp_path, schema="entity STRING"))
+    publish(publisher, 5, first=60)
+    run(spark, job(publisher, tmp_path, schema="entity STRING, n INT"))
+    table = spark.read.option("mergeSchema", "true").parquet(str(tmp_path / "table"))
+    assert table.where("n is not null").count() == 5
+    assert numbers(spark, tmp_path / "table") == [*range(65)]  # from the payload as sent
+
+
+# ---------------------------------------------------------------------- columns
+
+
+def test_names_of_added_columns_need_a_prefix(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.append(0, {"entity": "e", "partition": "north", "Sequence": 7, "batch": "x"})
+    schema = "entity STRING, partition STRING, Sequence INT, batch STRING"
+    with pytest.raises(IngestError, match="schema columns partition, Sequence, batch have names"):
+        run(spark, job(publisher, tmp_path, schema=schema))
+    run(spark, job(publisher, tmp_path, schema=schema, prefix="feed_"))
+    row = spark.read.parquet(str(tmp_path / "table")).where("entity = 'e'").first()
+    assert row is not None
+    assert (row.partition, row.Sequence, row.batch, row.feed_partition) == ("north", 7, "x", 0)
+
+
+def test_wrong_schema_is_found_before_the_query_starts(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    with pytest.raises(IngestError, match=r"schema 'n INTT' can't be parsed: .*INTT"):
+        run(spark, job(publisher, tmp_path, schema="n INTT"))
+    assert not (tmp_path / "table").exists()
+
+
+def test_rejected_events_have_a_table_and_a_reason(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    for payload in ({"entity": "x", "n": "many"}, {"n": 1}, "text"):
+        publisher.append(0, payload)
+    tables = {name: str(tmp_path / name) for name in ("bronze", "rejected")}
+    summary = run(spark, job(publisher, tmp_path, schema=TYPED, **tables))
+    assert (summary.rows, summary.unparsed) == (60, 3)
+    rejected = spark.read.parquet(tables["rejected"])
+    assert {row.data: row.reason for row in rejected.collect()} == {
+        '{"entity":"x","n":"many"}': "n is not int",
+        '{"n":1}': "entity is missing",
+        '"text"': "not a JSON object",
+    }
+    bronze = spark.read.parquet(tables["bronze"])
+    assert bronze.count() == 63
+    assert {"feed", "query", "batch", "cursor", "sequence", "depth", "ingested_at"} <= set(
+        bronze.columns
+    )
+
+
+def test_latest_state_of_each_entity(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.split(0, into=2)
+    publish(publisher, 35, first=60)
+    run(spark, job(publisher, tmp_path, schema=TYPED))
+    table = spark.read.parquet(str(tmp_path / "table"))
+    newest = {row.entity: row.n for row in latest(table, ["entity"], "n = 94").collect()}
+    expected = {event["entity"]: event["n"] for event in publisher.payloads()}
+    assert newest == {entity: n for entity, n in expected.items() if n != 94}
+
+
+def test_target_file_size_joins_the_files_of_a_batch(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    run(spark, job(publisher, tmp_path, options={"maxPartitionsPerTask": "1"}))
+    assert len(list((tmp_path / "table").glob("feed=*/query=*/batch=0/*.parquet"))) == 2
+    sized = {"output": str(tmp_path / "sized"), "target_file_size": "128m"}
+    run(spark, job(publisher, tmp_path, options={"maxPartitionsPerTask": "1"}, **sized))
+    assert len(list((tmp_path / "sized").glob("feed=*/query=*/batch=0/*.parquet"))) == 1
+
+
+def test_error_of_a_transform_is_its_own_line(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    def misspells(batch, number):  # type: ignore[no-untyped-def]
+        return batch.select("amuont")
+
+    with pytest.raises(MicroBatchError, match=r"^AnalysisException: .*amuont") as caught:
+        run(spark, job(publisher, tmp_path, transform=misspells))
+    assert "\n" not in str(caught.value)
+
+
+# ---------------------------------------------------------------------- without a JVM
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--schema", "id INT", "--gold", "g", "--key", "id"], "MERGE, which format parquet can't"),
+        (["--key", "id"], "key and delete_when describe gold"),
+        (["--bronze", "b"], "bronze and rejected need a schema"),
+        (["--compact-every", "5"], "compact_every needs format delta"),
+        (["--target-file-size", "big"], "target_file_size must be such as 128m"),
+        (["--schema", "id INT", "--bronze", "/tmp/x"], "must be different tables"),
+        (["--schema", "id INT", "--option", "payload=variant"], "leave out option payload"),
+    ],
+)
+def test_arguments_that_do_not_go_together(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    assert main(["http://service/feed", "/tmp/x", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_name_of_the_feed_holds_no_secret() -> None:
+    url = "https://me:secret@service:8443/orders/?token=secret"
+    assert Ingest(url=url, output="/tmp/x").feed_name == "service:8443/orders"

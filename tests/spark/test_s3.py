@@ -1,0 +1,78 @@
+"""Staging in a real S3-compatible server (moto's), set up by environment variables alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from feedapi_client.spark.options import parse_options
+from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
+from feedapi_client.spark.staging.location import Staging
+from feedapi_client.spark.stream import FeedStreamReader
+from feedapi_client.testing import Publisher
+from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
+from tests.spark.s3_server import s3_server
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+LOCATION = "s3://lake/staging"
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An S3 server with the bucket ``lake``; this process has its endpoint and credentials."""
+    with s3_server() as url:
+        for name, value in {
+            "AWS_ENDPOINT_URL": url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": "us-east-1",
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret-of-staging",
+        }.items():
+            monkeypatch.setenv(name, value)
+        yield url
+
+
+def test_first_writer_of_an_object_wins(server: str) -> None:
+    one, other = Staging(LOCATION, "run"), Staging("s3a://lake/staging", "run")
+    key = one.plan_key(0)
+    assert one.create(key, b"first")
+    assert not other.create(key, b"second")
+    assert other.read(key) == b"first"
+    assert one.delete_before(1) == 1
+    with pytest.raises(MissingObjectError):
+        other.read(key)
+
+
+def test_error_names_neither_bucket_nor_credentials(
+    server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(StagingError) as caught:
+        Staging("s3://missing-bucket/staging", "run").create("run/plan/0", b"")
+    assert "missing-bucket" not in str(caught.value)
+    assert "secret-of-staging" not in str(caught.value)
+
+
+def test_every_event_is_delivered_once_from_s3(server: str) -> None:
+    publisher = Publisher(partitions=2, page_size=40, checkpoint_every=10, seed=7)
+    publisher.split(0, into=2)
+    for n in range(200):
+        publisher.publish(f"e{n % 7}", {"entity": f"e{n % 7}", "n": n})
+    crashes = iter(["planned", "logged", "staged", "sunk"])
+    coming = next(crashes)
+
+    def crash_at(point: str) -> None:
+        nonlocal coming
+        if point == coming:
+            coming = next(crashes, "none")
+            raise Crash
+
+    with publisher.serve() as url:
+        options = parse_options({"url": str(url), "maxEventsPerPartition": "30"})
+        engine = MicroBatchEngine(lambda: FeedStreamReader(options, LOCATION), crash_at)
+        engine.run()
+    assert coming == "none"
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+    assert json.loads(engine.offsets[engine.committed])["epoch"] == engine.committed

@@ -1,0 +1,370 @@
+"""`observe`: what is exported of any number of consumers, and until when."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+import anyio
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from feedapi_client import Batch, FeedConsumer, Quarantine, Retry, Share
+from feedapi_client.telemetry import METRICS, observation, observe
+from feedapi_client.telemetry.metrics import Kind
+from feedapi_client.testing import Publisher
+from tests.consumer.helpers import limits, read
+from tests.testing.virtual_time import asgi_client
+
+pytestmark = pytest.mark.anyio
+QUICK = Retry(attempts=2, base_delay=0.001, max_delay=0.002)
+
+
+class Exported:
+    """A meter and a tracer in memory."""
+
+    def __init__(self) -> None:
+        self.reader = InMemoryMetricReader()
+        self._meters = MeterProvider([self.reader])
+        self.meter = self._meters.get_meter("test")
+        self._spans = InMemorySpanExporter()
+        tracers = TracerProvider()
+        tracers.add_span_processor(SimpleSpanProcessor(self._spans))
+        self.tracer = tracers.get_tracer("test")
+
+    def points(self, name: str, **attributes: Any) -> list[Any]:
+        """The points of a metric with these attributes, dots written as two underscores."""
+        wanted = {key.replace("__", "."): value for key, value in attributes.items()}
+        data = self.reader.get_metrics_data()
+        return [
+            point
+            for resource in (data.resource_metrics if data else [])
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+            for point in metric.data.data_points
+            if metric.name == name and wanted.items() <= dict(point.attributes or {}).items()
+        ]
+
+    def names(self) -> set[str]:
+        data = self.reader.get_metrics_data()
+        return {
+            metric.name
+            for resource in (data.resource_metrics if data else [])
+            for scope in resource.scope_metrics
+            for metric in scope.metrics
+        }
+
+    def spans(self) -> list[ReadableSpan]:
+        return list(self._spans.get_finished_spans())
+
+
+def feed(events: int, partitions: int = 1) -> Publisher:
+    publisher = Publisher(partitions)
+    for partition in range(partitions):
+        publisher.extend(partition, [{"n": n} for n in range(events)])
+    return publisher
+
+
+async def nothing(_: Batch) -> None:
+    """Handle a batch."""
+
+
+async def test_metrics_follow_the_conventions_and_show_no_secret() -> None:
+    exported = Exported()
+    async with (
+        asgi_client(feed(3)) as http,
+        FeedConsumer("http://u:p4ss@feed/feed?key=s3cret", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter, exported.tracer):
+            await consumer.run(nothing)
+            common = {
+                "messaging__system": "feedapi",
+                "messaging__destination__name": "http://feed/feed",
+                "messaging__consumer__group__name": "default",
+            }
+            one = common | {"messaging__destination__partition__id": "0"}
+            (messages,) = exported.points("messaging.client.consumed.messages", **one)
+            assert messages.value == 3
+            (process,) = exported.points("messaging.process.duration", **one)
+            assert process.count >= 1
+            for name, kind in (("fetch", "receive"), ("commit", "settle")):
+                operation = {
+                    "messaging__operation__name": name,
+                    "messaging__operation__type": kind,
+                }
+                (duration,) = exported.points(
+                    "messaging.client.operation.duration", **one, **operation
+                )
+                assert duration.count >= 1
+            states = exported.points("feedapi.consumer.partitions", **common)
+            assert sum(point.value for point in states) == 1
+            assert exported.points("feedapi.consumer.live", **common)[0].value == 1
+            shown = str(exported.reader.get_metrics_data()) + str(
+                [span.to_json() for span in exported.spans()]
+            )
+            assert "s3cret" not in shown
+            assert "p4ss" not in shown
+
+
+async def test_every_metric_of_the_table_is_exported_and_no_other() -> None:
+    exported = Exported()
+    publisher = feed(4)
+    publisher.fail(503)
+    async with (
+        asgi_client(publisher) as http,
+        FeedConsumer("http://feed/feed", http=http, limits=limits(), share=Share()) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
+
+        async def refuse_one(batch: Batch) -> None:
+            if any(event.json()["n"] == 2 for event in batch.events):
+                raise ValueError("not this one")
+
+        async def consume() -> None:
+            policy = Retry(attempts=2, base_delay=0.001, max_delay=0.002, then=Quarantine())
+            await consumer.run(refuse_one, on_failure=policy)
+
+        with observe(consumer, exported.meter):
+            tasks.start_soon(consume)
+            with anyio.fail_after(60):
+                while exported.names() != {metric.name for metric in METRICS}:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            tasks.cancel_scope.cancel()
+
+
+async def test_the_leases_of_an_instance_are_counted() -> None:
+    exported = Exported()
+    share = Share(rebalance_seconds=0.05)
+    async with (
+        asgi_client(feed(1, partitions=2)) as http,
+        FeedConsumer("http://feed/feed", http=http, share=share) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            assert [point.value for point in exported.points("feedapi.consumer.leases")] == [0]
+            async for _ in consumer:
+                break
+            with anyio.fail_after(60):
+                while exported.points("feedapi.consumer.leases")[0].value != 2:  # noqa: ASYNC110
+                    await anyio.sleep(0.05)
+
+
+async def test_any_number_of_consumers_share_a_meter_and_each_has_an_end(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.WARNING)
+    exported = Exported()
+
+    def events(name: str) -> list[int]:
+        attributes = {"messaging__consumer__group__name": name}
+        points = exported.points("messaging.client.consumed.messages", **attributes)
+        return [point.value for point in points]
+
+    def gauges(name: str) -> int:
+        attributes = {"messaging__consumer__group__name": name}
+        return len(exported.points("feedapi.consumer.buffered", **attributes))
+
+    async with asgi_client(feed(5)) as http:
+        options: dict[str, Any] = {"http": http, "follow": False}
+        async with (
+            FeedConsumer("http://feed/feed", name="a", **options) as first,
+            FeedConsumer("http://feed/feed", name="b", **options) as second,
+        ):
+            with observe(first, exported.meter):
+                with observe(second, exported.meter):
+                    await read(first)
+                    await read(second)
+                    assert (events("a"), events("b")) == ([5], [5])
+                    assert (gauges("a"), gauges("b")) == (1, 1)
+                assert (gauges("a"), gauges("b")) == (1, 0)
+            assert (gauges("a"), gauges("b")) == (0, 0)
+            assert not first.observers
+            assert (events("a"), events("b")) == ([5], [5]), "a counter never goes back"
+    assert [each for each in caplog.records if each.name.startswith("opentelemetry")] == []
+
+
+async def test_counters_go_on_over_iterations() -> None:
+    exported = Exported()
+    publisher = feed(2)
+    async with (
+        asgi_client(publisher) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            await consumer.run(nothing)
+            publisher.append(0, {"n": 2})
+            await consumer.run(nothing)
+            (point,) = exported.points("messaging.client.consumed.messages")
+            assert point.value == 3
+
+
+async def test_a_failing_handler_shows_in_metrics_and_spans() -> None:
+    exported = Exported()
+    secret = "Ragnhild"
+    async with (
+        asgi_client(feed(1)) as http,
+        FeedConsumer("http://feed/feed", http=http) as consumer,
+    ):
+
+        async def fail(_: Batch) -> None:
+            raise LookupError(secret)
+
+        with observe(consumer, exported.meter, exported.tracer):
+            with pytest.raises(LookupError):
+                await consumer.run(fail, on_failure=QUICK)
+            failed = {"error__type": "LookupError"}
+            (failures,) = exported.points("feedapi.consumer.handler.failures", **failed)
+            (retries,) = exported.points("feedapi.consumer.handler.retries")
+            (process,) = exported.points("messaging.process.duration", **failed)
+            assert (failures.value, retries.value, process.count) == (2, 1, 1)
+            (problem,) = exported.points("feedapi.consumer.problems", feedapi__problem="failed")
+            assert problem.value == 1
+            assert exported.points("feedapi.consumer.live")[0].value == 0
+            assert secret not in str(exported.reader.get_metrics_data())
+    (span,) = [span for span in exported.spans() if span.name.startswith("process")]
+    assert span.status.status_code is StatusCode.ERROR
+    assert (span.attributes or {})["error.type"] == "LookupError"
+    assert secret not in str([span.to_json() for span in exported.spans()])
+
+
+async def test_each_batch_has_a_span_with_fetch_and_commit_below_it() -> None:
+    exported = Exported()
+    async with (
+        asgi_client(feed(3, partitions=2)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+
+        async def handle(batch: Batch) -> None:
+            with exported.tracer.start_as_current_span("application"):
+                assert trace.get_current_span() is not None
+
+        with observe(consumer, exported.meter, exported.tracer):
+            await consumer.run(handle)
+    spans = exported.spans()
+    for process in [span for span in spans if span.name == "process http://feed/feed"]:
+        assert process.context is not None
+        below = Counter(
+            span.name.split(" ")[0]
+            for span in spans
+            if span.parent is not None and span.parent.span_id == process.context.span_id
+        )
+        assert below == {"fetch": 1, "commit": 1, "application": 1}
+        assert process.kind is trace.SpanKind.CONSUMER
+        for name in ("messaging.batch.message_count", "messaging.destination.partition.id"):
+            assert name in (process.attributes or {})
+    assert {span.name.split(" ")[0] for span in spans} == {
+        "process",
+        "fetch",
+        "commit",
+        "application",
+    }
+
+
+async def test_a_loop_over_events_has_spans_too() -> None:
+    exported = Exported()
+    async with (
+        asgi_client(feed(3)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter, exported.tracer):
+            await read(consumer)
+    kinds = Counter(span.name.split(" ")[0] for span in exported.spans())
+    assert kinds["process"] == kinds["fetch"] == kinds["commit"] >= 1
+
+
+async def test_without_a_provider_of_traces_no_span_is_begun() -> None:
+    exported = Exported()
+    async with (
+        asgi_client(feed(3)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter) as observed:
+            async for _ in consumer.batches():
+                assert not observed._spans._open
+    assert exported.points("messaging.client.consumed.messages")
+
+
+async def test_a_tracer_that_does_nothing_is_not_asked() -> None:
+    """A monitor has one."""
+
+    class Counting(trace.NoOpTracer):
+        asked = 0
+
+        def start_span(self, *args: Any, **options: Any) -> trace.Span:
+            self.asked += 1
+            return super().start_span(*args, **options)
+
+    exported, tracer = Exported(), Counting()
+    async with (
+        asgi_client(feed(3)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter, tracer):
+            assert await read(consumer)
+    assert tracer.asked == 0
+
+
+async def test_a_span_that_nobody_finished_ends_with_the_observation() -> None:
+    exported = Exported()
+    async with (
+        asgi_client(feed(3)) as http,
+        FeedConsumer("http://feed/feed", http=http) as consumer,
+    ):
+        with observe(consumer, exported.meter, exported.tracer):
+            async for _ in consumer.batches():
+                break
+            assert not [span for span in exported.spans() if span.name.startswith("process")]
+    assert [span for span in exported.spans() if span.name.startswith("process")]
+
+
+async def test_many_partitions_are_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each series costs memory in this process and in Prometheus."""
+    monkeypatch.setattr(observation, "HISTOGRAMS_TOLD_APART", 3)
+    exported = Exported()
+    async with (
+        asgi_client(feed(1, partitions=8)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            await consumer.run(nothing)
+            points = exported.points("messaging.process.duration")
+            assert len(points) <= 4
+            assert sum(point.count for point in points) >= 8
+            assert len(exported.points("messaging.client.consumed.messages")) == 8
+
+
+async def test_observing_costs_a_few_calls_for_a_batch_and_none_for_an_event() -> None:
+    """The cost is counted, not timed: 10 events and 1,000 make the same number of measurements."""
+
+    class Counting:
+        def __init__(self) -> None:
+            self.calls = 0
+
+        def __call__(self, *_: object, **__: object) -> None:
+            self.calls += 1
+
+    async def measurements(events: int) -> int:
+        exported, counting = Exported(), Counting()
+        publisher = Publisher(1, page_size=10_000, checkpoint_every=10_000)
+        publisher.extend(0, [{"n": n} for n in range(events)])
+        async with (
+            asgi_client(publisher) as http,
+            FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+        ):
+            with observe(consumer, exported.meter) as observed:
+                made = observed._instruments._made
+                for metric in METRICS:
+                    if metric.kind is not Kind.GAUGE:
+                        name = "add" if metric.kind is Kind.COUNTER else "record"
+                        setattr(made[metric], name, counting)
+                await consumer.run(nothing)
+        return counting.calls
+
+    few, many = await measurements(10), await measurements(1000)
+    assert few == many <= 16
