@@ -165,7 +165,8 @@ class FeedConsumer:
         self._opening: Session | None = None
         self._closed_since = datetime.now(UTC)
         self._begun = False
-        self._stops = 0
+        self._stop_next = False
+        self._signalled = False
         # What the end of a grace period cancels: the handlers of `run`, or the block of a loop.
         self._handlers: anyio.CancelScope | None = None
         self._grace: GracePeriod | None = None
@@ -187,6 +188,7 @@ class FeedConsumer:
             await self._close_client()
             raise
         self._tasks = tasks
+        self._stop_next = self._signalled = False
         self._block, self.cut_short = anyio.get_current_task().id, False
         self._grace = GracePeriod(self._cut_short)
         tasks.start_soon(self._grace.run)
@@ -316,11 +318,13 @@ class FeedConsumer:
           cancelled. The program goes on behind it.
         - A loop in another task is not cancelled, but its `Batch.commit` raises `CommitOrderError`.
 
-        May be called again, to shorten the grace period.
+        May be called again, to shorten the grace period. Called after an iteration has ended, it
+        ends the next one as soon as that begins.
         """
         if self._session is None:
             return
-        self._stops += 1
+        if self._session.over:
+            self._stop_next = True
         self._session.stop()
         if grace is not None and self._grace is not None:
             self._grace.begin(grace)
@@ -328,8 +332,8 @@ class FeedConsumer:
     def install_signal_handlers(self, *, grace: float | None = 30.0) -> None:
         """End gracefully on SIGTERM and SIGINT (Ctrl-C), until the consumer is closed.
 
-        The first signal calls `stop` with this `grace`. The second one cancels at once what is in
-        flight. From then on signals do what they did before.
+        The first signal calls `stop` with this `grace`, and no iteration begins any more. The
+        second one cancels at once what is in flight. From then on signals do what they did before.
 
         Raises:
             RuntimeError: the consumer is not open, or this is not the main thread.
@@ -349,6 +353,7 @@ class FeedConsumer:
             number.name,
             extra={"feed": self.feed, "signal": number.name},
         )
+        self._signalled = True
         self.stop(grace=grace)
         await anext(signals)
         self._signal_handlers.close()
@@ -423,11 +428,11 @@ class FeedConsumer:
         if self._begun:
             if self._grace is not None:
                 self._grace.forget()
-            stops = self._stops
             await self._session.aclose()
             self._session = await self._open_session()
-            if self._stops != stops:  # while it was being opened
+            if self._stop_next or self._signalled:  # since the last one ended
                 self._session.stop()
+            self._stop_next = False
         self._begun = True
         self._tasks.start_soon(self._session.run)
         return self._session

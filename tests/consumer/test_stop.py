@@ -12,7 +12,14 @@ import pytest
 
 from feedapi_client import Batch, CommitOrderError, FeedConsumer, FeedKey, Position
 from feedapi_client.testing import Publisher
-from tests.consumer.helpers import SAFETY_LIMIT, RecordingStore, consume, numbers, wait_until
+from tests.consumer.helpers import (
+    SAFETY_LIMIT,
+    RecordingStore,
+    consume,
+    n_of,
+    numbers,
+    wait_until,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -120,6 +127,25 @@ async def test_stop_counts_while_the_next_iteration_begins(
             store.load = stop_and_load  # type: ignore[method-assign]
             await consumer.run(handle)
     assert not consumer.cut_short
+
+
+async def test_stop_between_iterations_ends_the_next_one_and_no_other(publisher: Publisher) -> None:
+    numbers(publisher, 0, [1])
+    handled = []
+
+    async def handle(batch: Batch) -> None:
+        handled.extend(n_of(batch.events))
+        consumer.stop()
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher) as consumer:
+            await consumer.run(handle)
+            consumer.stop(grace=_LONG)
+            numbers(publisher, 0, [2])
+            await consumer.run(handle)
+            assert handled == [1]
+            await consumer.run(handle)
+            assert handled == [1, 2]
 
 
 async def test_the_block_of_a_loop_is_cancelled_and_the_program_goes_on(
@@ -249,6 +275,19 @@ async def test_a_signal_ends_run_after_what_is_in_flight(
             assert not consumer.cut_short
     assert await store.cursors() == {0: end}
     assert signal.getsignal(number) in (before, signal.default_int_handler)
+
+
+async def test_after_a_signal_no_iteration_begins(publisher: Publisher) -> None:
+    numbers(publisher, 0, [1, 2])
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher) as consumer:
+            consumer.install_signal_handlers()
+            async for _ in consumer:
+                _send(signal.SIGTERM)
+                await anyio.sleep(_SHORT)
+                break  # by itself, not because of the signal
+            for _ in range(2):
+                assert [event async for event in consumer] == []
 
 
 async def test_the_second_signal_cancels_what_is_in_flight(publisher: Publisher) -> None:
