@@ -144,8 +144,8 @@ def test_replay_after_a_failure_and_optimize(filled: Lake) -> None:
 
 
 def test_batch_that_was_written_and_not_committed_is_replaced(filled: Lake) -> None:
-    filled.publish()
-    small = filled.ingest(options={"maxEventsPerPartition": "8"}, compact_every=2)
+    filled.publish(*["e1"] * 60)  # of one partition: more than a page, whatever its checkpoints
+    small = filled.ingest(options={"maxEventsPerPartition": "50"}, compact_every=2)
     assert small.batches >= 2
     files = filled.rows("DESCRIBE DETAIL lake.bronze")[0].numFiles
     assert files <= 3  # micro-batches were compacted
