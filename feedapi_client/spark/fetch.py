@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from feedapi_client.errors import (
     BufferLimitError,
@@ -21,13 +22,8 @@ from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader, Progress, lagging_error
 from feedapi_client.retry import Backoff
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fixed_end import (
-    MAX_FOLLOWING,
-    MIN_IN_A_ROW,
-    EndRounds,
-    FixedEnd,
-    fingerprints,
-)
+from feedapi_client.spark.end_watch import EndWatch, MayHoldEnd
+from feedapi_client.spark.fixed_end import fingerprints
 from feedapi_client.spark.options import with_option_names
 from feedapi_client.spark.target import FetchResult, Target
 
@@ -41,15 +37,6 @@ _SHORTEST_LINE = len(b'{"data":""}\n')
 
 class _Stop(Exception):  # noqa: N818 - not an error
     """Enough was read; the rest of the response is not needed."""
-
-
-class _MayHoldEnd(Exception):  # noqa: N818 - not an error
-    """The fixed end may lie within a batch, which was not delivered."""
-
-    def __init__(self, guess: int, events: int) -> None:
-        super().__init__()
-        self.guess = guess
-        self.events = events
 
 
 class PartitionReader:
@@ -83,13 +70,9 @@ class PartitionReader:
         self.target = target
         self.result = FetchResult(target.partition, target.cursor, target.cursor)
         self._page_size = page_size
-        self._end: FixedEnd | None = None
-        if target.end is not None:
-            self._end = FixedEnd(target.end, exact=not target.resumable)
-        self._rounds = EndRounds()
-        self.result.reached = target.end == target.cursor
+        self._watch = EndWatch(target, _Looks(connection, target.partition), feed=connection.url)
+        self.result.reached = self._watch.reached
         self._seek = connection.options.start_time if target.seek else None
-        self._responses = 0
         self._limit = limit
         self._full = full
         self._grace_period = grace_period
@@ -126,8 +109,10 @@ class PartitionReader:
             while not self._over():
                 try:
                     yield from self._request()
-                except _MayHoldEnd as found:
-                    yield from self._read_to_end(found)
+                except MayHoldEnd as found:
+                    for page in self._watch.pages_to_end(found, self.result.cursor):
+                        yield from self._deliver(page)
+                    self.result.reached = self._watch.reached
         except _Stop:
             pass
 
@@ -176,7 +161,8 @@ class PartitionReader:
             self._lag.reset()
         if finished.outcome is Outcome.PROGRESS:
             self._failures.reset()
-            self._look_behind_end()
+            self._watch.response_over(self.result.cursor)
+            self.result.reached = self._watch.reached
         elif finished.outcome is Outcome.END:
             self.result.ended, self.result.asked_closed = True, reader.closed
         elif finished.outcome is Outcome.SILENT:
@@ -189,7 +175,7 @@ class PartitionReader:
 
         A `PageReader` coalesces the batches of a chunk. There each one has to be seen.
         """
-        near_end = self._end is not None and self._end.may_be_in(chunk)
+        near_end = self._watch.may_be_in(chunk)
         fits = self._limit is None or self._fits(reader, chunk, self._limit - self._read)
         if fits and not near_end:
             yield chunk
@@ -210,14 +196,14 @@ class PartitionReader:
             if limit is not None and self._read and self._read + len(batch.events) > limit:
                 result.more = True
                 raise _Stop
-            self._check_end(batch)
+            self._watch.check(batch)
             kept = self._from_start(batch)
             result.events += len(kept.events)
             result.cursor = batch.cursor
             if self._at_last_cursor():
                 result.ended, result.asked_closed = True, True
-            if self._end is not None and self._end.reached_by(batch):
-                result.reached = True
+            self._watch.delivered(batch)
+            result.reached = self._watch.reached
             yield kept
             if (
                 result.ended
@@ -243,103 +229,6 @@ class PartitionReader:
             self._seek, self.result.started = None, True
         self.result.skipped += len(batch.events) - len(kept.events)
         return kept
-
-    def _look_behind_end(self) -> None:
-        """Find out which events come behind the fixed end, after 1, 2, 4 ... responses."""
-        self._responses += 1
-        end, number = self._end, self._responses
-        if end is None or number & (number - 1) or number < self._rounds.first_look:
-            return
-        if end.exact and end.knows_following:
-            return
-        if not end.knows_following:
-            upcoming = self._next_events(self.result.cursor, MIN_IN_A_ROW)
-            following = self._next_events(end.cursor, MAX_FOLLOWING) if upcoming else []
-            passed = end.set_following(following, upcoming)
-            if not end.exact:
-                self.result.reached = passed
-            elif passed:
-                self._fix_later_end()
-        elif end.later_end is None:
-            end.later_end = fix_end(self.connection, self.target.partition, listed_end=False)
-        elif end.wants_unordered:
-            following = self._next_events(end.later_end, MAX_FOLLOWING)
-            self.result.reached = end.set_unordered(following)
-
-    def _check_end(self, batch: CheckpointedEvents) -> None:
-        """Leave the response when a batch may hold the end of a batch read."""
-        end = self._end
-        if end is None or not end.exact or batch.cursor == end.cursor:
-            return
-        guess = end.events_before(batch)
-        if guess is not None and self._rounds.searches:
-            raise _MayHoldEnd(guess, len(batch.events))
-        if guess is not None:
-            self._fix_later_end()
-
-    def _read_to_end(self, found: _MayHoldEnd) -> Iterator[CheckpointedEvents]:
-        """Read the events of a batch in smaller pages, up to the fixed end if it lies there.
-
-        Else the end is passed with the next response: a later one is fixed.
-        """
-        end, size, left = self._end, max(1, found.guess), found.events
-        assert end is not None
-        self._end = None  # the pages are looked at here
-        while size and left > 0:
-            page = self._page(size)
-            if not page:
-                break
-            if not end.is_before(page):
-                size //= 2
-                continue
-            left -= sum(len(batch.events) for batch in page)
-            size = max(1, min(size, left))
-            yield from self._deliver(page)
-            if self.result.cursor == end.cursor:
-                self.result.reached = True
-                return
-        self._fix_later_end()
-
-    def _page(self, size: int) -> list[CheckpointedEvents]:
-        batches: list[CheckpointedEvents] = []
-        reader = PartitionReader(
-            self.connection,
-            Target(self.target.partition, self.result.cursor),
-            limit=size,
-            grace_period=0.0,
-            hold_open=False,
-            page_size=size,
-        )
-        reader.read(batches.append)
-        return batches
-
-    def _fix_later_end(self) -> None:
-        """Replace the end, which was passed or can't be found, by the present one."""
-        partition = self.target.partition
-        if not self._rounds.may_go_on(self._responses):
-            raise ProtocolError(
-                "grows while it is read, and no end of it can be found: no checkpoint lies at an "
-                "end that was fixed, also when the events before it are asked for with a page "
-                "size. Read it as a stream, with the trigger availableNow",
-                feed=self.connection.url,
-                partition=partition,
-            )
-        self._responses = 0
-        later = fix_end(self.connection, partition, listed_end=False)
-        self._end = None if later is None else FixedEnd(later, exact=True)
-
-    def _next_events(self, cursor: str, limit: int) -> list[int]:
-        """Return the fingerprints of up to `limit` events behind the cursor."""
-        batches: list[CheckpointedEvents] = []
-        reader = PartitionReader(
-            self.connection,
-            Target(self.target.partition, cursor),
-            full=lambda: len(batches) >= _MAX_LOOKS or len(fingerprints(batches)) >= limit,
-            grace_period=0.0,
-            hold_open=False,
-        )
-        reader.read(batches.append)
-        return fingerprints(batches)[:limit]
 
     def _at_last_cursor(self) -> bool:
         listed = self.connection.info.partitions.get(self.target.partition)
@@ -409,6 +298,40 @@ class PartitionReader:
         if self.result.cursor != self.result.start:
             raise _Stop
         self.result.failed = f"{type(error).__name__}: {error.message}"
+
+
+class _Looks:
+    """Short reads beside the one that is watched, which end at the first failure."""
+
+    def __init__(self, connection: FeedConnection, partition: int) -> None:
+        self._connection = connection
+        self._partition = partition
+
+    def page(self, cursor: str, size: int) -> list[CheckpointedEvents]:
+        """Return up to `size` events behind the cursor, asked for with that page size."""
+        batches: list[CheckpointedEvents] = []
+        self._reader(cursor, limit=size, page_size=size).read(batches.append)
+        return batches
+
+    def fingerprints(self, cursor: str, limit: int) -> list[int]:
+        """Return the fingerprints of up to `limit` events behind the cursor."""
+        batches: list[CheckpointedEvents] = []
+
+        def full() -> bool:
+            return len(batches) >= _MAX_LOOKS or len(fingerprints(batches)) >= limit
+
+        self._reader(cursor, full=full).read(batches.append)
+        return fingerprints(batches)[:limit]
+
+    def present_end(self) -> str | None:
+        """Return the present end of the partition."""
+        return fix_end(self._connection, self._partition, listed_end=False)
+
+    def _reader(self, cursor: str, **bounds: Any) -> PartitionReader:
+        target = Target(self._partition, cursor)
+        return PartitionReader(
+            self._connection, target, grace_period=0.0, hold_open=False, **bounds
+        )
 
 
 def _lines(chunk: bytes) -> Iterator[bytes]:
