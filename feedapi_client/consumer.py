@@ -159,7 +159,8 @@ class FeedConsumer:
             observers=self.observers,
         )
         self.cut_short = False
-        """Whether the grace period of `stop` was over before all in flight was committed."""
+        """Whether the grace period of `stop` was over before all in flight of the last iteration
+        was committed."""
         self._tasks: TaskGroup | None = None
         self._session: Session | None = None
         self._opening: Session | None = None
@@ -432,7 +433,7 @@ class FeedConsumer:
             self._session = await self._open_session()
             if self._stop_next or self._signalled:  # since the last one ended
                 self._session.stop()
-            self._stop_next = False
+            self._stop_next = self.cut_short = False
         self._begun = True
         self._tasks.start_soon(self._session.run)
         return self._session

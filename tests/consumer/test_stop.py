@@ -65,6 +65,26 @@ async def test_r05_handlers_are_cancelled_after_the_grace_period_and_nothing_is_
     assert await store.cursors() == {0: "_first"}
 
 
+async def test_an_iteration_that_was_cut_short_says_nothing_of_the_next_one(
+    publisher: Publisher,
+) -> None:
+    numbers(publisher, 0, [1])
+
+    async def hangs(batch: Batch) -> None:
+        consumer.stop(grace=_SHORT)
+        await anyio.sleep_forever()
+
+    async def ends(batch: Batch) -> None:
+        consumer.stop(grace=_LONG)
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher) as consumer:
+            await consumer.run(hangs)
+            assert consumer.cut_short
+            await consumer.run(ends)
+            assert not consumer.cut_short
+
+
 async def test_another_stop_shortens_the_grace_period(publisher: Publisher) -> None:
     numbers(publisher, 0, [1])
 
