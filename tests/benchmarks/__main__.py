@@ -25,6 +25,7 @@ PARTS = {
     "exactly-once": "bench_exactly_once",
     "relay": "bench_relay",
     "clients": "bench_clients",
+    "idle": "bench_idle",
     "polls": "bench_scale",
 }
 """The modules by name. The longest is last: results are written after each part."""
