@@ -107,8 +107,9 @@ class LeaseStoreContract(StoreContract):
 
     async def test_the_dead_lose_their_leases_and_cannot_renew(self, store: LeaseStore) -> None:
         await store.join(FEED, "b", LONG)
-        await store.join(FEED, "a", SHORT)
+        await store.join(FEED, "a", LONG)
         await store.claim(FEED, "a", {1: 0})
+        await store.renew(FEED, "a", SHORT)
         await _expired(store, "a")
         assert not await store.renew(FEED, "a", LONG)
         assert await store.claim(FEED, "a", {3: 0}) == {}
@@ -119,8 +120,9 @@ class LeaseStoreContract(StoreContract):
         assert (await store.leases(FEED))[1].owner == "b"
 
     async def test_who_joins_again_has_what_nobody_took(self, store: LeaseStore) -> None:
-        await store.join(FEED, "a", SHORT)
+        await store.join(FEED, "a", LONG)
         await store.claim(FEED, "a", {1: 0})
+        await store.renew(FEED, "a", SHORT)
         await _expired(store, "a")
         await store.join(FEED, "a", LONG)
         await store.join(FEED, "b", LONG)
