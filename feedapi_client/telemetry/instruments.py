@@ -20,7 +20,10 @@ from feedapi_client.telemetry.gauges import READS, Gauges, read_all
 from feedapi_client.telemetry.metrics import METRICS, Kind, Metric
 
 SCOPE = "feedapi_client"
-BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 60, 300)
+BUCKETS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 60.0, 300.0),
+)
 """In seconds, as the conventions of messaging systems advise, and two more for slow handlers."""
 _all: WeakKeyDictionary[Meter, Instruments] = WeakKeyDictionary()
 
