@@ -24,7 +24,7 @@ control of its own: `serve` listens on the loopback interface unless told otherw
 from __future__ import annotations
 
 try:
-    import opentelemetry.exporter.prometheus  # noqa: F401
+    import prometheus_client  # noqa: F401
     import starlette  # noqa: F401
     import uvicorn  # noqa: F401
 except ImportError as error:

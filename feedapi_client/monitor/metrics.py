@@ -8,34 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from opentelemetry.exporter.prometheus import PrometheusMetricReader
-from opentelemetry.sdk.metrics import (
-    Counter,
-    Histogram,
-    MeterProvider,
-    ObservableCounter,
-    ObservableGauge,
-    ObservableUpDownCounter,
-    UpDownCounter,
-)
 from opentelemetry.trace import NoOpTracer
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.telemetry import observe
-
-_SERIES = 100_000
-"""Series of one metric: a few for each of a thousand partitions, and several consumers.
-OpenTelemetry's 2,000 would fold the others into one series without a name."""
-_INSTRUMENTS = (
-    Counter,
-    UpDownCounter,
-    Histogram,
-    ObservableCounter,
-    ObservableGauge,
-    ObservableUpDownCounter,
-)
+from feedapi_client.monitor.families import Families
+from feedapi_client.telemetry import Observation
 
 
 class Metrics:
@@ -44,16 +23,10 @@ class Metrics:
     def __init__(self, consumers: Sequence[FeedConsumer]) -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
-        reader = PrometheusMetricReader(
-            disable_target_info=True,
-            scope_info_enabled=False,
-            registry=self._registry,
-            cardinality_limits=dict.fromkeys(_INSTRUMENTS, _SERIES),
-        )
-        self._provider = MeterProvider([reader], shutdown_on_exit=False)
-        meter = self._provider.get_meter("feedapi_client")
+        families = Families()
+        self._registry.register(families)
         # Traces go where the application sends them, and not from here once more.
-        self._observations = [observe(each, meter, NoOpTracer()) for each in consumers]
+        self._observations = [Observation(each, families, NoOpTracer()) for each in consumers]
 
     def render(self, accept: str) -> tuple[bytes, str]:
         """Return the metrics and their media type, as an ``Accept`` header wishes.
@@ -67,4 +40,3 @@ class Metrics:
         """Stop observing."""
         for observation in self._observations:
             observation.close()
-        self._provider.shutdown()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Protocol
 
 from feedapi_client.model import Batch
+
+_NO_CONTEXT = nullcontext()
 
 
 class Observer(Protocol):
@@ -76,9 +78,16 @@ class Observers:
     def __iter__(self) -> Iterator[Observer]:
         return iter(self._all)
 
+    def handling(self, batch: Batch) -> AbstractContextManager[object]:
+        """Return the context in which a handler handles the batch: those of all observers."""
+        if not self._all:
+            return _NO_CONTEXT
+        if len(self._all) == 1:
+            return self._all[0].handling(batch)
+        return self._all_contexts(batch)
+
     @contextmanager
-    def handling(self, batch: Batch) -> Iterator[None]:
-        """Enter the contexts in which a handler handles the batch."""
+    def _all_contexts(self, batch: Batch) -> Iterator[None]:
         with ExitStack() as contexts:
             for observer in self._all:
                 contexts.enter_context(observer.handling(batch))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import feedapi_client.telemetry.metrics as metrics
 from feedapi_client.model import Batch
+from feedapi_client.telemetry.counts import Count
 from feedapi_client.telemetry.gauges import TOLD_APART, Gauges
-from feedapi_client.telemetry.instruments import instruments_of
+from feedapi_client.telemetry.instruments import HistogramLike, Sink, instruments_of
 from feedapi_client.telemetry.metrics import Metric
 from feedapi_client.telemetry.spans import Spans
 
@@ -20,6 +21,11 @@ if TYPE_CHECKING:
 
 HISTOGRAMS_TOLD_APART = 100
 """Partitions that histograms tell apart: each of their series has some twenty numbers."""
+_Operation = tuple[str, str | None]
+_DELIVER: _Operation = ("process", None)
+_PROCESS: _Operation = ("process", "process")
+_FETCH: _Operation = ("fetch", "receive")
+_COMMIT: _Operation = ("commit", "settle")
 
 
 def observe(
@@ -47,24 +53,33 @@ def observe(
         meter: the one to register the instruments with; by default of the global meter provider.
         tracer: the one that begins the spans; by default of the global tracer provider.
     """
-    return Observation(consumer, meter, tracer)
+    return Observation(consumer, instruments_of(meter), tracer)
 
 
 class Observation:
-    """What `observe` returns: observes a consumer until it is closed."""
+    """What `observe` returns: observes a consumer until it is closed.
 
-    def __init__(self, consumer: FeedConsumer, meter: Meter | None, tracer: Tracer | None) -> None:
+    Concurrency: to be closed in the event loop of the consumer, or when that has ended.
+    """
+
+    def __init__(self, consumer: FeedConsumer, sink: Sink, tracer: Tracer | None) -> None:
         self._consumer = consumer
         self._common: dict[str, Any] = {
             metrics.SYSTEM: "feedapi",
             metrics.DESTINATION: consumer.feed,
             metrics.GROUP: consumer.key.name,
         }
-        self._instruments = instruments_of(meter)
+        self._sink = sink
+        self._process = sink[metrics.PROCESS]
+        self._operations = sink[metrics.OPERATIONS]
+        self._fetch = sink[metrics.FETCH]
+        self._commit = sink[metrics.COMMIT]
+        self._discovery = sink[metrics.DISCOVERY]
         self._spans = Spans(tracer, self._common)
         self._attributes: dict[tuple[object, ...], dict[str, Any]] = {}
+        self._counts = sink.totals.open()
         self._seen: set[int] = set()
-        self._instruments.gauges[id(self)] = Gauges(consumer, self._common)
+        self._sink.gauges[id(self)] = Gauges(consumer, self._common)
         consumer.observers.add(self)
 
     def __enter__(self) -> Self:
@@ -76,7 +91,8 @@ class Observation:
     def close(self) -> None:
         """End the observation. May be called again."""
         self._consumer.observers.remove(self)
-        self._instruments.gauges.pop(id(self), None)
+        self._sink.gauges.pop(id(self), None)
+        self._sink.totals.close(self._counts)
         self._spans.close()
 
     # ------------------------------------------------------------------ what the runtime tells
@@ -84,8 +100,7 @@ class Observation:
     def delivered(self, batch: Batch, requested_seconds_ago: float) -> None:
         """See `feedapi_client.runtime.observers.Observer`; likewise below."""
         self._seen.add(batch.partition)
-        attributes = self._labels(metrics.MESSAGES, batch.partition, operation=("process", None))
-        self._instruments[metrics.MESSAGES].add(len(batch.events), attributes)
+        self._count(metrics.MESSAGES, batch.partition, len(batch.events), operation=_DELIVER)
         self._spans.delivered(batch, requested_seconds_ago)
 
     def handling(self, batch: Batch) -> AbstractContextManager[object]:
@@ -94,28 +109,28 @@ class Observation:
 
     def released(self, partition: int, seconds: float, error: BaseException | None) -> None:
         """See `Observer`."""
-        self._record(metrics.PROCESS, partition, seconds, error, ("process", "process"))
+        self._record(self._process, partition, seconds, error, _PROCESS)
         self._spans.released(partition, error)
 
     def fetched(self, partition: int, seconds: float, error: BaseException | None) -> None:
         """See `Observer`."""
         self._seen.add(partition)
-        self._record(metrics.OPERATIONS, partition, seconds, error, ("fetch", "receive"))
-        self._record(metrics.FETCH, partition, seconds, error)
+        self._record(self._operations, partition, seconds, error, _FETCH)
+        self._record(self._fetch, partition, seconds, error)
 
     def committed(self, partition: int, seconds: float, error: BaseException | None) -> None:
         """See `Observer`."""
-        self._record(metrics.OPERATIONS, partition, seconds, error, ("commit", "settle"))
-        self._record(metrics.COMMIT, partition, seconds, error)
+        self._record(self._operations, partition, seconds, error, _COMMIT)
+        self._record(self._commit, partition, seconds, error)
         self._spans.committed(partition, seconds, error)
 
     def discovered(self, seconds: float, error: BaseException | None) -> None:
         """See `Observer`."""
-        self._record(metrics.DISCOVERY, None, seconds, error)
+        self._record(self._discovery, None, seconds, error)
 
     def handler_failed(self, partition: int, error: BaseException) -> None:
         """See `Observer`."""
-        self._count(metrics.HANDLER_FAILURES, partition, type(error).__qualname__)
+        self._count(metrics.HANDLER_FAILURES, partition, error=type(error).__qualname__)
 
     def handler_retried(self, partition: int) -> None:
         """See `Observer`."""
@@ -123,53 +138,66 @@ class Observation:
 
     def fetch_retried(self, partition: int, error: BaseException) -> None:
         """See `Observer`."""
-        self._count(metrics.FETCH_RETRIES, partition, type(error).__qualname__)
+        self._count(metrics.FETCH_RETRIES, partition, error=type(error).__qualname__)
 
     def quarantined(self, partition: int, error_type: str) -> None:
         """See `Observer`."""
-        self._count(metrics.QUARANTINED, partition, error_type)
+        self._count(metrics.QUARANTINED, partition, error=error_type)
 
-    # ------------------------------------------------------------------ attributes
+    # ------------------------------------------------------------------ series
 
     def _record(
         self,
-        metric: Metric,
+        histogram: HistogramLike,
         partition: int | None,
         seconds: float,
         error: BaseException | None,
-        operation: tuple[str, str | None] | None = None,
+        operation: _Operation | None = None,
     ) -> None:
+        if len(self._seen) > HISTOGRAMS_TOLD_APART:
+            partition = None
         kind = None if error is None else type(error).__qualname__
-        attributes = self._labels(metric, partition, kind, operation)
-        self._instruments[metric].record(seconds, attributes)
+        attributes = self._attributes.get((operation, partition, kind))
+        if attributes is None:
+            attributes = self._labels(partition, kind, operation)
+        histogram.record(seconds, attributes)
 
-    def _count(self, metric: Metric, partition: int, error: str | None = None) -> None:
-        self._instruments[metric].add(1, self._labels(metric, partition, error))
-
-    def _labels(
+    def _count(
         self,
         metric: Metric,
         partition: int | None,
+        amount: int = 1,
+        *,
         error: str | None = None,
-        operation: tuple[str, str | None] | None = None,
-    ) -> dict[str, Any]:
-        """Return the attributes of a measurement. Each set of them is built once."""
-        most = HISTOGRAMS_TOLD_APART if metric.kind is metrics.Kind.HISTOGRAM else TOLD_APART
-        if len(self._seen) > most:
+        operation: _Operation | None = None,
+    ) -> None:
+        if len(self._seen) > TOLD_APART:
             partition = None
+        key = (metric.name, partition, error)
+        count = self._counts.get(key)
+        if count is None:
+            count = Count(metric, self._labels(partition, error, operation))
+            self._counts[key] = count
+        count.value += amount
+
+    def _labels(
+        self, partition: int | None, error: str | None, operation: _Operation | None
+    ) -> dict[str, Any]:
+        """Return the attributes of a series. Each set of them is built once."""
         key = (operation, partition, error)
-        if key not in self._attributes:
-            attributes = dict(self._common)
-            if partition is not None:
-                attributes[metrics.PARTITION] = str(partition)
-            if error is not None:
-                attributes[metrics.ERROR] = error
-            if operation is not None:
-                names = (metrics.OPERATION, metrics.OPERATION_TYPE)
-                attributes |= {
-                    name: value
-                    for name, value in zip(names, operation, strict=True)
-                    if value is not None
-                }
-            self._attributes[key] = attributes
-        return self._attributes[key]
+        found = self._attributes.get(key)
+        if found is None:
+            found = self._attributes[key] = self._built(partition, error, operation)
+        return found
+
+    def _built(
+        self, partition: int | None, error: str | None, operation: _Operation | None
+    ) -> dict[str, Any]:
+        name, kind = operation or (None, None)
+        own = {
+            metrics.PARTITION: None if partition is None else str(partition),
+            metrics.ERROR: error,
+            metrics.OPERATION: name,
+            metrics.OPERATION_TYPE: kind,
+        }
+        return self._common | {key: value for key, value in own.items() if value is not None}

@@ -13,7 +13,10 @@ import feedapi_client.telemetry.metrics as metrics
 from feedapi_client.model import Batch
 
 SCOPE = "feedapi_client"
+_NO_CONTEXT = nullcontext()
 _NANOSECONDS = 1_000_000_000
+_LOOK_SECONDS = 1.0
+"""How often to look whether the application has set a provider: that reads the environment."""
 
 
 class Spans:
@@ -21,22 +24,24 @@ class Spans:
 
     Arguments:
         tracer: None for that of the global provider. As long as the application has not set one,
-            no span is begun.
+            no span is begun; those of batches are within a second after it has.
         common: the attributes of every span.
     """
 
     def __init__(self, tracer: Tracer | None, common: dict[str, Any]) -> None:
-        self._of_global_provider = tracer is None
         self._tracer = trace.get_tracer(SCOPE) if tracer is None else tracer
         self._off = isinstance(self._tracer, trace.NoOpTracer)
+        # When to look next for a provider; None when there is no need to.
+        self._look_at: float | None = float("-inf") if tracer is None else None
         self._common = common
         self._destination = common[metrics.DESTINATION]
         self._open: dict[int, Span] = {}
 
     def delivered(self, batch: Batch, requested_seconds_ago: float) -> None:
         """Begin the span of a batch. The fetch that brought it is over, and becomes its child."""
-        self._end(batch.partition, None)
-        if self._off or (self._of_global_provider and _no_provider()):
+        if self._open:
+            self._end(batch.partition, None)
+        if self._off or (self._look_at is not None and self._no_provider()):
             return
         span = self._tracer.start_span(
             f"process {self._destination}",
@@ -53,7 +58,7 @@ class Spans:
         """Make the span the current one, so that spans of the handler are below it."""
         span = self._open.get(batch.partition)
         if span is None:
-            return nullcontext()
+            return _NO_CONTEXT
         # The exception is not recorded: its text may hold a payload.
         return trace.use_span(
             span, end_on_exit=False, record_exception=False, set_status_on_exception=False
@@ -61,16 +66,26 @@ class Spans:
 
     def committed(self, partition: int, seconds: float, error: BaseException | None) -> None:
         """Add the commit of the batch in flight."""
-        self._child(partition, "commit", "settle", seconds, error)
+        if self._open:
+            self._child(partition, "commit", "settle", seconds, error)
 
     def released(self, partition: int, error: BaseException | None) -> None:
         """End the span of a batch."""
-        self._end(partition, error)
+        if self._open:
+            self._end(partition, error)
 
     def close(self) -> None:
         """End the spans of batches that nobody has finished."""
         for partition in list(self._open):
             self._end(partition, None)
+
+    def _no_provider(self) -> bool:
+        """Whether the application has not set a global provider, as far as was looked."""
+        now = time.monotonic()
+        if self._look_at is not None and now >= self._look_at:
+            missing = isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
+            self._look_at = now + _LOOK_SECONDS if missing else None
+        return self._look_at is not None
 
     def _end(self, partition: int, error: BaseException | None) -> None:
         span = self._open.pop(partition, None)
@@ -101,10 +116,6 @@ class Spans:
             metrics.OPERATION_TYPE: kind,
             metrics.PARTITION: str(partition),
         }
-
-
-def _no_provider() -> bool:
-    return isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider)
 
 
 def _fail(span: Span, error: BaseException | None) -> None:

@@ -11,8 +11,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Coroutine
-from contextlib import nullcontext
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, nullcontext
 from typing import Any
 
 import httpx
@@ -21,9 +21,12 @@ import orjson
 from backports import zstd
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
-from feedapi_client import FeedConsumer
+from feedapi_client import Batch, FeedConsumer
 from feedapi_client.monitor import serve
+from feedapi_client.runtime import delivery, request
 from feedapi_client.telemetry import observe
 
 try:  # here, so that its import, which takes half a second, is not a part of the time
@@ -117,8 +120,9 @@ async def batches_raw(url: str) -> int:
         return await _read_raw(consumer)
 
 
-async def batches_raw_observed(url: str) -> int:
-    """`batches_raw` with metrics, exported once a second, and without a tracer.
+@asynccontextmanager
+async def _observed(consumer: FeedConsumer, tracer: Any = None) -> AsyncIterator[None]:
+    """Export metrics once a second.
 
     EXPORT_SECONDS is for a count of instructions, in which a second is something else.
     """
@@ -130,14 +134,34 @@ async def batches_raw_observed(url: str) -> int:
             await asyncio.sleep(float(os.environ.get("EXPORT_SECONDS", "1")))
             reader.get_metrics_data()
 
-    async with FeedConsumer(url, follow=False) as consumer:
-        exporting = asyncio.create_task(export())
-        # Version 0.1.0 returns nothing that could be ended.
-        with observe(consumer, provider.get_meter("bench")) or nullcontext():
-            count = await _read_raw(consumer)
-        exporting.cancel()
+    exporting = asyncio.create_task(export())
+    # Version 0.1.0 returns nothing that could be ended.
+    with observe(consumer, provider.get_meter("bench"), tracer) or nullcontext():
+        yield
+    exporting.cancel()
     provider.shutdown()
-    return count
+
+
+async def batches_raw_observed(url: str) -> int:
+    """`batches_raw` with metrics, and without a tracer."""
+    async with FeedConsumer(url, follow=False) as consumer, _observed(consumer):
+        return await _read_raw(consumer)
+
+
+class _Nowhere(SpanExporter):
+    def export(self, spans: object) -> SpanExportResult:
+        return SpanExportResult.SUCCESS
+
+
+async def batches_raw_traced(url: str) -> int:
+    """`batches_raw` with metrics and with traces, all of them sampled, exported to nowhere."""
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(_Nowhere()))
+    async with (
+        FeedConsumer(url, follow=False) as consumer,
+        _observed(consumer, provider.get_tracer("bench")),
+    ):
+        return await _read_raw(consumer)
 
 
 async def batches_raw_monitored(url: str) -> int:
@@ -145,6 +169,86 @@ async def batches_raw_monitored(url: str) -> int:
     consumer = FeedConsumer(url, follow=False)
     async with serve(consumer, port=0), consumer:
         return await _read_raw(consumer)
+
+
+# Another process, as a browser and Prometheus are. It asks for each path that it is told.
+_ASKING = """
+import http.client, sys, urllib.parse
+connection = http.client.HTTPConnection(urllib.parse.urlsplit(sys.argv[1]).netloc)
+for line in sys.stdin:
+    connection.request("GET", line.strip())
+    response = connection.getresponse()
+    assert response.status == 200 and response.read(), response.status
+    print(line.strip(), flush=True)
+"""
+ASKED_EVERY = 10_000
+"""Events. A live page asks every 2 s, far less often: this is for a count of instructions."""
+
+
+async def _asked(url: str, path: str) -> int:
+    consumer = FeedConsumer(url, follow=False)
+    pipe = asyncio.subprocess.PIPE
+    async with serve(consumer, port=0) as server, consumer:
+        asking = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _ASKING, server.url, stdin=pipe, stdout=pipe
+        )
+        assert asking.stdin is not None
+        assert asking.stdout is not None
+        count, asked = 0, 0
+        async for batch in consumer.batches():
+            for event in batch.events:
+                event.raw  # noqa: B018
+                count += 1
+            await batch.commit()
+            while count >= asked + ASKED_EVERY:
+                asked += ASKED_EVERY
+                asking.stdin.write(f"{path}\n".encode())
+                assert await asking.stdout.readline()
+        asking.stdin.close()
+        await asking.wait()
+    return count
+
+
+async def batches_raw_status(url: str) -> int:
+    """`batches_raw` beside a monitor that is asked for its status, each 10,000 events."""
+    return await _asked(url, "/status")
+
+
+async def batches_raw_scraped(url: str) -> int:
+    """`batches_raw` beside a monitor that Prometheus scrapes, each 10,000 events."""
+    return await _asked(url, "/metrics")
+
+
+async def _run_raw(consumer: FeedConsumer) -> int:
+    count = 0
+
+    async def handle(batch: Batch) -> None:
+        nonlocal count
+        for event in batch.events:
+            event.raw  # noqa: B018
+            count += 1
+
+    await consumer.run(handle)
+    return count
+
+
+async def run_raw(url: str) -> int:
+    """`batches_raw` with a handler, whose batches are committed when it returns."""
+    async with FeedConsumer(url, follow=False) as consumer:
+        return await _run_raw(consumer)
+
+
+async def run_raw_observed(url: str) -> int:
+    """`run_raw` with metrics, and without a tracer."""
+    async with FeedConsumer(url, follow=False) as consumer, _observed(consumer):
+        return await _run_raw(consumer)
+
+
+async def run_raw_monitored(url: str) -> int:
+    """`run_raw` beside a monitor that nobody asks."""
+    consumer = FeedConsumer(url, follow=False)
+    async with serve(consumer, port=0), consumer:
+        return await _run_raw(consumer)
 
 
 async def batches_json(url: str) -> int:
@@ -201,7 +305,13 @@ LOOPS: dict[str, Loop] = {
         batches_untouched,
         batches_raw,
         batches_raw_observed,
+        batches_raw_traced,
         batches_raw_monitored,
+        batches_raw_status,
+        batches_raw_scraped,
+        run_raw,
+        run_raw_observed,
+        run_raw_monitored,
         batches_json,
         events_json,
         v1_json,
@@ -216,8 +326,16 @@ OTHERS: dict[str, Loop] = {
 
 
 def main() -> None:
-    """Time one loop."""
+    """Time one loop.
+
+    TIME_SCALE is for a count of instructions, under which a program runs many times slower: what
+    the library does for some milliseconds then takes so many times as long, which makes batches as
+    large as they are without.
+    """
     name, url = sys.argv[1:]
+    scale = float(os.environ.get("TIME_SCALE", "1"))
+    delivery.TURN_SECONDS *= scale
+    request.DELIVERY_SECONDS *= scale
     wall, processor = time.perf_counter(), time.process_time()
     count = asyncio.run((LOOPS | OTHERS)[name](url))
     wall, processor = time.perf_counter() - wall, time.process_time() - processor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -9,7 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks import instructions
+from tests.benchmarks.consume_loops import ASKED_EVERY, LOOPS
 from tests.benchmarks.results import Comparison
+from tests.benchmarks.static_feed import static_feed
 from tests.servers import Postgres
 
 ROOT = Path(__file__).parents[2]
@@ -40,3 +44,31 @@ def test_ratio_is_of_the_medians_and_spread_of_the_rounds() -> None:
 def test_less_may_be_better(bar: float, less: bool, met: bool) -> None:
     found = Comparison(name="a / b", unit="s", ours=[2], theirs=[4], bar=bar, less_is_better=less)
     assert found.met is met
+
+
+@pytest.mark.parametrize("loop", sorted(LOOPS))
+def test_every_loop_reads_the_whole_feed(loop: str) -> None:
+    dialect = "v1" if loop.startswith("v1") else "v2-token"
+    events = ASKED_EVERY + 2000
+    with static_feed(dialect=dialect, events=events, page_size=3000, in_thread=True) as url:
+        assert asyncio.run(LOOPS[loop](url)) == events
+
+
+def test_a_monitor_costs_what_it_does_for_events_and_what_it_does_in_a_second() -> None:
+    found: dict[str, float] = dict.fromkeys(instructions.LOOPS, 1000.0)
+    found["batches_raw_observed"] = 1020.0
+    found["batches_raw_monitored"] = 1010.0
+    found["batches_raw_status"] = 1010.0 + 2_000_000 / ASKED_EVERY
+    found["batches_raw_scraped"] = 1010.0 + 15_000_000 / ASKED_EVERY
+    found["run_raw"] = 500.0
+    lines = instructions.report(found, rate=100_000)
+    assert "batches_raw: 1000 instructions an event" in lines
+    assert "batches_raw_observed: 1020 instructions an event, +2.0%" in lines
+    assert "batches_raw_status: 1210 instructions an event, 2.0 M an answer" in lines
+    assert "run_raw_observed: 1000 instructions an event, +100.0%" in lines
+    # 10 for itself; a second has 1 M for the page and 1 M for Prometheus, and 100,000 events.
+    assert lines[-1].endswith("1030 instructions an event, +3.0%")
+
+
+def test_a_monitor_that_was_not_asked_has_no_figure() -> None:
+    assert len(instructions.report({"batches_raw": 1.0, "batches_raw_monitored": 1.0}, 1)) == 2

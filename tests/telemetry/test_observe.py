@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import collections
 import logging
-from collections import Counter
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
 import pytest
 from opentelemetry import trace
-from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics import Counter, Histogram, MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -17,8 +19,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from feedapi_client import Batch, FeedConsumer, Quarantine, Retry, Share
-from feedapi_client.telemetry import METRICS, observation, observe
-from feedapi_client.telemetry.metrics import Kind
+from feedapi_client.telemetry import METRICS, observation, observe, spans
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import limits, read
 from tests.testing.virtual_time import asgi_client
@@ -249,7 +250,7 @@ async def test_each_batch_has_a_span_with_fetch_and_commit_below_it() -> None:
     spans = exported.spans()
     for process in [span for span in spans if span.name == "process http://feed/feed"]:
         assert process.context is not None
-        below = Counter(
+        below = collections.Counter(
             span.name.split(" ")[0]
             for span in spans
             if span.parent is not None and span.parent.span_id == process.context.span_id
@@ -274,7 +275,7 @@ async def test_a_loop_over_events_has_spans_too() -> None:
     ):
         with observe(consumer, exported.meter, exported.tracer):
             await read(consumer)
-    kinds = Counter(span.name.split(" ")[0] for span in exported.spans())
+    kinds = collections.Counter(span.name.split(" ")[0] for span in exported.spans())
     assert kinds["process"] == kinds["fetch"] == kinds["commit"] >= 1
 
 
@@ -288,6 +289,65 @@ async def test_without_a_provider_of_traces_no_span_is_begun() -> None:
             async for _ in consumer.batches():
                 assert not observed._spans._open
     assert exported.points("messaging.client.consumed.messages")
+
+
+async def test_a_provider_that_is_set_later_gets_spans_and_is_looked_for_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exported, now, looked = Exported(), 0.0, 0
+    provider: trace.TracerProvider = trace.ProxyTracerProvider()
+
+    def global_provider() -> trace.TracerProvider:
+        nonlocal looked
+        looked += 1
+        return provider
+
+    clock = SimpleNamespace(monotonic=lambda: now, time_ns=time.time_ns)
+    monkeypatch.setattr(spans, "time", clock)
+    monkeypatch.setattr(trace, "get_tracer", lambda _: exported.tracer)
+    monkeypatch.setattr(trace, "get_tracer_provider", global_provider)
+    publisher = Publisher(1, page_size=1, checkpoint_every=1)
+    publisher.extend(0, [{"n": n} for n in range(9)])
+    small = limits(max_batch_events=1)
+    async with (
+        asgi_client(publisher) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False, limits=small) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            batches, begun = 0, 0
+            async for batch in consumer.batches():
+                batches += 1
+                await batch.commit()
+                if batches == 4:
+                    assert looked == 1
+                    assert not exported.spans()
+                    provider = TracerProvider()
+                if batches == 5:
+                    now, begun = 1.0, batches
+    kinds = collections.Counter(span.name.split(" ")[0] for span in exported.spans())
+    assert kinds["process"] == batches - begun > 0
+    assert looked == 2, "once there is one, it stays"
+
+
+async def test_two_observations_of_a_consumer_both_have_spans_around_its_handler() -> None:
+    first, second = Exported(), Exported()
+    current: list[trace.Span] = []
+
+    async def handle(_: Batch) -> None:
+        current.append(trace.get_current_span())
+
+    async with (
+        asgi_client(feed(3)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with (
+            observe(consumer, first.meter, first.tracer),
+            observe(consumer, second.meter, second.tracer),
+        ):
+            await consumer.run(handle)
+    names = [[span.name.split(" ")[0] for span in each.spans()] for each in (first, second)]
+    assert names[0].count("process") == names[1].count("process") == len(current) > 0
+    assert all(span.get_span_context().is_valid for span in current)
 
 
 async def test_a_tracer_that_does_nothing_is_not_asked() -> None:
@@ -339,32 +399,39 @@ async def test_many_partitions_are_not_told_apart(monkeypatch: pytest.MonkeyPatc
             assert len(exported.points("messaging.client.consumed.messages")) == 8
 
 
-async def test_observing_costs_a_few_calls_for_a_batch_and_none_for_an_event() -> None:
+async def test_observing_costs_a_few_calls_for_a_batch_and_none_for_an_event(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The cost is counted, not timed: 10 events and 1,000 make the same number of measurements."""
+    made = 0
 
-    class Counting:
-        def __init__(self) -> None:
-            self.calls = 0
+    def counting(*_: object, **__: object) -> None:
+        nonlocal made
+        made += 1
 
-        def __call__(self, *_: object, **__: object) -> None:
-            self.calls += 1
+    monkeypatch.setattr(Histogram, "record", counting)
+    monkeypatch.setattr(Counter, "add", counting)
 
-    async def measurements(events: int) -> int:
-        exported, counting = Exported(), Counting()
+    async def measurements(events: int) -> tuple[int, int]:
+        nonlocal made
+        made, batches = 0, 0
+        exported = Exported()
         publisher = Publisher(1, page_size=10_000, checkpoint_every=10_000)
         publisher.extend(0, [{"n": n} for n in range(events)])
+
+        async def handle(_: Batch) -> None:
+            nonlocal batches
+            batches += 1
+
         async with (
             asgi_client(publisher) as http,
             FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
         ):
-            with observe(consumer, exported.meter) as observed:
-                made = observed._instruments._made
-                for metric in METRICS:
-                    if metric.kind is not Kind.GAUGE:
-                        name = "add" if metric.kind is Kind.COUNTER else "record"
-                        setattr(made[metric], name, counting)
-                await consumer.run(nothing)
-        return counting.calls
+            with observe(consumer, exported.meter):
+                await consumer.run(handle)
+        return made, batches
 
     few, many = await measurements(10), await measurements(1000)
-    assert few == many <= 16
+    assert few == many
+    made, batches = many
+    assert 3 * batches < made <= 16

@@ -1,0 +1,138 @@
+"""What a monitor exports is what OpenTelemetry's SDK and its exporter for Prometheus export."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from opentelemetry.exporter.prometheus import PrometheusMetricReader
+from opentelemetry.sdk.metrics import Histogram, MeterProvider
+from opentelemetry.trace import NoOpTracer
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from feedapi_client import Batch, FeedConsumer, Share
+from feedapi_client.monitor import Monitor
+from feedapi_client.monitor.families import Families
+from feedapi_client.telemetry import METRICS, Observation, observe
+from feedapi_client.telemetry.instruments import BUCKETS
+from tests.consumer.helpers import read
+from tests.telemetry.test_observe import feed
+from tests.testing.virtual_time import asgi_client
+
+pytestmark = pytest.mark.anyio
+DURATIONS = (0, 0.004, *BUCKETS, 0.3, 299, 301, 1e6)
+
+
+def exposed(registry: CollectorRegistry) -> dict[str, Any]:
+    """All that Prometheus gets of each family. Ages go on from one look to the next."""
+    return {
+        family.name: (
+            family.type,
+            family.documentation,
+            family.unit,
+            sorted(
+                (sample.name, sorted(sample.labels.items()), sample.value)
+                for sample in family.samples
+                if not family.name.endswith("age_seconds")
+            ),
+        )
+        for family in text_string_to_metric_families(generate_latest(registry).decode())
+    }
+
+
+class Both:
+    """Consumers that are observed by the monitor's way and by OpenTelemetry's SDK."""
+
+    def __init__(self, consumers: Sequence[FeedConsumer]) -> None:
+        self.ours, self.theirs = CollectorRegistry(), CollectorRegistry()
+        families = Families()
+        self.ours.register(families)
+        reader = PrometheusMetricReader(
+            disable_target_info=True, scope_info_enabled=False, registry=self.theirs
+        )
+        meter = MeterProvider([reader], shutdown_on_exit=False).get_meter("test")
+        self.pairs = [
+            (Observation(each, families, NoOpTracer()), observe(each, meter)) for each in consumers
+        ]
+
+    def observed(self, what: str, *arguments: Any) -> None:
+        for pair in self.pairs:
+            for observation in pair:
+                getattr(observation, what)(*arguments)
+
+    def close(self) -> None:
+        for pair in self.pairs:
+            for observation in pair:
+                observation.close()
+
+
+async def nothing(_: object, __: object = None) -> None:
+    """Commit nothing."""
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "b"], ["a", "a"]])
+async def test_names_labels_units_buckets_and_values_are_those_of_the_sdk(names: list[str]) -> None:
+    async with asgi_client(feed(1)) as http:
+        consumers = [
+            FeedConsumer("http://feed/feed", name=name, http=http, share=Share()) for name in names
+        ]
+        both = Both(consumers)
+        async with consumers[0]:
+            for partition in (0, 1):
+                for n, seconds in enumerate(DURATIONS):
+                    error = LookupError() if n % 3 == 0 else None
+                    both.observed("released", partition, seconds, error)
+                    both.observed("fetched", partition, seconds, error)
+                    both.observed("committed", partition, seconds, error)
+                    both.observed("discovered", seconds, error)
+                both.observed("handler_failed", partition, ValueError())
+                both.observed("handler_retried", partition)
+                both.observed("fetch_retried", partition, LookupError())
+                both.observed("quarantined", partition, "KeyError")
+            batch = Batch(0, [object(), object()], "c", nothing)  # type: ignore[list-item]
+            both.observed("delivered", batch, 0.0)
+            ours, theirs = exposed(both.ours), exposed(both.theirs)
+            assert ours == theirs
+            # Ages of partitions need an iteration; everything else is there.
+            assert len(ours) >= len(METRICS) - 4
+        both.close()
+        counters = {name: each for name, each in exposed(both.ours).items() if each[0] != "gauge"}
+        assert counters == {name: each for name, each in ours.items() if each[0] != "gauge"}
+        assert len(exposed(both.ours)) == len(counters), "gauges end with the observation"
+
+
+async def test_a_consumer_that_has_read_its_feed_shows_the_same_in_both() -> None:
+    async with (
+        asgi_client(feed(7, partitions=3)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        both = Both([consumer])
+        await read(consumer)
+        ours, theirs = exposed(both.ours), exposed(both.theirs)
+        both.close()
+    assert ours.keys() == theirs.keys()
+    for name, (kind, *rest) in ours.items():
+        if kind != "histogram":  # each observer is told of a time of its own
+            assert (kind, *rest) == theirs[name]
+        for samples in (rest[-1], theirs[name][-1]):
+            counts = [value for sample, _, value in samples if sample.endswith("_count")]
+            assert all(counts)
+
+
+async def test_a_monitor_measures_nothing_with_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cost is counted, not timed."""
+    recorded: list[object] = []
+    monkeypatch.setattr(Histogram, "record", lambda *arguments: recorded.append(arguments))
+    async with (
+        asgi_client(feed(3)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        monitor = Monitor(consumer)
+        await read(consumer)
+        text, _ = monitor._metrics.render("")
+        monitor.close()
+        assert not consumer.observers
+    assert b"messaging_process_duration_seconds_count{" in text
+    assert not recorded

@@ -1,0 +1,321 @@
+"""Counters are plain integers until somebody collects them: they say what happened, once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import anyio
+import pytest
+from opentelemetry import metrics as api
+from opentelemetry.sdk.metrics import Counter, MeterProvider, ObservableCounter
+from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMetricReader
+
+from feedapi_client import Batch, FeedConsumer
+from feedapi_client.telemetry import METRICS, gauges, metrics, observation, observe
+from feedapi_client.telemetry.counts import Count, Totals
+from feedapi_client.telemetry.metrics import Kind
+from feedapi_client.testing import Publisher
+from tests.consumer.helpers import limits, read
+from tests.telemetry.test_observe import Exported, feed, nothing
+from tests.testing.virtual_time import asgi_client
+
+pytestmark = pytest.mark.anyio
+MESSAGES = metrics.MESSAGES.name
+
+
+def values(exported: Exported, name: str = MESSAGES, **attributes: Any) -> list[float]:
+    return [point.value for point in exported.points(name, **attributes)]
+
+
+async def test_nothing_is_measured_for_a_counter_until_it_is_collected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    exported = Exported()
+    added: list[object] = []
+    monkeypatch.setattr(Counter, "add", lambda *arguments: added.append(arguments))
+    async with (
+        asgi_client(feed(3, partitions=2)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            await consumer.run(nothing)
+            assert not added
+            assert values(exported) == [3, 3]
+
+
+async def test_a_counter_is_as_high_as_what_was_delivered_at_any_moment() -> None:
+    exported = Exported()
+    publisher = Publisher(1, page_size=4, checkpoint_every=2)
+    publisher.extend(0, [{"n": n} for n in range(20)])
+    async with (
+        asgi_client(publisher) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            assert values(exported) == [], "a series begins with its first event"
+            delivered = 0
+            async for batch in consumer.batches():
+                delivered += len(batch.events)
+                assert sum(values(exported)) == delivered
+                await batch.commit()
+    assert delivered == 20
+    assert values(exported) == [20]
+
+
+async def test_a_collection_does_not_take_the_value_away() -> None:
+    exported = Exported()
+    async with (
+        asgi_client(feed(3)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            await read(consumer)
+            assert [values(exported) for _ in range(3)] == [[3]] * 3
+
+
+async def test_a_reader_that_asks_for_differences_gets_each_event_once() -> None:
+    delta = AggregationTemporality.DELTA
+    reader = InMemoryMetricReader({Counter: delta, ObservableCounter: delta})
+    meter = MeterProvider([reader]).get_meter("test")
+    found: list[float] = []
+
+    def collect() -> None:
+        data = reader.get_metrics_data()
+        for resource in data.resource_metrics if data else []:
+            for scope in resource.scope_metrics:
+                for metric in scope.metrics:
+                    if metric.name == MESSAGES:
+                        found.extend([vars(point)["value"] for point in metric.data.data_points])
+
+    publisher = feed(3)
+    async with (
+        asgi_client(publisher) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, meter):
+            await read(consumer)
+            collect()
+            publisher.append(0, {"n": 3})
+            await read(consumer)
+            collect()
+        collect()
+    assert [value for value in found if value] == [3, 1]
+
+
+async def test_consumers_with_the_same_attributes_have_one_series_with_the_events_of_both() -> None:
+    """As two instances that share a feed in one process have."""
+    exported = Exported()
+    async with asgi_client(feed(5)) as http:
+        options: dict[str, Any] = {"http": http, "follow": False}
+        async with (
+            FeedConsumer("http://feed/feed", **options) as first,
+            FeedConsumer("http://feed/feed", **options) as second,
+        ):
+            with observe(first, exported.meter):
+                with observe(second, exported.meter):
+                    await read(first)
+                    await read(second)
+                    assert values(exported) == [10]
+                assert values(exported) == [10]
+            assert values(exported) == [10], "a counter never goes back"
+
+
+async def test_a_consumer_that_is_entered_and_observed_again_goes_on_from_its_value() -> None:
+    exported = Exported()
+    publisher = feed(2)
+    async with asgi_client(publisher) as http:
+        consumer = FeedConsumer("http://feed/feed", http=http, follow=False)
+        with observe(consumer, exported.meter):
+            async with consumer:
+                await read(consumer)
+            publisher.append(0, {"n": 2})
+            async with consumer:
+                await read(consumer)
+            assert values(exported) == [3]
+        publisher.append(0, {"n": 3})
+        async with consumer:
+            await read(consumer)
+        assert values(exported) == [3], "nobody observed it"
+        publisher.append(0, {"n": 4})
+        with observe(consumer, exported.meter) as again:
+            async with consumer:
+                await read(consumer)
+            assert values(exported) == [4]
+            again.close()
+        assert values(exported) == [4], "closing it twice adds nothing"
+
+
+async def test_an_error_and_a_partition_have_a_series_each() -> None:
+    exported = Exported()
+    async with (
+        asgi_client(feed(1, partitions=2)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter) as observed:
+            for error in (LookupError("a"), LookupError("b"), ValueError("c")):
+                observed.handler_failed(0, error)
+            observed.handler_failed(1, ValueError("d"))
+    failures = metrics.HANDLER_FAILURES.name
+    assert sorted(values(exported, failures)) == [1, 1, 2]
+    zero = {"messaging__destination__partition__id": "0"}
+    assert values(exported, failures, error__type="LookupError", **zero) == [2]
+    assert values(exported, failures, error__type="ValueError", **zero) == [1]
+
+
+async def test_beyond_a_thousand_partitions_counters_go_on_in_one_series(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observation, "TOLD_APART", 3)
+    monkeypatch.setattr(gauges, "TOLD_APART", 3)
+    exported = Exported()
+    async with (
+        asgi_client(feed(2, partitions=8)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            await consumer.run(nothing)
+            found = values(exported)
+    assert len(found) <= 4
+    assert sum(found) == 16
+
+
+async def test_several_consumers_at_once_are_told_apart_while_another_thread_collects() -> None:
+    exported = Exported()
+    over = threading.Event()
+    seen: list[float] = []
+
+    def collect() -> None:
+        while not over.is_set():
+            seen.append(sum(values(exported)))
+
+    publisher = Publisher(4, page_size=20, checkpoint_every=5)
+    for partition in range(4):
+        publisher.extend(partition, [{"n": n} for n in range(100)])
+    thread = threading.Thread(target=collect)
+    thread.start()
+    try:
+        async with asgi_client(publisher) as http, anyio.create_task_group() as tasks:
+
+            async def consume(name: str) -> None:
+                consumer = FeedConsumer("http://feed/feed", name=name, http=http, follow=False)
+                async with consumer:
+                    with observe(consumer, exported.meter):
+                        await consumer.run(nothing)
+
+            for name in "abc":
+                tasks.start_soon(consume, name)
+    finally:
+        over.set()
+        thread.join()
+    for name in "abc":
+        assert values(exported, messaging__consumer__group__name=name) == [100] * 4
+    assert seen == sorted(seen), "no collection found less than one before it"
+
+
+async def test_what_was_counted_before_the_application_set_its_provider_is_exported() -> None:
+    """A counter that is measured would have lost it."""
+    exported = Exported()
+    meter = Late()
+    async with (
+        asgi_client(feed(3)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, meter):
+            await read(consumer)
+            meter.provide(exported.meter)
+            assert values(exported) == [3]
+
+
+class Late(api.NoOpMeter):
+    """Like that of the global provider before the application has set one."""
+
+    def __init__(self) -> None:
+        super().__init__("late")
+        self._asked: list[tuple[Any, dict[str, Any]]] = []
+
+    def create_observable_counter(self, *arguments: Any, **options: Any) -> Any:
+        self._asked.append((arguments, options))
+        return super().create_observable_counter(*arguments, **options)
+
+    def provide(self, meter: api.Meter) -> None:
+        for arguments, options in self._asked:
+            meter.create_observable_counter(*arguments, **options)
+
+
+async def test_no_count_is_lost_or_doubled_while_observations_end_and_are_collected() -> None:
+    """The sum is the same before, during and after the end, in whichever thread it is taken."""
+    total, over = Totals(), threading.Event()
+    opened = [total.open() for _ in range(200)]
+    for counts in opened:
+        counts[MESSAGES, 0, None] = Count(metrics.MESSAGES, {"a": "b"})
+        counts[MESSAGES, 0, None].value = 1
+    wrong: list[list[float]] = []
+
+    def collect() -> None:
+        while not over.is_set():
+            found = [each.value for each in total.read(metrics.MESSAGES)]
+            if found != [200]:
+                wrong.append(found)
+
+    thread = threading.Thread(target=collect)
+    thread.start()
+    for counts in opened:
+        total.close(counts)
+    over.set()
+    thread.join()
+    assert not wrong
+    assert [each.value for each in total.read(metrics.MESSAGES)] == [200]
+
+
+async def test_all_counters_are_observable_and_histograms_are_not() -> None:
+    """What each is exported as does not change: a sum that only grows."""
+    made: dict[str, str] = {}
+
+    class Noting(api.NoOpMeter):
+        def create_observable_counter(self, name: str, *rest: Any, **options: Any) -> Any:
+            made[name] = "counter"
+            return super().create_observable_counter(name, *rest, **options)
+
+        def create_histogram(self, name: str, *rest: Any, **options: Any) -> Any:
+            made[name] = "histogram"
+            return super().create_histogram(name, *rest, **options)
+
+    async with asgi_client(feed(1)) as http:
+        with observe(FeedConsumer("http://feed/feed", http=http), Noting("noting")):
+            pass
+    assert made == {
+        metric.name: metric.kind.value for metric in METRICS if metric.kind is not Kind.GAUGE
+    }
+
+
+async def test_a_batch_of_one_partition_is_added_to_one_series(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The attributes of a series are built once, however many batches it counts."""
+    built: list[object] = []
+    original = observation.Observation._built
+
+    def counting(self: Any, *arguments: Any) -> Any:
+        built.append(arguments)
+        return original(self, *arguments)
+
+    monkeypatch.setattr(observation.Observation, "_built", counting)
+    exported = Exported()
+    publisher = Publisher(1, page_size=10, checkpoint_every=1)
+    publisher.extend(0, [{"n": n} for n in range(100)])
+    small = limits(max_batch_events=10)
+    batches = 0
+
+    async def handle(_: Batch) -> None:
+        nonlocal batches
+        batches += 1
+
+    async with (
+        asgi_client(publisher) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False, limits=small) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            await consumer.run(handle)
+    assert batches >= 10
+    assert len(built) == len(set(built)) <= 8
