@@ -105,9 +105,10 @@ class FeedConnection:
         Raises:
             OptionError: a filter option matches several filters of the feed.
         """
+        if self._resolved:
+            return  # and a discovery in the background may hold the lock for long
         with self._lock:
-            if not self._resolved:
-                self._resolve(info)
+            self._resolve(info)
 
     def _resolve(self, info: FeedInfo) -> None:
         if self._resolved:

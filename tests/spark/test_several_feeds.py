@@ -318,11 +318,15 @@ def test_checkpoint_of_none_of_the_feeds_is_refused(feeds: Feeds) -> None:
             engine.trigger()
 
 
-def test_other_selection_of_events_is_refused(feeds: Feeds) -> None:
+@pytest.mark.parametrize("other", ["selection", "query", "slash"])
+def test_other_selection_of_events_is_refused(feeds: Feeds, other: str) -> None:
     publish(feeds.first, 10)
     engine = feeds.query()
     engine.run()
-    feeds.restart(engine, eventTypes="a")
+    if other == "selection":
+        feeds.restart(engine, eventTypes="a")
+    else:
+        feeds.restart(engine, urls=feeds.urls() + ("/" if other == "slash" else "?a=b"))
     with pytest.raises(LineageError, match="another selection of events"):
         engine.trigger()
 
@@ -388,6 +392,25 @@ def test_r14_other_feeds_go_on_while_one_is_down(feeds: Feeds, fault: Any, resta
         if not feeds.problems(rows_of(engine)):
             return
     raise AssertionError(feeds.problems(rows_of(engine)))
+
+
+@pytest.mark.usefixtures("no_patience")
+def test_r14_replay_does_not_wait_for_a_feed_that_is_down(feeds: Feeds) -> None:
+    def crash_at(point: str) -> None:
+        if point == "logged":
+            feeds.second.fail(Status(503), times=None, on="any")
+            raise Crash(point)
+
+    publish(feeds.first, 20)
+    publish(feeds.second, 20)
+    engine = feeds.query(crash_at, maxDelay="0.02")
+    engine.trigger()
+    engine.crash_at = lambda point: None
+    engine.trigger()
+    assert {row["feed"] for row in engine.rows[0]} == {feeds.first.url}
+    feeds.second.heal()
+    engine.available_now()
+    assert feeds.problems(rows_of(engine)) == []
 
 
 @pytest.mark.usefixtures("no_patience")

@@ -51,7 +51,9 @@ class EpochPlanner:
         plan: EpochPlan | None = None,
     ) -> None:
         self.options = options
-        restored = _restored(connections, plan)
+        stored = [] if plan is None else plan.feeds
+        numbers = match_feeds(connections, stored) if stored else []
+        restored = dict(zip(numbers, stored, strict=True))
         patience = _PATIENCE if len(connections) > 1 else None
         self.feeds = [
             FeedPlanner(own, connection, restored.get(number), patience=patience)
@@ -60,7 +62,9 @@ class EpochPlanner:
             )
         ]
         """The feeds that the query reads."""
-        self._kept = [_kept(options, left) for left in _not_read(connections, plan)]
+        self._kept = [
+            _kept(options, left) for n, left in zip(numbers, stored, strict=True) if n is None
+        ]
         self._hold = Hold(options.min_events_per_trigger, options.max_trigger_delay)
         self._turns = Turns(options.max_events_per_trigger)
         self._available_now: AvailableNow | None = None
@@ -180,26 +184,6 @@ def _by_feed(partitions: Collection[FeedPartition]) -> defaultdict[int, list[int
     return found
 
 
-def _restored(connections: Sequence[FeedConnection], plan: EpochPlan | None) -> dict[int, FeedPlan]:
-    """Return the plan of each connection that has one, by number."""
-    if plan is None:
-        return {}
-    numbers = match_feeds(connections, plan.feeds)
-    found = {n: one for n, one in zip(numbers, plan.feeds, strict=True) if n is not None}
-    if len(connections) > 1:
-        for number, one in found.items():
-            # The others go on when the feed can't be reached now.
-            connections[number].restore(one.info)
-    return found
-
-
-def _not_read(connections: Sequence[FeedConnection], plan: EpochPlan | None) -> list[FeedPlan]:
-    if plan is None:
-        return []
-    numbers = match_feeds(connections, plan.feeds)
-    return [one for number, one in zip(numbers, plan.feeds, strict=True) if number is None]
-
-
 def _kept(options: SourceOptions, plan: FeedPlan) -> FeedPlanner:
     """Return the state of a feed that the query no longer names, so that it may come back."""
     _log.warning(
@@ -208,5 +192,7 @@ def _kept(options: SourceOptions, plan: FeedPlan) -> FeedPlanner:
         plan.name,
     )
     own = replace(options, url=plan.name, urls=(), partitions=None, lineage={}, previous_url=None)
-    with FeedConnection(own, own.fetch, plan.info) as connection:
+    # It is never asked. That there is a selection is all that matters of it.
+    fetch = replace(own.fetch, filters=own.filters)
+    with FeedConnection(own, fetch, plan.info) as connection:
         return FeedPlanner(own, connection, plan, kept=True)

@@ -16,6 +16,9 @@ def match_feeds(
 ) -> list[int | None]:
     """Return the number of each plan's connection; None where the query no longer names the feed.
 
+    Where there are several, each connection goes on from the discovery in its plan: the others need
+    not wait for a feed that can't be reached now.
+
     Whether the cursors are valid there (the query of the URL, the selection of events) is for
     `FeedPlanner` to check.
 
@@ -26,11 +29,13 @@ def match_feeds(
     """
     if len(connections) == len(plans) == 1:
         return [0]
-    names = {connection.url: number for number, connection in enumerate(connections)}
+    names = {_plain(connection.url): number for number, connection in enumerate(connections)}
     previous = connections[0].options.previous_url
     if previous is not None:
-        names.setdefault(public_url(previous), 0)
-    found = [names.get(plan.name) if plan.name else _by_key(connections, plan) for plan in plans]
+        names.setdefault(_plain(public_url(previous)), 0)
+    found = [
+        names.get(_plain(plan.name)) if plan.name else _by_key(connections, plan) for plan in plans
+    ]
     if all(number is None for number in found):
         raise LineageError(
             "the checkpoint of this query belongs to other feeds, or to another selection of "
@@ -39,7 +44,14 @@ def match_feeds(
             "checkpoint location of its own",
             feed=connections[0].url,
         )
+    for number, plan in zip(found, plans, strict=True):
+        if number is not None and len(connections) > 1:
+            connections[number].restore(plan.info)
     return found
+
+
+def _plain(name: str) -> str:
+    return name.rstrip("/")
 
 
 def _by_key(connections: Sequence[FeedConnection], plan: FeedPlan) -> int | None:
