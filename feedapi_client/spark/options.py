@@ -393,6 +393,8 @@ def _check_feeds(values: dict[str, Any], problems: list[str]) -> None:
         "option url" in problem or "option path" in problem for problem in problems
     ):
         problems.append("option url is missing: the address of the feed, or urls of several")
+    if "urls" in values and values.get("feed_column") is False:
+        problems.append("option feedColumn can't be false with urls, whose rows it tells apart")
     if len(values.get("urls", ())) < 2:
         return
     problems += [

@@ -213,7 +213,7 @@ def test_urls_are_separated_by_whitespace_and_ask_for_the_feed_column() -> None:
 def test_feed_column_of_one_url_is_an_option() -> None:
     assert not parse_options(URL).feed_column
     assert parse_options({**URL, "feedColumn": "true"}).feed_column
-    assert parse_options({"urls": "https://a/feed", "feedColumn": "false"}).feed_column
+    assert "feedColumn can't be false" in refused(urls="https://a/feed", feedColumn="false")
 
 
 def test_exactly_one_of_url_and_urls_is_given() -> None:
