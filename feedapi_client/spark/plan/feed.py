@@ -34,6 +34,7 @@ from feedapi_client.spark.plan.available_now import FixedEnds
 from feedapi_client.spark.plan.discovery import PatientDiscovery
 from feedapi_client.spark.plan.epoch import DEFAULT_TASKS, FeedPlan, split_into_groups
 from feedapi_client.spark.plan.failures import Failures
+from feedapi_client.spark.plan.listed_ends import ListedEnds
 from feedapi_client.spark.plan.polls import PollSchedule
 from feedapi_client.spark.plan.probe import Probe
 from feedapi_client.spark.plan.progress import ProgressReport
@@ -103,7 +104,7 @@ class FeedPlanner:
         self._probe = Probe(connection)
         self._polls = PollSchedule(options.limits, bounded=options.bounded_polls)
         self._planned: set[int] = set()  # what the last plan reads
-        self._listed_ends: dict[int, str] = {}  # `lastCursor` of open partitions
+        self._listed_ends = ListedEnds()
         self._progress = ProgressReport()
         self._seeking = Seeking(plan.seeking if plan is not None else ())
         self._more: set[int] = set()  # partitions that are known to have events
@@ -256,7 +257,9 @@ class FeedPlanner:
         if first and self.options.start_time is not None:
             self._seeking.begin(self.lineage.entries)
         self._numbers.set_depths(self.lineage)
-        self._note_listed_ends(info)
+        if not self.connection.fetch_options.selection():
+            for partition in self._listed_ends.moved(info, self.lineage):
+                self._polls.later(partition, 0.0)
         self._check_refusals(info)
         # At "first" the same positions would be found again: no need for an epoch without rows.
         if not (first and self.options.start == "first"):
@@ -283,21 +286,6 @@ class FeedPlanner:
                 self.unsaved = True
             else:
                 return
-
-    def _note_listed_ends(self, info: FeedInfo) -> None:
-        """Poll open partitions at once whose listed end moved on to another cursor."""
-        if self.connection.fetch_options.selection():
-            return
-        before, self._listed_ends = self._listed_ends, {}
-        for listed in info.partitions.values():
-            if listed.closed or listed.last_cursor is None:
-                continue
-            self._listed_ends[listed.id] = listed.last_cursor
-            entry = self.lineage.entries.get(listed.id)
-            if entry is None or entry.state is not State.CAUGHT_UP:
-                continue
-            if listed.last_cursor not in (entry.cursor, before.get(listed.id)):
-                self._polls.later(listed.id, 0.0)
 
     def _select(self, info: FeedInfo) -> None:
         """Select new partitions that descend from a selected one."""
