@@ -15,6 +15,7 @@ from feedapi_client.lineage.planner import Fail, Planner
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.decoder import CheckpointedEvents
+from feedapi_client.spark.concurrency import InThreads
 from feedapi_client.spark.connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader, read_end
 from feedapi_client.spark.options import SourceOptions
@@ -26,11 +27,15 @@ from feedapi_client.spark.target import Target
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The partitions that one task reads, one after the other."""
+    """The partitions that one task reads, one after the other.
+
+    `source` is the number of their feed among those of the options.
+    """
 
     targets: list[Target]
     info: FeedInfo
     fetch: FetchOptions
+    source: int = 0
 
 
 class ChainPartition(InputPartition):
@@ -40,7 +45,8 @@ class ChainPartition(InputPartition):
         self.chain = chain
 
     def __repr__(self) -> str:
-        return f"ChainPartition({[target.partition for target in self.chain.targets]})"
+        partitions = [target.partition for target in self.chain.targets]
+        return f"ChainPartition({partitions}, feed={self.chain.source})"
 
 
 class FeedReader(DataSourceReader):
@@ -54,28 +60,34 @@ class FeedReader(DataSourceReader):
         self.options = options
 
     def partitions(self) -> list[InputPartition]:
-        """Return one task for each lineage chain.
+        """Return one task for each lineage chain of each feed.
 
         Raises:
             FeedError: the feed can't be read.
             OptionError: credentials are missing, or an option does not fit the feed.
         """
-        with FeedConnection(self.options) as connection:
-            info = connection.info
-            found = chains(self.options, connection, info)
-            return [
-                ChainPartition(Chain(targets, _task_info(info, targets), connection.fetch_options))
-                for targets in with_fixed_ends(connection, found)
-            ]
+        feeds = list(enumerate(self.options.of_feeds()))
+        found = InThreads("feedapi-batch").map(_chains_of_feed, feeds)
+        return [ChainPartition(chain) for chains in found for chain in chains]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a chain. Raises `FeedError`, `OptionError`."""
         if not isinstance(partition, ChainPartition):
             return  # a feed without partitions: Spark runs one task that has nothing to read
         chain = partition.chain
-        with FeedConnection(self.options, chain.fetch, chain.info) as connection:
+        options = self.options.of_feeds()[chain.source]
+        with FeedConnection(options, chain.fetch, chain.info) as connection:
             for target in chain.targets:
-                yield from _read(self.options, connection, target)
+                yield from _read(options, connection, target)
+
+
+def _chains_of_feed(feed: tuple[int, SourceOptions]) -> list[Chain]:
+    source, options = feed
+    with FeedConnection(options) as connection:
+        info = connection.info
+        found = with_fixed_ends(connection, chains(options, connection, info))
+        fetch = connection.fetch_options
+        return [Chain(one, _task_info(info, one), fetch, source) for one in found]
 
 
 def chains(
@@ -167,11 +179,11 @@ def _read(
             pending.append(batch)
             size += batch.size
         if size >= options.limits.max_batch_bytes:
-            yield rows(options, connection.info, target, sequence, pending)
+            yield rows(options, connection, target, sequence, pending)
             sequence += sum(len(one.events) for one in pending)
             pending, size = [], 0
     if pending:
-        yield rows(options, connection.info, target, sequence, pending)
+        yield rows(options, connection, target, sequence, pending)
     result = reader.result
     if result.refused is not None:
         raise CursorRejectedError(
@@ -185,7 +197,7 @@ def _read(
 
 def rows(
     options: SourceOptions,
-    info: FeedInfo,
+    connection: FeedConnection,
     target: Target,
     sequence: int,
     batches: list[CheckpointedEvents],
@@ -198,6 +210,8 @@ def rows(
         sequence,
         options.payload,
         [(len(batch.events), batch.cursor) for batch in batches],
+        connection.url if options.feed_column else None,
     )
-    headers = [orjson.dumps(event.headers) for event in events] if info.dialect == "v1" else None
+    v1 = connection.info.dialect == "v1"
+    headers = [orjson.dumps(event.headers) for event in events] if v1 else None
     return builder.build(b"\n".join([event._payload for event in events]), headers)

@@ -93,14 +93,31 @@ class FeedConnection:
                 return self._info
             self.wait_for_turn()
             info = self.client.discover()
-            if not self._resolved:
-                filters = _resolve_filters(self.options.filters, info)
-                fetch = replace(self.options.fetch, filters=filters)
-                check_options(info, fetch, feed=self.url)
-                self._info = info
-                self.client, self._resolved = self._client(fetch), True
+            self._resolve(info)
             self._info = info
             return info
+
+    def restore(self, info: FeedInfo) -> None:
+        """Take the last discovery of an earlier driver, unless there was one since.
+
+        The feed need not answer for that.
+
+        Raises:
+            OptionError: a filter option matches several filters of the feed.
+        """
+        if self._resolved:
+            return  # and a discovery in the background may hold the lock for long
+        with self._lock:
+            self._resolve(info)
+
+    def _resolve(self, info: FeedInfo) -> None:
+        if self._resolved:
+            return
+        filters = _resolve_filters(self.options.filters, info)
+        fetch = replace(self.options.fetch, filters=filters)
+        check_options(info, fetch, feed=self.url)
+        self._info = info
+        self.client, self._resolved = self._client(fetch), True
 
     def _client(self, fetch: FetchOptions) -> SyncFeedClient:
         options = self.options

@@ -16,7 +16,7 @@ from feedapi_client.spark.auth import authorize
 from feedapi_client.spark.certificates import trusting
 from feedapi_client.spark.options import SourceOptions
 
-_CAPACITY = 8
+_CAPACITY = 32
 
 
 class RequestRate:

@@ -72,9 +72,10 @@ class FeedQueryListener(StreamingQueryListener):
     - ``feedapi.spark.idle``: 1 once the query has found nothing new for 10 s
       (``spark.sql.streaming.noDataProgressEventInterval``), else 0 (gauge)
 
-    All but ``failures`` carry ``feedapi.feed`` (the URL without credentials and query). All carry
-    ``feedapi.spark.query``, the query's name, or its id where it has none. The gauges of a query
-    end with it.
+    All but ``failures`` carry ``feedapi.feed`` (the URL without credentials and query). Those that
+    count micro-batches do not where a query reads several feeds: Spark counts for all of them
+    together. All carry ``feedapi.spark.query``, the query's name, or its id where it has none. The
+    gauges of a query end with it.
 
     Concurrency: Spark calls it from a thread of its own, one event after the other.
 
@@ -111,16 +112,14 @@ class FeedQueryListener(StreamingQueryListener):
         """Record a trigger."""
         progress = event.progress
         query = progress.name or str(progress.id)
-        found = [
-            ({"feedapi.feed": str(report["feed"]), "feedapi.spark.query": query}, rows, report)
-            for rows, report in _reports(progress)
-        ]
+        found = [(rows, _by_feed(report, query)) for rows, report in _reports(progress)]
         with self._lock:
             self._reports[str(progress.id)] = [
-                (common, {**report, "idle": 0}) for common, _, report in found
+                (common, {**report, "idle": 0}) for _, feeds in found for common, report in feeds
             ]
         milliseconds = progress.durationMs.get("addBatch")
-        for common, rows, _ in found:
+        for rows, feeds in found:
+            common = feeds[0][0] if len(feeds) == 1 else {"feedapi.spark.query": query}
             if milliseconds is None:  # Spark started no micro-batch
                 continue
             self._events.add(rows, common)
@@ -174,5 +173,15 @@ def _reports(progress: StreamingQueryProgress) -> Iterator[tuple[int, Report]]:
             report = json.loads(source.latestOffset or "null")
         except (TypeError, ValueError):
             continue  # another source's
-        if isinstance(report, dict) and "feed" in report and "caughtUpPartitions" in report:
+        if not isinstance(report, dict) or "caughtUpPartitions" not in report:
+            continue
+        if "feed" in report or report.get("feeds"):
             yield source.numInputRows, report
+
+
+def _by_feed(report: Report, query: str) -> list[tuple[Attributes, Report]]:
+    """Return the report of each feed, with its attributes."""
+    return [
+        ({"feedapi.feed": str(one["feed"]), "feedapi.spark.query": query}, one)
+        for one in report.get("feeds", [report])
+    ]

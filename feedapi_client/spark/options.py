@@ -6,8 +6,8 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
 from urllib.parse import urlsplit
 
 import orjson
@@ -38,7 +38,7 @@ class OptionError(ValueError):
 
 
 class UrlOptionError(NegotiationError, OptionError):
-    """The option `url` can't be the URL of a feed, whatever else is wrong."""
+    """Option `url`, or one of `urls`, can't be the URL of a feed, whatever else is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +49,11 @@ class SourceOptions:
     """
 
     url: str
+    """Of the feed; the first of `urls`, where these are given."""
+    urls: tuple[str, ...] = ()
+    """All feeds, where option ``urls`` is given."""
+    feed_column: bool = False
+    """Whether the rows have column `feed`."""
     previous_url: str | None = None
     v1_partitions: int | None = None
     start: Any = "first"
@@ -81,7 +86,13 @@ class SourceOptions:
 
     def __repr__(self) -> str:
         # Options end up in plans and logs. The URL's query and header values may be secrets.
-        return f"<SourceOptions of {urlsplit(self.url).hostname}>"
+        hosts = dict.fromkeys(str(urlsplit(url).hostname) for url in self.urls or (self.url,))
+        number = f"{len(self.urls)} feeds at " if self.urls else ""
+        return f"<SourceOptions of {number}{', '.join(hosts)}>"
+
+    def of_feeds(self) -> list[Self]:
+        """Return the options of each feed, with its `url`."""
+        return [replace(self, url=url, urls=()) for url in self.urls or (self.url,)]
 
 
 # ---------------------------------------------------------------------- the value of one option
@@ -159,6 +170,29 @@ def _url(value: str) -> str:
     return value.strip()
 
 
+def _urls(value: str) -> tuple[str, ...]:
+    given = value.split()
+    if not given:
+        raise ValueError("must name at least one feed: URLs, separated by spaces or line ends")
+    names: dict[tuple[Any, str], str] = {}
+    for number, url in enumerate(given, 1):
+        try:
+            _url(url)
+        except ValueError as error:  # the URL itself may hold a secret, so its place names it
+            raise ValueError(f"names {len(given)} feeds, and number {number} {error}") from None
+        feed = FeedURL.parse(url)
+        same = names.setdefault((feed.origin, feed.path.rstrip("/")), url)
+        if same is not url:
+            query = feed.query != FeedURL.parse(same).query
+            raise ValueError(
+                f"names {feed.public} twice, with another query: column feed, which shows no "
+                "query, can't tell the two apart. Read each in a query of its own"
+                if query
+                else f"names {feed.public} twice"
+            )
+    return tuple(given)
+
+
 def _start(value: str) -> Any:
     if value.strip().lower() in ("first", "last"):
         return value.strip().lower()
@@ -233,6 +267,8 @@ def _camel(name: str) -> str:
 
 _SOURCE: dict[str, Callable[[str], Any]] = {
     "url": _url,
+    "urls": _urls,
+    "feed_column": _boolean,
     "previous_url": _url,
     "v1_partitions": _integer(1),
     "ordered": _boolean,
@@ -334,10 +370,7 @@ def _parse(option: str, value: str, name: str, values: dict[str, Any], problems:
 def _check(
     values: dict[str, Any], families: dict[str, dict[str, str]], problems: list[str]
 ) -> None:
-    if "url" not in values and not any(
-        "option url" in problem or "option path" in problem for problem in problems
-    ):
-        problems.append("option url is missing: the address of the feed")
+    _check_feeds(values, problems)
     problems += [
         f"option header.{name} would put a secret into the query plan: name an environment "
         f"variable with headerEnv.{name} or authEnv, or give a function with authCallable"
@@ -351,6 +384,39 @@ def _check(
             kind(**{name: values[name] for name in group if name in values})
         except ValueError as error:
             problems.append(_in_option_names(str(error)))
+
+
+def _check_feeds(values: dict[str, Any], problems: list[str]) -> None:
+    if "url" in values and "urls" in values:
+        problems.append("options url and urls exclude each other: give one of them")
+    elif not values.keys() & {"url", "urls"} and not any(
+        "option url" in problem or "option path" in problem for problem in problems
+    ):
+        problems.append("option url is missing: the address of the feed, or urls of several")
+    if "urls" in values and values.get("feed_column") is False:
+        problems.append("option feedColumn can't be false with urls, whose rows it tells apart")
+    if len(values.get("urls", ())) < 2:
+        return
+    problems += [
+        f"option {_camel(name)} belongs to one feed, and urls names several: {instead}"
+        for name, instead in _OF_ONE_FEED.items()
+        if name in values
+    ]
+    if not isinstance(values.get("start", ""), str):
+        problems.append(
+            "option startingCursors can't hold the cursors of several feeds: give first or last, "
+            "or start the query with url and that feed's cursors, and with urls from then on"
+        )
+
+
+_OF_ONE_FEED = {
+    "partitions": "read that feed in a query of its own",
+    "lineage": "read that feed in a query of its own",
+    "v1_partitions": "read a feed of dialect v1 in a query of its own",
+    "previous_url": (
+        "start the query once with url, previousUrl and feedColumn=true, and with urls from then on"
+    ),
+}
 
 
 def _limits(**values: Any) -> Limits:
@@ -367,8 +433,10 @@ def _build(
     def part(group: Mapping[str, Any]) -> dict[str, Any]:
         return {name: values[name] for name in group if name in values}
 
+    urls = values.get("urls", ())
+    of_feeds = {"url": urls[0], "feed_column": True} if urls else {}
     return SourceOptions(
-        **part(_SOURCE),
+        **{**part(_SOURCE), **of_feeds},
         start=values.get("start", "first"),
         start_time=start_at,
         bounded_polls="max_poll_interval" not in values,

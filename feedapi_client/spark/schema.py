@@ -42,9 +42,10 @@ _VARIANT = pa.struct(
 )
 
 
-def spark_schema(payload: Payload) -> StructType:
+def spark_schema(payload: Payload, *, feed_column: bool = False) -> StructType:
     """Return the columns, in their order.
 
+    - ``feed``: URL of the feed, without credentials and query; with `feed_column` only.
     - ``partition``: that the event was read from.
     - ``cursor``: of the checkpoint that closes the event's batch.
     - ``sequence``: number of the event within its partition, counted from 0 over a batch read, or
@@ -58,10 +59,11 @@ def spark_schema(payload: Payload) -> StructType:
     UTF-8 are written as ``\\xNN``. An escape of half a surrogate pair becomes U+FFFD, as in
     `Event.json`.
 
-    ``orderBy("depth", "sequence")`` restores the order within an entity.
+    ``orderBy("depth", "sequence")`` restores the order within an entity of one feed.
     """
     variant = payload == "variant"
     fields = [
+        *([StructField("feed", StringType(), False)] if feed_column else []),
         StructField("partition", IntegerType(), False),
         StructField("cursor", StringType(), False),
         StructField("sequence", LongType(), False),
@@ -72,10 +74,11 @@ def spark_schema(payload: Payload) -> StructType:
     return StructType([*fields, StructField(CORRUPT, StringType(), True)] if variant else fields)
 
 
-def arrow_schema(payload: Payload) -> pa.Schema:
+def arrow_schema(payload: Payload, *, feed_column: bool = False) -> pa.Schema:
     """Return the same columns for Arrow. PySpark compares types exactly."""
     variant = payload == "variant"
     fields = [
+        *([pa.field("feed", pa.string(), nullable=False)] if feed_column else []),
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("cursor", pa.string(), nullable=False),
         pa.field("sequence", pa.int64(), nullable=False),
@@ -93,6 +96,7 @@ class RowBuilder:
     Arguments:
         sequence: number of the first event.
         checkpoints: (number of events, cursor of the checkpoint that closes them), in order.
+        feed: what column ``feed`` says; None for rows without that column.
     """
 
     partition: int
@@ -100,6 +104,7 @@ class RowBuilder:
     sequence: int
     payload: Payload
     checkpoints: Sequence[tuple[int, str]]
+    feed: str | None = None
     built: int = 0
     """Events built so far."""
 
@@ -111,6 +116,7 @@ class RowBuilder:
         variant = self.payload == "variant"
         payloads, *corrupt = variants(data) if variant else (data,)
         columns = [
+            *([] if self.feed is None else [constant(self.feed, count, pa.string())]),
             constant(self.partition, count, pa.int32()),
             self._cursors(count),
             pa.array(np.arange(first, first + count, dtype=np.int64)),
@@ -120,7 +126,8 @@ class RowBuilder:
             *corrupt,
         ]
         self.built += count
-        return pa.RecordBatch.from_arrays(columns, schema=arrow_schema(self.payload))
+        schema = arrow_schema(self.payload, feed_column=self.feed is not None)
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _cursors(self, count: int) -> pa.Array:
         ends = np.cumsum(

@@ -29,7 +29,7 @@ class FeedDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns. `data` is a VARIANT with ``payload=variant``."""
-        return spark_schema(self._options().payload)
+        return _schema(self._options())
 
     def reader(self, schema: StructType) -> FeedReader:
         """Return the batch reader."""
@@ -47,8 +47,12 @@ class FeedDataSource(DataSource):
         return FeedStreamReader(options, options.staging_location or default_location())
 
 
+def _schema(options: SourceOptions) -> StructType:
+    return spark_schema(options.payload, feed_column=options.feed_column)
+
+
 def _check_schema(given: StructType, options: SourceOptions) -> None:
-    own = spark_schema(options.payload)
+    own = _schema(options)
     if _columns(given) != _columns(own):
         raise OptionError(
             f"feedapi source: the columns are {own.simpleString()}: leave out .schema(...), and "

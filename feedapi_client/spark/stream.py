@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-import msgspec
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
@@ -20,8 +19,10 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from feedapi_client.spark.connection import FeedConnection
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.plan.available_now import AvailableNow
-from feedapi_client.spark.plan.epoch import PLAN_VERSION, EpochPlan, FetchTask
+from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask
 from feedapi_client.spark.plan.planner import EpochPlanner
+from feedapi_client.spark.plan.restoring import match_feeds
+from feedapi_client.spark.plan.stored import decode, encode
 from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
 from feedapi_client.spark.staging.first_fetch import (
     empty_object,
@@ -29,7 +30,6 @@ from feedapi_client.spark.staging.first_fetch import (
     results_in,
     rows_of,
 )
-from feedapi_client.spark.staging.format import compress, decompress, pack, unpack
 from feedapi_client.spark.staging.location import Staging
 from feedapi_client.spark.staging.runs import sweep_unstarted
 from feedapi_client.spark.target import FetchResult
@@ -66,10 +66,6 @@ class Epoch(NamedTuple):
         return Epoch(self.run or uuid.uuid4().hex, self.number + 1)
 
 
-class _Versioned(msgspec.Struct):
-    version: int = 0
-
-
 _BEFORE_FIRST = Epoch("", -1)
 
 
@@ -81,7 +77,11 @@ class StreamPartition(InputPartition):
         self.task = task
 
     def __repr__(self) -> str:
-        return f"StreamPartition(run={self.run}, epoch={self.task.epoch}, task={self.task.number})"
+        task = self.task
+        return (
+            f"StreamPartition(run={self.run}, epoch={task.epoch}, task={task.number}, "
+            f"feed={task.feed})"
+        )
 
 
 class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -97,7 +97,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, location: str) -> None:
         self.options = options
         self.location = location
-        self._connection: FeedConnection | None = None
+        self._connections: list[FeedConnection] = []
         self._planner: EpochPlanner | None = None
         self._current = _BEFORE_FIRST  # the epoch whose plan the planner made or restored
         self._added = False  # whether the planner has the results of that epoch
@@ -130,7 +130,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         deadline = time.monotonic() + self.options.available_now_timeout
         self._available_now = AvailableNow(deadline)
         if self._planner is not None:
-            self._planner.available_now = self._available_now
+            self._planner.set_available_now(self._available_now)
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Plan the epoch after `start`, stage the plan and return the epoch's offset.
@@ -160,7 +160,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if not last.run:
             _sweep(self.location)
-        if not staging.create(staging.plan_key(epoch.number), _encode(plan)):
+        if not staging.create(staging.plan_key(epoch.number), encode(plan)):
             return self._adopt(epoch)
         self._plans[epoch] = plan
         self._current, self._added, self._planned_here = epoch, False, True
@@ -184,11 +184,27 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = Epoch.of(end)
         found: list[InputPartition] = []
         for number in range(Epoch.of(start).number + 1, last.number + 1):
-            plan = self._plan(Epoch(last.run, number))
-            for group in range(len(plan.groups)):
-                task = plan.task(number, group, self._connect().fetch_options)
-                found.append(StreamPartition(last.run, task))
+            tasks = self._tasks(Epoch(last.run, number))
+            found += [StreamPartition(last.run, task) for task in tasks]
         return found
+
+    def _tasks(self, epoch: Epoch) -> Iterator[FetchTask]:
+        plan, connections = self._plan(epoch), self._connect()
+        sources = match_feeds(connections, plan.feeds)
+        for number, (feed, group) in enumerate(plan.groups()):
+            source = sources[feed]
+            if source is None:  # not read any more: what was not fetched stays with the publisher
+                staging = self._staging(epoch.run)
+                _header(staging, staging.data_key(epoch.number, number))
+            connection = connections[source or 0]
+            yield plan.feeds[feed].task(
+                epoch.number,
+                group,
+                connection.fetch_options,
+                number=number,
+                feed=connection.url,
+                source=source,
+            )
 
     def commit(self, end: Offset) -> None:
         """Delete the epochs before `end`, whose plan still says where to continue."""
@@ -205,9 +221,9 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def stop(self) -> None:
         """Give the connection back."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        for connection in self._connections:
+            connection.close()
+        self._connections = []
 
     # ------------------------------------------------------------------ on executors
 
@@ -222,9 +238,15 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         freeze_imported_objects()
         staging, task = self._staging(partition.run), partition.task
-        staged = fetch_once(self.options, staging, task)
         key = staging.data_key(task.epoch, task.number)
-        yield from rows_of(staged, key, self.options.payload, self.options.limits.max_batch_bytes)
+        if task.source is None:
+            staged = staging.read(key)
+            staging.mark_delivered(key)
+        else:
+            staged = fetch_once(self.options.of_feeds()[task.source], staging, task)
+        feed = task.feed if self.options.feed_column else None
+        size = self.options.limits.max_batch_bytes
+        yield from rows_of(staged, key, self.options.payload, size, feed)
 
     # ------------------------------------------------------------------ the planner and its epoch
 
@@ -252,7 +274,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner = self._planner
         if planner is None or self._current != epoch:
             planner = self._restore(epoch)
-        planner.available_now = self._available_now
+        planner.set_available_now(self._available_now)
         if not self._added:
             planner.add_results(self._results(epoch), fresh=self._planned_here)
             self._added = True
@@ -274,28 +296,32 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._current, self._added, self._planned_here = epoch, False, False
         return epoch.offset()
 
-    def _results(self, epoch: Epoch) -> list[FetchResult]:
-        """Return the results in the epoch's staged objects.
+    def _results(self, epoch: Epoch) -> dict[str, list[FetchResult]]:
+        """Return the results in the epoch's staged objects, by the key of the feed in the plan.
 
         A task without an object was not read by the sink. An empty object is staged for it, so
         that it never holds an event.
         """
         staging = self._staging(epoch.run)
-        tasks = range(len(self._plan(epoch).groups))
-        keys = [staging.data_key(epoch.number, number) for number in tasks]
+        plan = self._plan(epoch)
+        feeds = [plan.feeds[feed].feed for feed, _ in plan.groups()]
+        keys = [staging.data_key(epoch.number, number) for number in range(len(feeds))]
         if len(keys) < 2:
             headers = [_header(staging, key) for key in keys]
         else:
             with ThreadPoolExecutor(min(_HEADER_READERS, len(keys))) as pool:
                 headers = list(pool.map(lambda key: _header(staging, key), keys))
-        return [result for header in headers for result in results_in(header)]
+        found: dict[str, list[FetchResult]] = {feed: [] for feed in feeds}
+        for feed, header in zip(feeds, headers, strict=True):
+            found[feed] += results_in(header)
+        return found
 
     def _plan(self, epoch: Epoch) -> EpochPlan:
         if epoch not in self._plans:
             staging = self._staging(epoch.run)
             key = staging.plan_key(epoch.number)
             try:
-                self._plans[epoch] = _decode(staging.read(key), key)
+                self._plans[epoch] = decode(staging.read(key), key)
             except MissingObjectError as error:
                 raise StagingError(
                     f"the plan of epoch {epoch.number} is gone from the staging location: without "
@@ -304,10 +330,10 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ) from error
         return self._plans[epoch]
 
-    def _connect(self) -> FeedConnection:
-        if self._connection is None:
-            self._connection = FeedConnection(self.options)
-        return self._connection
+    def _connect(self) -> list[FeedConnection]:
+        if not self._connections:
+            self._connections = [FeedConnection(one) for one in self.options.of_feeds()]
+        return self._connections
 
     def _staging(self, run: str) -> Staging:
         return Staging(self.location, run)
@@ -327,18 +353,3 @@ def _header(staging: Staging, key: str) -> Any:
         staging.check_not_delivered(key)
         staging.create(key, empty_object())
         return staging.read_header(key)
-
-
-def _encode(plan: EpochPlan) -> bytes:
-    return pack({"kind": "plan"}, [[compress(msgspec.json.encode(plan))]])
-
-
-def _decode(content: bytes, key: str) -> EpochPlan:
-    text = decompress(unpack(content, key)[1][0], key)
-    version = msgspec.json.decode(text, type=_Versioned).version
-    if version > PLAN_VERSION:
-        raise StagingError(
-            f"the plan {key} was written by a newer version of feedapi_client (format {version}, "
-            f"this one reads up to {PLAN_VERSION}): run the query with that version again"
-        )
-    return msgspec.json.decode(text, type=EpochPlan)

@@ -16,9 +16,8 @@ from typing import Any
 import pytest
 
 from feedapi_client.errors import CursorRejectedError, LineageError
-from feedapi_client.spark import stream
 from feedapi_client.spark.options import OptionError, parse_options
-from feedapi_client.spark.plan import probe
+from feedapi_client.spark.plan import probe, stored
 from feedapi_client.spark.staging import first_fetch
 from feedapi_client.spark.staging.errors import StagingError
 from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
@@ -508,7 +507,7 @@ def test_plan_of_a_newer_version_is_refused(
     publish(publisher, 10)
     engine = start()
     engine.run()
-    monkeypatch.setattr(stream, "PLAN_VERSION", 0)
+    monkeypatch.setattr(stored, "NEWEST", 0)
     engine.restart()
     with pytest.raises(StagingError, match="a newer version of feedapi_client"):
         engine.trigger()

@@ -64,15 +64,24 @@ def test_snippets_of_the_documentation_run(
     spark: SparkSession, example: Any, publisher: Publisher, tmp_path: Path
 ) -> None:
     example.publish(publisher, orders=30)
+    payments = Publisher(partitions=1)
+    payments.extend(0, [{"payment": n} for n in range(5)])
     snippets = python_blocks("docs/pages/spark.md")
     assert len(snippets) >= 3
     names: dict[str, Any] = {"spark": spark}
-    for snippet in snippets:
-        code = snippet.replace("https://service/orders", str(publisher.url)).replace(
-            "s3://lake", tmp_path.as_uri()
-        )
-        program = compile(code, "docs/pages/spark.md", "exec")
-        despite_slow_workers(partial(exec, program, names))
+    with payments.serve():
+        places = {
+            "https://service/orders": str(publisher.url),
+            "https://payments/payments": str(payments.url),
+            "s3://lake": tmp_path.as_uri(),
+        }
+        for snippet in snippets:
+            code = snippet
+            for place, here in places.items():
+                code = code.replace(place, here)
+            program = compile(code, "docs/pages/spark.md", "exec")
+            despite_slow_workers(partial(exec, program, names))
+        assert names["history"].count() == len(publisher.payloads()) + 5
     spark.streams.removeListener(names["listener"])
     assert names["table"].count() == len(publisher.payloads())
     assert spark.read.parquet(f"{tmp_path}/orders").count() == len(publisher.payloads())

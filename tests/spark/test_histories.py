@@ -15,7 +15,7 @@ from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.negotiation import negotiate
 from feedapi_client.spark.batch import chains
 from feedapi_client.spark.options import parse_options
-from feedapi_client.spark.plan import planner as planning
+from feedapi_client.spark.plan import feed as planning
 from feedapi_client.spark.plan.planner import EpochPlanner
 from feedapi_client.spark.target import FetchResult, Target
 from feedapi_client.testing.simulator import wire
@@ -24,12 +24,14 @@ from feedapi_client.testing.simulator.world import Method, World
 URL = "http://simulated/feed"
 STYLE = wire.PageStyle(size=5, checkpoint_every=3)
 EPOCHS = 300
+AT_ONCE = dict.fromkeys(("discoveryInterval", "pollInterval", "maxPollInterval"), "0.000001")
 
 
 class Feed:
     """A `FeedConnection` to the simulator's publisher; the rows that were read from it."""
 
     url = URL
+    options = parse_options({"url": URL, **AT_ONCE})
     fetch_options = FetchOptions()
 
     def __init__(self, partitions: int, random: Random) -> None:
@@ -80,23 +82,21 @@ class Query:
     def __init__(self, feed: Feed, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(planning, "Probe", EveryPartitionHasNews)
         self.feed = feed
-        at_once = ("discoveryInterval", "pollInterval", "maxPollInterval")
-        self.options = parse_options({"url": URL, **dict.fromkeys(at_once, "0.000001")})
         self.planner = self._planner(None)
 
     def _planner(self, plan: Any) -> EpochPlanner:
-        return EpochPlanner(self.options, self.feed, plan)  # type: ignore[arg-type]
+        return EpochPlanner(self.feed.options, [self.feed], plan)  # type: ignore[list-item]
 
     def epoch(self, *, restart: bool = False) -> None:
         plan = self.planner.next_plan(None)
         assert plan is not None
         results = []
-        for number in range(len(plan.groups)):
-            task = plan.task(0, number, FetchOptions())
+        for number in range(len(plan.feeds[0].groups)):
+            task = plan.feeds[0].task(0, number, FetchOptions())
             results += [self.feed.fetch(target, keep=True) for target in task.targets]
         if restart:
             self.planner = self._planner(plan)
-        self.planner.add_results(results, fresh=not restart)
+        self.planner.add_results({plan.feeds[0].feed: results}, fresh=not restart)
 
     def read_to_the_end(self) -> None:
         for _ in range(EPOCHS):

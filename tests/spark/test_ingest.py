@@ -52,6 +52,12 @@ def job(publisher: Publisher, tmp_path: Path, **more: object) -> Ingest:
     return Ingest(**given)
 
 
+@pytest.mark.parametrize("option", ["urls", "URLS", "feedColumn"])
+def test_ingest_is_of_one_feed(option: str, tmp_path: Path) -> None:
+    with pytest.raises(IngestError, match="ingest each feed with a pipeline of its own"):
+        Ingest(url="https://a/feed", output=str(tmp_path), options={option: "https://b/feed"})
+
+
 def test_next_run_adds_only_new_events(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:

@@ -59,9 +59,10 @@ def test_text_is_kept_byte_for_byte_whatever_it_holds(payload: bytes) -> None:
     assert builder.build(payload).column("data").cast(pa.binary()).to_pylist() == [payload]
 
 
+@pytest.mark.parametrize("feed_column", [False, True])
 @pytest.mark.parametrize("payload", ["string", "variant"])
-def test_columns_for_spark_and_for_arrow_are_the_same(payload: str) -> None:
-    of_spark = spark_schema(payload)  # type: ignore[arg-type]
-    of_arrow = arrow_schema(payload)  # type: ignore[arg-type]
+def test_columns_for_spark_and_for_arrow_are_the_same(payload: str, feed_column: bool) -> None:
+    of_spark = spark_schema(payload, feed_column=feed_column)  # type: ignore[arg-type]
+    of_arrow = arrow_schema(payload, feed_column=feed_column)  # type: ignore[arg-type]
     assert of_spark.names == of_arrow.names
     assert [f.nullable for f in of_spark] == [f.nullable for f in of_arrow]

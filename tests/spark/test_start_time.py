@@ -223,30 +223,30 @@ def test_children_of_the_first_discovery_seek_and_later_ones_do_not(
 def test_r09_successor_goes_on_seeking_where_its_ancestor_did(publisher: Publisher) -> None:
     publisher.extend(0, [event(n, n) for n in range(50)])
     with FeedConnection(options_of(publisher)) as connection:
-        planner = EpochPlanner(connection.options, connection)
+        planner = EpochPlanner(connection.options, [connection])
         plan = planner.next_plan(20)
         assert plan is not None
-        assert plan.seeking == [0]  # a poll found the end of the empty partition 1
-        task = plan.task(0, 0, connection.fetch_options)
+        assert plan.feeds[0].seeking == [0]  # a poll found the end of the empty partition 1
+        task = plan.feeds[0].task(0, 0, connection.fetch_options)
         results = [PartitionReader(connection, t, limit=20).read() for t in task.targets]
         publisher.split(0, into=(2, 3), method="cursor-from")
         connection.discover()
-        restored = EpochPlanner(connection.options, connection, plan)
-        restored.add_results(results, fresh=False)
+        restored = EpochPlanner(connection.options, [connection], plan)
+        restored.add_results({plan.feeds[0].feed: results}, fresh=False)
         after = restored.next_plan(20)
         assert after is not None
-        assert 3 in after.seeking  # which has the rest of 0
-        assert 2 not in after.seeking  # which has none
+        assert 3 in after.feeds[0].seeking  # which has the rest of 0
+        assert 2 not in after.feeds[0].seeking  # which has none
         assert restored.summary()["seekingPartitions"] == 1
 
 
 def test_end_of_the_search_is_kept_over_a_restart(publisher: Publisher) -> None:
     """A poll found the end of an empty partition: the next plan says so, and has no rows."""
     with FeedConnection(options_of(publisher)) as connection:
-        planner = EpochPlanner(connection.options, connection)
+        planner = EpochPlanner(connection.options, [connection])
         plan = planner.next_plan(20)
         assert plan is not None
-        assert plan.groups == []
-        assert plan.seeking == []
+        assert plan.feeds[0].groups == []
+        assert plan.feeds[0].seeking == []
         assert planner.summary()["seekingPartitions"] == 0
         assert planner.next_plan(20) is None

@@ -114,6 +114,13 @@ class Ingest:
                 "compact_every needs format delta and a number of micro-batches from 1: folders of "
                 "files can't be compacted under their readers; see target_file_size"
             )
+        given = {name.lower() for name in self.options}
+        if given & {"urls", "feedcolumn"}:
+            found.append(
+                "the tables have the name of one feed in a column of their own: leave out the "
+                "options urls and feedColumn, and ingest each feed with a pipeline of its own. "
+                "Several may write to one table, each with its own checkpoint"
+            )
         if self.schema and self.options.get("payload", "string") != "string":
             found.append("a schema needs the payload as JSON text: leave out option payload")
         return found

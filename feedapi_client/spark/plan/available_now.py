@@ -10,15 +10,14 @@ from feedapi_client.spark.plan.probe import Probe
 
 
 @dataclass(slots=True)
-class AvailableNow:
-    """State of a trigger that ends by itself.
+class FixedEnds:
+    """Where a trigger that ends by itself ends in one feed.
 
-    `deadline` is on the monotonic clock. `caught_up` are the partitions that were caught up since
-    the trigger began, or read to their fixed end. `ends` has the end of each partition, fixed when
-    the trigger began or, for a later one, when it started.
+    `caught_up` are the partitions that were caught up since the trigger began, or read to their
+    fixed end. `ends` has the end of each partition, fixed when the trigger began or, for a later
+    one, when it started.
     """
 
-    deadline: float
     caught_up: set[int] = field(default_factory=set)
     ends: dict[int, str | None] = field(default_factory=dict)
 
@@ -32,3 +31,15 @@ class AvailableNow:
         ends = probe.ends(wanted)
         self.ends |= ends
         self.caught_up |= {p for p, end in ends.items() if end == lineage.entries[p].cursor}
+
+
+@dataclass(slots=True)
+class AvailableNow:
+    """State of a trigger that ends by itself. `deadline` is on the monotonic clock."""
+
+    deadline: float
+    feeds: dict[str, FixedEnds] = field(default_factory=dict)
+
+    def of(self, feed: str) -> FixedEnds:
+        """Return the ends of a feed, none of them fixed the first time."""
+        return self.feeds.setdefault(feed, FixedEnds())

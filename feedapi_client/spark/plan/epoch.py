@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -14,6 +15,8 @@ from feedapi_client.spark.target import Target
 DEFAULT_TASKS = 32
 PLAN_VERSION = 2
 """Is raised when an older version of this package could read a plan or staged object wrongly."""
+PLAN_VERSION_OF_SEVERAL = 3
+"""Of a plan that holds several feeds. That of one feed is stored as before there were several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,13 +30,19 @@ class FetchTask:
     fetch: FetchOptions
     limit: int | None
     """Maximum number of events of each partition."""
+    feed: str = ""
+    """URL of the feed, without secrets."""
+    source: int | None = 0
+    """Number of the feed among those of the options; None where the query no longer names it."""
 
 
-class EpochPlan(msgspec.Struct, kw_only=True):
-    """What an epoch reads, and everything that was known when it was planned."""
+class FeedPlan(msgspec.Struct, kw_only=True):
+    """What an epoch reads of one feed, and everything that was known when it was planned."""
 
     feed: str
     """Key of the feed and of the selection of events."""
+    name: str = ""
+    """URL of the feed, without secrets. Empty in plans of earlier versions of this package."""
     info: FeedInfo
     positions: dict[int, Position]
     sequences: dict[int, int]
@@ -55,10 +64,31 @@ class EpochPlan(msgspec.Struct, kw_only=True):
     seeking: list[int] = []
     """The partitions whose events are dropped up to the start time."""
 
-    def task(self, epoch: int, number: int, fetch: FetchOptions) -> FetchTask:
-        """Return what the task of group `number` fetches."""
+    def task(
+        self,
+        epoch: int,
+        group: int,
+        fetch: FetchOptions,
+        *,
+        number: int | None = None,
+        feed: str = "",
+        source: int | None = 0,
+    ) -> FetchTask:
+        """Return what the task of a group fetches.
+
+        Arguments:
+            number: of the task in the epoch; by default that of the group.
+            fetch, feed, source: as in `FetchTask`. A name in the plan comes before `feed`.
+        """
         return FetchTask(
-            epoch, number, self._targets(number), self._task_info(number), fetch, self.limit
+            epoch,
+            group if number is None else number,
+            self._targets(group),
+            self._task_info(group),
+            fetch,
+            self.limit,
+            self.name or feed,
+            source,
         )
 
     def _targets(self, group: int) -> list[Target]:
@@ -85,9 +115,25 @@ class EpochPlan(msgspec.Struct, kw_only=True):
         return self.info if self.info.dialect == "v1" else only(self.info, self.groups[group])
 
 
-def split_into_groups(partitions: list[int], size: int | None) -> list[list[int]]:
-    """Spread the partitions evenly over tasks of at most `size`; without a size over a few."""
+class EpochPlan(msgspec.Struct, kw_only=True):
+    """What an epoch reads: a plan for each feed."""
+
+    feeds: list[FeedPlan]
+    """Those that the query names, and those that it named once and no longer reads."""
+    version: int = PLAN_VERSION_OF_SEVERAL
+
+    def groups(self) -> Iterator[tuple[int, int]]:
+        """Yield (number of the feed in `feeds`, number of the group in its plan) of each task."""
+        for number, plan in enumerate(self.feeds):
+            for group in range(len(plan.groups)):
+                yield number, group
+
+
+def split_into_groups(
+    partitions: list[int], size: int | None, tasks: int = DEFAULT_TASKS
+) -> list[list[int]]:
+    """Spread the partitions evenly over tasks of at most `size`; without a size over `tasks`."""
     if not partitions:
         return []
-    tasks = -(-len(partitions) // size) if size else min(len(partitions), DEFAULT_TASKS)
+    tasks = -(-len(partitions) // size) if size else min(len(partitions), max(1, tasks))
     return [partitions[task::tasks] for task in range(tasks)]

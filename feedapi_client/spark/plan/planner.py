@@ -1,53 +1,35 @@
 """`EpochPlanner`: the state of a streaming query on the driver. Imports no Spark.
 
 The driver alternates two steps: `EpochPlanner.add_results` of the last epoch, then
-`EpochPlanner.next_plan`. A plan holds the whole state as it was when the plan was made. A query
-that starts again therefore continues from the plan and the results of its last epoch.
-
-The lineage rules are those of `feedapi_client.lineage.planner`, as in `FeedConsumer`.
+`EpochPlanner.next_plan`. What concerns one feed is in `FeedPlanner`. Here is what the feeds of a
+query share: the size of an epoch, when it begins, and the end of a trigger that ends by itself.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from feedapi_client.errors import CursorRejectedError, FeedError, LineageError
-from feedapi_client.lineage.graph import descendants
-from feedapi_client.lineage.order import count_before
-from feedapi_client.lineage.planner import (
-    Action,
-    Fail,
-    Planner,
-    Rediscover,
-    Report,
-    Save,
-    Start,
-    State,
-    Stop,
-)
-from feedapi_client.model import FIRST, FeedInfo, FeedKey, Position
+from feedapi_client.spark.concurrency import InThreads
 from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fetch import read_end
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.plan.available_now import AvailableNow
-from feedapi_client.spark.plan.epoch import EpochPlan, split_into_groups
-from feedapi_client.spark.plan.failures import Failures
+from feedapi_client.spark.plan.epoch import DEFAULT_TASKS, EpochPlan, FeedPlan
+from feedapi_client.spark.plan.feed import FeedPlanner
 from feedapi_client.spark.plan.hold import Hold
-from feedapi_client.spark.plan.polls import PollSchedule
-from feedapi_client.spark.plan.probe import Probe
-from feedapi_client.spark.plan.progress import ProgressReport
-from feedapi_client.spark.plan.seeking import Seeking
-from feedapi_client.spark.plan.selection import added_partitions, check_partitions
-from feedapi_client.spark.plan.turns import Turns
+from feedapi_client.spark.plan.progress import sum_up
+from feedapi_client.spark.plan.restoring import match_feeds
+from feedapi_client.spark.plan.turns import FeedPartition, Turns
 from feedapi_client.spark.target import FetchResult
 
 _log = logging.getLogger(__name__)
 
-_MAX_PROBES = 1024
-"""Partitions that are asked for news before an epoch is planned. The others are next."""
+_PATIENCE = 2.0
+"""Seconds that the other feeds of a query wait for a discovery."""
 
 
 class EpochPlanner:
@@ -55,262 +37,59 @@ class EpochPlanner:
 
     Arguments:
         options: of the source.
-        connection: to the feed.
+        connections: to each feed, in the order of the options.
         plan: the state to continue from; None for a new query.
 
     Raises:
-        LineageError: the plan is of another feed, or of another selection of events.
+        LineageError: the plan is of other feeds, or of another selection of events.
     """
 
     def __init__(
         self,
         options: SourceOptions,
-        connection: FeedConnection,
+        connections: Sequence[FeedConnection],
         plan: EpochPlan | None = None,
     ) -> None:
         self.options = options
-        self.connection = connection
-        self.lineage = Planner(
-            feed=connection.url,
-            start=options.start,
-            ordered=options.ordered,
-            partitions=_selected(options, plan),
-            lineage=options.lineage,
-            selects_events=bool(connection.fetch_options.selection()),
-        )
-        self.available_now: AvailableNow | None = None
-        self._sequences: dict[int, int] = {}
-        self._depths: dict[int, int] = {}
-        self._known: set[int] = set()  # every partition that was ever listed
-        self._added_partitions: frozenset[int] = frozenset()  # to the selection of the last plan
-        self._not_selected: dict[int, Position] = {}  # of an earlier query without a selection
-        self._failures = Failures(connection.url, options.retry)
-        self._probe = Probe(connection)
-        self._polls = PollSchedule(options.limits, bounded=options.bounded_polls)
-        self._planned: set[int] = set()  # what the last plan reads
-        self._listed_ends: dict[int, str] = {}  # `lastCursor` of open partitions
+        stored = [] if plan is None else plan.feeds
+        numbers = match_feeds(connections, stored) if stored else []
+        restored = dict(zip(numbers, stored, strict=True))
+        patience = _PATIENCE if len(connections) > 1 else None
+        self.feeds = [
+            FeedPlanner(own, connection, restored.get(number), patience=patience)
+            for number, (own, connection) in enumerate(
+                zip(options.of_feeds(), connections, strict=True)
+            )
+        ]
+        """The feeds that the query reads."""
+        self._kept = [
+            _kept(options, left) for n, left in zip(numbers, stored, strict=True) if n is None
+        ]
         self._hold = Hold(options.min_events_per_trigger, options.max_trigger_delay)
         self._turns = Turns(options.max_events_per_trigger)
-        self._progress = ProgressReport()
-        self._seeking = Seeking(plan.seeking if plan is not None else ())
-        self._more: set[int] = set()  # partitions that are known to have events
-        self._info: FeedInfo | None = None
-        self._unsaved = False  # a discovery changed positions, and no plan holds that yet
-        self._discover_at = 0.0
-        if plan is None:
-            self.lineage.load({})
-        else:
-            self._restore(plan)
+        self._available_now: AvailableNow | None = None
+        self._in_threads = InThreads("feedapi-plan")
 
     def __repr__(self) -> str:
-        return f"<EpochPlanner: {self.lineage!r}>"
+        return f"<EpochPlanner: {', '.join(map(repr, self.feeds))}>"
 
-    @property
-    def key(self) -> str:
-        """Key of the feed and of the selection of events, whose cursors these are."""
-        return self._key_of(self.options.url)
+    def set_available_now(self, trigger: AvailableNow | None) -> None:
+        """Set the trigger that ends by itself; None for one that does not."""
+        self._available_now = trigger
+        for feed in self.feeds:
+            feed.ends = None if trigger is None else trigger.of(feed.key)
 
-    def _key_of(self, url: str) -> str:
-        return FeedKey(url, "spark", self.connection.fetch_options.selection()).id
-
-    def _restore(self, plan: EpochPlan) -> None:
-        keys = {self._key_of(url) for url in (self.options.url, self.options.previous_url) if url}
-        if plan.feed not in keys:
-            raise LineageError(
-                "the checkpoint of this query belongs to another feed, or to another selection of "
-                "events (filter.NAME, eventTypes, skipEventTypes), whose cursors are not valid "
-                "here. If the feed moved, name its old URL with option previousUrl. Otherwise "
-                "start a new query with a checkpoint location of its own",
-                feed=self.connection.url,
-            )
-        self._sequences, self._depths = dict(plan.sequences), dict(plan.depths)
-        self._known = set(plan.known)
-        self._added_partitions = added_partitions(self.options, plan.chosen)
-        if plan.selected is None:
-            check_partitions(self.options, plan.info)
-        self.lineage.load(plan.positions)
-        self._info = plan.info
-        self._perform(self.lineage.discover(plan.info, earlier=True))
-        self._set_depths()
-        entries = self.lineage.entries
-        self._not_selected = {p: at for p, at in plan.positions.items() if p not in entries}
-
-    # ------------------------------------------------------------------ results of an epoch
-
-    def add_results(self, results: Iterable[FetchResult], *, fresh: bool) -> None:
-        """Add the results of the planned epoch. Partitions without one keep their cursors.
+    def add_results(self, results: Mapping[str, Collection[FetchResult]], *, fresh: bool) -> None:
+        """Add the results of the planned epoch, by the key of the feed in its plan.
 
         Arguments:
-            fresh: False when the results may be older than the trigger. A partition that was
-                caught up then need not be caught up now.
+            fresh: as in `FeedPlanner.add_results`.
 
         Raises:
             FeedError: the query can't continue.
         """
-        self._progress.next_epoch()
-        unread = self._planned
-        self._planned = set()
-        for result in results:
-            unread.discard(result.partition)
-            self._add(result, fresh=fresh)
-        for partition in unread - self._more:
-            self._polls.now(partition)
-
-    def _add(self, result: FetchResult, *, fresh: bool = True) -> None:
-        partition = result.partition
-        self._sequences[partition] = self._sequences.get(partition, 0) + result.events
-        self._note(result)
-        self._unsaved |= self._seeking.add(result)
-        actions: list[Action] = []
-        if result.cursor != result.start:
-            self.lineage.progressed(partition)
-            checkpoint = self.lineage.checkpoint(partition, result.cursor)
-            actions += self.lineage.released(partition, checkpoint)
-        if result.ended:
-            actions += self.lineage.ended(
-                partition, result.cursor, asked_closed=result.asked_closed
-            )
-            # Still reading: it was closed meanwhile, and one more request says if this is the end.
-            caught_up = self.lineage.entries[partition].state is not State.READING
-            if self.available_now is not None and fresh and caught_up:
-                self.available_now.caught_up.add(partition)
-        elif result.reached and self.available_now is not None and fresh:
-            self.available_now.caught_up.add(partition)
-        self._perform(actions)
-        self._schedule(result, fresh=fresh)
-        caught_up = self.lineage.entries[partition].state is State.CAUGHT_UP
-        self._progress.add(result, caught_up=caught_up and fresh)
-
-    def _schedule(self, result: FetchResult, *, fresh: bool) -> None:
-        """Set the next poll of the partition (R15). What has events is read without one."""
-        partition = result.partition
-        entry = self.lineage.entries[partition]
-        if not entry.running or partition in self._more:
-            return
-        if result.failed is not None:
-            self._polls.later(partition, self._failures.pause(partition))
-        elif entry.state is State.CAUGHT_UP and result.ended and fresh:
-            self._polls.caught_up(partition, moved=result.cursor != result.start)
-        else:
-            self._polls.now(partition)
-
-    def _note(self, result: FetchResult) -> None:
-        partition = result.partition
-        (self._more.add if result.more else self._more.discard)(partition)
-        if result.refused is not None:
-            self._discover_at = 0.0
-            self._failures.refused(partition, result.cursor)
-        if result.failed is not None:
-            self._failures.failed(partition, result.failed)
-        elif result.refused is None:
-            self._failures.succeeded(partition)
-            if result.cursor != result.start:
-                self._failures.accepted(partition, result.start)
-
-    # ------------------------------------------------------------------ discovery
-
-    def discover_if_due(self) -> None:
-        """Discover when the interval is over, or a refusal asks for it.
-
-        A running query keeps its last good topology when a discovery fails (R12).
-
-        Raises:
-            FeedError: the first discovery failed, or the partitions can't be read.
-        """
-        if time.monotonic() < self._discover_at:
-            return
-        self._discover_at = time.monotonic() + self.options.limits.discovery_interval
-        try:
-            info = self.connection.discover()
-            self._select(info)
-            unresolved = self.lineage.unresolved(info)
-            ends = {partition: read_end(self.connection, partition) for partition in unresolved}
-            actions = self.lineage.discover(info, ends=ends)
-        except FeedError as error:
-            if self._info is None:
-                raise
-            _log.warning("discovery failed, the last topology stays: %s", error)
-            return
-        first, self._info = self._info is None, info
-        if first and self.options.start_time is not None:
-            self._seeking.begin(self.lineage.entries)
-        self._set_depths()
-        self._note_listed_ends(info)
-        self._check_refusals(info)
-        # At "first" the same positions would be found again: no need for an epoch without rows.
-        if not (first and self.options.start == "first"):
-            self._unsaved |= any(isinstance(action, Save) for action in actions)
-        self._perform(actions)
-        if first and self.options.start != "last":
-            for partition in self.lineage.runnable():
-                self._polls.expect(partition)
-
-    def _check_refusals(self, info: FeedInfo) -> None:
-        """Check refused cursors. With ``failOnDataLoss=false`` such a partition begins anew."""
-        while True:
-            try:
-                self._failures.check_refusals(info, self.lineage.runnable())
-            except CursorRejectedError as error:
-                partition = error.partition
-                if self.options.fail_on_data_loss or partition is None:
-                    raise
-                if self.lineage.entries[partition].cursor == FIRST:
-                    raise
-                _log.warning("%s. It is read from the first event that is left on", error)
-                self.lineage.released(partition, self.lineage.checkpoint(partition, FIRST))
-                self._polls.now(partition)
-                self._unsaved = True
-            else:
-                return
-
-    def _note_listed_ends(self, info: FeedInfo) -> None:
-        """Poll open partitions at once whose listed end moved on to another cursor."""
-        if self.connection.fetch_options.selection():
-            return
-        before, self._listed_ends = self._listed_ends, {}
-        for listed in info.partitions.values():
-            if listed.closed or listed.last_cursor is None:
-                continue
-            self._listed_ends[listed.id] = listed.last_cursor
-            entry = self.lineage.entries.get(listed.id)
-            if entry is None or entry.state is not State.CAUGHT_UP:
-                continue
-            if listed.last_cursor not in (entry.cursor, before.get(listed.id)):
-                self._polls.later(listed.id, 0.0)
-
-    def _select(self, info: FeedInfo) -> None:
-        """Select new partitions that descend from a selected one."""
-        if self._info is None:
-            check_partitions(self.options, info)
-        elif self.lineage.selected is not None:
-            if self._added_partitions:
-                check_partitions(self.options, info, self._added_partitions)
-                self.lineage.select(self._added_partitions)
-                self._added_partitions = frozenset()
-            new = info.partitions.keys() - self._known
-            self.lineage.select(descendants(info.partitions, self.lineage.selected, new))
-        new = info.partitions.keys() - self._known
-        self._seeking.inherit([info.partitions[id] for id in new], self._known)
-        self._known |= info.partitions.keys()
-
-    def _perform(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            match action:
-                case Start(partition=partition):
-                    self._polls.now(partition)
-                    if self.available_now is not None:
-                        self.available_now.caught_up.discard(partition)
-                case Stop(partition=partition):
-                    self._polls.forget(partition)
-                    self._more.discard(partition)
-                case Rediscover():
-                    self._discover_at = 0.0
-                case Report(partition=partition, text=text):
-                    _log.warning("feed %s, partition %s: %s", self.connection.url, partition, text)
-                case Fail(error=error):
-                    raise error
-
-    # ------------------------------------------------------------------ the next epoch
+        for feed in (*self.feeds, *self._kept):
+            feed.add_results(results.get(feed.planned_as, ()), fresh=fresh)
 
     def next_plan(self, limit: int | None) -> EpochPlan | None:
         """Return the plan of the next epoch, or None when there is nothing to read.
@@ -321,149 +100,99 @@ class EpochPlanner:
         Raises:
             FeedError: the query can't continue.
         """
-        self.discover_if_due()
-        if self.available_now is not None:
-            return self._next_available_now(limit, self.available_now)
-        news = self._partitions_with_news()
-        if news and not self._unsaved and not self._hold.over(self._event_counts(news)):
-            self._more |= news
+        self._discover_if_due()
+        if self._available_now is not None:
+            return self._next_available_now(limit, self._available_now)
+        found = self._in_threads.map(FeedPlanner.partitions_with_news, self.feeds)
+        news = _all(found)
+        if news and not self._unsaved and not self._hold.over(self._event_counts(found)):
+            for feed, partitions in zip(self.feeds, found, strict=True):
+                feed.hold(partitions)
             return None
         return self._plan(news, limit) if news or self._unsaved else None
 
     def pause(self) -> float:
         """Return the seconds for which `next_plan` has nothing to do."""
-        if self._more or self._unsaved:
+        if any(feed.has_news for feed in self.feeds):
             return self._hold.wait()
-        return min(self._polls.wait(), max(0.0, self._discover_at - time.monotonic()))
+        return min(feed.pause() for feed in self.feeds)
 
-    def _partitions_with_news(self) -> set[int]:
-        """Poll the partitions that are due. Return those that have events."""
-        entries = self.lineage.entries
-        due = [p for p in self._polls.take_due() if entries[p].running and p not in self._more]
-        news = self._known_news()
-        expected = [p for p in due if self._polls.expects(p)]
-        others = [p for p in due if not self._polls.expects(p)]
-        for partition in others[_MAX_PROBES:]:
-            self._polls.later(partition, 0.0)
-        news |= self._ask(others[:_MAX_PROBES])
-        # Where others have news, to ask an expected one first would only be one request more.
-        return news.union(expected) if news else self._ask(expected, until_found=True)
+    def summary(self) -> dict[str, Any]:
+        """Return what `StreamingQueryProgress` says of the source.
 
-    def _event_counts(self, partitions: Collection[int]) -> Iterator[int]:
-        cursors = {partition: self.lineage.entries[partition].cursor for partition in partitions}
-        yield from self._probe.counts(cursors, self.options.min_events_per_trigger or 1)
-
-    def _known_news(self) -> set[int]:
-        return {p for p in self._more if self._failures.may_ask(p)}
-
-    def _ask(self, partitions: list[int], *, until_found: bool = False) -> set[int]:
-        """Return those of the partitions that have an event. It is left to the executors.
-
-        With `until_found` the first ones that have one are enough, and all that were not asked yet
-        are returned with them.
+        For a query with option ``urls``, ``feeds`` has a `ProgressReport` for each feed.
         """
-        found: set[int] = set()
-        unasked = {partition: self.lineage.entries[partition].cursor for partition in partitions}
-        if not unasked:
-            return found
-        for results in self._probe.ask(dict(unasked)):
-            for result in results:
-                unasked.pop(result.partition)
-                if result.events:
-                    self._progress.add(result, caught_up=False)
-                    found.add(result.partition)
-                    self._more.add(result.partition)
-                    self._failures.succeeded(result.partition)
-                else:
-                    result.more = False
-                    self._add(result)
-            if until_found and found:
-                break
-        return found.union(unasked)
+        found = [feed.summary() for feed in self.feeds]
+        if not self.options.urls:
+            return found[0]
+        kept = [feed.connection.url for feed in self._kept]
+        return sum_up(found) | ({"feedsNotRead": kept} if kept else {})
+
+    @property
+    def _unsaved(self) -> bool:
+        return any(feed.unsaved for feed in self.feeds)
+
+    def _discover_if_due(self) -> None:
+        due = [feed for feed in self.feeds if feed.must_discover]
+        self._in_threads.map(FeedPlanner.discover_if_due, due)
+
+    def _event_counts(self, found: Sequence[Collection[int]]) -> Iterator[int]:
+        for feed, partitions in zip(self.feeds, found, strict=True):
+            yield from feed.event_counts(partitions)
 
     def _next_available_now(self, limit: int | None, trigger: AvailableNow) -> EpochPlan | None:
         """The same for partitions that were not caught up since the trigger began."""
         while time.monotonic() < trigger.deadline:
-            trigger.fix_ends(self.lineage, self._probe)
-            wanted = trigger.left(self.lineage.runnable())
-            if not wanted:
-                return self._plan([], limit) if self._unsaved else None
-            due = [p for p in wanted if self._failures.may_ask(p)]
-            news = self._known_news().intersection(due)
-            news |= self._ask([p for p in due if p not in news])
+            found = self._in_threads.map(FeedPlanner.news_before_ends, self.feeds)
+            news = _all([one.partitions for one in found])
             if news:
                 return self._plan(news, limit)
-            if not due or self._failures.any_of(wanted):
+            if all(one.done for one in found):
+                return self._plan((), limit) if self._unsaved else None
+            if any(one.wait for one in found):
                 time.sleep(min(1.0, self.options.limits.poll_interval))
-            self.discover_if_due()
+            self._discover_if_due()
         _log.warning(
             "feed %s: availableNowTimeout is over, the rest is left for the next run",
-            self.connection.url,
+            ", ".join(feed.connection.url for feed in self.feeds),
         )
         return None
 
-    def _plan(self, partitions: Collection[int], limit: int | None) -> EpochPlan:
-        self._unsaved = False
-        partitions, waiting, limit = self._turns.next(partitions, limit)
-        for partition in waiting:
-            self._polls.later(partition, 0.0)
-        self._planned = set(partitions)
-        selected = self.lineage.selected
-        ends = self.available_now.ends if self.available_now is not None else {}
-        return EpochPlan(
-            feed=self.key,
-            info=self._info or self.connection.info,
-            positions=self._positions(),
-            sequences=dict(self._sequences),
-            depths=dict(self._depths),
-            known=sorted(self._known),
-            selected=None if selected is None else sorted(selected),
-            groups=split_into_groups(
-                sorted(partitions, key=lambda p: (p not in self._more, p)),
-                self.options.max_partitions_per_task,
-            ),
-            limit=limit,
-            chosen=None if self.options.partitions is None else sorted(self.options.partitions),
-            ends={p: end for p in partitions if (end := ends.get(p)) is not None},
-            seeking=sorted(self._seeking),
-        )
-
-    def _positions(self) -> dict[int, Position]:
-        entries = self.lineage.entries.values()
-        positions = {entry.id: entry.position for entry in entries if entry.position is not None}
-        return {**self._not_selected, **positions}
-
-    def _set_depths(self) -> None:
-        """Count the partitions before each one, as soon as it is listed.
-
-        A partition that is gone later still counts, also one that was never read: what comes before
-        it comes before its successors.
-        """
-        entries, before = self.lineage.entries, {}
-        for id, listed in self.lineage.graph.partitions.items():
-            if id not in self._depths:
-                # An ancestor without an event takes no place of its own.
-                ancestors = {p: min(1, self._sequences.get(p, 0)) for p in listed.cursor_from}
-                first = {p: 1 for p in self.lineage.preceding(id) if p in entries}
-                before[id] = ancestors | first
-        count_before(before, self._depths)
-
-    # ------------------------------------------------------------------ progress report
-
-    def summary(self) -> dict[str, Any]:
-        """Return what `StreamingQueryProgress` says of the source: see `ProgressReport`."""
-        found = {
-            "feed": self.connection.url,
-            **self._progress.of(self.lineage, len(self._failures)),
-        }
-        if self.options.start_time is not None:
-            found["seekingPartitions"] = sum(p in self.lineage.graph for p in self._seeking)
-        return found
+    def _plan(self, news: Collection[FeedPartition], limit: int | None) -> EpochPlan:
+        turn = self._turns.next(news, limit)
+        reading, waiting = _by_feed(turn.partitions), _by_feed(turn.waiting)
+        plans = [
+            feed.plan(
+                reading[number],
+                waiting[number],
+                turn.limit,
+                DEFAULT_TASKS * len(reading[number]) // max(1, len(turn.partitions)),
+            )
+            for number, feed in enumerate(self.feeds)
+        ]
+        return EpochPlan(feeds=[*plans, *(feed.plan() for feed in self._kept)])
 
 
-def _selected(options: SourceOptions, plan: EpochPlan | None) -> Collection[int] | None:
-    """Return the partitions to read: the option's, and those that descend from them."""
-    if options.partitions is None or plan is None or plan.selected is None:
-        return options.partitions
-    # One that waited and is no longer listed has no position: there is nothing to read.
-    return [p for p in plan.selected if p in plan.info.partitions or p in plan.positions]
+def _all(found: Sequence[Collection[int]]) -> set[FeedPartition]:
+    return {(number, id) for number, partitions in enumerate(found) for id in partitions}
+
+
+def _by_feed(partitions: Collection[FeedPartition]) -> defaultdict[int, list[int]]:
+    found: defaultdict[int, list[int]] = defaultdict(list)
+    for number, partition in partitions:
+        found[number].append(partition)
+    return found
+
+
+def _kept(options: SourceOptions, plan: FeedPlan) -> FeedPlanner:
+    """Return the state of a feed that the query no longer names, so that it may come back."""
+    _log.warning(
+        "feed %s: the checkpoint holds it, and the options don't name it any more. It is not read; "
+        "when they name it again, it goes on where it was",
+        plan.name,
+    )
+    own = replace(options, url=plan.name, urls=(), partitions=None, lineage={}, previous_url=None)
+    # It is never asked. That there is a selection is all that matters of it.
+    fetch = replace(own.fetch, filters=own.filters)
+    with FeedConnection(own, fetch, plan.info) as connection:
+        return FeedPlanner(own, connection, plan, kept=True)

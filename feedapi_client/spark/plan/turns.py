@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+FeedPartition = tuple[int, int]
+"""Number of a feed among those of the query, and a partition of it."""
+
 _LEAST_SHARE = 100
 """Events of a partition in an epoch of ``maxEventsPerTrigger``: only whole batches are read."""
 
@@ -12,8 +15,8 @@ _LEAST_SHARE = 100
 class Turn(NamedTuple):
     """The partitions of an epoch, those that wait for the next one, and the events of each."""
 
-    partitions: Collection[int]
-    waiting: Collection[int]
+    partitions: Collection[FeedPartition]
+    waiting: Collection[FeedPartition]
     limit: int | None
 
 
@@ -27,10 +30,10 @@ class Turns:
     def __init__(self, most: int | None) -> None:
         self._most = most
         self._epochs = 0
-        self._read_in: dict[int, int] = {}
+        self._read_in: dict[FeedPartition, int] = {}
         """Number of the last epoch of each partition."""
 
-    def next(self, partitions: Collection[int], limit: int | None) -> Turn:
+    def next(self, partitions: Collection[FeedPartition], limit: int | None) -> Turn:
         """Return who is next among the partitions that have events.
 
         Arguments:

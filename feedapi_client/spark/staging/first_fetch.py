@@ -138,8 +138,13 @@ def results_in(header: Any) -> list[FetchResult]:
     ]
 
 
-def rows_of(staged: bytes, key: str, payload: Payload, size: int) -> Iterator[pa.RecordBatch]:
+def rows_of(
+    staged: bytes, key: str, payload: Payload, size: int, feed: str | None = None
+) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a staged object in Arrow batches of about `size` bytes.
+
+    Arguments:
+        feed: what column ``feed`` says; None for rows without it.
 
     Raises:
         StagingError: the object is torn.
@@ -155,6 +160,7 @@ def rows_of(staged: bytes, key: str, payload: Payload, size: int) -> Iterator[pa
             partition["sequence"],
             payload,
             orjson.loads(decompress(checkpoints, key)),
+            feed,
         )
         header_lines = _lines(headers, key, size) if len(headers) else None
         for lines in decompress_lines(events, key, size):
