@@ -38,7 +38,7 @@ from feedapi_client.http.failures import (
 )
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.retry_after import retry_after
-from feedapi_client.http.urls import FeedURL, RequestURLs, origin, shown_origin
+from feedapi_client.http.urls import feed_urls, origin, shown_origin
 from feedapi_client.options import Limits
 from feedapi_client.protocol.dialects import Params
 from feedapi_client.protocol.text import excerpt
@@ -65,8 +65,8 @@ class Endpoint(Generic[Client]):
     def __init__(self, url: str, client: Client, limits: Limits) -> None:
         self.client: Client = client
         self.limits = limits
-        self._url = FeedURL.parse(url)
-        self._urls = RequestURLs(self._url)
+        self._urls = feed_urls(url)
+        self._url = self._urls.feed
         self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
         self._sent: httpx.Headers = httpx.Headers()
         register(self)

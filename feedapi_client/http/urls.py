@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -59,6 +60,7 @@ class FeedURL:
 
 _REMEMBERED = 4096
 _LONGEST_REMEMBERED = 512
+_FEEDS_REMEMBERED = 4
 
 
 class RequestURLs:
@@ -69,7 +71,7 @@ class RequestURLs:
     """
 
     def __init__(self, feed: FeedURL) -> None:
-        self._feed = feed
+        self.feed = feed
         self._remembered: dict[tuple[Any, ...], httpx.URL] = {}
 
     def url(self, suffix: str, params: Params, client_params: str) -> httpx.URL:
@@ -77,12 +79,22 @@ class RequestURLs:
         key = suffix, client_params, *params
         found = self._remembered.get(key)
         if found is None:
-            found = self._feed.request_url(suffix, params, client_params)
+            found = self.feed.request_url(suffix, params, client_params)
             if len(self._remembered) >= _REMEMBERED:
                 self._remembered.clear()
             if sum(len(value) for _, value in params) <= _LONGEST_REMEMBERED:
                 self._remembered[key] = found
         return found
+
+
+@lru_cache(_FEEDS_REMEMBERED)
+def feed_urls(url: str) -> RequestURLs:
+    """The URLs of the feed at `url`, the same ones for all clients that read it.
+
+    An application that makes a new client for each run reads the URLs of before. Only the last few
+    feeds are remembered. Raises `NegotiationError` for a URL that can't be a feed's.
+    """
+    return RequestURLs(FeedURL.parse(url))
 
 
 def parse_url(url: str) -> httpx.URL:

@@ -7,16 +7,11 @@ publisher asks for it. The tests of `http/` cover it with real connections.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import MappingProxyType
 from typing import Any
 
 import httpx
-
-from feedapi_client.http import exchange
-from feedapi_client.http.urls import FeedURL, RequestURLs
 
 REQUEST_SECONDS = 30.0
 _TIMEOUT = httpx.Timeout(REQUEST_SECONDS).as_dict()
@@ -75,30 +70,6 @@ class SimulatedResponse(httpx.Response):
         if not self.is_closed:
             self.is_closed = True
             self.simulated_close()
-
-
-@contextmanager
-def shared_urls() -> Iterator[None]:
-    """Let consumers in the block share the URLs of requests: histories have many in common.
-
-    Not thread-safe: a module of the library is changed for the whole process.
-    """
-    module: Any = exchange
-    before = module.RequestURLs, module.FeedURL
-    module.RequestURLs, module.FeedURL = _request_urls, _KnownURLs
-    try:
-        yield
-    finally:
-        module.RequestURLs, module.FeedURL = before
-
-
-_request_urls = lru_cache(16)(RequestURLs)
-
-
-class _KnownURLs:
-    """What is read in the URL of a feed, once."""
-
-    parse = staticmethod(lru_cache(16)(FeedURL.parse))
 
 
 class SimulatedClient(httpx.AsyncClient):

@@ -14,7 +14,6 @@ from anyio.abc import TaskGroup
 from feedapi_client.model import FeedKey
 from feedapi_client.testing.simulator.clock import run_in_virtual_time, sleep, virtual_clock
 from feedapi_client.testing.simulator.faults import Fault, FaultKind, Faults, Target
-from feedapi_client.testing.simulator.http import shared_urls
 from feedapi_client.testing.simulator.life import Happening, Life
 from feedapi_client.testing.simulator.oracle import Oracle, ViolationError
 from feedapi_client.testing.simulator.process import FEED, Process
@@ -89,7 +88,7 @@ def run(scenario: Scenario) -> Outcome:
 
     failure: tuple[str, str] | None = None
     try:
-        with silenced(), shared_urls():
+        with silenced():
             run_in_virtual_time(main, backend=scenario.backend, seed=f"run {scenario.seed}")
     except ViolationError as violation:
         failure = violation.rule, str(violation)
