@@ -8,6 +8,7 @@ publisher asks for it. The tests of `http/` cover it with real connections.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import copy
 from types import MappingProxyType
 from typing import Any
 
@@ -72,12 +73,13 @@ class SimulatedResponse(httpx.Response):
             self.simulated_close()
 
 
-class SimulatedClient(httpx.AsyncClient):
-    """The connections of one process. `respond` answers a request."""
+Respond = Callable[[httpx.Request], Awaitable[httpx.Response]]
 
-    def __init__(self, respond: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> None:
-        super().__init__(transport=_UNUSED, timeout=REQUEST_SECONDS, trust_env=False)
-        self.simulated_respond = respond
+
+class SimulatedClient(httpx.AsyncClient):
+    """The connections of one process. `simulated_respond` answers a request."""
+
+    simulated_respond: Respond
 
     def build_request(
         self,
@@ -96,3 +98,14 @@ class SimulatedClient(httpx.AsyncClient):
 
 
 _UNUSED = httpx.MockTransport(lambda _: httpx.Response(500))
+_NEW = SimulatedClient(transport=_UNUSED, timeout=REQUEST_SECONDS, trust_env=False)
+
+
+def simulated_client(respond: Respond) -> SimulatedClient:
+    """Return the connections of one process. `respond` answers a request.
+
+    It is a copy of a client that was never used: httpx takes long to make one.
+    """
+    client = copy(_NEW)
+    client.simulated_respond = respond
+    return client

@@ -12,7 +12,12 @@ import anyio
 from anyio.abc import TaskGroup
 
 from feedapi_client.model import FeedKey
-from feedapi_client.testing.simulator.clock import run_in_virtual_time, sleep, virtual_clock
+from feedapi_client.testing.simulator.clock import (
+    run_in_virtual_time,
+    sleep,
+    uncollected,
+    virtual_clock,
+)
 from feedapi_client.testing.simulator.faults import Fault, FaultKind, Faults, Target
 from feedapi_client.testing.simulator.life import Happening, Life
 from feedapi_client.testing.simulator.oracle import Oracle, ViolationError
@@ -75,6 +80,11 @@ def run(scenario: Scenario) -> Outcome:
 
     The library's log is silent meanwhile: what goes wrong is part of the simulation.
     """
+    with uncollected():
+        return _run(scenario)
+
+
+def _run(scenario: Scenario) -> Outcome:
     histories: list[History] = []
 
     async def main() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import anyio
@@ -19,6 +20,9 @@ _NEVER = float("inf")
 
 Method = Literal["starts-after", "cursor-from"]
 Dialect = Literal["v1", "v2-draft", "v2-token"]
+
+
+_time = attrgetter("time")
 
 
 class Published(NamedTuple):
@@ -49,7 +53,7 @@ class ModelPartition:
 
     def visible(self, at: float) -> int:
         """Return how many of its events existed at a time."""
-        return bisect_right(self.events, at, key=lambda event: event.time)
+        return bisect_right(self.events, at, key=_time)
 
     def end(self, at: float) -> int:
         """Return the sequence number in the cursor behind everything that existed at a time."""
