@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Generator, Iterator
+from functools import lru_cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -123,7 +124,7 @@ class Endpoint(Generic[Client]):
         if idle is None:
             return httpx.USE_CLIENT_DEFAULT
         own = self.client.timeout
-        return httpx.Timeout(connect=own.connect, read=idle, write=own.write, pool=own.pool)
+        return _timeout(own.connect, idle, own.write, own.pool)
 
     def exchange(
         self,
@@ -310,6 +311,13 @@ class Endpoint(Generic[Client]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.feed}>"
+
+
+@lru_cache(16)
+def _timeout(
+    connect: float | None, read: float | None, write: float | None, pool: float | None
+) -> httpx.Timeout:
+    return httpx.Timeout(connect=connect, read=read, write=write, pool=pool)
 
 
 def coding_of(response: httpx.Response) -> Decompressor:

@@ -66,6 +66,11 @@ class SimulatedResponse(httpx.Response):
         """Close the response."""
         self.end()
 
+    @property
+    def is_success(self) -> bool:
+        """Whether the status is 2xx."""
+        return 200 <= self.status_code < 300
+
     def end(self) -> None:
         """Close the response, as httpx does when the body has come."""
         if not self.is_closed:

@@ -263,7 +263,7 @@ class World:
 
     def version(self, at: float) -> Version:
         """Return the version that answered at a time."""
-        return [version for since, version in self.versions if since <= at][-1]
+        return next(version for since, version in reversed(self.versions) if since <= at)
 
     def lane(self, entity: int, n: int) -> tuple[int, int, int]:
         """Return what keeps an event in its order where children don't wait for their parents.
