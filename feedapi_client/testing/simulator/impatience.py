@@ -67,9 +67,13 @@ class Impatience:
         try:
             await self._few_steps(steps, task)
         finally:
-            if not task.done():
-                task.cancel()
-                await finish(_wait_for(task))  # it may finish a save first, as R20 says
+            try:
+                if not task.done():
+                    task.cancel()
+                    await finish(_wait_for(task))  # it may finish a save first, as R20 says
+            finally:
+                if not task.cancelled():
+                    task.exception()  # looked at, also where this call itself is cancelled
         try:
             return [] if task.cancelled() else task.result()
         except _Ended:
