@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Generator, Iterator
+from functools import lru_cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -38,7 +39,7 @@ from feedapi_client.http.failures import (
 )
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.retry_after import retry_after
-from feedapi_client.http.urls import FeedURL, RequestURLs, origin, shown_origin
+from feedapi_client.http.urls import feed_urls, origin, shown_origin
 from feedapi_client.options import Limits
 from feedapi_client.protocol.dialects import Params
 from feedapi_client.protocol.text import excerpt
@@ -65,8 +66,8 @@ class Endpoint(Generic[Client]):
     def __init__(self, url: str, client: Client, limits: Limits) -> None:
         self.client: Client = client
         self.limits = limits
-        self._url = FeedURL.parse(url)
-        self._urls = RequestURLs(self._url)
+        self._urls = feed_urls(url)
+        self._url = self._urls.feed
         self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
         self._sent: httpx.Headers = httpx.Headers()
         register(self)
@@ -123,7 +124,7 @@ class Endpoint(Generic[Client]):
         if idle is None:
             return httpx.USE_CLIENT_DEFAULT
         own = self.client.timeout
-        return httpx.Timeout(connect=own.connect, read=idle, write=own.write, pool=own.pool)
+        return _timeout(own.connect, idle, own.write, own.pool)
 
     def exchange(
         self,
@@ -310,6 +311,13 @@ class Endpoint(Generic[Client]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.feed}>"
+
+
+@lru_cache(16)
+def _timeout(
+    connect: float | None, read: float | None, write: float | None, pool: float | None
+) -> httpx.Timeout:
+    return httpx.Timeout(connect=connect, read=read, write=write, pool=pool)
 
 
 def coding_of(response: httpx.Response) -> Decompressor:

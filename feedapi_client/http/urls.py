@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
 from urllib.parse import quote, unquote
 
 import httpx
@@ -46,7 +47,9 @@ class FeedURL:
             public=_public(url),
         )
 
-    def request_url(self, suffix: str, params: Params, client_params: str = "") -> httpx.URL:
+    def request_url(
+        self, suffix: str, params: Sequence[tuple[str, str]], client_params: str = ""
+    ) -> httpx.URL:
         """The URL of one request: the feed's query, the client's parameters, then `params`.
 
         Raises httpx.InvalidURL when it is longer than 64 KiB.
@@ -59,6 +62,7 @@ class FeedURL:
 
 _REMEMBERED = 4096
 _LONGEST_REMEMBERED = 512
+_FEEDS_REMEMBERED = 4
 
 
 class RequestURLs:
@@ -69,26 +73,37 @@ class RequestURLs:
     """
 
     def __init__(self, feed: FeedURL) -> None:
-        self._feed = feed
-        self._remembered: dict[tuple[Any, ...], httpx.URL] = {}
+        self.feed = feed
+        self._remembered = lru_cache(_REMEMBERED)(feed.request_url)
 
     def url(self, suffix: str, params: Params, client_params: str) -> httpx.URL:
         """Return what `FeedURL.request_url` does. Raises httpx.InvalidURL."""
-        key = suffix, client_params, *params
-        found = self._remembered.get(key)
-        if found is None:
-            found = self._feed.request_url(suffix, params, client_params)
-            if len(self._remembered) >= _REMEMBERED:
-                self._remembered.clear()
-            if sum(len(value) for _, value in params) <= _LONGEST_REMEMBERED:
-                self._remembered[key] = found
-        return found
+        length = 0
+        for _, value in params:
+            length += len(value)
+        read = self._remembered if length <= _LONGEST_REMEMBERED else self.feed.request_url
+        return read(suffix, tuple(params), client_params)
+
+
+@lru_cache(_FEEDS_REMEMBERED)
+def feed_urls(url: str) -> RequestURLs:
+    """The URLs of the feed at `url`, the same ones for all clients that read it.
+
+    An application that makes a new client for each run reads the URLs of before. Only the last few
+    feeds are remembered. Raises `NegotiationError` for a URL that can't be a feed's.
+    """
+    return RequestURLs(FeedURL.parse(url))
 
 
 def parse_url(url: str) -> httpx.URL:
     """The parsed URL. Raises `NegotiationError` for one that can't be a feed's."""
     if not isinstance(url, str):
         raise NegotiationError(f"the feed's URL must be a string, not {type(url).__name__}")
+    return _parsed(url)
+
+
+@lru_cache(_FEEDS_REMEMBERED)
+def _parsed(url: str) -> httpx.URL:
     try:
         parsed = httpx.URL(url)
         host = parsed.host

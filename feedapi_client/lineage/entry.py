@@ -8,6 +8,8 @@ from feedapi_client.errors import FeedError
 from feedapi_client.lineage.transitions import State
 from feedapi_client.model import FIRST, Position
 
+_RUNNING = (State.READING, State.CAUGHT_UP)  # here: to look up a member of an enum takes long
+
 
 @dataclass(slots=True)
 class Entry:
@@ -44,4 +46,4 @@ class Entry:
     @property
     def running(self) -> bool:
         """Whether the driver reads it."""
-        return self.state in (State.READING, State.CAUGHT_UP)
+        return self.state in _RUNNING

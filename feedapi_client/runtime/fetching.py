@@ -124,17 +124,17 @@ class Fetching:
     async def _finished(self, partition: RuntimePartition, outcome: Outcome | None) -> None:
         """Act on a complete response. `outcome` is None for a stream idle for too long."""
         driver = self._driver
-        if outcome is Outcome.NO_PROGRESS:
-            error = NoProgressError(outcome.value, feed=driver.feed, partition=partition.id)
-            driver.scheduler.schedule(partition, partition.failures.pause_without_progress(error))
-        elif outcome is Outcome.SILENT:
-            driver.scheduler.schedule(partition, driver.limits.poll_interval)
-        elif outcome is Outcome.END:
+        if outcome is Outcome.END:
             if not partition.pending:
                 self.reached_end(partition)
                 await driver.apply()
             else:
                 driver.announce(partition)  # nothing more would join what lingers
+        elif outcome is Outcome.NO_PROGRESS:
+            error = NoProgressError(outcome.value, feed=driver.feed, partition=partition.id)
+            driver.scheduler.schedule(partition, partition.failures.pause_without_progress(error))
+        elif outcome is Outcome.SILENT:
+            driver.scheduler.schedule(partition, driver.limits.poll_interval)
         else:
             if outcome is Outcome.PROGRESS:
                 driver.planner.progressed(partition.id)

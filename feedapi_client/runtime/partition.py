@@ -23,6 +23,8 @@ from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.handling import Handling
 from feedapi_client.runtime.slots import Slot
 
+_AT_END = (State.CAUGHT_UP, State.DRAINED)  # here: to look up a member of an enum takes long
+
 
 class ReadEnd(NamedTuple):
     """The end of a partition as a response showed it.
@@ -287,7 +289,7 @@ class RuntimePartition:
     def is_caught_up(self) -> bool:
         """Whether everything that the publisher had when it last answered is committed."""
         uncommitted = self.in_flight or self.entry.cursor != self.read_cursor
-        return self.entry.state in (State.CAUGHT_UP, State.DRAINED) and not uncommitted
+        return self.entry.state in _AT_END and not uncommitted
 
     def polled(self, limits: Limits) -> None:
         """Increase the delay before the next poll, after a response with nothing new (R15)."""

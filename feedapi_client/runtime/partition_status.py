@@ -9,6 +9,8 @@ from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.status import PartitionState, PartitionStatus, PartitionWait
 
+_STATES = {state: PartitionState(state.value) for state in State}
+
 
 def partition_status(
     entry: Entry,
@@ -86,4 +88,4 @@ def _state(entry: Entry, error: FeedError | str | None, *, unsaved: bool) -> Par
         return PartitionState.RETRYING
     if entry.state is State.SUPERSEDED and unsaved:
         return PartitionState.READING  # its successors hold its cursor only after the save
-    return PartitionState(entry.state.value)
+    return _STATES[entry.state]

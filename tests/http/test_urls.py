@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from feedapi_client import FeedClient, FeedConsumer, NegotiationError, SyncFeedClient
-from feedapi_client.http.urls import FeedURL, RequestURLs
+from feedapi_client.http.urls import FeedURL, RequestURLs, feed_urls
 from feedapi_client.spark.options import parse_options
 
 IMPOSSIBLE = [
@@ -104,3 +104,32 @@ def test_remembered_urls_are_bounded_in_number_and_length() -> None:
     for number in range(1, 10_000):
         urls.url("", [("cursor", str(number))], "")
     assert urls.url("", [("cursor", "0")], "") is not first
+
+
+def test_clients_of_one_feed_share_the_urls_of_its_requests() -> None:
+    first, second = (FeedClient("http://feed/shared").transport for _ in "ab")
+    asked = [("cursor", "5")]
+    assert first.request("", asked).url is second.request("", asked).url
+    assert SyncFeedClient("http://feed/shared").transport.request("", asked).url is (
+        first.request("", asked).url
+    )
+
+
+def test_feeds_that_differ_in_credentials_or_query_share_no_urls() -> None:
+    one, other, third = (
+        feed_urls(url) for url in ("http://u:a@feed/", "http://u:b@feed/", "http://u:a@feed/?k=1")
+    )
+    assert one.feed.basic_auth == ("u", "a")
+    assert other.feed.basic_auth == ("u", "b")
+    assert len({id(one), id(other), id(third)}) == 3
+    assert feed_urls("http://u:a@feed/") is one
+
+
+def test_the_urls_of_the_last_few_feeds_are_remembered() -> None:
+    first = feed_urls("http://feed/0")
+    for number in range(1, 4):
+        feed_urls(f"http://feed/{number}")
+    assert feed_urls("http://feed/0") is first
+    for number in range(1, 5):
+        feed_urls(f"http://feed/{number}")
+    assert feed_urls("http://feed/0") is not first

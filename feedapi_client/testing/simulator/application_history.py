@@ -23,7 +23,6 @@ from feedapi_client.testing.simulator.application import (
 )
 from feedapi_client.testing.simulator.clock import Backend, run_in_virtual_time
 from feedapi_client.testing.simulator.effects import Delivery, Effects
-from feedapi_client.testing.simulator.http import shared_urls
 from feedapi_client.testing.simulator.life import Happening
 from feedapi_client.testing.simulator.oracle import ViolationError
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step, generate
@@ -176,7 +175,7 @@ def run_application(
         histories.append(history)
         await history.run()
 
-    with silenced(), shared_urls(), _folder() as folder, threads_in_virtual_time(random):
+    with silenced(), _folder() as folder, threads_in_virtual_time(random):
         try:
             run_in_virtual_time(
                 lambda: main(folder), backend=scenario.backend, seed=f"run {scenario.seed}"

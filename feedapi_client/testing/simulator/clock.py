@@ -112,12 +112,26 @@ def virtual_clock(backend: Backend) -> Callable[[], float]:
 @contextmanager
 def _seeded_process(seed: str) -> Iterator[None]:
     """Seed `random`, and keep the garbage collector from running finalizers at random moments."""
-    before, collecting = random.getstate(), gc.isenabled()
+    before = random.getstate()
     random.seed(seed)
+    try:
+        with uncollected():
+            yield
+    finally:
+        random.setstate(before)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Do without the garbage collector in the block.
+
+    It runs soon after the block, on all that the block has made. What is dropped by then takes it
+    no more than one look.
+    """
+    collecting = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        random.setstate(before)
         if collecting:
             gc.enable()

@@ -82,11 +82,15 @@ class Faults:
 
     def lag(self, *, partition: int | None, now: float) -> float:
         """Return how many seconds old the replica is that answers a request."""
+        if not self._active:
+            return 0.0
         lags = [f for f in self._active if f.kind == "lag" and f.hits(partition, now, self._random)]
         return max((fault.behind for fault in lags), default=0.0)
 
     def pick(self, *, partition: int | None, now: float) -> FaultKind | None:
         """Return what goes wrong with a request."""
+        if not self._active:
+            return None
         self._active = [fault for fault in self._active if fault.until > now]
         for fault in self._active:
             if fault.kind != "lag" and fault.hits(partition, now, self._random):

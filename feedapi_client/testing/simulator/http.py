@@ -7,16 +7,12 @@ publisher asks for it. The tests of `http/` cover it with real connections.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import AsyncIterator, Awaitable, Callable
+from copy import copy
 from types import MappingProxyType
 from typing import Any
 
 import httpx
-
-from feedapi_client.http import exchange
-from feedapi_client.http.urls import FeedURL, RequestURLs
 
 REQUEST_SECONDS = 30.0
 _TIMEOUT = httpx.Timeout(REQUEST_SECONDS).as_dict()
@@ -70,6 +66,11 @@ class SimulatedResponse(httpx.Response):
         """Close the response."""
         self.end()
 
+    @property
+    def is_success(self) -> bool:
+        """Whether the status is 2xx."""
+        return 200 <= self.status_code < 300
+
     def end(self) -> None:
         """Close the response, as httpx does when the body has come."""
         if not self.is_closed:
@@ -77,36 +78,13 @@ class SimulatedResponse(httpx.Response):
             self.simulated_close()
 
 
-@contextmanager
-def shared_urls() -> Iterator[None]:
-    """Let consumers in the block share the URLs of requests: histories have many in common.
-
-    Not thread-safe: a module of the library is changed for the whole process.
-    """
-    module: Any = exchange
-    before = module.RequestURLs, module.FeedURL
-    module.RequestURLs, module.FeedURL = _request_urls, _KnownURLs
-    try:
-        yield
-    finally:
-        module.RequestURLs, module.FeedURL = before
-
-
-_request_urls = lru_cache(16)(RequestURLs)
-
-
-class _KnownURLs:
-    """What is read in the URL of a feed, once."""
-
-    parse = staticmethod(lru_cache(16)(FeedURL.parse))
+Respond = Callable[[httpx.Request], Awaitable[httpx.Response]]
 
 
 class SimulatedClient(httpx.AsyncClient):
-    """The connections of one process. `respond` answers a request."""
+    """The connections of one process. `simulated_respond` answers a request."""
 
-    def __init__(self, respond: Callable[[httpx.Request], Awaitable[httpx.Response]]) -> None:
-        super().__init__(transport=_UNUSED, timeout=REQUEST_SECONDS, trust_env=False)
-        self.simulated_respond = respond
+    simulated_respond: Respond
 
     def build_request(
         self,
@@ -125,3 +103,14 @@ class SimulatedClient(httpx.AsyncClient):
 
 
 _UNUSED = httpx.MockTransport(lambda _: httpx.Response(500))
+_NEW = SimulatedClient(transport=_UNUSED, timeout=REQUEST_SECONDS, trust_env=False)
+
+
+def simulated_client(respond: Respond) -> SimulatedClient:
+    """Return the connections of one process. `respond` answers a request.
+
+    It is a copy of a client that was never used: httpx takes long to make one.
+    """
+    client = copy(_NEW)
+    client.simulated_respond = respond
+    return client

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import anyio
 
@@ -65,18 +65,26 @@ class Impatience:
 
         task = asyncio.ensure_future(called())
         try:
-            await self._few_steps(steps)
+            await self._few_steps(steps, task)
         finally:
-            task.cancel()
-            await finish(_wait_for(task))  # it may finish a save first, as R20 says
+            try:
+                if not task.done():
+                    task.cancel()
+                    await finish(_wait_for(task))  # it may finish a save first, as R20 says
+            finally:
+                if not task.cancelled():
+                    task.exception()  # looked at, also where this call itself is cancelled
         try:
             return [] if task.cancelled() else task.result()
         except _Ended:
             raise StopAsyncIteration from None
 
-    async def _few_steps(self, steps: int) -> None:
+    async def _few_steps(self, steps: int, task: asyncio.Future[Any] | None = None) -> None:
+        """Let other tasks run for some steps, or until `task` has ended."""
         for _ in range(steps):
-            await sleep(self._random.choice((0.0, 0.0, 0.0, 0.003)))
+            if task is not None and task.done():
+                return
+            await sleep(0.003 if self._random.random() < 0.25 else 0.0)
 
 
 async def _wait_for(task: asyncio.Future[list[T]]) -> None:

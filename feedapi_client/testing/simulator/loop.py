@@ -6,16 +6,17 @@ It does no input or output: when nothing can run, its clock jumps to the next ti
 from __future__ import annotations
 
 import asyncio
-import heapq
 import sys
 import weakref
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextvars import Context, ContextVar, copy_context
 from functools import partial
+from heapq import heappop, heappush
 from itertools import count
 from operator import itemgetter
 from random import Random
+from types import coroutine
 from typing import Any, TypeVar, TypeVarTuple, Unpack
 
 OWNER: ContextVar[int | None] = ContextVar("OWNER", default=None)
@@ -106,6 +107,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         self._stopping = self._running = self._closed = False
         self._generators: list[weakref.ref[AsyncGenerator[Any, Any]]] = []
         """Those that were begun. A WeakSet takes several times as long, and has no order."""
+        self._context = copy_context()
         self.create_future = partial(asyncio.Future, loop=self)
 
     # ------------------------------------------------------------------ what is scheduled
@@ -121,12 +123,14 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.Handle:
         """Schedule a callback. A task's step joins those that are drawn from."""
+        if context is None:
+            context = copy_context()
         task = getattr(callback, "__self__", None)
         if type(task) is NumberedTask:
-            self._steps.append((task.number, (callback, args, context or copy_context())))
+            self._steps.append((task.number, (callback, args, context)))
             self._due.append(None)
             return _STEP
-        handle = VirtualHandle(callback, args, context or copy_context())
+        handle = VirtualHandle(callback, args, context)
         self._due.append(handle)
         return handle
 
@@ -140,9 +144,9 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Schedule a callback for `delay` seconds of virtual time from now."""
-        handle = VirtualHandle(callback, args, context or copy_context())
+        handle = VirtualHandle(callback, args, copy_context() if context is None else context)
         timer = self.now + delay, self._draw(), next(self._numbers), handle
-        heapq.heappush(self._timers, timer)
+        heappush(self._timers, timer)
         return handle
 
     def call_at(
@@ -153,8 +157,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         context: Context | None = None,
     ) -> asyncio.TimerHandle:
         """Schedule a callback for a virtual time."""
-        handle = VirtualHandle(callback, args, context or copy_context())
-        heapq.heappush(self._timers, (when, self._draw(), next(self._numbers), handle))
+        handle = VirtualHandle(callback, args, copy_context() if context is None else context)
+        heappush(self._timers, (when, self._draw(), next(self._numbers), handle))
         return handle
 
     def create_task(self, coro: Any, **options: Any) -> NumberedTask:
@@ -195,14 +199,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     async def sleep(self, seconds: float) -> None:
         """Do what `asyncio.sleep` does. That asks for the running loop, which is a system call."""
         if seconds <= 0:
-            await asyncio.sleep(0)
+            await _turn()
             return
         future: asyncio.Future[None] = self.create_future()
-        timer = self.call_later(seconds, _wake, future)
+        timer = VirtualHandle(_wake, (future,), self._context)
+        heappush(self._timers, (self.now + seconds, self._draw(), next(self._numbers), timer))
         try:
             await future
         finally:
-            timer.cancel()
+            timer.call = None
 
     # ------------------------------------------------------------------ turns
 
@@ -225,52 +230,52 @@ class VirtualLoop(asyncio.AbstractEventLoop):
         asyncio._set_running_loop(self)
         self._running = True
         try:
-            while not self._stopping:
-                self._turn()
+            self._turns()
         finally:
             self._stopping = self._running = False
             asyncio._set_running_loop(None)
             sys.set_asyncgen_hooks(*hooks)
 
-    def _turn(self) -> None:
-        """Run what is due at present; when nothing is, let time pass until the next timer."""
-        self._wait()
-        due, steps = self._due, self._steps
-        for _ in range(len(due)):
-            handle = due.popleft()
-            if handle is not None:
-                call = handle.call
-                if call is None:
-                    continue  # it was cancelled
+    def _turns(self) -> None:
+        """Run what is due, turn after turn. When nothing is, time passes until the next timer."""
+        due, steps, timers = self._due, self._steps, self._timers
+        while not self._stopping:
+            if due:
+                self._idle_turns += 1
+                if self._idle_turns > MAX_STEPS_AT_ONE_TIME:
+                    self._idle_turns = 0  # the tasks can still be cancelled, and end
+                    raise StuckError(f"a busy loop: virtual time stands still at {self.now:.3f} s")
             else:
-                call = self._draw_step() if len(steps) > 1 else steps.pop()[1]
-            try:
-                call[2].run(call[0], *call[1])
-            except Exception as error:  # noqa: BLE001 - asyncio's loops log it, and go on
-                self.call_exception_handler({"message": "a callback failed", "exception": error})
+                self._wait()
+            while timers and timers[0][0] <= self.now:
+                due.append(heappop(timers)[3])
+            for _ in range(len(due)):
+                handle = due.popleft()
+                if handle is not None:
+                    call = handle.call
+                    if call is None:
+                        continue  # it was cancelled
+                elif len(steps) > 1:
+                    # Sorted: the order of scheduling can depend on addresses of objects.
+                    steps.sort(key=_TASK_NUMBER)
+                    call = steps.pop(int(self._draw() * len(steps)))[1]
+                else:
+                    call = steps.pop()[1]
+                try:
+                    call[2].run(call[0], *call[1])
+                except Exception as error:  # noqa: BLE001 - asyncio's loops log it, and go on
+                    context = {"message": "a callback failed", "exception": error}
+                    self.call_exception_handler(context)
 
     def _wait(self) -> None:
-        timers, due = self._timers, self._due
+        """Let time pass until the next timer."""
+        timers = self._timers
         while timers and timers[0][3].call is None:
-            heapq.heappop(timers)
-        if due:
-            self._idle_turns += 1
-            if self._idle_turns > MAX_STEPS_AT_ONE_TIME:
-                self._idle_turns = 0  # the tasks can still be cancelled, and end
-                raise StuckError(f"a busy loop: virtual time stands still at {self.now:.3f} s")
-        elif not timers:
+            heappop(timers)
+        if not timers:
             raise StuckError("every task waits, and no timer will wake one")
-        elif timers[0][0] > self.now:
+        if timers[0][0] > self.now:
             self.now, self._idle_turns = timers[0][0], 0
-        while timers and timers[0][0] <= self.now:
-            due.append(heapq.heappop(timers)[3])
-
-    def _draw_step(self) -> Call:
-        """Draw the step of a task that runs now."""
-        steps = self._steps
-        # Sorted, because the order of scheduling can depend on addresses of objects.
-        steps.sort(key=_TASK_NUMBER)
-        return steps.pop(int(self._draw() * len(steps)))[1]
 
     def _stop(self, _: object) -> None:
         self.stop()
@@ -337,6 +342,12 @@ def new_loop(random: Random) -> VirtualLoop:
     kind: type[Any] = VirtualLoop  # abstract, for type checkers, without these methods
     loop: VirtualLoop = kind(random)
     return loop
+
+
+@coroutine
+def _turn() -> Generator[None]:
+    """Wait for the next turn of the loop, as `asyncio.sleep(0)` does."""
+    yield
 
 
 def _wake(sleeper: asyncio.Future[None]) -> None:

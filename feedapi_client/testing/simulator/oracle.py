@@ -21,6 +21,7 @@ LONGEST_LAG = 15.0
 
 IDLE_REQUESTS = 8
 """How often a process may ask for each partition, and discover, while it is watched idle."""
+_FAILING = (PartitionState.RETRYING, PartitionState.PARKED)
 
 
 class ViolationError(AssertionError):
@@ -213,8 +214,7 @@ class Oracle:
             self.violated("buffer", f"{used} bytes are buffered of {limit}")
 
     def _check_error(self, found: PartitionStatus) -> None:
-        fails = found.state in (PartitionState.RETRYING, PartitionState.PARKED)
-        if fails and not found.error:
+        if found.state in _FAILING and not found.error:
             self.violated(
                 "status", f"partition {found.partition} is {found.state}: no error says why"
             )

@@ -16,7 +16,7 @@ from feedapi_client.model import Batch, FeedKey, Position
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.policy import OnFailure, Quarantine, Retry
 from feedapi_client.testing.simulator.clock import sleep
-from feedapi_client.testing.simulator.http import SimulatedClient
+from feedapi_client.testing.simulator.http import simulated_client
 from feedapi_client.testing.simulator.impatience import Impatience
 from feedapi_client.testing.simulator.late import LateCommits
 from feedapi_client.testing.simulator.oracle import Oracle
@@ -135,7 +135,7 @@ class Process:
 
     async def run(self) -> None:
         """Consume until stopped or, without `follow`, to the end of the feed."""
-        async with SimulatedClient(self.transport.handle_async_request) as http:
+        async with simulated_client(self.transport.handle_async_request) as http:
             consumer = self.consumer = self.make_consumer(http)
             again = True
             while again:

@@ -12,9 +12,13 @@ import anyio
 from anyio.abc import TaskGroup
 
 from feedapi_client.model import FeedKey
-from feedapi_client.testing.simulator.clock import run_in_virtual_time, sleep, virtual_clock
+from feedapi_client.testing.simulator.clock import (
+    run_in_virtual_time,
+    sleep,
+    uncollected,
+    virtual_clock,
+)
 from feedapi_client.testing.simulator.faults import Fault, FaultKind, Faults, Target
-from feedapi_client.testing.simulator.http import shared_urls
 from feedapi_client.testing.simulator.life import Happening, Life
 from feedapi_client.testing.simulator.oracle import Oracle, ViolationError
 from feedapi_client.testing.simulator.process import FEED, Process
@@ -76,6 +80,11 @@ def run(scenario: Scenario) -> Outcome:
 
     The library's log is silent meanwhile: what goes wrong is part of the simulation.
     """
+    with uncollected():
+        return _run(scenario)
+
+
+def _run(scenario: Scenario) -> Outcome:
     histories: list[History] = []
 
     async def main() -> None:
@@ -89,7 +98,7 @@ def run(scenario: Scenario) -> Outcome:
 
     failure: tuple[str, str] | None = None
     try:
-        with silenced(), shared_urls():
+        with silenced():
             run_in_virtual_time(main, backend=scenario.backend, seed=f"run {scenario.seed}")
     except ViolationError as violation:
         failure = violation.rule, str(violation)

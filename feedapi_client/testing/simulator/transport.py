@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass, field
 from email.utils import formatdate
-from functools import lru_cache
 from random import Random
 from typing import NamedTuple
 from urllib.parse import unquote
@@ -53,10 +52,24 @@ class Asked(NamedTuple):
     partition: int | None
 
 
-@lru_cache(4096)
-def _asked(target: bytes) -> Asked:
+_READ = 4096
+_read: dict[int, tuple[httpx.URL, Asked]] = {}
+"""What was read in the last URLs, by their addresses: to compare two of them takes long."""
+
+
+def _asked(url: httpx.URL) -> Asked:
     """Read the path and the query of a request. Many histories send the same ones."""
-    text = target.decode()
+    known = _read.get(id(url))
+    if known is not None:  # whose URL is kept: no other one has its address
+        return known[1]
+    if len(_read) >= _READ:
+        _read.clear()
+    asked = _parsed(url.raw_path.decode())
+    _read[id(url)] = url, asked
+    return asked
+
+
+def _parsed(text: str) -> Asked:
     path, _, query = text.partition("?")
     pairs = (pair.partition("=") for pair in query.split("&") if pair)
     params = {unquote(name): unquote(value) for name, _, value in pairs}
@@ -317,7 +330,7 @@ class SimulatedTransport:
         """Answer a request in virtual time."""
         if self.dead:
             raise httpx.ConnectError("simulated: the process is gone", request=request)
-        asked = _asked(request.url.raw_path)
+        asked = _asked(request.url)
         self.count(asked.target, self._publisher.now())
         answer, fault = await self._publisher.respond(request, asked)
         self.open += 1

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
+from operator import attrgetter
 from random import Random
 from typing import Any
 
@@ -18,6 +20,8 @@ from feedapi_client.testing.simulator.world import (
     World,
     is_selected,
 )
+
+_sequence = attrgetter("sequence")
 
 
 def discovery(world: World, version: Version, at: float, *, stream: bool) -> bytes:
@@ -96,8 +100,8 @@ def page(
 
     `selected`: the request selects events.
     """
-    visible = partition.events[: partition.visible(at)]
-    unread = [event for event in visible if event.sequence > asked]
+    read = bisect_right(partition.events, asked, key=_sequence)
+    unread = partition.events[read : partition.visible(at)]
     if selected:
         unread = [event for event in unread if is_selected(event.entity)]
     cursor_line = partial(_cursor_line, partition, dialect=dialect, selected=selected)
@@ -105,7 +109,10 @@ def page(
     sent, lines, reached = unread[:size], [], asked
     for group in _groups(sent, style, random):
         reached = max(event.sequence for event in group)
-        lines += [_event_line(partition.id, event, dialect, style.padding) for event in group]
+        lines += [
+            _event_line(partition.id, event.entity, event.n, dialect, style.padding)
+            for event in group
+        ]
         lines.append(cursor_line(reached))
     end = world.end(partition, at)
     if len(sent) == len(unread) and end > reached:
@@ -135,8 +142,9 @@ def _interleaved(group: list[Published], random: Random) -> list[Published]:
     return [next(waiting[entity]) for entity in entities]
 
 
-def _event_line(partition: int, event: Published, dialect: Dialect, padding: int) -> bytes:
-    payload: dict[str, Any] = {"entity": event.entity, "n": event.n}
+@lru_cache(4096)
+def _event_line(partition: int, entity: int, n: int, dialect: Dialect, padding: int) -> bytes:
+    payload: dict[str, Any] = {"entity": entity, "n": n}
     if padding:
         payload["padding"] = "x" * padding
     if dialect == "v1":
@@ -148,7 +156,6 @@ def _cursor_line(
     partition: ModelPartition, sequence: int, *, dialect: Dialect, selected: bool
 ) -> bytes:
     cursor = partition.selected_cursor(sequence) if selected else partition.cursor(sequence)
-    line: dict[str, Any] = {"cursor": cursor}
     if dialect == "v1":
-        line = {"partition": partition.id, **line}
-    return orjson.dumps(line) + b"\n"
+        return f'{{"partition":{partition.id},"cursor":"{cursor}"}}\n'.encode()
+    return f'{{"cursor":"{cursor}"}}\n'.encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import anyio
@@ -19,6 +20,9 @@ _NEVER = float("inf")
 
 Method = Literal["starts-after", "cursor-from"]
 Dialect = Literal["v1", "v2-draft", "v2-token"]
+
+
+_time = attrgetter("time")
 
 
 class Published(NamedTuple):
@@ -49,7 +53,7 @@ class ModelPartition:
 
     def visible(self, at: float) -> int:
         """Return how many of its events existed at a time."""
-        return bisect_right(self.events, at, key=lambda event: event.time)
+        return bisect_right(self.events, at, key=_time)
 
     def end(self, at: float) -> int:
         """Return the sequence number in the cursor behind everything that existed at a time."""
@@ -259,7 +263,7 @@ class World:
 
     def version(self, at: float) -> Version:
         """Return the version that answered at a time."""
-        return [version for since, version in self.versions if since <= at][-1]
+        return next(version for since, version in reversed(self.versions) if since <= at)
 
     def lane(self, entity: int, n: int) -> tuple[int, int, int]:
         """Return what keeps an event in its order where children don't wait for their parents.
