@@ -16,9 +16,10 @@ from functools import partial
 from typing import Any
 
 import httpx
+from rich.console import Console
 
 from feedapi_client import FeedConsumer, Limits
-from tests.benchmarks.nginx_feed import IdleFeed, idle_feed, polls_served
+from tests.benchmarks.nginx_feed import IdleFeed, idle_feed, polls_served, program
 from tests.benchmarks.results import Comparison, in_turns
 from tests.benchmarks.sizes import Sizes
 
@@ -117,7 +118,10 @@ async def polls_a_second(
 
 
 def measure(sizes: Sizes) -> list[Comparison]:
-    """Measure the bar, and what other transports bring."""
+    """Measure the bar, and what other transports bring. Nothing without nginx."""
+    if program() is None:
+        Console(stderr=True).print("idle: nginx is not installed (apt-get install nginx-light)")
+        return []
     partitions, seconds = sizes.pick(4096, 64), sizes.pick(8, 1) / 2
     results = []
     with idle_feed(partitions) as feed:
