@@ -11,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import instructions
+from tests.benchmarks import instructions, nginx_feed
 from tests.benchmarks.consume_loops import ASKED_EVERY, LOOPS
-from tests.benchmarks import nginx_feed
 from tests.benchmarks.results import Comparison
 from tests.benchmarks.static_feed import static_feed
 from tests.servers import Postgres
