@@ -16,6 +16,7 @@ from feedapi_client.liftbridge import (
     PublishRefusedError,
     Stream,
     StreamCursorStore,
+    StreamOptions,
 )
 from tests.liftbridge.clusters import Cluster
 from tests.liftbridge.contract.reading import FORMATS, KEY, read, relayed, save
@@ -34,7 +35,8 @@ async def test_messages_over_grpc_are_stored_in_order_with_key_and_headers(
     cluster: Cluster, api: LiftbridgeApi, grpc_publisher: LiftbridgeGrpcPublisher, name: str
 ) -> None:
     stream = Stream(name, partitions=2)
-    await api.create_stream(stream)
+    # One segment: Liftbridge 1.9 may crash where one ends while its cleaner looks at it.
+    await api.create_stream(stream, options=StreamOptions(segment_bytes=1 << 24))
     values = [b"%d" % n for n in range(3000)]
     acks = await grpc_publisher.publish_many(
         stream,
