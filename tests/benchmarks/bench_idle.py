@@ -19,7 +19,8 @@ import httpx
 from rich.console import Console
 
 from feedapi_client import FeedConsumer, Limits
-from tests.benchmarks.nginx_feed import IdleFeed, idle_feed, polls_served, program
+from tests import nginx
+from tests.benchmarks.nginx_feed import IdleFeed, idle_feed, polls_served
 from tests.benchmarks.results import Comparison, in_turns
 from tests.benchmarks.sizes import Sizes
 
@@ -119,7 +120,7 @@ async def polls_a_second(
 
 def measure(sizes: Sizes) -> list[Comparison]:
     """Measure the bar, and what other transports bring. Nothing without nginx."""
-    if program() is None:
+    if nginx.program() is None:
         Console(stderr=True).print("idle: nginx is not installed (apt-get install nginx-light)")
         return []
     partitions, seconds = sizes.pick(4096, 64), sizes.pick(8, 1) / 2

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.benchmarks import instructions, nginx_feed
+from tests import nginx
+from tests.benchmarks import instructions
 from tests.benchmarks.consume_loops import ASKED_EVERY, LOOPS
 from tests.benchmarks.results import Comparison
 from tests.benchmarks.static_feed import static_feed
@@ -31,7 +32,7 @@ def test_all_run_and_write_what_they_found(tmp_path: Path, postgres: Postgres) -
     assert {"cpu", "cores", "system", "python"} == set(found["machine"])
     assert len(found["results"]) >= 30
     assert all(result["ours"] and result["theirs"] for result in found["results"])
-    if os.environ.get("CI") or nginx_feed.program():
+    if os.environ.get("CI") or nginx.program():
         assert any(result["name"].startswith("idle polls") for result in found["results"])
     for chart in ("ratios.svg", "polls.svg", "latency.svg"):
         assert "<svg" in (tmp_path / chart).read_text()

@@ -1,15 +1,12 @@
 """A reverse proxy over publishers whose routes change while it runs: nginx, or a small one here.
 
-nginx is used where it is installed (``apt-get install -y nginx-light``).
+nginx is used where it is installed.
 """
 
 from __future__ import annotations
 
 import http.client
 import itertools
-import os
-import shutil
-import socket
 import subprocess
 import tempfile
 import threading
@@ -22,6 +19,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import httpx
+
+from feedapi_client.testing.liftbridge.nats_server import free_port
+from tests import nginx
 
 _SAFETY_LIMIT = 30.0
 
@@ -53,26 +53,15 @@ class Proxy(Protocol):
 @contextmanager
 def proxy(routes: Routes) -> Iterator[Proxy]:
     """Run a proxy."""
-    program = shutil.which("nginx", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    program = nginx.program()
     with _nginx(program, routes) if program else _own_proxy(routes) as running:
         yield running
 
 
 # ---------------------------------------------------------------------------------- nginx
 
-_CONFIGURATION = """\
-{user}daemon off;
-worker_processes 1;
-pid {folder}/pid;
-error_log {folder}/error.log;
-events {{ worker_connections 256; }}
-http {{
-    access_log {folder}/access.log;
-    client_body_temp_path {folder}/body;
-    proxy_temp_path {folder}/proxy;
-    fastcgi_temp_path {folder}/fastcgi;
-    uwsgi_temp_path {folder}/uwsgi;
-    scgi_temp_path {folder}/scgi;
+_HTTP = """\
+access_log {folder}/access.log;
     proxy_http_version 1.1;
     proxy_set_header Connection "";
     proxy_next_upstream off;
@@ -82,20 +71,18 @@ http {{
         listen 127.0.0.1:{port};
         location = /generation {{ access_log off; return 200 "{generation}"; }}
         location / {{ {answer} }}
-    }}
-}}
-"""
+    }}"""
 
 
 class _Nginx:
     def __init__(self, program: str, folder: Path, routes: Routes) -> None:
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port()
         self._generations = itertools.count()
         self._generation = -1
         self.url = f"http://127.0.0.1:{self._port}/feed"
         self._write(routes)
-        self._process = subprocess.Popen([program, "-c", folder / "nginx.conf", "-p", folder])
+        self._process = subprocess.Popen(nginx.command(program, folder))
 
     def route(self, routes: Routes) -> None:
         self._write(routes)
@@ -131,15 +118,14 @@ class _Nginx:
         if routes.page is not None:
             status, html = routes.page
             answer = f"default_type text/html; return {status} '{html}';"
-        text = _CONFIGURATION.format(
-            user="user root;\n" if os.geteuid() == 0 else "",
+        http = _HTTP.format(
             folder=self._folder,
             port=self._port,
             generation=self._generation,
             upstreams=upstreams,
             answer=answer,
         )
-        (self._folder / "nginx.conf").write_text(text, encoding="utf-8")
+        nginx.configure(self._folder, http)
 
 
 @contextmanager
@@ -151,11 +137,6 @@ def _nginx(program: str, routes: Routes) -> Iterator[Proxy]:
             yield running
         finally:
             running.stop()
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def _text(address: str) -> str | None:
