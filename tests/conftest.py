@@ -20,12 +20,12 @@ _EXAMPLES = {"quick": 25, "whole": 200}
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run the tests of a single file in this process, more of them in up to four processes.
 
-    One more than there are cores: half of the time the tests wait for servers and deadlines.
+    Two more than there are cores: half of the time the tests wait for servers and deadlines.
     """
     files = [argument for argument in config.args if argument.split("::")[0].endswith(".py")]
     if len(files) == 1 == len(config.args):
         return 0
-    return min(_MAX_PROCESSES, (os.cpu_count() or 1) + 1)
+    return min(_MAX_PROCESSES, (os.cpu_count() or 1) + 2)
 
 
 def pytest_configure(config: pytest.Config) -> None:

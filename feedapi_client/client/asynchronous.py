@@ -73,21 +73,12 @@ class FeedClient(BaseClient):
         `ProtocolError`, `LineageError`; `info` then stays what it was.
         """
         backoff = Backoff.of(self._discovery_policy(), clock=anyio.current_time)
-        info = await retry(self._discover, backoff, sleep=anyio.sleep, on_retry=log_attempt)
-        return self._checked(info)
+        return await retry(self.discover_once, backoff, sleep=anyio.sleep, on_retry=log_attempt)
 
     async def discover_once(self) -> FeedInfo:
         """Discover without a retry. Raises what `discover` does."""
-        return self._checked(await self._discover())
-
-    def _checked(self, info: FeedInfo) -> FeedInfo:
-        self.check(info)
-        self.info = info
-        return info
-
-    async def _discover(self) -> FeedInfo:
         limit = self.limits.max_discovery_bytes
-        return self._negotiate(*await self.transport.get("", [], max_bytes=limit))
+        return self._understand(*await self.transport.get("", [], max_bytes=limit))
 
     def open(
         self,

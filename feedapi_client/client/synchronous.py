@@ -51,14 +51,12 @@ class SyncFeedClient(BaseClient):
     def discover(self) -> FeedInfo:
         """See `FeedClient.discover`."""
         backoff = Backoff.of(self._discovery_policy())
-        info = retry_sync(self._discover, backoff, on_retry=log_attempt)
-        self.check(info)
-        self.info = info
-        return info
+        return retry_sync(self.discover_once, backoff, on_retry=log_attempt)
 
-    def _discover(self) -> FeedInfo:
+    def discover_once(self) -> FeedInfo:
+        """See `FeedClient.discover_once`."""
         limit = self.limits.max_discovery_bytes
-        return self._negotiate(*self.transport.get("", [], max_bytes=limit))
+        return self._understand(*self.transport.get("", [], max_bytes=limit))
 
     def open(
         self,

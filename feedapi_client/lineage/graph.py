@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from feedapi_client.errors import LineageError
@@ -34,15 +34,15 @@ class Graph:
         self.partitions = dict(partitions)
         self.children: dict[int, list[int]] = defaultdict(list)
         self.successors: dict[int, list[int]] = defaultdict(list)
-        for partition in self.partitions.values():
-            if partition.starts_after is None and not partition.cursor_from:
-                continue  # which nearly all are
+        # Nearly all partitions of a large feed have no edge.
+        linked = [p for p in self if p.starts_after is not None or p.cursor_from]
+        for partition in linked:
             _check_edges(partition, feed)
             if partition.starts_after is not None:
                 self.children[partition.starts_after].append(partition.id)
             for ancestor in partition.cursor_from:
                 self.successors[ancestor].append(partition.id)
-        self._check_cycles(feed)
+        _check_cycles(linked, feed)
 
     def __contains__(self, partition: int) -> bool:
         return partition in self.partitions
@@ -59,21 +59,18 @@ class Graph:
         shown = edges[:_EDGES_SHOWN] + (["…"] if len(edges) > _EDGES_SHOWN else [])
         return f"<Graph of {len(self)} partitions{': ' if edges else ''}{', '.join(shown)}>"
 
-    def _check_cycles(self, feed: str | None) -> None:
-        before = {
-            p.id: p.cursor_from if p.starts_after is None else (p.starts_after,)
-            for p in self
-            if p.starts_after is not None or p.cursor_from
-        }
-        try:
-            TopologicalSorter(before).prepare()
-        except CycleError as error:
-            cycle = error.args[1]
-            raise LineageError(
-                f"the lineage has a cycle: {cycle_text(cycle)}",
-                feed=feed,
-                partition=cycle[0],
-            ) from None
+
+def _check_cycles(linked: Iterable[Partition], feed: str | None) -> None:
+    before = {p.id: p.cursor_from if p.starts_after is None else (p.starts_after,) for p in linked}
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as error:
+        cycle = error.args[1]
+        raise LineageError(
+            f"the lineage has a cycle: {cycle_text(cycle)}",
+            feed=feed,
+            partition=cycle[0],
+        ) from None
 
 
 def _check_edges(partition: Partition, feed: str | None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -100,7 +101,7 @@ def _v1(
 
 
 class _Discovery:
-    """Reads one discovery document. `info` raises for the first field that is wrong."""
+    """Reads one discovery document. `info` raises for a field that is wrong."""
 
     def __init__(self, document: dict[str, Any], feed: str) -> None:
         self._document = document
@@ -143,25 +144,33 @@ class _Discovery:
         raise self._wrong("filters", filters, "a list of strings")
 
     def _partitions(self) -> dict[int, Partition]:
-        partitions: dict[int, Partition] = {}
-        for index, entry in enumerate(self._document["partitions"]):
-            if not isinstance(entry, dict):
-                raise self._error(
-                    LineageError,
-                    f"partitions[{index}] of the discovery is {_kind(entry)}, not an object",
-                )
-            id = _id(entry.get("id"))
-            if id is None:
-                problem = f"has the id {_shown(entry['id'])}" if "id" in entry else "has no id"
-                raise self._error(
-                    LineageError,
-                    f"partitions[{index}] of the discovery {problem}; "
-                    f"an id is an integer from 0 to {MAX_PARTITION}",
-                )
-            if id in partitions:
-                raise self._error(LineageError, f"the discovery lists partition {id} twice", id)
-            partitions[id] = self._partition(id, entry)
+        entries = self._document["partitions"]
+        ids = _ids(entries)
+        if ids is None:
+            ids = [self._entry_id(index, entry) for index, entry in enumerate(entries)]
+        partitions = dict(zip(ids, map(_without_fields, ids), strict=True))
+        if len(partitions) < len(ids):
+            twice = next(id for id, times in Counter(ids).items() if times > 1)
+            raise self._error(LineageError, f"the discovery lists partition {twice} twice", twice)
+        for index in [index for index, fields in enumerate(map(len, entries)) if fields > 1]:
+            partitions[ids[index]] = self._partition(ids[index], entries[index])
         return self._without_zero_values(partitions)
+
+    def _entry_id(self, index: int, entry: Any) -> int:
+        if not isinstance(entry, dict):
+            raise self._error(
+                LineageError,
+                f"partitions[{index}] of the discovery is {_kind(entry)}, not an object",
+            )
+        id = _id(entry.get("id"))
+        if id is None:
+            problem = f"has the id {_shown(entry['id'])}" if "id" in entry else "has no id"
+            raise self._error(
+                LineageError,
+                f"partitions[{index}] of the discovery {problem}; "
+                f"an id is an integer from 0 to {MAX_PARTITION}",
+            )
+        return id
 
     def _without_zero_values(self, partitions: dict[int, Partition]) -> dict[int, Partition]:
         """Leave out the 0 that a publisher writes where there is no parent.
@@ -180,8 +189,6 @@ class _Discovery:
         }
 
     def _partition(self, id: int, entry: dict[str, Any]) -> Partition:
-        if len(entry) == 1:
-            return _without_fields(id)
         closed, last_cursor = entry.get("closed"), entry.get("lastCursor")
         if closed is not None and not isinstance(closed, bool):
             raise self._wrong("closed", closed, "a boolean", id)
@@ -275,6 +282,27 @@ def _without_fields(id: int) -> Partition:
     Most are listed so, and again in each discovery. To make one takes a microsecond.
     """
     return Partition(id)
+
+
+def _ids(entries: list[Any]) -> list[int] | None:
+    """Return the ids of all partitions, if each is sent as a string; otherwise None.
+
+    All at once: one by one it takes three times as long, and a feed may list 32,768.
+    """
+    try:
+        texts = [entry["id"] for entry in entries]
+        digits = "".join(texts)
+    except (TypeError, KeyError):
+        return None
+    if not texts:
+        return []
+    if not digits.isascii() or not digits.isdigit():
+        return None
+    lengths = set(map(len, texts))
+    if min(lengths) == 0 or max(lengths) > 5:
+        return None
+    ids = list(map(int, texts))
+    return ids if max(ids) <= MAX_PARTITION else None
 
 
 def _id(value: Any) -> int | None:

@@ -44,6 +44,12 @@ async def _discover(url: str) -> float:
         return await _seconds_of(client.discover())
 
 
+async def _discover_again(url: str) -> float:
+    async with FeedClient(url) as client:
+        await client.discover()
+        return await _seconds_of(client.discover())
+
+
 async def _bare_discover(url: str) -> float:
     async with httpx.AsyncClient() as client:
         started = time.perf_counter()
@@ -111,6 +117,13 @@ def measure(sizes: Sizes) -> list[Comparison]:
                 sizes,
                 f"FeedClient.discover(), {partitions:,} partitions / httpx + orjson.loads",
                 lambda: asyncio.run(_discover(url)),
+                lambda: asyncio.run(_bare_discover(url)),
+                bar=2.0,
+            ),
+            _comparison(
+                sizes,
+                "discover() again, when nothing has changed / httpx + orjson.loads",
+                lambda: asyncio.run(_discover_again(url)),
                 lambda: asyncio.run(_bare_discover(url)),
                 bar=2.0,
             ),

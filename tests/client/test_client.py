@@ -196,6 +196,31 @@ class TestDiscovery:
                 "v2-draft",
             ]
 
+    @pytest.mark.parametrize("sync", [False, True])
+    async def test_a_discovery_that_says_the_same_is_not_read_again(
+        self, httpx_mock: HTTPXMock, sync: bool
+    ) -> None:
+        wrong = b'{"token":"t","partitions":[{"id":"0","startsAfterPartition":"0"}]}'
+        bodies = [DISCOVERY, DISCOVERY, wrong, wrong, DISCOVERY, DRAFT.encode(), DISCOVERY]
+        for body in bodies:
+            httpx_mock.add_response(url=URL, content=body)
+        found: list[Any] = []
+        client = SyncFeedClient(URL) if sync else FeedClient(URL)
+        for _ in bodies:
+            try:
+                result = client.discover()
+                found.append(result if isinstance(result, FeedInfo) else await result)
+            except LineageError:
+                found.append(None)
+        first, second, *refused, third, draft, last = found
+        assert first is not second
+        assert first.partitions is second.partitions is third.partitions
+        assert refused == [None, None]
+        assert draft.dialect == "v2-draft"
+        assert last == first
+        assert last.partitions is not first.partitions
+        assert client.info is last
+
     async def test_r12_the_last_good_discovery_is_kept(self, httpx_mock: HTTPXMock) -> None:
         httpx_mock.add_response(url=URL, text=DRAFT)
         httpx_mock.add_response(url=URL, text='{"partitions":[{"id":"x"}]}')
