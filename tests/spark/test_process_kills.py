@@ -11,7 +11,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,6 +57,7 @@ class KilledQuery:
     sink: str
     format: str = "feedapi"
     master: str = LOCAL
+    options: dict[str, str] = field(default_factory=dict)
     driver: DriverProcess | None = None
     published: int = 0
 
@@ -79,6 +80,7 @@ class KilledQuery:
                 "stagingLocation": (self.folder / "staging").as_uri(),
                 "maxEventsPerPartition": "400",
                 "maxPollInterval": "0.5",
+                **self.options,
             },
             "checkpoint": str(self.folder / "checkpoint"),
             "output": str(self.folder / "output"),
@@ -101,13 +103,13 @@ class KilledQuery:
         """Wait for a file that is not among the known ones."""
         self.wait(lambda: self.files(pattern) - known)
 
-    def wait(self, reached: Callable[[], object]) -> None:
+    def wait(self, reached: Callable[[], object], *, pause: float = 0.002) -> None:
         assert self.driver is not None
         end = time.monotonic() + TIMEOUT
         while not reached():
             assert time.monotonic() < end, self.driver.log()
             assert self.driver.running, f"the driver ended by itself: {self.driver.log()}"
-            time.sleep(0.002)
+            time.sleep(pause)
 
     def wait_for_death(self) -> None:
         """Wait until the driver has killed itself, and kill what it left."""
@@ -216,9 +218,35 @@ def test_executor_is_killed_and_partitions_split_while_the_query_runs(
     query.publish(1500)
     query.wait_for_file("checkpoint/commits/*", known=committed)
     change_topology(publisher, 2)
-    query.wait(lambda: query.problems() == [])
+    query.wait(lambda: query.problems() == [], pause=0.2)
     cluster.stop()
     assert query.problems() == []
+
+
+def test_start_at_a_time_is_kept_when_an_executor_is_killed_during_the_search(
+    cluster: ClusterDriver, tmp_path: Path
+) -> None:
+    start = 1500
+    seek = {"startingTimestamp": str(start), "eventTime": "$.n"}
+    publisher = Publisher(partitions=2, page_size=150, checkpoint_every=25)  # in order of time
+    query = KilledQuery(publisher, tmp_path, "parquet", options=seek)
+
+    def wrong() -> list[str]:
+        published = [event for event in publisher.payloads() if event["n"] >= start]
+        return problems(query.rows(), published)
+
+    query.publish(2000)
+    with publisher.serve():
+        query.start_in(cluster)
+        query.wait_for_file("checkpoint/commits/*", known=set())
+        assert list(query.rows()) == []  # the first epoch does not come to the time
+        os.kill(cluster.executors()[0], signal.SIGKILL)
+        query.wait(lambda: wrong() == [], pause=0.2)
+        change_topology(publisher, 0)
+        query.publish(1000)
+        query.wait(lambda: wrong() == [], pause=0.2)
+        cluster.stop()
+        assert wrong() == []
 
 
 POINTS = {
