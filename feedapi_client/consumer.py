@@ -13,7 +13,6 @@ from typing import Literal, Self
 
 import anyio
 import orjson
-from anyio.abc import TaskGroup
 
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import LeaseLostError
@@ -23,6 +22,8 @@ from feedapi_client.model import Batch, Decoder, Event, FeedKey, Partition
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
 from feedapi_client.quarantine.handler import retrying_handler
 from feedapi_client.quarantine.policy import Handler, OnFailure
+from feedapi_client.runtime.background import Background
+from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.driver import Driver, Settings
 from feedapi_client.runtime.grace import GracePeriod
 from feedapi_client.runtime.handlers import WatchedHandler
@@ -161,7 +162,7 @@ class FeedConsumer:
         self.cut_short = False
         """Whether the grace period of `stop` was over before all in flight of the last iteration
         was committed."""
-        self._tasks: TaskGroup | None = None
+        self._tasks: Background | None = None
         self._session: Session | None = None
         self._opening: Session | None = None
         self._closed_since = datetime.now(UTC)
@@ -183,8 +184,8 @@ class FeedConsumer:
             raise RuntimeError("the consumer is open already")
         try:
             self._session, self._begun = await self._open_session(), False
-            tasks = anyio.create_task_group()
-            await tasks.__aenter__()
+            tasks = Background()
+            await tasks.open()
         except BaseException:
             await self._close_client()
             raise
@@ -207,13 +208,12 @@ class FeedConsumer:
             self._session.close()
         tasks, self._tasks = self._tasks, None
         self._closed_since = datetime.now(UTC)
-        tasks.cancel_scope.cancel()
         try:
             if self.cut_short and isinstance(error, anyio.get_cancelled_exc_class()):
-                return await tasks.__aexit__(kind, error, traceback)  # ends its own cancellation
+                return await tasks.close(kind, error, traceback)  # ends its own cancellation
             # Without the exception: the group would wrap it, and an application catches what it
             # raised.
-            await tasks.__aexit__(None, None, None)
+            await tasks.close()
             return None
         finally:
             await self._close_client()
@@ -221,8 +221,7 @@ class FeedConsumer:
     async def _close_client(self) -> None:
         client, self._client = self._client, None
         if client is not None:
-            with anyio.move_on_after(_CLOSE_SECONDS, shield=True):
-                await client.aclose()
+            await finish(_close(client))
 
     # ------------------------------------------------------------------ three ways to consume
 
@@ -369,7 +368,7 @@ class FeedConsumer:
         if self._handlers is not None:
             self._handlers.cancel()
         elif self._loops_in_block:
-            self._tasks.cancel_scope.cancel()
+            self._tasks.cancel_block()
         else:
             self._session.close()
 
@@ -443,6 +442,11 @@ class FeedConsumer:
         session = await self._begin()
         self._loops_in_block = anyio.get_current_task().id == self._block
         return session
+
+
+async def _close(client: FeedClient) -> None:
+    with anyio.move_on_after(_CLOSE_SECONDS):
+        await client.aclose()
 
 
 class _Batches:

@@ -12,7 +12,15 @@ import pytest
 
 from feedapi_client import Batch, FeedKey, MemoryCursorStore, Position, SQLiteCursorStore
 from feedapi_client.testing import Publisher
-from tests.consumer.helpers import RecordingStore, consume, fill, n_of, next_batch, numbers
+from tests.consumer.helpers import (
+    SAFETY_LIMIT,
+    RecordingStore,
+    consume,
+    fill,
+    n_of,
+    next_batch,
+    numbers,
+)
 
 pytestmark = [pytest.mark.anyio, pytest.mark.parametrize("anyio_backend", ["asyncio"])]
 
@@ -125,3 +133,36 @@ async def test_r20_an_iteration_that_is_cancelled_during_a_save_goes_on(
             await batch.commit()
     assert seen[:5] == list(range(5))
     assert sorted(seen) == [*range(5), *(100 + number for number in range(len(children)))]
+
+
+@pytest.mark.parametrize("way", ["stopped", "left"])
+@pytest.mark.parametrize("steps", range(12))
+async def test_r20_a_cancellation_while_the_consumer_ends_is_not_lost(
+    serve: Callable[..., Publisher], steps: int, way: str
+) -> None:
+    """anyio took it for its own when it came in the very step in which the tasks were cancelled."""
+    publisher = serve(3, page_size=5)
+    fill(publisher, 30)
+    ended = asyncio.Event()
+
+    async def application() -> None:
+        async with consume(publisher, follow=True) as consumer:
+            batches = consumer.batches()
+            for _ in range(6):
+                await (await next_batch(batches)).commit()
+            if way == "stopped":
+                consumer.stop()
+            ended.set()
+        await asyncio.sleep(SAFETY_LIMIT)  # what was cancelled does not come to an end here
+
+    task = asyncio.ensure_future(application())
+    await ended.wait()
+    for _ in range(steps):
+        await asyncio.sleep(0)
+    task.cancel()
+    done, _ = await asyncio.wait([task], timeout=5)
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    assert done
+    assert task.cancelled()

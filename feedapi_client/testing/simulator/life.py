@@ -32,6 +32,8 @@ Happening = Literal[
 ]
 _NEVER_RIGHT = (CommitOrderError, LineageError, LostPartitionError)
 """Errors that no fault of the simulation justifies."""
+_END_SECONDS = 600.0
+"""Within this time a process that was cancelled has ended. Its last save may take long."""
 _LAST_STEPS = 20
 """Steps in which the last tasks of a process may end: those that close abandoned generators."""
 
@@ -127,13 +129,22 @@ class Life:
         try:
             await asyncio.wait([self._task])
         finally:
-            self._task.cancel()
             with anyio.CancelScope(shield=True):
-                await asyncio.wait([self._task])
+                await self._cancel(self._task)
         if self._task.cancelled():
             return False
         self._task.result()
         return True
+
+    async def _cancel(self, task: asyncio.Task[None]) -> None:
+        """Cancel the task and wait for its end. Once has to be enough (R20)."""
+        task.cancel()
+        _, going_on = await asyncio.wait([task], timeout=_END_SECONDS)
+        if going_on:
+            self._oracle.violated("cancel", "a process that was cancelled goes on")
+        while going_on:
+            task.cancel()
+            _, going_on = await asyncio.wait([task], timeout=_END_SECONDS)
 
     def _failed(self, process: Process, error: Exception) -> None:
         self._trace.add("the process ends with {}: {}", type(error).__name__, error)

@@ -168,6 +168,18 @@ def merge_of_a_partition_that_nobody_saw(seed: int) -> Scenario:
     return scenario(seed, Settings(latency=0.3, moving_cursors=True), steps)
 
 
+def cancelled_while_it_is_left(seed: int) -> Scenario:
+    """A consumer is left, to be entered again, and its process cancelled at the same time."""
+    steps = [publish(20, 4)]
+    for _ in range(20):
+        steps += [
+            publish(4, 4, after=1.0),
+            Step(0.0, "life_step", {"what": "reenter"}),
+            Step(0.0, "life_step", {"what": "cancel"}),
+        ]
+    return scenario(seed, Settings(partitions=4), steps)
+
+
 def clock_that_is_set(seed: int) -> Scenario:
     """The clock of the consumer's machine is set back while requests are refused (R10)."""
     steps = [publish(20, 4), fault("404", "fetch", share=0.5, seconds=60.0)]

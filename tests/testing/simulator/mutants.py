@@ -173,6 +173,7 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_R.a_cancelled_request_delivers, of(histories.listed_again, "trio"), equivalent=True),
     Mutant(_R.reading_goes_on_from_the_old_cursor, of(histories.listed_again)),
     Mutant(_R.a_response_is_never_closed),
+    Mutant(_R.a_cancellation_is_lost_at_the_exit, of(histories.cancelled_while_it_is_left)),
     Mutant(_R.batch_loses_an_event),
     Mutant(_R.two_batches_in_flight),
     Mutant(_R.joined_batch_has_its_first_cursor),

@@ -17,6 +17,7 @@ from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.retry import Backoff
 from feedapi_client.runtime import delivery, driver, failures
+from feedapi_client.runtime.background import Background
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery_timer import DiscoveryTimer
@@ -108,6 +109,17 @@ def a_response_is_never_closed(patch: pytest.MonkeyPatch) -> None:
             await leave(self, kind, error, traceback)
 
     patch.setattr(Response, "__aexit__", forgetting)
+
+
+def a_cancellation_is_lost_at_the_exit(patch: pytest.MonkeyPatch) -> None:
+    """The consumer cancels the task that leaves it, and takes another cancellation for its own."""
+    close = Background.close
+
+    async def as_a_group(self: Background, *error: Any) -> bool | None:
+        self.cancel_block()
+        return await close(self, *error)
+
+    patch.setattr(Background, "close", as_a_group)
 
 
 # ---------------------------------------------------------------------- what is delivered
