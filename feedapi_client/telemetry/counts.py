@@ -1,7 +1,8 @@
-"""Counters as plain integers, which are read when they are exported.
+"""Counters as plain numbers, which are read when they are exported.
 
-A measurement takes OpenTelemetry's SDK 80,000 instructions (1.45, callgrind), most of them for its
-attributes. Adding to an integer takes none of them, and counters are added to with every batch.
+A measurement takes OpenTelemetry's SDK about 100,000 instructions (1.45, callgrind): 60,000 with
+one attribute, and 9,000 for each further one. Adding to a number takes none of them, and counters
+are added to with every batch.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Count:
     def __init__(self, metric: Metric, attributes: dict[str, Any]) -> None:
         self.metric = metric
         self.attributes = attributes
-        self.value = 0
+        self.value: float = 0
 
 
 Counts = dict[Key, Count]
@@ -48,7 +49,7 @@ class Totals:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: list[Counts] = []
-        self._ended: dict[Metric, dict[_Labels, int]] = {}
+        self._ended: dict[Metric, dict[_Labels, float]] = {}
 
     def open(self) -> Counts:
         """Return the counters of one more consumer, all at 0."""
@@ -78,6 +79,6 @@ class Totals:
             yield Value(value, dict(labels))
 
 
-def _add(totals: dict[_Labels, int], count: Count) -> None:
+def _add(totals: dict[_Labels, float], count: Count) -> None:
     labels = frozenset(count.attributes.items())
     totals[labels] = totals.get(labels, 0) + count.value

@@ -41,7 +41,6 @@ OPERATION_TYPE = "messaging.operation.type"
 ERROR = "error.type"
 STATE = "feedapi.partition.state"
 PROBLEM = "feedapi.problem"
-_OPERATION = (OPERATION, OPERATION_TYPE, PARTITION, ERROR)
 
 MESSAGES = Metric(
     "messaging.client.consumed.messages",
@@ -55,27 +54,27 @@ PROCESS = Metric(
     Kind.HISTOGRAM,
     "s",
     "Time for which the application had a batch",
-    (OPERATION, OPERATION_TYPE, PARTITION, ERROR),
+    (OPERATION, PARTITION, ERROR),
 )
 OPERATIONS = Metric(
     "messaging.client.operation.duration",
     Kind.HISTOGRAM,
     "s",
     "Duration of fetches and commits",
-    _OPERATION,
+    (OPERATION, OPERATION_TYPE, PARTITION, ERROR),
 )
 FETCH = Metric(
     "feedapi.consumer.fetch.duration",
-    Kind.HISTOGRAM,
+    Kind.COUNTER,
     "s",
-    "Time from a request to the end of its response; a streamed one lasts long",
+    "Time in requests, up to the ends of their responses; a streamed one lasts long",
     (PARTITION, ERROR),
 )
 COMMIT = Metric(
     "feedapi.consumer.commit.duration",
-    Kind.HISTOGRAM,
+    Kind.COUNTER,
     "s",
-    "Time to save a cursor",
+    "Time in which cursors were saved",
     (PARTITION, ERROR),
 )
 DISCOVERY = Metric(

@@ -114,11 +114,18 @@ async def test_a_consumer_that_has_read_its_feed_shows_the_same_in_both() -> Non
         both.close()
     assert ours.keys() == theirs.keys()
     for name, (kind, *rest) in ours.items():
-        if kind != "histogram":  # each observer is told of a time of its own
+        assert (kind, *rest[:-1]) == theirs[name][:-1]
+        assert series(rest[-1]) == series(theirs[name][-1])
+        if not name.endswith("_duration_seconds"):  # each observer is told of a time of its own
             assert (kind, *rest) == theirs[name]
         for samples in (rest[-1], theirs[name][-1]):
-            counts = [value for sample, _, value in samples if sample.endswith("_count")]
+            times = ("_count", "_duration_seconds_total")
+            counts = [value for sample, _, value in samples if sample.endswith(times)]
             assert all(counts)
+
+
+def series(samples: list[tuple[str, list[tuple[str, str]], float]]) -> list[object]:
+    return [(name, labels) for name, labels, _ in samples]
 
 
 async def test_a_monitor_measures_nothing_with_the_sdk(monkeypatch: pytest.MonkeyPatch) -> None:

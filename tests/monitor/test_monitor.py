@@ -95,8 +95,14 @@ async def test_the_metrics_name_feed_partition_and_process(publisher: Publisher)
     assert "process_resident_memory_bytes " in plain.text
     assert 'messaging_destination_partition_id="0"' in plain.text
     # What the alert rules and the dashboard ask for.
-    for name in ("live", "problems", "caught_up_age_seconds", "commit_duration_seconds_bucket"):
-        assert f"\nfeedapi_consumer_{name}{{" in plain.text
+    for name in (
+        "feedapi_consumer_live",
+        "feedapi_consumer_problems",
+        "feedapi_consumer_caught_up_age_seconds",
+        "feedapi_consumer_commit_duration_seconds_total",
+        "messaging_client_operation_duration_seconds_bucket",
+    ):
+        assert f"\n{name}{{" in plain.text
     assert str(publisher.url) in plain.text
 
 

@@ -84,6 +84,7 @@ def assert_known(label: str, value: str) -> None:
     known: dict[str, set[str]] = {
         "feedapi_problem": {name.value for name in ProblemName},
         "feedapi_partition_state": {state.value for state in PartitionState},
+        "messaging_operation_name": {"fetch", "commit", "process"},
     }
     if label in known:
         assert set(value.split("|")) <= known[label]

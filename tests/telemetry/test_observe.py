@@ -403,18 +403,17 @@ async def test_observing_costs_a_few_calls_for_a_batch_and_none_for_an_event(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The cost is counted, not timed: 10 events and 1,000 make the same number of measurements."""
-    made = 0
+    made: collections.Counter[str] = collections.Counter()
 
-    def counting(*_: object, **__: object) -> None:
-        nonlocal made
-        made += 1
+    def counting(_: object, __: float, attributes: dict[str, str]) -> None:
+        made[attributes["messaging.operation.name"]] += 1
 
     monkeypatch.setattr(Histogram, "record", counting)
     monkeypatch.setattr(Counter, "add", counting)
 
-    async def measurements(events: int) -> tuple[int, int]:
-        nonlocal made
-        made, batches = 0, 0
+    async def measurements(events: int) -> tuple[dict[str, int], int, int]:
+        made.clear()
+        batches = 0
         exported = Exported()
         publisher = Publisher(1, page_size=10_000, checkpoint_every=10_000)
         publisher.extend(0, [{"n": n} for n in range(events)])
@@ -429,9 +428,56 @@ async def test_observing_costs_a_few_calls_for_a_batch_and_none_for_an_event(
         ):
             with observe(consumer, exported.meter):
                 await consumer.run(handle)
-        return made, batches
+        fetches = [request for request in publisher.requests if request.kind == "fetch"]
+        return dict(made), batches, len(fetches)
 
     few, many = await measurements(10), await measurements(1000)
     assert few == many
-    made, batches = many
-    assert 3 * batches < made <= 16
+    found, batches, fetches = many
+    assert found == {"process": batches, "commit": batches, "fetch": fetches}
+    assert 0 < sum(found.values()) <= 16
+
+
+async def test_the_time_of_fetches_and_of_commits_is_the_sum_of_their_histogram() -> None:
+    """It is known of each partition also where the histogram no longer tells them apart."""
+    exported = Exported()
+    async with (
+        asgi_client(feed(3)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter) as observed:
+            await consumer.run(nothing)
+            observed.fetched(0, 0.25, None)
+            observed.fetched(0, 4.0, LookupError())
+            observed.committed(0, 0.5, None)
+            observed.committed(0, 2.0, LookupError())
+            for operation in ("fetch", "commit"):
+                times = exported.points(f"feedapi.consumer.{operation}.duration")
+                histograms = exported.points(
+                    "messaging.client.operation.duration", messaging__operation__name=operation
+                )
+                assert [time.value for time in times] == [each.sum for each in histograms]
+                assert [each.count > 1 for each in histograms] == [True, False]
+                assert [(time.attributes or {}).get("error.type") for time in times] == [
+                    None,
+                    "LookupError",
+                ]
+
+
+async def test_the_time_of_many_partitions_is_told_apart_longer_than_their_histograms(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observation, "HISTOGRAMS_TOLD_APART", 3)
+    exported = Exported()
+    async with (
+        asgi_client(feed(1, partitions=8)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            await consumer.run(nothing)
+            for operation in ("fetch", "commit"):
+                assert len(exported.points(f"feedapi.consumer.{operation}.duration")) == 8
+                shared = exported.points(
+                    "messaging.client.operation.duration", messaging__operation__name=operation
+                )
+                assert len(shared) <= 4
