@@ -12,6 +12,7 @@ import anyio
 
 from feedapi_client.runtime.clock import Clock, loop_clock
 from feedapi_client.runtime.scheduler import Waiting
+from feedapi_client.runtime.wakeup import Wakeup
 
 MAX_DOUBLINGS = 6
 """A partition may hold a slot for at most `slot_timeout` times two to the power of this."""
@@ -129,9 +130,10 @@ class SlotWatch:
 
     async def run(self) -> None:
         """Look at the slots until cancelled."""
+        ticks = Wakeup()
         while True:
             pause = self._shortest() / _TICKS
-            await anyio.sleep(pause)
+            await ticks.wait(pause)
             self.look(pause)
 
     def look(self, seconds: float) -> None:
@@ -139,9 +141,13 @@ class SlotWatch:
         self._quiet += seconds
         for slot in self._held:
             slot.held += seconds
+        if not self._held:
+            return
         some, failing = self._waiting()
+        if not some and not failing:
+            return
         shortest = self._shortest()
-        for slot in list(self._held) if some or failing else ():
+        for slot in list(self._held):
             if not slot.given_back and not self._over(slot, shortest):
                 continue
             if some:
