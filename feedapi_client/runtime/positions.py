@@ -90,17 +90,20 @@ class Positions:
         The error names the partition when the store refuses its cursor as a value, which is no
         failure of the store. A cancel scope waits until it is finished; see also `finish`.
         """
-        with (
-            self.noted("saving cursors", positions),
-            anyio.move_on_after(self._timeout, shield=True) as scope,
-        ):
-            save = self._store.save(self._key, positions, transaction=transaction)
-            try:
-                await translated(save, "saving cursors", self._key.url)
-            except StoreError as error:
-                if len(positions) == 1 and _is_data_error(error.__cause__):
-                    raise self._unstorable(*positions) from error.__cause__
-                raise
+        # Without `noted`: to enter a generator takes longer than to note the call.
+        number = next(self._numbers)
+        self._calls[number] = StoreCall("saving cursors", tuple(positions), self._clock())
+        try:
+            with anyio.move_on_after(self._timeout, shield=True) as scope:
+                save = self._store.save(self._key, positions, transaction=transaction)
+                try:
+                    await translated(save, "saving cursors", self._key.url)
+                except StoreError as error:
+                    if len(positions) == 1 and _is_data_error(error.__cause__):
+                        raise self._unstorable(*positions) from error.__cause__
+                    raise
+        finally:
+            del self._calls[number]
         if scope.cancelled_caught:
             raise StoreError(
                 f"saving cursors took longer than Limits.commit_timeout, {self._timeout} s",
