@@ -234,10 +234,11 @@ class Oracle:
         id, partition = found.partition, self._world.partitions[found.partition]
         if found.cursor is None:
             return
-        shown, saved = (
-            None if cursor is None else partition.sequence_of(cursor)
-            for cursor in (found.cursor, stored.cursor if stored else None)
-        )
+        shown = partition.sequence_of(found.cursor)
+        if stored is None or stored.cursor == found.cursor:
+            saved = None if stored is None else shown
+        else:
+            saved = partition.sequence_of(stored.cursor)
         if saved is None or (shown or 0) > saved:
             self.violated("status", f"partition {id} is shown at {found.cursor}, stored: {stored}")
 

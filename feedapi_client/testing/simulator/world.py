@@ -143,10 +143,15 @@ class World:
 
     def publish(self, entity: int) -> None:
         """Append the entity's next event to the open partition that owns it."""
-        owner = next(p for p in self.writable() if entity % SLOTS in p.slots)
+        slot, now = entity % SLOTS, self._now()
+        for owner in self.partitions.values():
+            if slot in owner.slots and owner.closed > now and owner.retired > now:
+                break
+        else:
+            raise AssertionError(f"no open partition owns entity {entity}")
         n = self.published[entity] = self.published.get(entity, 0) + 1
         self.families.setdefault(entity, []).append(owner.family)
-        owner.events.append(Published(entity, n, self._next_sequence(), self._now()))
+        owner.events.append(Published(entity, n, self._next_sequence(), now))
         self._wake()
 
     def split(
