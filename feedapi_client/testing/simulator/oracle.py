@@ -162,8 +162,11 @@ class Oracle:
 
     def fetched(self, fetched: Fetched) -> None:
         """A page was sent."""
-        before = self._seen.get(fetched.partition, Seen()).end
-        self._seen[fetched.partition] = Seen(fetched.end, min(before, fetched.end))
+        seen, end = self._seen.get(fetched.partition), fetched.end
+        if seen is None:
+            self._seen[fetched.partition] = Seen(end, min(0, end))
+        else:
+            seen.before, seen.end = min(seen.end, end), end
 
     def traffic(self, transport: SimulatedTransport) -> None:
         """Check the requests of one process that ended: their rate, and that none is left open."""
