@@ -189,11 +189,13 @@ class Scheduler(Generic[J]):
         A failing one takes its turn as long as the share of these is not used up. If it had to wait
         until no healthy one is due, it could wait for ever.
         """
-        queues = (0, 1) if self._failing_running < self._share else (0,)
-        due = [queue for queue in queues if self._drop_moved(queue)]
-        if not due:
+        healthy = self._drop_moved(0)
+        failing = self._failing_running < self._share and self._drop_moved(1)
+        if not healthy and not failing:
             return None
-        queue = min(due, key=lambda queue: self._due[queue][0][0])
+        queue = int(failing)
+        if healthy and failing:
+            queue = int(self._due[1][0][0] < self._due[0][0][0])
         _, job = self._due[queue].popleft()
         self.forget(job)
         self._begun += 1
