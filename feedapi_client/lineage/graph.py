@@ -65,6 +65,8 @@ class Graph:
             for p in self
             if p.starts_after is not None or p.cursor_from
         }
+        if not any(above in before for edges in before.values() for above in edges):
+            return  # no edge leads to another one
         try:
             TopologicalSorter(before).prepare()
         except CycleError as error:
