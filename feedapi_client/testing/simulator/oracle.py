@@ -256,6 +256,8 @@ class Oracle:
         sequence = None if stored is None else partition.sequence_of(stored.cursor)
         # The last answer may still be on its way: the one before it has certainly been read.
         known = self._seen[id].before
+        if known <= (sequence or 0):
+            return
         unread = [e for e in partition.events if (sequence or 0) < e.sequence <= known]
         if unread:
             self.violated(
