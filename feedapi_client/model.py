@@ -27,6 +27,7 @@ LAST = "_last"
 """The special cursor after the newest event."""
 
 _TYPED_DECODERS = 256  # types whose decoders are kept
+_KEY_URLS = 64  # feeds whose keys' URLs are kept: a process makes the same few keys again and again
 
 _load = msgspec.json.Decoder().decode
 _ESCAPE = re.compile(
@@ -371,6 +372,12 @@ def public_url(url: str) -> str:
 
 
 def _key_url(url: str) -> str:
+    # What is no string may not be hashable, and is refused.
+    return _read_key_url(url) if isinstance(url, str) else public_url(url)
+
+
+@lru_cache(_KEY_URLS)
+def _read_key_url(url: str) -> str:
     parts = _split(url)
     if parts.query:
         digest = hashlib.sha256(parts.query.encode("utf-8", "surrogatepass")).hexdigest()[:16]

@@ -56,6 +56,7 @@ RUNTIME_LAYERS = (
         "observers",
         "scheduler",
         "sharing",
+        "wakeup",
     ),
     ("grace", "positions", "slots"),
     ("failures",),

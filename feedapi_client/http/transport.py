@@ -88,13 +88,14 @@ class Transport(Endpoint[httpx.AsyncClient]):
     @staticmethod
     async def drive(exchange: Exchange, seconds: float) -> tuple[httpx.Response, bytes]:
         """Do an exchange's I/O, which may take so many seconds as a whole."""
-        deadline = anyio.current_time() + seconds
+        scope = anyio.move_on_after(seconds)
+        deadline = scope.deadline
         try:
             step = next(exchange)
             while True:
                 result: Any = None
                 try:
-                    with anyio.CancelScope(deadline=deadline) as scope:
+                    with scope:
                         result = await step
                     if scope.cancelled_caught:
                         raise too_slow(seconds)
@@ -102,6 +103,7 @@ class Transport(Endpoint[httpx.AsyncClient]):
                     step = exchange.throw(error)
                 else:
                     step = exchange.send(result)
+                scope = anyio.CancelScope(deadline=deadline)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 

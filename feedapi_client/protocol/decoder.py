@@ -56,6 +56,7 @@ class PageDecoder:
     __slots__ = (
         "_blocks",
         "_closed_by",
+        "_dialect",
         "_error",
         "_feed",
         "_held_by",
@@ -89,6 +90,7 @@ class PageDecoder:
     ) -> None:
         self._lines = line_decoder(dialect.line)
         self._origin = EventOrigin(partition, decoder)
+        self._dialect = dialect
         self._blocks = BlockDecoder(dialect, self._origin)
         self._feed = feed
         self._partition = partition
@@ -166,6 +168,8 @@ class PageDecoder:
         Raises as `feed` does; TornResponseError when the last line does not parse.
         """
         self._check()
+        if not self._tail:
+            return
         line = bytes(self._tail)
         self._tail.clear()
         self._decode_line(line, len(line), complete=False)
@@ -244,12 +248,15 @@ class PageDecoder:
             record = self._lines.decode(line)
         except (ValueError, RecursionError) as error:
             record = self._decode_text(line, error, complete)
-        if not self._blocks.names_partition([record]):
-            named = cast("V1Line", record)._line_partition
-            self._fail(
-                self._error_of(ProtocolError, f"the response holds a line of partition {named}")
-            )
+        if self._dialect.names_partition:
+            self._check_partition(record)
         self._accept(record, size)
+
+    def _check_partition(self, record: Event) -> None:
+        named = cast("V1Line", record)._line_partition
+        if named == self._partition or self._blocks.names_partition([record]):
+            return
+        self._fail(self._error_of(ProtocolError, f"the response holds a line of partition {named}"))
 
     def _decode_text(self, line: bytes, error: Exception, complete: bool) -> Event:
         """Decode a line that msgspec refuses, if only its text is to blame.

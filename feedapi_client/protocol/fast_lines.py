@@ -70,14 +70,12 @@ class BlockDecoder:
     have to be looked at. One search through the block finds out.
     """
 
-    __slots__ = ("_decode_lines", "_dialect", "_heads", "_origin", "_own_names")
+    __slots__ = ("_dialect", "_heads", "_origin")
 
     def __init__(self, dialect: Dialect, origin: EventOrigin) -> None:
-        partition = origin.partition
-        self._decode_lines = line_decoder(dialect.line).decode_lines
+        # As little as possible: the responses of partitions at their ends are too small for it.
         self._dialect = dialect
         self._origin = origin
-        self._own_names: set[int | str | None] = {None, partition, str(partition)}
         self._heads: list[bytes] = []
 
     def decode(self, data: bytes, *, max_line_bytes: int) -> Block | None:
@@ -85,7 +83,7 @@ class BlockDecoder:
         if len(data) < _SMALL:
             return None
         try:
-            records = self._decode_lines(data)
+            records = line_decoder(self._dialect.line).decode_lines(data)
         except (ValueError, RecursionError):
             return None
         lines = BytesIO(data).readlines()  # splits on b"\n" only
@@ -105,7 +103,9 @@ class BlockDecoder:
         """Return whether no record names another partition than this; only those of v1 name any."""
         if not self._dialect.names_partition:
             return True
-        return {line._line_partition for line in cast("list[V1Line]", records)} <= self._own_names
+        partition = self._origin.partition
+        own: set[int | str | None] = {None, partition, str(partition)}
+        return {line._line_partition for line in cast("list[V1Line]", records)} <= own
 
     def _fits(self, data: bytes, block: Block) -> bool:
         lines, records, checkpoints, cursors = block

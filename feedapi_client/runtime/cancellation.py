@@ -24,7 +24,7 @@ async def finish(call: Coroutine[Any, Any, None]) -> None:
         cancelled = None
         while not task.done():
             try:
-                await asyncio.wait([task])
+                await _end_of(task)
             except asyncio.CancelledError as error:
                 cancelled = error
         if cancelled is None:
@@ -32,6 +32,24 @@ async def finish(call: Coroutine[Any, Any, None]) -> None:
         if not task.cancelled():
             task.exception()  # looked at, so that asyncio does not report it as forgotten
         raise cancelled
+
+
+async def _end_of(task: asyncio.Task[None]) -> None:
+    """Wait until a task has ended. A cancellation of the caller leaves it alone.
+
+    It does what `asyncio.wait([task])` does, which takes several times as long for one task.
+    """
+    ended = asyncio.get_running_loop().create_future()
+
+    def end(_: object) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    task.add_done_callback(end)
+    try:
+        await ended
+    finally:
+        task.remove_done_callback(end)
 
 
 def _in_asyncio_task() -> bool:

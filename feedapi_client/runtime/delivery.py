@@ -154,12 +154,14 @@ class Delivery:
             if partition.in_flight or partition.committing:
                 continue  # it comes again: released, or at the end of the commit
             actions = driver.planner.released(partition.id, partition.acknowledge())
-            await driver.apply(actions)
+            if actions or driver.applying:
+                await driver.apply(actions)
             partition.note_caught_up()
             if driver.sharing is not None:
                 driver.sharing.released(partition.id)
             driver.wake()
-        await driver.apply()
+        if driver.applying:
+            await driver.apply()
 
     async def _commit(
         self, partition: RuntimePartition, number: int, batch: Batch, transaction: Any

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import anyio
-
 from feedapi_client.runtime.clock import loop_clock
+from feedapi_client.runtime.wakeup import Wakeup
 
 _GAP_SECONDS = 0.05
 """Minimum time between two discoveries, however often one is requested."""
@@ -33,7 +32,7 @@ class DiscoveryTimer:
         self._last = self._last_for_refused = float("-inf")
         self._next = 0.0
         self._not_before = 0.0
-        self._sooner = anyio.Event()
+        self._sooner = Wakeup()
         self._clock = loop_clock()
 
     def soon(self, reason: str = "a partition was drained") -> None:
@@ -86,9 +85,7 @@ class DiscoveryTimer:
     async def due(self) -> None:
         """Wait until the next discovery is due."""
         while (pause := self._next - self._clock()) > 0:
-            self._sooner = anyio.Event()
-            with anyio.move_on_after(pause):
-                await self._sooner.wait()
+            await self._sooner.wait(pause)
 
     def _ask(self, when: float) -> None:
         self.wanted = True

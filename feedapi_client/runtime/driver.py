@@ -44,6 +44,7 @@ from feedapi_client.runtime.partition_status import partition_status
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.runtime.scheduler import Scheduler
 from feedapi_client.runtime.sharing import Sharing
+from feedapi_client.runtime.wakeup import Wakeup
 from feedapi_client.status import ConsumerStatus, PartitionWait, Problem, ProblemName
 
 log = logging.getLogger(__name__)
@@ -111,7 +112,7 @@ class Driver:
         self._actions: deque[Action] = deque()
         self._ready: deque[RuntimePartition] = deque()
         self._lock = anyio.Lock()
-        self._wake = anyio.Event()
+        self._wake = Wakeup()
 
     def __repr__(self) -> str:
         return f"<Driver {self.planner!r} {self.scheduler!r} {self.buffer!r}>"
@@ -276,7 +277,6 @@ class Driver:
 
     async def woken(self) -> None:
         """Wait for `wake`. The caller must not await between its last check and this call."""
-        self._wake = anyio.Event()
         await self._wake.wait()
 
     # ------------------------------------------------------------------ how it ends

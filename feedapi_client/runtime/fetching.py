@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 
-import anyio
-
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import (
     CursorRejectedError,
@@ -22,7 +20,7 @@ from feedapi_client.protocol.text import excerpt
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.failures import AskedAs
 from feedapi_client.runtime.partition import RuntimePartition
-from feedapi_client.runtime.request import Request, SlotPreempted
+from feedapi_client.runtime.request import Request, RequestStopped, SlotPreempted
 from feedapi_client.runtime.slots import Slot, SlotWatch
 
 log = logging.getLogger(__name__)
@@ -47,24 +45,22 @@ class Fetching:
         if partition.fetching:
             self._driver.scheduler.schedule(partition, UNWINDING_SECONDS)
             return
-        scope = anyio.CancelScope()
         slot = Slot(
             partition.failures.slot_doublings,
             failing=partition.failing,
             clock=self._driver.clock,
         )
         try:
-            with scope:
-                await self._fetch(partition, scope, slot)
+            await self._fetch(partition, slot)
+        except RequestStopped:
+            pass
         finally:
-            partition.end_request(scope)
+            partition.end_request(slot.scope)
 
-    async def _fetch(
-        self, partition: RuntimePartition, scope: anyio.CancelScope, slot: Slot
-    ) -> None:
+    async def _fetch(self, partition: RuntimePartition, slot: Slot) -> None:
         driver, asked = self._driver, partition.read_cursor
-        request = Request(driver, self._client, partition, scope, slot, self.slots)
-        partition.begin_request(scope, slot)
+        request = Request(driver, self._client, partition, slot, self.slots)
+        partition.begin_request(slot.scope, slot)
         result: Outcome | SlotPreempted | FeedError | None
         self.slots.hold(slot)
         try:
@@ -73,9 +69,9 @@ class Fetching:
             result = error
         finally:
             self.slots.release(slot)
-        partition.end_request(scope)
+        partition.end_request(slot.scope)
         self._log_request(partition, asked, result, slot)
-        if scope.cancel_called:
+        if slot.stopped:
             # The response was complete before the cancellation took effect. The partition was
             # stopped, and perhaps started again, so the result of this request is ignored.
             return

@@ -245,6 +245,8 @@ class RuntimePartition:
 
     def cancel_request(self) -> None:
         """Cancel the request under way. It is over when its task has called `end_request`."""
+        if self.slot is not None:
+            self.slot.stopped = True
         if self._scope is not None:
             self._scope.cancel()
 

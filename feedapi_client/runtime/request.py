@@ -39,6 +39,10 @@ class SlotPreempted(Exception):  # noqa: N818 - not an error
         self.silent = silent
 
 
+class RequestStopped(Exception):  # noqa: N818 - not an error
+    """The partition was stopped, and perhaps started again, while the request was under way."""
+
+
 class Request:
     """One request of a partition, from sending it to the end of its response."""
 
@@ -47,14 +51,12 @@ class Request:
         driver: Driver,
         client: FeedClient,
         partition: RuntimePartition,
-        scope: anyio.CancelScope,
         slot: Slot,
         slots: SlotWatch,
     ) -> None:
         self._driver = driver
         self._client = client
         self._partition = partition
-        self._scope = scope
         self._slot = slot
         self._slots = slots
         self._idle_stream = False
@@ -88,11 +90,14 @@ class Request:
         """Read the response; None when a stream was ended because it was idle for too long.
 
         Checkpointed events are in the partition's buffer even after an error. Raises `FeedError`,
-        and `SlotPreempted` when its slot or its bytes are needed elsewhere.
+        `SlotPreempted` when its slot or its bytes are needed elsewhere, and `RequestStopped` when
+        it was cancelled because its partition was stopped.
         """
         slot = self._slot
         with slot.scope:
             return await self._run()
+        if slot.stopped:
+            raise RequestStopped
         innocent = slot.brought or slot.waits_for_room or self._idle_stream
         raise SlotPreempted(silent=not innocent)
 
@@ -113,7 +118,7 @@ class Request:
                     outcome = self._finish(reader)
             finally:
                 self._close(reader)
-        if outcome is Outcome.END and not self._scope.cancel_called:
+        if outcome is Outcome.END and not self._slot.stopped:
             partition.reached_end(ReadEnd(reader.asked, reader.closed))
         return outcome
 
@@ -188,7 +193,7 @@ class Request:
     # ------------------------------------------------------------------ towards the application
 
     def _receive(self, batch: CheckpointedEvents) -> None:
-        if self._scope.cancel_called:
+        if self._slot.stopped:
             return  # the partition was stopped: it reads again from what was delivered
         self._partition.received(batch)
         self._slots.brought(self._slot)

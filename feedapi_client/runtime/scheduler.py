@@ -17,6 +17,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from feedapi_client.runtime.clock import loop_clock
+from feedapi_client.runtime.wakeup import Wakeup
 
 J = TypeVar("J")
 
@@ -72,8 +73,8 @@ class Scheduler(Generic[J]):
         self._due_counts = [0, 0]
         self._failing_running = 0
         self._later: list[tuple[float, int, J]] = []
-        self._idle: deque[anyio.Event] = deque()
-        self._sooner = anyio.Event()
+        self._idle: deque[Wakeup] = deque()
+        self._sooner = Wakeup()
         self._clock = loop_clock()
         self._tasks: TaskGroup | None = None
 
@@ -169,6 +170,7 @@ class Scheduler(Generic[J]):
 
     async def _slot(self) -> None:
         assert self._work is not None
+        woken = Wakeup()
         while True:
             while (found := self._take()) is not None:
                 failing, job = found
@@ -178,7 +180,6 @@ class Scheduler(Generic[J]):
                 finally:
                     self._failing_running -= failing
             self._running -= 1
-            woken = anyio.Event()
             self._idle.append(woken)
             await woken.wait()
 
@@ -188,11 +189,13 @@ class Scheduler(Generic[J]):
         A failing one takes its turn as long as the share of these is not used up. If it had to wait
         until no healthy one is due, it could wait for ever.
         """
-        queues = (0, 1) if self._failing_running < self._share else (0,)
-        due = [queue for queue in queues if self._drop_moved(queue)]
-        if not due:
+        healthy = self._drop_moved(0)
+        failing = self._failing_running < self._share and self._drop_moved(1)
+        if not healthy and not failing:
             return None
-        queue = min(due, key=lambda queue: self._due[queue][0][0])
+        queue = int(failing)
+        if healthy and failing:
+            queue = int(self._due[1][0][0] < self._due[0][0][0])
         _, job = self._due[queue].popleft()
         self.forget(job)
         self._begun += 1
@@ -212,7 +215,5 @@ class Scheduler(Generic[J]):
                 _, number, job = heapq.heappop(self._later)
                 if self._holds(job, number):
                     self._make_due(job, number)
-            self._sooner = anyio.Event()
             pause = self._later[0][0] - self._clock() if self._later else float("inf")
-            with anyio.move_on_after(pause):
-                await self._sooner.wait()
+            await self._sooner.wait(pause)

@@ -12,6 +12,7 @@ import anyio
 
 from feedapi_client.runtime.clock import Clock, loop_clock
 from feedapi_client.runtime.scheduler import Waiting
+from feedapi_client.runtime.wakeup import Wakeup
 
 MAX_DOUBLINGS = 6
 """A partition may hold a slot for at most `slot_timeout` times two to the power of this."""
@@ -46,6 +47,7 @@ class Slot:
         "scope",
         "seen",
         "silence",
+        "stopped",
         "waits_for_room",
     )
 
@@ -55,7 +57,8 @@ class Slot:
         self.doublings = doublings
         self.failing = failing
         self.scope = anyio.CancelScope()
-        """To be entered by the request. It is cancelled when others need the slot."""
+        """To be entered by the request. It is cancelled when others need the slot, and when the
+        partition is stopped. One scope for both takes less time than two."""
         self.held = 0.0
         """Seconds, not counting those in which the event loop did not run."""
         self.brought = False
@@ -63,6 +66,8 @@ class Slot:
         self.waits_for_room = False
         """The request waits for the application, not for the publisher."""
         self.given_back = False
+        self.stopped = False
+        """The request's partition was stopped: its result is not to be looked at."""
         self.restarted = False
         """The watchdog has ended the request: it showed no sign of life."""
         self._clock = clock or loop_clock()
@@ -129,9 +134,10 @@ class SlotWatch:
 
     async def run(self) -> None:
         """Look at the slots until cancelled."""
+        ticks = Wakeup()
         while True:
             pause = self._shortest() / _TICKS
-            await anyio.sleep(pause)
+            await ticks.wait(pause)
             self.look(pause)
 
     def look(self, seconds: float) -> None:
@@ -139,9 +145,13 @@ class SlotWatch:
         self._quiet += seconds
         for slot in self._held:
             slot.held += seconds
+        if not self._held:
+            return
         some, failing = self._waiting()
+        if not some and not failing:
+            return
         shortest = self._shortest()
-        for slot in list(self._held) if some or failing else ():
+        for slot in list(self._held):
             if not slot.given_back and not self._over(slot, shortest):
                 continue
             if some:

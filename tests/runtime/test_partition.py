@@ -11,6 +11,7 @@ from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.runtime.buffer import BufferBudget, memory_of
 from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
 from feedapi_client.runtime.partition_status import partition_status
+from feedapi_client.runtime.slots import Slot
 from feedapi_client.status import PartitionState
 from tests.runtime.helpers import LIMITS, batch, runtime_partition
 
@@ -90,6 +91,16 @@ async def test_a_stop_cancels_the_request_under_way() -> None:
     assert partition.fetching, "its task has not unwound yet"
     partition.end_request(scope)
     assert not partition.fetching
+
+
+async def test_a_stop_marks_the_slot_of_the_request_under_way() -> None:
+    """The scope of a slot is cancelled also to give the slot back: that is no stop."""
+    partition, slot = started(), Slot()
+    partition.begin_request(slot.scope, slot)
+    slot.give_back()
+    assert not slot.stopped
+    partition.stop()
+    assert slot.stopped
 
 
 async def test_a_request_that_is_over_does_not_end_the_one_that_has_begun_since() -> None:

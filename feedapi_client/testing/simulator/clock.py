@@ -87,11 +87,15 @@ def _running(loop: VirtualLoop | None) -> Iterator[None]:
         _run.loop = before
 
 
+def in_drawn_order() -> bool:
+    """Return whether the loop draws the order of tasks from the seed, so that none is staggered."""
+    return _run.loop is not None
+
+
 async def staggered(random: Random) -> None:
     """Let other tasks run, as often as drawn, where the loop does not draw their order."""
-    if _run.loop is None:
-        for _ in range(random.randrange(4)):
-            await anyio.lowlevel.checkpoint()
+    for _ in range(random.randrange(4)):
+        await anyio.lowlevel.checkpoint()
 
 
 def sleep(seconds: float) -> Awaitable[None]:

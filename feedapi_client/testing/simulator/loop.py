@@ -66,12 +66,11 @@ class NumberedTask(asyncio.Task[Any]):
     is an address, that order would change from run to run.
     """
 
-    __slots__ = ("number", "owner")
+    __slots__ = ("__hash__", "number", "owner")
+    __hash__: Any
+    """Its number's own method. anyio asks many times, and a method in Python would take longer."""
     number: int
     owner: int | None
-
-    def __hash__(self) -> int:
-        return self.number
 
     def __repr__(self) -> str:
         # anyio shows the task in the reason of each cancellation. asyncio's own takes long.
@@ -163,9 +162,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     def create_task(self, coro: Any, **options: Any) -> NumberedTask:
         """Start a task. Its number counts callbacks and tasks of this loop."""
-        task = NumberedTask.__new__(NumberedTask)
+        task, number = NumberedTask.__new__(NumberedTask), next(self._numbers)
         # asyncio's constructor asks for the hash.
-        task.number, task.owner = next(self._numbers), OWNER.get()
+        task.number, task.owner = number, OWNER.get()
+        task.__hash__ = number.__hash__
         task.__init__(coro, loop=self, **options)  # type: ignore[misc]
         return task
 

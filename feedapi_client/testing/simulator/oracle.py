@@ -162,8 +162,11 @@ class Oracle:
 
     def fetched(self, fetched: Fetched) -> None:
         """A page was sent."""
-        before = self._seen.get(fetched.partition, Seen()).end
-        self._seen[fetched.partition] = Seen(fetched.end, min(before, fetched.end))
+        seen, end = self._seen.get(fetched.partition), fetched.end
+        if seen is None:
+            self._seen[fetched.partition] = Seen(end, min(0, end))
+        else:
+            seen.before, seen.end = min(seen.end, end), end
 
     def traffic(self, transport: SimulatedTransport) -> None:
         """Check the requests of one process that ended: their rate, and that none is left open."""
@@ -234,10 +237,11 @@ class Oracle:
         id, partition = found.partition, self._world.partitions[found.partition]
         if found.cursor is None:
             return
-        shown, saved = (
-            None if cursor is None else partition.sequence_of(cursor)
-            for cursor in (found.cursor, stored.cursor if stored else None)
-        )
+        shown = partition.sequence_of(found.cursor)
+        if stored is None or stored.cursor == found.cursor:
+            saved = None if stored is None else shown
+        else:
+            saved = partition.sequence_of(stored.cursor)
         if saved is None or (shown or 0) > saved:
             self.violated("status", f"partition {id} is shown at {found.cursor}, stored: {stored}")
 
@@ -252,6 +256,8 @@ class Oracle:
         sequence = None if stored is None else partition.sequence_of(stored.cursor)
         # The last answer may still be on its way: the one before it has certainly been read.
         known = self._seen[id].before
+        if known <= (sequence or 0):
+            return
         unread = [e for e in partition.events if (sequence or 0) < e.sequence <= known]
         if unread:
             self.violated(

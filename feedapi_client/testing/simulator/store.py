@@ -6,14 +6,11 @@ from collections.abc import Callable, Mapping
 from random import Random
 from typing import Any, NamedTuple
 
-import anyio
-import anyio.lowlevel
-
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_predecessor
 from feedapi_client.stores.memory_leases import MemoryLeases
-from feedapi_client.testing.simulator.clock import sleep, staggered
+from feedapi_client.testing.simulator.clock import in_drawn_order, sleep, staggered
 from feedapi_client.testing.simulator.trace import Trace
 
 
@@ -79,7 +76,8 @@ class Database:
         if self._trace.now() < self.stalled_until:
             self.failures += 1  # a save that is given up may fence the next one
             await sleep(self._random.uniform(0.0, STALL_SECONDS))
-        await staggered(self._random)
+        if not in_drawn_order():
+            await staggered(self._random)
         if self._random.random() < self.failing / 2:
             self.failures += 1
             self._trace.add("the database fails")
@@ -111,7 +109,7 @@ class Database:
         if self._reply_latency:
             await sleep(self._random.uniform(0.0, self._reply_latency))
         else:
-            await anyio.lowlevel.checkpoint()
+            await sleep(0.0)
         self.lose_reply()
 
     def lose_reply(self) -> None:

@@ -14,7 +14,7 @@ import anyio
 import httpx
 
 from feedapi_client.testing.simulator import wire
-from feedapi_client.testing.simulator.clock import sleep, staggered
+from feedapi_client.testing.simulator.clock import in_drawn_order, sleep, staggered
 from feedapi_client.testing.simulator.faults import FaultKind, Faults
 from feedapi_client.testing.simulator.http import REQUEST_SECONDS, SimulatedResponse
 from feedapi_client.testing.simulator.trace import Trace
@@ -138,7 +138,8 @@ class SimulatedPublisher:
         """Answer one request, after the time that it takes."""
         fault = self.faults.pick(partition=asked.partition, now=self.now())
         await sleep(self._random.uniform(0.001, self._latency))
-        await staggered(self._random)
+        if not in_drawn_order():
+            await staggered(self._random)
         if fault == "connect":
             self.trace.add("GET {} -> no connection", asked.target)
             raise httpx.ConnectError("simulated: connection refused", request=request)

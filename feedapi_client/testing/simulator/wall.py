@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime, tzinfo
+from functools import lru_cache
 from typing import Any
 
 from feedapi_client import status
@@ -44,13 +45,19 @@ class WallClock:
                 module.datetime = _Shown if _shown else datetime
 
 
+@lru_cache(4)
+def _at(time: float, tz: tzinfo | None) -> datetime:
+    """Return a time of day. It is asked for several times before virtual time passes."""
+    return datetime.fromtimestamp(time, tz)
+
+
 class _Shown(datetime):
     """The library's `datetime` meanwhile."""
 
     @classmethod
     def now(cls, tz: tzinfo | None = None) -> Any:
         # A plain one: to make one of a subclass takes twice as long.
-        return datetime.fromtimestamp(_shown[-1].time(), tz)
+        return _at(_shown[-1].time(), tz)
 
 
 _shown: list[WallClock] = []

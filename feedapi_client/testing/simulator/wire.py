@@ -100,8 +100,10 @@ def page(
 
     `selected`: the request selects events.
     """
-    read = bisect_right(partition.events, asked, key=_sequence)
-    unread = partition.events[read : partition.visible(at)]
+    events = partition.events
+    at_end = not events or events[-1].sequence <= asked
+    read = len(events) if at_end else bisect_right(events, asked, key=_sequence)
+    unread = events[read : partition.visible(at)]
     if selected:
         unread = [event for event in unread if is_selected(event.entity)]
     cursor_line = partial(_cursor_line, partition, dialect=dialect, selected=selected)
