@@ -60,7 +60,8 @@ def first_positions(
             # The successors hold the whole history: to read an ancestor too would bring it twice.
             # One that is gone may be listed again by a discovery that lags (R9), or be read by a
             # consumer of the same name that started a moment earlier (R17).
-            positions.setdefault(ancestor, Position(FIRST, "superseded"))
+            if ancestor in selection:
+                positions.setdefault(ancestor, Position(FIRST, "superseded"))
         if listed.id in given:
             continue
         if listed.id in graph.successors:

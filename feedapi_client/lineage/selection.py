@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from feedapi_client.errors import LineageError
@@ -14,9 +14,10 @@ class Selection:
     """The selected partitions, and the stored positions of all others.
 
     A discovery is narrowed to the selection before the planner uses it. Edges between selected
-    partitions are kept. A parent that is not selected is dropped: no partition waits for it. An
-    ancestor that is not selected is kept only when a position is stored for it, because then it
-    matters where its successor starts.
+    partitions are kept. A parent that is not selected is dropped: no partition waits for it. So is
+    an ancestor that is not selected, but for two kinds: one with a stored position, because then it
+    matters where its successor starts, and one that is not listed any more. Nobody can select that,
+    and what it came after its successor comes after, too (see `order.preceding`).
     """
 
     def __init__(self, partitions: Iterable[int] | None = None) -> None:
@@ -69,14 +70,20 @@ class Selection:
             return info
         return replace(
             info,
-            partitions={id: self._alone(p) for id, p in info.partitions.items() if id in self},
+            partitions={
+                id: self._alone(p, info.partitions)
+                for id, p in info.partitions.items()
+                if id in self
+            },
         )
 
-    def _alone(self, partition: Partition) -> Partition:
+    def _alone(self, partition: Partition, listed: Container[int]) -> Partition:
         return replace(
             partition,
             starts_after=partition.starts_after if partition.starts_after in self else None,
-            cursor_from=tuple(a for a in partition.cursor_from if a in self or a in self.others),
+            cursor_from=tuple(
+                a for a in partition.cursor_from if a in self or a in self.others or a not in listed
+            ),
         )
 
     def check_ancestors(self, partition: Partition, *, feed: str) -> None:

@@ -75,6 +75,16 @@ def test_an_impossible_selection_is_a_value_error(partitions: Any) -> None:
         Planner(feed="http://feed", partitions=partitions)
 
 
+def test_r08_a_successor_of_what_is_gone_waits_for_what_that_may_have_come_after() -> None:
+    """Partition 1 came after 0, and was split by its cursors before anyone saw it."""
+    made = planner([0, 2])
+    closed = Partition(0, closed=True, last_cursor="end")
+    actions = made.discover(info(closed, Partition(2, cursor_from=(1,)), 3))
+    assert started(actions) == {0: FIRST}
+    assert saved(actions) == {0: Position(FIRST), 2: Position(FIRST)}
+    assert started(commit(made, 0, "end")) == {2: FIRST}
+
+
 # ---------------------------------------------------------------------- unknown partitions
 
 
