@@ -178,23 +178,32 @@ def _disturb(
     if kind == "kill":
         worker.close()
     else:
-        _stop(worker)
+        _stop(worker, workers)
     workers[place] = Worker(command)
 
 
-def _stop(worker: Worker) -> None:
-    """Stop gracefully."""
+def _stop(worker: Worker, workers: list[Worker]) -> None:
+    """Stop gracefully. It may have to wait for the lock of another one that is paused."""
     worker.go_on()
     worker.send(signal.SIGTERM)
-    worker.process.wait(_SILENCE_SECONDS)
+    deadline = time.monotonic() + _SILENCE_SECONDS
+    while worker.process.poll() is None:
+        assert time.monotonic() < deadline, f"it does not stop: {worker.log()}"
+        _let_paused_go_on(workers)
+        time.sleep(0.01)
     worker.close()
+
+
+def _let_paused_go_on(workers: list[Worker]) -> None:
+    for worker in workers:
+        if worker.paused_until is not None and time.monotonic() >= worker.paused_until:
+            worker.go_on()
 
 
 def _tend(workers: list[Worker], command: list[str], outcome: Outcome) -> None:
     """Let paused ones go on in time, and start those again that ended, as a supervisor does."""
+    _let_paused_go_on(workers)
     for place, worker in enumerate(workers):
-        if worker.paused_until is not None and time.monotonic() >= worker.paused_until:
-            worker.go_on()
         if worker.process.poll() is not None:
             outcome.ended += 1
             if os.environ.get("SHOW_LOGS"):
@@ -219,7 +228,7 @@ def _finish(
         for worker in workers:
             print(worker.log()[-3000:], file=sys.stderr)
     for worker in workers:
-        _stop(worker)
+        _stop(worker, workers)
 
 
 def _repeated(effects: Effects) -> bool:
