@@ -46,6 +46,7 @@ LAYERS = (
 # The same within `feedapi_client/runtime`.
 RUNTIME_LAYERS = (
     (
+        "background",
         "buffer",
         "cancellation",
         "clock",

@@ -31,10 +31,13 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "2"))
-"""How often the driver is killed.
+"""How often the driver is killed, in each test that does so.
 
-The long run is `FEEDAPI_SPARK_KILLS=50 pytest -o faulthandler_timeout=0` of this file.
+The long run is `FEEDAPI_SPARK_KILLS=50 FEEDAPI_SPARK_EXECUTOR_KILLS=100 pytest -n 0
+-o faulthandler_timeout=0` of this file.
 """
+EXECUTOR_KILLS = int(os.environ.get("FEEDAPI_SPARK_EXECUTOR_KILLS", "1"))
+"""How often an executor is killed."""
 MASTERS = (LOCAL, CLUSTER)
 """The drivers take turns: executors in JVMs of their own cost several seconds a start."""
 TIMEOUT = 600.0
@@ -43,7 +46,7 @@ TIMEOUT = 600.0
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
-    pytest.mark.timeout(TIMEOUT * (2 + KILLS)),
+    pytest.mark.timeout(TIMEOUT * (2 + KILLS + EXECUTOR_KILLS)),
     needs_jvm,
 ]
 
@@ -209,14 +212,16 @@ def test_executor_is_killed_and_partitions_split_while_the_query_runs(
     query.start_in(cluster)
     query.wait_for_file("checkpoint/commits/*", known=set())
     change_topology(publisher, 0)
-    staged = query.files("staging/*/data/*/*")
-    query.publish(1500)
-    query.wait_for_file("staging/*/data/*/*", known=staged)
-    os.kill(cluster.executors()[0], signal.SIGKILL)
-    change_topology(publisher, 1)
-    committed = query.files("checkpoint/commits/*")
-    query.publish(1500)
-    query.wait_for_file("checkpoint/commits/*", known=committed)
+    for number in range(EXECUTOR_KILLS):
+        staged = query.files("staging/*/data/*/*")
+        query.publish(1500)
+        query.wait_for_file("staging/*/data/*/*", known=staged)
+        query.wait(cluster.executors)  # after a kill the next one takes a moment
+        os.kill(cluster.executors()[0], signal.SIGKILL)
+        change_topology(publisher, 1 + number)
+        committed = query.files("checkpoint/commits/*")
+        query.publish(1500)
+        query.wait_for_file("checkpoint/commits/*", known=committed)
     change_topology(publisher, 2)
     query.wait(lambda: query.problems() == [], pause=0.2)
     cluster.stop()
