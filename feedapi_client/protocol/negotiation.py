@@ -287,7 +287,7 @@ def _without_fields(id: int) -> Partition:
 def _ids(entries: list[Any]) -> list[int] | None:
     """Return the ids of all partitions, if each is sent as a string; otherwise None.
 
-    All at once: one by one it takes three times as long, and a feed may list 32,768.
+    All at once: one by one it takes twice as long, and a feed may list 32,768.
     """
     try:
         texts = [entry["id"] for entry in entries]
