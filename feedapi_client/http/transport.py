@@ -88,14 +88,13 @@ class Transport(Endpoint[httpx.AsyncClient]):
     @staticmethod
     async def drive(exchange: Exchange, seconds: float) -> tuple[httpx.Response, bytes]:
         """Do an exchange's I/O, which may take so many seconds as a whole."""
-        scope = anyio.move_on_after(seconds)
-        deadline = scope.deadline
+        deadline = anyio.current_time() + seconds
         try:
             step = next(exchange)
             while True:
                 result: Any = None
                 try:
-                    with scope:
+                    with anyio.CancelScope(deadline=deadline) as scope:
                         result = await step
                     if scope.cancelled_caught:
                         raise too_slow(seconds)
@@ -103,7 +102,6 @@ class Transport(Endpoint[httpx.AsyncClient]):
                     step = exchange.throw(error)
                 else:
                     step = exchange.send(result)
-                scope = anyio.CancelScope(deadline=deadline)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
