@@ -165,6 +165,9 @@ class FeedConsumer:
         self._tasks: Background | None = None
         self._session: Session | None = None
         self._opening: Session | None = None
+        # Of sessions that never began to iterate, because their opening failed or was cancelled:
+        # what they have saved is not reported again.
+        self._reports: Collection[str] = ()
         self._closed_since = datetime.now(UTC)
         self._begun = False
         self._stop_next = False
@@ -404,7 +407,8 @@ class FeedConsumer:
             self._client = self._new_client()
         share = None if self._share is None else self._coordinator
         session = Session(self._settings, self._client, self.store, share=share)
-        self._opening = session
+        session.reports.extend(dict.fromkeys(self._reports))
+        self._opening, self._reports = session, session.reports
         try:
             await session.open()
         finally:
@@ -433,7 +437,7 @@ class FeedConsumer:
             if self._stop_next or self._signalled:  # since the last one ended
                 self._session.stop()
             self._stop_next = self.cut_short = False
-        self._begun = True
+        self._begun, self._reports = True, ()
         self._tasks.start_soon(self._session.run)
         return self._session
 

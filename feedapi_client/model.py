@@ -250,7 +250,8 @@ class Batch:
     async def commit(self, transaction: Any = None) -> None:
         """Save the cursor.
 
-        May be called again after the caller's transaction was rolled back.
+        May be called again after the caller's transaction was rolled back, before the next batch is
+        asked for: to ask says that the transaction was committed.
 
         Arguments:
             transaction: the caller's own transaction. The cursor is then saved as a part of it, so
@@ -258,8 +259,8 @@ class Batch:
 
         Raises:
             FencedError: another consumer of the same name advanced the partition.
-            CommitOrderError: a later batch of the partition was committed before, or the iteration
-                has ended.
+            CommitOrderError: this batch or a later one of the partition was committed before, or
+                the iteration has ended.
             StoreError: the store failed.
 
         Cancellation: a save that has begun is finished first, for at most `Limits.commit_timeout`.

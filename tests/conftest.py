@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
+import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -15,6 +18,18 @@ _PROCESSES = {"spawn"}
 _LOGGERS = ("root", "feedapi_client", "httpx", "httpcore")
 _EXAMPLES = {"quick": 25, "whole": 200}
 """Examples of each property: fewer where slow tests are left out."""
+FIRST_FILES = (
+    "tests/spark/test_delta.py",
+    "tests/spark/test_process_kills.py",
+    "tests/spark/test_ingest_tables.py",
+    "tests/spark/test_dataframe.py",
+    "tests/spark/test_pipelines.py",
+)
+"""The first file of each of four processes, and the second one of the first.
+
+So the long tests that start JVMs of their own keep one process busy, and only the others start the
+Spark session that the remaining files share.
+"""
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -36,8 +51,14 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not config.getoption("numprocesses", None):
         os.environ.pop("COVERAGE_PROCESS_START", None)
+    # A shell without job control ignores SIGINT for what it runs in the background, and so would
+    # all processes that tests start and interrupt.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # Tests start hundreds of Python processes, and each would compile the library anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    # There are few cycles, and looking for them every 700 objects takes 8 % of the time.
+    gc.set_threshold(10_000, 20, 20)
     _load_examples("quick" if "not slow" in config.getoption("markexpr") else "whole")
 
 
@@ -60,6 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     Then no process ends long after the others. Left out are tests that need a server or a JVM, and
     the second run of each async test: on trio.
     """
+    root = Path(__file__).parents[1]
+    first = {root / name: number for number, name in enumerate(FIRST_FILES)}
     heavy = set()
     for item in items:
         if item.get_closest_marker("spark") or _SERVERS.intersection(_fixtures(item)):
@@ -73,7 +96,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         elif _runs_on_trio(item):
             item.add_marker("slow")
     spark = {item.path for item in items if item.get_closest_marker("spark")}
-    items.sort(key=lambda item: (item.path not in spark, item.path not in heavy))
+    session = {item.path for item in items if "spark" in _fixtures(item)}
+    items.sort(
+        key=lambda item: (
+            first.get(item.path, len(first)),
+            item.path not in session,
+            item.path not in spark,
+            item.path not in heavy,
+        )
+    )
 
 
 def _fixtures(item: pytest.Item) -> list[str]:

@@ -22,6 +22,7 @@ import feedapi_client.monitor
 import feedapi_client.stores
 import feedapi_client.testing
 from feedapi_client.runtime.partition import RuntimePartition
+from tests.conftest import FIRST_FILES
 
 ROOT = Path(feedapi_client.__file__).parent
 ADAPTERS = ("cli", "spark", "liftbridge", "testing")
@@ -168,6 +169,10 @@ def layer(module: str, layers: tuple[tuple[str, ...], ...]) -> int:
         if module in names:
             return number
     raise AssertionError(f"feedapi_client: {module} is in no layer: give it one in this file")
+
+
+def test_the_files_that_are_run_first_exist() -> None:
+    assert [name for name in FIRST_FILES if not (ROOT.parent / name).is_file()] == []
 
 
 def test_imports_run_downwards_only() -> None:

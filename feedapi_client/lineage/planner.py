@@ -27,6 +27,7 @@ from feedapi_client.lineage.missing_edges import (
 from feedapi_client.lineage.order import preceding
 from feedapi_client.lineage.ownership import Ownership
 from feedapi_client.lineage.selection import Selection
+from feedapi_client.lineage.text import names
 from feedapi_client.lineage.transitions import State
 from feedapi_client.model import FIRST, FeedInfo, Position
 from feedapi_client.protocol.cursors import shown
@@ -190,6 +191,7 @@ class Planner:
             for partition, position in positions.items():
                 self._table.add(partition, position)
         self._first_start = False
+        self._selection.note_successors(info)
         self._flow.graph = graph
         self._flow.parents |= {p.id: p.starts_after for p in graph if p.starts_after is not None}
         for ancestor, successors in graph.successors.items():
@@ -393,9 +395,18 @@ class Planner:
             # What another instance reads may be newer than this discovery.
             mine = entry.id in self._ownership
             if mine and entry.position is not None and entry.id not in self.graph.successors:
-                text = (
-                    "is no longer listed and has no successor: it stops at its cursor "
-                    f"{shown(entry.cursor)}"
-                )
-                actions.append(Report(entry.id, text))
+                actions.append(Report(entry.id, self._why_unlisted(entry)))
         return actions
+
+    def _why_unlisted(self, entry: Entry) -> str:
+        """Return what to report of a partition that is gone, with a position and no successor."""
+        stops = f"it stops at its cursor {shown(entry.cursor)}"
+        elsewhere = self._selection.successors_left_out(entry.id)
+        if not elsewhere:
+            return f"is no longer listed and has no successor: {stops}"
+        one = len(elsewhere) == 1
+        return (
+            f"is no longer listed, and {names(elsewhere)}, which may take its cursor, "
+            f"{'is' if one else 'are'} not selected: {stops}. To read on, select "
+            f"{'it' if one else 'them'}, too"
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
@@ -25,6 +26,8 @@ class Selection:
         self.chosen: set[int] | None = None if partitions is None else set(partitions)
         self.others: dict[int, Position] = {}
         """Stored positions of partitions that are not selected. Never changed, never saved."""
+        self._successors: dict[int, set[int]] = defaultdict(set)
+        """Every successor that was ever listed and was not selected then, by its ancestors."""
         if self.chosen is None:
             return
         if not self.chosen:
@@ -63,6 +66,19 @@ class Selection:
                 feed=feed,
                 partition=missing[0] if len(missing) == 1 else None,
             )
+
+    def note_successors(self, info: FeedInfo) -> None:
+        """Note which cursors go to successors that are not selected."""
+        if self.chosen is None:
+            return
+        for partition in info.partitions.values():
+            if partition.cursor_from and partition.id not in self:
+                for ancestor in partition.cursor_from:
+                    self._successors[ancestor].add(partition.id)
+
+    def successors_left_out(self, ancestor: int) -> list[int]:
+        """Return the partitions that may take its cursor and are not selected."""
+        return sorted(id for id in self._successors.get(ancestor, ()) if id not in self)
 
     def narrow(self, info: FeedInfo) -> FeedInfo:
         """Return the discovery with the selected partitions only."""

@@ -106,7 +106,7 @@ def transferred_positions(
         if position is not None:
             before = _skipped_before(successor, ancestor, position.cursor, entries, selection)
             return {successor.id: Position(position.cursor), **before}
-    _check_nothing_lost(successor, entries, graph, feed)
+    _check_nothing_lost(successor, entries, graph, selection, feed)
     return _from_the_start(successor, selection)
 
 
@@ -140,7 +140,11 @@ def _skipped_before(
 
 
 def _check_nothing_lost(
-    successor: Partition, entries: Mapping[int, Entry], graph: Graph, feed: str
+    successor: Partition,
+    entries: Mapping[int, Entry],
+    graph: Graph,
+    selection: Selection,
+    feed: str,
 ) -> None:
     lost = [
         entry.id
@@ -149,6 +153,7 @@ def _check_nothing_lost(
         and entry.id not in graph  # else it is listed again, and read on
         and entry.position is not None
         and entry.id not in graph.successors
+        and not selection.successors_left_out(entry.id)
     ]
     if lost:
         raise LostPartitionError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.sqlite_connection import BUSY_CODES
 
 _TABLE = """CREATE TABLE IF NOT EXISTS feedapi_quarantine (
     id VARCHAR(32) NOT NULL PRIMARY KEY,
@@ -61,7 +63,7 @@ class SQLiteQuarantineStore:
 
     async def prepare(self) -> None:
         """See `QuarantineStore.prepare`: creates the table."""
-        await anyio.to_thread.run_sync(lambda: self._begin().close())
+        await anyio.to_thread.run_sync(self._check)
 
     def joins(self, cursors: CursorStore) -> bool:
         """See `QuarantineStore.joins`: True if the cursors are in the same file."""
@@ -72,14 +74,18 @@ class SQLiteQuarantineStore:
     async def begin(self) -> AsyncIterator[sqlite3.Connection]:
         """See `QuarantineStore.begin`: gives a connection that holds the write lock.
 
-        The lock is waited for in a thread.
+        Another writer is waited for in a thread. From taking the lock to freeing it, though, no
+        other task runs, unless the block awaits something: a task that writes to the file in the
+        event loop's thread would wait for a lock that only this loop can free.
         """
-        connection = await anyio.to_thread.run_sync(self._begin)
+        connection = await anyio.to_thread.run_sync(self._open)
         try:
+            deadline = time.monotonic() + self._busy_timeout
+            while not self._try_begin(connection):
+                seconds = max(0.0, deadline - time.monotonic())
+                await anyio.to_thread.run_sync(self._wait_for_lock, connection, seconds)
             yield connection
-            # The caller is done: the commit is finished also if the task is cancelled now.
-            with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._execute, connection, "COMMIT")
+            self._execute(connection, "COMMIT")
         finally:
             connection.close()
 
@@ -133,26 +139,47 @@ class SQLiteQuarantineStore:
         with self._translated(), closing(self._open()) as connection:
             return [from_row(row) for row in connection.execute(sql, parameters)]
 
-    def _begin(self) -> sqlite3.Connection:
+    def _try_begin(self, connection: sqlite3.Connection) -> bool:
+        """Take the write lock, without waiting. Returns whether it was free."""
         with self._translated():
-            connection = self._open()
+            self._wait_up_to(connection, 0)
             try:
                 connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode not in BUSY_CODES:
+                    raise
+                return False
+            finally:
+                self._wait_up_to(connection, self._busy_timeout)
+            return True
+
+    def _wait_for_lock(self, connection: sqlite3.Connection, seconds: float) -> None:
+        """Return when the write lock was free. Raises `StoreError` when it is not in time."""
+        with self._translated():
+            self._wait_up_to(connection, seconds)
+            connection.execute("BEGIN IMMEDIATE")
+            connection.execute("ROLLBACK")
+
+    @staticmethod
+    def _wait_up_to(connection: sqlite3.Connection, seconds: float) -> None:
+        connection.execute(f"PRAGMA busy_timeout = {int(seconds * 1000)}")
+
+    def _check(self) -> None:
+        """Create the table, and find out whether the file can be written to."""
+        with closing(self._open()) as connection:
+            self._wait_for_lock(connection, self._busy_timeout)
+
+    def _open(self) -> sqlite3.Connection:
+        with self._translated():
+            connection = sqlite3.connect(
+                self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
+            )
+            try:
+                connection.execute(_TABLE)
             except BaseException:
                 connection.close()
                 raise
             return connection
-
-    def _open(self) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            self.path, timeout=self._busy_timeout, isolation_level=None, check_same_thread=False
-        )
-        try:
-            connection.execute(_TABLE)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
 
     @contextmanager
     def _translated(self) -> Iterator[None]:

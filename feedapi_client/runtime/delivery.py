@@ -176,7 +176,12 @@ class Delivery:
         if partition.is_lost(number):
             raise self._lease_lost(batch.partition)
         if partition.is_overtaken(number):
-            raise self._out_of_order(batch, "a later batch of the partition was committed before")
+            raise self._out_of_order(
+                batch,
+                "it, or a later batch of the partition, was committed before. If that was rolled "
+                "back: to ask for the next batch says that it was not. Commit again before you "
+                "ask, or begin a new iteration",
+            )
         if partition.entry.state is State.SUPERSEDED:
             raise self._out_of_order(
                 batch,

@@ -6,6 +6,7 @@ new one. Leaving a loop therefore loses nothing: what was not committed is read 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 
@@ -149,6 +150,11 @@ class Session:
         unfinished = sorted(p.id for p in partitions if p.in_flight or p.committing)
         text = f"the grace period of {grace:g} s is over: what is in flight is cancelled"
         self.driver.report(None, f"{text}, {names(unfinished)}" if unfinished else text)
+
+    @property
+    def reports(self) -> deque[str]:
+        """The latest reports, oldest first."""
+        return self.driver.reports
 
     def topology(self) -> Mapping[int, Partition]:
         """The partitions of the last good discovery, those that are selected."""

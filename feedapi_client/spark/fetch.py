@@ -151,12 +151,15 @@ class PartitionReader:
         opened = client.open(info, partition, asked, stream=self._stream, progress=progress)
         with opened as response:
             reader = response.reader
-            for chunk in response.chunks():
-                for piece in self._pieces(reader, chunk):
-                    yield from self._deliver(reader.feed(piece))
-                reader.check()
-            finished = reader.finish()
-            yield from self._deliver(finished.batches)
+            try:
+                for chunk in response.chunks():
+                    for piece in self._pieces(reader, chunk):
+                        yield from self._deliver(reader.feed(piece))
+                    reader.check()
+                finished = reader.finish()
+                yield from self._deliver(finished.batches)
+            finally:
+                self.result.unknown_commands |= reader.unknown_commands > 0
         if finished.outcome is not Outcome.LAGGING:
             self._lag.reset()
         if finished.outcome is Outcome.PROGRESS:
@@ -249,6 +252,7 @@ class PartitionReader:
         if error.status != _CONFLICT:
             self.result.refused = error.status
             return
+        self.result.conflict = True
         try:
             pause = self._conflicts.pause(error)
         except RequestRefusedError:

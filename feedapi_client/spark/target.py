@@ -48,6 +48,11 @@ class FetchResult:
     """Events are known to follow."""
     refused: int | None = None
     """Status of a refusal that calls for a discovery; 0: the partition is no longer listed."""
+    conflict: bool = False
+    """A token was refused (409): the partitions have changed."""
+    unknown_commands: bool = False
+    """Lines were there that an extension of the protocol may know: the partitions may have
+    changed."""
     failed: str | None = None
     """A temporary error, as text."""
     requests: int = 0

@@ -25,8 +25,6 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
 
 from feedapi_client import Batch, FeedConsumer
-from feedapi_client.monitor import serve
-from feedapi_client.runtime import delivery, request
 from feedapi_client.telemetry import observe
 
 try:  # here, so that its import, which takes half a second, is not a part of the time
@@ -135,8 +133,9 @@ async def _observed(consumer: FeedConsumer, tracer: Any = None) -> AsyncIterator
             reader.get_metrics_data()
 
     exporting = asyncio.create_task(export())
-    # Version 0.1.0 returns nothing that could be ended.
-    with observe(consumer, provider.get_meter("bench"), tracer) or nullcontext():
+    # Version 0.1.0 takes no tracer, and returns nothing that could be ended.
+    traced = {} if tracer is None else {"tracer": tracer}
+    with observe(consumer, provider.get_meter("bench"), **traced) or nullcontext():
         yield
     exporting.cancel()
     provider.shutdown()
@@ -164,10 +163,17 @@ async def batches_raw_traced(url: str) -> int:
         return await _read_raw(consumer)
 
 
+def _monitored(consumer: FeedConsumer) -> Any:
+    """Serve a monitor beside the consumer. Version 0.1.0 has none."""
+    from feedapi_client.monitor import serve
+
+    return serve(consumer, port=0)
+
+
 async def batches_raw_monitored(url: str) -> int:
     """`batches_raw` beside a monitor that nobody asks."""
     consumer = FeedConsumer(url, follow=False)
-    async with serve(consumer, port=0), consumer:
+    async with _monitored(consumer), consumer:
         return await _read_raw(consumer)
 
 
@@ -188,7 +194,7 @@ ASKED_EVERY = 10_000
 async def _asked(url: str, path: str) -> int:
     consumer = FeedConsumer(url, follow=False)
     pipe = asyncio.subprocess.PIPE
-    async with serve(consumer, port=0) as server, consumer:
+    async with _monitored(consumer) as server, consumer:
         asking = await asyncio.create_subprocess_exec(
             sys.executable, "-c", _ASKING, server.url, stdin=pipe, stdout=pipe
         )
@@ -247,7 +253,7 @@ async def run_raw_observed(url: str) -> int:
 async def run_raw_monitored(url: str) -> int:
     """`run_raw` beside a monitor that nobody asks."""
     consumer = FeedConsumer(url, follow=False)
-    async with serve(consumer, port=0), consumer:
+    async with _monitored(consumer), consumer:
         return await _run_raw(consumer)
 
 
@@ -319,6 +325,17 @@ LOOPS: dict[str, Loop] = {
 }
 """Those of the library, by name."""
 
+NEWER = frozenset(
+    {
+        "batches_raw_traced",
+        "batches_raw_monitored",
+        "batches_raw_status",
+        "batches_raw_scraped",
+        "run_raw_monitored",
+    }
+)
+"""Those that version 0.1.0 can't run."""
+
 OTHERS: dict[str, Loop] = {
     loop.__name__: loop for loop in (bare_raw, bare_zstd, bare_json, zeroeventhub)
 }
@@ -334,8 +351,11 @@ def main() -> None:
     """
     name, url = sys.argv[1:]
     scale = float(os.environ.get("TIME_SCALE", "1"))
-    delivery.TURN_SECONDS *= scale
-    request.DELIVERY_SECONDS *= scale
+    if scale != 1:
+        from feedapi_client.runtime import delivery, request
+
+        delivery.TURN_SECONDS *= scale
+        request.DELIVERY_SECONDS *= scale
     wall, processor = time.perf_counter(), time.process_time()
     count = asyncio.run((LOOPS | OTHERS)[name](url))
     wall, processor = time.perf_counter() - wall, time.process_time() - processor

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import gzip
 import socket
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import parse_qs, urlsplit
 
 import orjson
@@ -82,6 +83,7 @@ def _serve(
     coding = f"Content-Encoding: {encoding}\r\n".encode() if encoding else b""
     again = next(iter(pages.values()))
     last = list(pages)[-1]
+    pages["_last"] = pages[last]
     if endless:  # the last cursor is unknown, so it leads to the first page again
         pages.pop(last)
     discovery: dict[str, object] = {"partitions": [{"id": str(p)} for p in range(partitions)]}
@@ -118,6 +120,10 @@ def _serve(
         daemon_threads = True
         request_queue_size = 256
         address_family = socket.AF_INET
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            if not isinstance(sys.exc_info()[1], ConnectionError):  # a client has read enough
+                super().handle_error(request, client_address)
 
     server = Server(("127.0.0.1", 0), Handler)
     out.send(server.server_address[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import json
 import os
@@ -13,7 +14,8 @@ import pytest
 
 from tests import nginx
 from tests.benchmarks import instructions
-from tests.benchmarks.consume_loops import ASKED_EVERY, LOOPS
+from tests.benchmarks.consume_loops import ASKED_EVERY, LOOPS, NEWER
+from tests.benchmarks.processes import PROGRAM
 from tests.benchmarks.results import Comparison
 from tests.benchmarks.static_feed import static_feed
 from tests.servers import Postgres
@@ -48,6 +50,15 @@ def test_ratio_is_of_the_medians_and_spread_of_the_rounds() -> None:
 def test_less_may_be_better(bar: float, less: bool, met: bool) -> None:
     found = Comparison(name="a / b", unit="s", ours=[2], theirs=[4], bar=bar, less_is_better=less)
     assert found.met is met
+
+
+def test_loops_import_only_what_version_0_1_0_has() -> None:
+    """Or ``--against 27cbeea`` could not run them with it."""
+    program = ast.parse(PROGRAM.read_text())
+    imported = {node.module for node in program.body if isinstance(node, ast.ImportFrom)}
+    ours = {module for module in imported if module and module.startswith("feedapi_client")}
+    assert ours == {"feedapi_client", "feedapi_client.telemetry"}
+    assert LOOPS.keys() > NEWER
 
 
 @pytest.mark.parametrize("loop", sorted(LOOPS))

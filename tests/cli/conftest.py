@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from feedapi_client.cli.app import app
+from tests.cli.invoke import Invoked, invoke
 from tests.servers import redis_server  # noqa: F401
 
 Feedapi = Callable[..., Any]
@@ -37,8 +36,8 @@ def feedapi(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feedapi]:
     for variable in ("FEEDAPI_STORE", "FEEDAPI_DEBUG"):
         monkeypatch.delenv(variable, raising=False)
 
-    def run(*args: object, input: str | None = None) -> Any:
-        return CliRunner().invoke(app, [str(arg) for arg in args], input=input)
+    def run(*args: object, input: str | None = None) -> Invoked:
+        return invoke([str(arg) for arg in args], input=input)
 
     loggers = [logging.getLogger(), *map(logging.getLogger, ("httpx", "httpcore"))]
     before = [(each, each.level, list(each.handlers)) for each in loggers]

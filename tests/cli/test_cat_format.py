@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer.main
 
-from feedapi_client.cli.app import app
 from feedapi_client.cli.cat.template import VERBS
 from feedapi_client.cli.examples import EXAMPLES
 from feedapi_client.model import Batch
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import Feedapi
+from tests.cli.invoke import COMMANDS as TREE
 from tests.http.certificates import self_signed, serve_https
 
 Make = Callable[..., Publisher]
@@ -202,7 +201,7 @@ def leaves(command: Any, path: tuple[str, ...] = ()) -> dict[str, Any]:
     }
 
 
-COMMANDS = leaves(typer.main.get_command(app))
+COMMANDS = leaves(TREE)
 PASSED_ON = {"relay", "ingest"}
 
 

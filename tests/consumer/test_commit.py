@@ -212,6 +212,25 @@ async def test_r05_after_a_rollback_the_same_batch_is_committed_again_against_th
     assert await store.positions() == {0: Position(end, "open", 3)}
 
 
+async def test_r05_who_asks_for_the_next_batch_after_a_rollback_is_told_what_to_do(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    publisher.page_size = publisher.checkpoint_every = 2
+    end = numbers(publisher, 0, range(4))
+    async with consume(publisher, store=store, limit=SMALL) as consumer:
+        batches = consumer.batches()
+        batch = await next_batch(batches)
+        await batch.commit(Transaction())  # which is rolled back
+        await next_batch(batches)
+        with pytest.raises(CommitOrderError, match="Commit again before you ask, or begin"):
+            await batch.commit()
+        batch = await next_batch(consumer.batches())
+        assert n_of(batch.events) == [0, 1]
+        await batch.commit()
+        await (await next_batch(consumer.batches())).commit()
+    assert await store.cursors() == {0: end}
+
+
 async def test_r05_lineage_does_not_advance_before_the_application_asks_for_the_next_batch(
     publisher: Publisher, store: RecordingStore
 ) -> None:

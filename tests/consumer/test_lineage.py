@@ -4,7 +4,8 @@ R13 progress: as an application sees them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 import anyio
@@ -14,6 +15,7 @@ from feedapi_client import (
     AmbiguousLineageError,
     Batch,
     CursorRejectedError,
+    FeedKey,
     LineageError,
     LostPartitionError,
     NegotiationError,
@@ -451,6 +453,51 @@ async def test_r09_no_ancestor_with_a_position_is_read_from_the_first_event(
         assert await read_n(consumer) == [5]
         (report,) = consumer.status().reports
         assert "partition 5: begins at its first event" in report
+
+
+class CancellingStore(RecordingStore):
+    """Cancels the caller of the next save, which goes through."""
+
+    scope: anyio.CancelScope | None = None
+
+    async def save(self, feed: FeedKey, positions: Mapping[int, Position], **more: Any) -> None:
+        await super().save(feed, positions, **more)
+        if self.scope is not None:
+            self.scope.cancel()
+
+
+@pytest.mark.parametrize("iterated", [False, True], ids=["entry", "second-iteration"])
+async def test_r09_a_report_survives_that_its_entry_is_cancelled_after_the_save(
+    publisher: Publisher, iterated: bool
+) -> None:
+    store = CancellingStore()
+    consumer = consume(publisher, store=store, follow=False)
+    if not iterated:
+        async with consume(publisher, store=store):
+            pass
+    async with AsyncExitStack() as block:
+        if iterated:
+            await block.enter_async_context(consumer)
+            await read_n(consumer)
+        publisher.add(5, cursor_from=[3, 4])
+        with anyio.CancelScope() as store.scope:
+            if iterated:
+                await read_n(consumer)
+            else:
+                async with consumer:
+                    await anyio.lowlevel.checkpoint()
+        assert store.scope.cancelled_caught
+        store.scope = None
+        assert (await store.positions())[5].cursor == "_first"
+        numbers(publisher, 5, [5])
+        shown = {*consumer.status().reports}  # where the cancellation came after the opening
+        if not iterated:
+            await block.enter_async_context(consumer)
+        assert await read_n(consumer) == [5]
+        (report,) = shown | {*consumer.status().reports}
+        assert "partition 5: begins at its first event" in report
+        await read_n(consumer)
+        assert consumer.status().reports == ()  # of another iteration
 
 
 @pytest.mark.parametrize("down", [False, True])

@@ -14,11 +14,10 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.main import get_command
 
-from feedapi_client.cli.app import app
 from feedapi_client.monitor.address import parse_address
 from feedapi_client.testing import Publisher
+from tests.cli.invoke import COMMANDS
 from tests.docs.snippets import ROOT, blocks, python_blocks
 
 PAGE = "docs/pages/kubernetes.md"
@@ -41,8 +40,7 @@ def text_of(language: str) -> str:
 def parsed(arguments: list[str]) -> dict[str, Any]:
     """The options of a command line of ``feedapi``. Fails for one that it does not take."""
     name, *options = arguments
-    commands: Any = get_command(app)
-    return dict(commands.commands[name].make_context(name, options).params)
+    return dict(COMMANDS.commands[name].make_context(name, options).params)
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda each: each["metadata"]["name"])

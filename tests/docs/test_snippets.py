@@ -132,7 +132,8 @@ def test_the_commands_of_a_shell_block_succeed(block: Block, tmp_path: Path) -> 
     text = block.text
     for long, short in SHORTER.items():
         text = re.sub(long, short, text)
-    command = ["bash", "-euc", text]
+    # After the last command, so that bash stays its parent: completion is for the shell in use.
+    command = ["bash", "-euc", f"{text}\ntrue"]
     with subprocess.Popen(
         command,
         cwd=tmp_path,

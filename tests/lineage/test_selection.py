@@ -125,6 +125,24 @@ def test_r11_a_selected_partition_that_vanishes_is_reported_and_no_unknown_one()
     assert [type(action) for action in stored.discover(info(1))] == [Report]
 
 
+def test_r11_a_selected_partition_whose_successors_are_not_selected_is_reported_with_them() -> None:
+    made = planner([0])
+    made.discover(info(0))
+    _, report = made.discover(info(Partition(2, cursor_from=(0,)), Partition(1, cursor_from=(0,))))
+    assert isinstance(report, Report)
+    assert report.text == (
+        "is no longer listed, and partitions 1, 2, which may take its cursor, are not selected: it "
+        "stops at its cursor '_first'. To read on, select them, too"
+    )
+    made = planner([0], {0: Position("a")})
+    (report,) = made.discover(info(Partition(1, cursor_from=(0,))))
+    assert isinstance(report, Report)
+    assert report.text.endswith(
+        "partition 1, which may take its cursor, is not selected: it stops at its cursor 'a'. "
+        "To read on, select it, too"
+    )
+
+
 # ---------------------------------------------------------------------- order
 
 
@@ -231,6 +249,23 @@ def test_r09_a_superseded_cursor_of_others_is_taken_and_left_as_it_is(start: Any
 def test_r09_an_ancestor_that_is_neither_stored_nor_selected_does_not_count() -> None:
     made = planner([1])
     assert started(made.discover(info(0, Partition(1, cursor_from=(0,))))) == {1: FIRST}
+
+
+def test_r09_what_went_to_successors_that_are_not_selected_is_not_lost() -> None:
+    """Partition 4 came after 0 and was split to 5 before anyone saw it; 1 was split to 2."""
+    stored = {0: Position("a"), 1: Position("b")}
+    made = planner([0, 1, 5], stored)
+    closed = Partition(0, closed=True, last_cursor="a")
+    listed = info(closed, Partition(5, cursor_from=(4,)), Partition(2, cursor_from=(1,)))
+    actions = made.discover(listed)
+    assert not [action for action in actions if isinstance(action, Fail)]
+    assert started(actions) == {5: FIRST}
+    # Later the successor is split itself. What it took the cursor of is no more lost than before.
+    made = planner([0, 1], stored)
+    made.discover(info(closed, Partition(2, cursor_from=(1,))))
+    made.select([5])
+    actions = made.discover(info(closed, Partition(5, cursor_from=(4,)), 3))
+    assert started(actions) == {5: FIRST}
 
 
 def test_r09_a_successor_that_is_not_selected_takes_nothing() -> None:

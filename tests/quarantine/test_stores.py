@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 import sqlalchemy as sa
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
@@ -342,3 +345,53 @@ async def test_many_tasks_quarantine_into_one_file_at_a_time(tmp_path: Path) -> 
             tasks.start_soon(work, partition)
     assert len(await kept(store)) == 40
     assert {position.revision for position in (await cursors.load(FEED)).values()} == {5}
+
+
+async def test_no_other_task_runs_while_the_file_is_locked(tmp_path: Path) -> None:
+    """A handler that uses `sqlite3` would wait for a lock that only its own event loop frees."""
+    path = tmp_path / "a.db"
+    cursors = SQLiteCursorStore(path)
+    store = quarantine_beside(cursors)
+    await store.prepare()
+    assert await cursors.load(FEED) == {}  # turns the write-ahead log on: reading locks nothing
+    over = False
+
+    async def write_without_waiting() -> None:
+        with closing(sqlite3.connect(path, timeout=0, isolation_level=None)) as connection:
+            connection.execute("CREATE TABLE effects (n INTEGER)")
+            while not over:
+                connection.execute("INSERT INTO effects VALUES (1)")
+                await anyio.lowlevel.checkpoint()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(write_without_waiting)
+        for revision in range(1, 21):
+            async with store.begin() as transaction:
+                await cursors.save(
+                    FEED, {0: Position("c", revision=revision)}, transaction=transaction
+                )
+                await store.add([record(index=revision)], transaction=transaction)
+        over = True
+    assert len(await kept(store)) == 20
+
+
+async def test_another_programs_lock_is_waited_for_beside_the_event_loop(tmp_path: Path) -> None:
+    store = SQLiteQuarantineStore(tmp_path / "a.db")
+    await store.prepare()
+    with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(store.add, [record(index=0)])
+            tasks.start_soon(store.add, [record(index=1)])
+            await anyio.sleep(0.2)  # the loop goes on
+            other.execute("COMMIT")
+    assert len(await kept(store)) == 2
+
+
+async def test_a_lock_that_is_not_freed_is_an_error(tmp_path: Path) -> None:
+    store = SQLiteQuarantineStore(tmp_path / "a.db", busy_timeout=0.05)
+    await store.prepare()
+    with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreError, match="database is locked"):
+            await store.add([record()])

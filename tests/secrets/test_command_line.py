@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from feedapi_client.cli.app import app
+from tests.cli.invoke import invoke
 from tests.faults.feed import FaultyFeed
 from tests.faults.responses import whole
 from tests.faults.server import RawServer
@@ -16,7 +15,7 @@ from tests.secrets.echoes import ECHOES, HEADER, STATUSES, echo, with_secrets
 
 
 def _run(shown: Shown, *arguments: str) -> None:
-    done = CliRunner().invoke(app, arguments, env={"API_KEY": HEADER, "COLUMNS": "200"})
+    done = invoke(arguments, env={"API_KEY": HEADER, "COLUMNS": "200"})
     where = " ".join(argument for argument in arguments if "://" not in argument)
     printed = done.stderr if arguments[0] == "cat" else done.output  # cat prints payloads
     shown.add(f"feedapi {where}", printed)

@@ -30,6 +30,8 @@ _QUICK = ("text", "JSON")
 VARIANTS = [pytest.param(name, marks=() if name in _QUICK else pytest.mark.slow) for name in ECHOES]
 OPERATIONS: tuple[Operation, ...] = ("entry", "running", "fetch", "last")
 PAYLOAD_TEXT = f'"{PAYLOAD}☃"'.encode()
+TRUST = httpx.create_ssl_context()
+"""Of all clients: to load the certificates for each of them took most of the time."""
 IMPATIENT = replace(RETRY, give_up_after=0.0, refused_for=0.05)
 
 
@@ -54,7 +56,9 @@ class SecretFeed(FaultyFeed):
 async def consume(url: str, operation: Operation, store: Path, shown: Shown) -> None:
     reader = InMemoryMetricReader()
     meters = MeterProvider([reader])
-    async with httpx.AsyncClient(headers=HEADERS, timeout=LIMITS.request_timeout) as http:
+    async with httpx.AsyncClient(
+        headers=HEADERS, timeout=LIMITS.request_timeout, verify=TRUST
+    ) as http:
         consumer = FeedConsumer(
             url,
             store=SQLiteCursorStore(store),
@@ -166,7 +170,7 @@ def test_r19_the_sync_client_shows_no_secret(
                 feed = _responding(operation, _echo(status, ECHOES[variant]))
                 url = with_secrets(server.add(feed.reply).url)
                 with (
-                    httpx.Client(headers=HEADERS) as http,
+                    httpx.Client(headers=HEADERS, verify=TRUST) as http,
                     SyncFeedClient(url, http=http, retry=IMPATIENT, limits=LIMITS) as client,
                 ):
                     try:

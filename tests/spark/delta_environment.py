@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.spark.python_path import ROOT, python_path
+
 PYSPARK = "4.2.0"
 DELTA = "4.4.0"
 # Other dependencies of the kernel, such as Hadoop and Parquet, are those of Spark.
@@ -58,17 +60,16 @@ def run(arguments: list[str], *, timeout: float) -> subprocess.CompletedProcess[
     folder = environment()
     jars = ",".join(str(jar) for jar in sorted((folder / "jars").glob("*.jar")))
     conf = " ".join(f"--conf {name}={value}" for name, value in CONFIGURATION.items())
-    own = [str(folder / "packages"), str(Path(__file__).parents[2])]
     given = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(own),
+        "PYTHONPATH": python_path(folder / "packages"),
         "PYSPARK_SUBMIT_ARGS": f"--jars {jars} {conf} pyspark-shell",
         "SPARK_HOME": str(folder / "packages" / "pyspark"),
     }
     return subprocess.run(
         [sys.executable, *arguments],
         env=given,
-        cwd=Path(__file__).parents[2],
+        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=timeout,

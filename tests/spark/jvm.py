@@ -17,11 +17,17 @@ from pathlib import Path
 
 import pyspark
 
-ROOT = Path(__file__).parents[2]
+from tests.spark.python_path import ROOT, python_path
+
 _QUICK = (
     "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m "
     "-XX:+UseSerialGC -Xshare:auto -Xlog:disable"
 )
+ANY_PORT = {"SPARK_TESTING": "true"}
+"""The environment in which a server of Spark Connect takes any free port, instead of 15002.
+
+Spark's own tests do so. With the value "1" the launcher would look for a build of Spark.
+"""
 _FOLDER = Path(sys.prefix) / "feedapi-tests"
 """Within the environment: an archive is bound to the paths of Spark's jars, and their age."""
 
@@ -61,7 +67,7 @@ def _make(archive: Path) -> None:
         env={
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": python_path(),
             "SPARK_LOCAL_IP": "127.0.0.1",
         },
     )

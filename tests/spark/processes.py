@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-ROOT = Path(__file__).parents[2]
+from tests.spark.python_path import ROOT, python_path
 
 
 class DriverProcess:
@@ -22,7 +22,7 @@ class DriverProcess:
         environment = {
             **os.environ,
             "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": python_path(),
             "SPARK_LOCAL_IP": "127.0.0.1",
         }
         with log.open("ab") as output:
@@ -56,22 +56,34 @@ class DriverProcess:
 
     def executors(self) -> list[int]:
         """The executors' JVMs."""
-        found = []
-        for pid in self._session():
-            with suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
-                if "CoarseGrainedExecutorBackend" in command:
-                    found.append(pid)
-        return found
+        return [pid for pid in self._session() if _is_executor(pid)]
 
-    def _session(self) -> list[int]:
-        """Its processes. Python workers have a process group of their own, but the same session."""
-        leader, found = self._process.pid, []
+    def workers(self) -> list[int]:
+        """The Python workers of the executors, and what starts them. There may be none."""
+        parents = self._session()
+        executors = {pid for pid in parents if _is_executor(pid)}
+        daemons = {pid for pid, parent in parents.items() if parent in executors}
+        return [pid for pid, parent in parents.items() if parent in executors | daemons]
+
+    def _session(self) -> dict[int, int]:
+        """Its processes with their parents.
+
+        Python workers have a process group of their own, but the same session.
+        """
+        found = {}
         for stat in Path("/proc").glob("[0-9]*/stat"):
             with suppress(OSError):
-                if int(stat.read_text(errors="replace").rpartition(")")[2].split()[3]) == leader:
-                    found.append(int(stat.parent.name))
+                fields = stat.read_text(errors="replace").rpartition(")")[2].split()
+                if int(fields[3]) == self._process.pid:
+                    found[int(stat.parent.name)] = int(fields[1])
         return found
+
+
+def _is_executor(pid: int) -> bool:
+    with suppress(OSError):
+        command = Path(f"/proc/{pid}/cmdline").read_text(errors="replace")
+        return "CoarseGrainedExecutorBackend" in command
+    return False
 
 
 class ClusterDriver(DriverProcess):

@@ -6,16 +6,16 @@ import atexit
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from feedapi_client.spark import FeedDataSource
 from tests.spark import jvm
+from tests.spark.python_path import python_path
 
-ROOT = Path(__file__).parents[2]
 LOCAL = "local[2,8]"
 """Two threads. A task is tried eight times, because a worker that starts slowly fails it."""
 CLUSTER = "local-cluster[2,1,1024]"
@@ -37,13 +37,13 @@ _CONFIGURATION = {
 }
 
 
-def session(master: str) -> SparkSession:
-    """Start a session with the source registered."""
+def session(master: str, more: Mapping[str, str] | None = None) -> SparkSession:
+    """Start a session with the source registered, and with `more` configuration."""
     builder: Any = SparkSession.builder.master(master)
     builder = builder.config("spark.executorEnv.PYTHONPATH", os.environ.get("PYTHONPATH", ""))
     for kind in ("driver", "executor"):
         builder = builder.config(f"spark.{kind}.extraJavaOptions", jvm.options())
-    for name, value in _CONFIGURATION.items():
+    for name, value in {**_CONFIGURATION, **(more or {})}.items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")
@@ -57,7 +57,7 @@ def local_session() -> SparkSession:
     os.environ.update(
         PYSPARK_PYTHON=sys.executable,
         SPARK_LOCAL_IP="127.0.0.1",
-        PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        PYTHONPATH=python_path(),
         FEEDAPI_TEST_TOKEN="s3cr3t-t0ken",
     )
     # It logs each command, also from a thread of its own at any time, and tests read all logs.

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from feedapi_client.testing import Publisher
+from tests.spark import jvm
 from tests.spark.conftest import ROOT, needs_jvm
+from tests.spark.python_path import python_path
 from tests.spark.test_ingest import publish
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_jvm]
@@ -38,7 +40,8 @@ def test_ingest_over_spark_connect(tmp_path: Path) -> None:
             cwd=ROOT,
             env={
                 **os.environ,
-                "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+                **jvm.ANY_PORT,
+                "PYTHONPATH": python_path(),
                 "SPARK_LOCAL_IP": "127.0.0.1",
             },
         )

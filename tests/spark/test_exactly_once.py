@@ -105,6 +105,28 @@ def test_no_event_is_lost_or_doubled_through_crashes_splits_and_token_changes(
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
+@pytest.mark.parametrize("when", ["idle", "logged"])
+@pytest.mark.parametrize("method", ["starts-after", "cursor-from"])
+def test_r10_split_is_noticed_when_a_token_is_refused(
+    start: Start, publisher: Publisher, method: Any, when: str
+) -> None:
+    def split_at(point: str) -> None:
+        if point == when:
+            engine.crash_at = lambda point: None
+            publisher.split(0, into=2, method=method)
+
+    engine = start()  # discovers once a minute
+    publish(publisher, 40)
+    engine.run()
+    publish(publisher, 40, first=40)
+    engine.crash_at = split_at
+    split_at("idle")
+    engine.run()
+    publish(publisher, 40, first=80)
+    engine.run()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
 @pytest.mark.slow
 def test_control_refetching_reader_loses_or_doubles_events(
     publisher: Publisher,

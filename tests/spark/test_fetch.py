@@ -28,6 +28,7 @@ from feedapi_client.testing.publisher.faults import (
     SameCheckpoint,
     Status,
     Truncate,
+    UnknownCommands,
 )
 
 
@@ -174,6 +175,17 @@ def test_r10_new_token_is_fetched_after_a_conflict(publisher: Publisher) -> None
     batches: list[CheckpointedEvents] = []
     PartitionReader(connection, Target(0, FIRST)).read(batches.append)
     assert numbers(batches) == list(range(100))
+
+
+def test_r10_result_says_that_the_partitions_may_have_changed(publisher: Publisher) -> None:
+    _, result = read(publisher)
+    assert (result.conflict, result.unknown_commands) == (False, False)
+    publisher.fail(409)
+    _, result = read(publisher)
+    assert (result.conflict, result.unknown_commands) == (True, False)
+    publisher.fail(UnknownCommands())
+    _, result = read(publisher)
+    assert (result.conflict, result.unknown_commands) == (False, True)
 
 
 def test_r10_repeated_conflicts_are_an_error(publisher: Publisher) -> None:

@@ -156,6 +156,7 @@ def test_command_prints_a_summary(publisher: Publisher, tmp_path: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "/nowhere" not in done.stderr  # a stack trace of Spark's, about no path of the user's
     assert json.loads(done.stdout.splitlines()[-1])["rows"] == 120
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from feedapi_client.testing import Publisher
+from tests.spark import jvm
 from tests.spark.conftest import ROOT, needs_jvm
 
 
@@ -104,7 +105,7 @@ FIND = """
 from pyspark.sql import SparkSession
 builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
 builder = builder.config("spark.driver.memory", "600m")
-builder = builder.config("spark.driver.extraJavaOptions", "-XX:TieredStopAtLevel=1")
+builder = builder.config("spark.driver.extraJavaOptions", {java!r})
 spark = builder.getOrCreate()
 import feedapi_client
 print("from", feedapi_client.__file__)
@@ -123,7 +124,10 @@ def test_installed_wheel_needs_no_registration(wheel: Path) -> None:
         publisher.publish(f"e{n}", {"n": n})
     with publisher.serve() as url:
         done = python(
-            FIND.format(url=url), wheel, PYSPARK_PYTHON=sys.executable, SPARK_LOCAL_IP="127.0.0.1"
+            FIND.format(url=url, java=jvm.options()),
+            wheel,
+            PYSPARK_PYTHON=sys.executable,
+            SPARK_LOCAL_IP="127.0.0.1",
         )
     assert f"from {wheel}" in done.stdout, done.stderr[-3000:]
     assert "rows 30" in done.stdout, done.stderr[-3000:]

@@ -16,6 +16,7 @@ import pytest
 from feedapi_client.testing import Publisher
 from tests.spark import jvm
 from tests.spark.conftest import ROOT, needs_jvm
+from tests.spark.python_path import python_path
 from tests.spark.slow_workers import SLOW_WORKER
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_jvm]
@@ -36,8 +37,6 @@ def publish(publisher: Publisher, numbers: range) -> None:
 
 def run(project: Path, url: str) -> None:
     """Run the project. Run it again when a Python worker was too slow."""
-    # The second one has pyspark_feedapi.
-    own = (str(ROOT), str(ROOT / "feedapi_client/spark"), os.environ.get("PYTHONPATH", ""))
     command = [str(Path(sys.executable).with_name("spark-pipelines")), "run"]
     configuration = [*CONFIGURATION, f"spark.driver.extraJavaOptions={jvm.options()}"]
     while True:
@@ -50,11 +49,12 @@ def run(project: Path, url: str) -> None:
             cwd=project,
             env={
                 **os.environ,
+                **jvm.ANY_PORT,
                 "FEED_URL": url,
                 "FEED_STAGING": (project / "staging").as_uri(),
                 "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
                 "PYSPARK_PYTHON": sys.executable,
-                "PYTHONPATH": os.pathsep.join(own),
+                "PYTHONPATH": python_path(ROOT / "feedapi_client" / "spark"),  # pyspark_feedapi
                 "SPARK_LOCAL_IP": "127.0.0.1",
             },
         )

@@ -13,10 +13,11 @@ from feedapi_client.spark import stream
 from feedapi_client.spark.connection import FeedConnection
 from feedapi_client.spark.options import SourceOptions, parse_options
 from feedapi_client.spark.plan import feed as planning
+from feedapi_client.spark.plan.discovery_timer import UNKNOWN_COMMAND_GAP
 from feedapi_client.spark.plan.planner import EpochPlanner
 from feedapi_client.spark.plan.polls import PollSchedule
 from feedapi_client.spark.stream import FeedStreamReader
-from feedapi_client.testing import Publisher, Quirks
+from feedapi_client.testing import Publisher, Quirks, faults
 from tests.spark.micro_batches import MicroBatchEngine, problems
 
 pytestmark = pytest.mark.waits
@@ -200,6 +201,24 @@ def test_r15_partition_whose_listed_end_moved_on_is_asked_before_it_is_due(
         plan = planner.next_plan(None)
         assert plan is not None
         assert plan.feeds[0].groups == [[5]]
+
+
+@pytest.mark.parametrize("commands", [True, False])
+@pytest.mark.parametrize("events", [0, 1])
+def test_r10_unknown_commands_bring_the_next_discovery_forward(
+    publisher: Publisher, events: int, commands: bool
+) -> None:
+    publisher.extend(0, [{"n": n} for n in range(events)])
+    if commands:
+        publisher.fail(faults.UnknownCommands(), times=None)
+    options = options_of(
+        publisher, pollInterval="1000", maxPollInterval="1000", discoveryInterval="10000"
+    )
+    with FeedConnection(options) as connection:
+        planner = EpochPlanner(options, [connection])
+        planner.next_plan(None)
+        planner.feeds[0]._more.clear()
+        assert (planner.pause() <= UNKNOWN_COMMAND_GAP) is commands
 
 
 def test_only_so_many_partitions_are_asked_before_an_epoch(

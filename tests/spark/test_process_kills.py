@@ -11,15 +11,17 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pyarrow.parquet as pq
 import pytest
 
 from feedapi_client.spark.ingest import latest
-from feedapi_client.testing import Publisher
+from feedapi_client.testing import Publisher, Quirks, faults
 from tests.spark import driver
 from tests.spark.conftest import needs_jvm
 from tests.spark.micro_batches import Row, problems
@@ -37,7 +39,7 @@ The long run is `FEEDAPI_SPARK_KILLS=50 FEEDAPI_SPARK_EXECUTOR_KILLS=100 pytest 
 -o faulthandler_timeout=0` of this file.
 """
 EXECUTOR_KILLS = int(os.environ.get("FEEDAPI_SPARK_EXECUTOR_KILLS", "1"))
-"""How often an executor is killed."""
+"""How often an executor is killed, and as often all Python workers of the executors."""
 MASTERS = (LOCAL, CLUSTER)
 """The drivers take turns: executors in JVMs of their own cost several seconds a start."""
 TIMEOUT = 600.0
@@ -126,7 +128,11 @@ class KilledQuery:
             self.driver.kill()
 
     def finish(self, spark: SparkSession) -> None:
-        """Read everything in the session of the tests, which takes the last driver's place."""
+        """Read everything in the session of the tests, which takes the last driver's place.
+
+        Nothing is disturbed any more: a run that ends reads what a replica that lags knows of.
+        """
+        self.publisher.heal()
         driver.run(spark, self.given(finish=True))
 
     def rows(self, table: str = "") -> Iterator[Row]:
@@ -154,7 +160,9 @@ def committed_files(output: Path) -> list[Path]:
 
 @pytest.fixture
 def publisher() -> Iterator[Publisher]:
-    publisher = Publisher(partitions=2, page_size=150, checkpoint_every=25, seed=11)
+    # Without the last cursor of closed partitions nobody can tell that a replica lags.
+    quirks = Quirks(last_cursor="closed")
+    publisher = Publisher(partitions=2, page_size=150, checkpoint_every=25, seed=11, quirks=quirks)
     with publisher.serve():
         yield publisher
 
@@ -173,13 +181,25 @@ def query(publisher: Publisher, tmp_path: Path) -> Iterator[Callable[..., Killed
 
 
 def change_topology(publisher: Publisher, step: int) -> None:
-    """Do something new each time: both split methods, then new tokens."""
-    if step == 0:
-        publisher.split(0, into=2, method="starts-after")
-    elif step == 1:
-        publisher.split(1, into=2, method="cursor-from")
+    """Do something new each time: both split methods, then new tokens, and from the start again."""
+    if step % 10 == 0:
+        publisher.split(publisher.open_partitions()[0], into=2, method="starts-after")
+    elif step % 10 == 1:
+        publisher.split(publisher.open_partitions()[0], into=2, method="cursor-from")
     else:
         publisher.rotate_token()
+
+
+def disturb(publisher: Publisher, step: int) -> None:
+    """Change the topology. The next requests fail, or come to a replica that does not know yet."""
+    assert publisher.url is not None
+    publisher.heal()
+    before = httpx.get(publisher.url).json()
+    change_topology(publisher, step)
+    publisher.fail(faults.Replace(before), on="discovery", after=1)
+    publisher.fail(503, on="discovery", times=2)
+    publisher.fail(faults.EmptyPage(moving=False), times=3, after=2)
+    publisher.fail(503, times=4)
 
 
 @pytest.fixture(scope="module")
@@ -204,25 +224,35 @@ def test_default_staging_location_is_shared_on_one_machine(
     assert query.problems() == []
 
 
-def test_executor_is_killed_and_partitions_split_while_the_query_runs(
+def kill(*processes: int) -> None:
+    """Send SIGKILL to what still runs of these."""
+    for pid in processes:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_executor_and_workers_are_killed_while_the_query_runs_and_the_feed_is_disturbed(
     cluster: ClusterDriver, publisher: Publisher, tmp_path: Path
 ) -> None:
     query = KilledQuery(publisher, tmp_path, "parquet")
     query.publish(2000)
     query.start_in(cluster)
     query.wait_for_file("checkpoint/commits/*", known=set())
-    change_topology(publisher, 0)
+    disturb(publisher, 0)
     for number in range(EXECUTOR_KILLS):
         staged = query.files("staging/*/data/*/*")
         query.publish(1500)
         query.wait_for_file("staging/*/data/*/*", known=staged)
         query.wait(cluster.executors)  # after a kill the next one takes a moment
-        os.kill(cluster.executors()[0], signal.SIGKILL)
-        change_topology(publisher, 1 + number)
+        kill(*cluster.executors()[:1])
+        disturb(publisher, 1 + number)
         committed = query.files("checkpoint/commits/*")
         query.publish(1500)
         query.wait_for_file("checkpoint/commits/*", known=committed)
-    change_topology(publisher, 2)
+        query.publish(1500)
+        query.wait(cluster.workers)
+        kill(*cluster.workers())
+    disturb(publisher, 2)
     query.wait(lambda: query.problems() == [], pause=0.2)
     cluster.stop()
     assert query.problems() == []
@@ -245,7 +275,7 @@ def test_start_at_a_time_is_kept_when_an_executor_is_killed_during_the_search(
         query.start_in(cluster)
         query.wait_for_file("checkpoint/commits/*", known=set())
         assert list(query.rows()) == []  # the first epoch does not come to the time
-        os.kill(cluster.executors()[0], signal.SIGKILL)
+        kill(*cluster.executors()[:1])
         query.wait(lambda: wrong() == [], pause=0.2)
         change_topology(publisher, 0)
         query.publish(1000)
@@ -286,7 +316,7 @@ def test_driver_is_killed_with_a_parquet_sink(
         if point == "random":
             time.sleep(chance.uniform(0, 2))
         killed.kill()
-        change_topology(killed.publisher, number)
+        disturb(killed.publisher, number)
     killed.publish(500)
     killed.finish(spark)
     assert killed.problems() == []
@@ -300,7 +330,7 @@ def test_driver_is_killed_with_an_idempotent_foreach_batch_sink(
         killed.publish(800)
         killed.start(die=die, at=number)
         killed.wait_for_death()
-        change_topology(killed.publisher, number)
+        disturb(killed.publisher, number)
     killed.publish(500)
     killed.finish(spark)
     assert killed.problems() == []
@@ -320,7 +350,7 @@ def test_driver_is_killed_while_it_ingests_into_tables(
         if point == "random":
             time.sleep(chance.uniform(0, 2))
         killed.kill()
-        change_topology(killed.publisher, number)
+        disturb(killed.publisher, number)
     killed.publish(500, mixed=True)
     killed.finish(spark)
     events = killed.publisher.payloads()

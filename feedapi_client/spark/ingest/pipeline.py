@@ -246,8 +246,10 @@ def run(spark: SparkSession, job: Ingest) -> Summary:
 
 
 def _check_installed(spark: SparkSession, format: str) -> None:
+    nowhere = "/nowhere/at/all"
     try:
-        _ = spark.read.format(format).load("/nowhere/at/all").schema
+        # Twice: Spark logs a stack trace for a single path that does not exist.
+        _ = spark.read.format(format).load([nowhere, nowhere]).schema
     except Exception as error:
         if not re.search("DATA_SOURCE_NOT_FOUND|FAILED_CLASS_LOAD", str(error)):
             return  # the format is there, and the path is not

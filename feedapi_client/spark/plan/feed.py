@@ -9,7 +9,6 @@ The lineage rules are those of `feedapi_client.lineage.planner`, as in `FeedCons
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ from feedapi_client.spark.fetch import read_end
 from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.plan.available_now import FixedEnds
 from feedapi_client.spark.plan.discovery import PatientDiscovery
+from feedapi_client.spark.plan.discovery_timer import DiscoveryTimer
 from feedapi_client.spark.plan.epoch import DEFAULT_TASKS, FeedPlan, split_into_groups
 from feedapi_client.spark.plan.failures import Failures
 from feedapi_client.spark.plan.listed_ends import ListedEnds
@@ -111,7 +111,7 @@ class FeedPlanner:
         self._info: FeedInfo | None = None
         self.unsaved = False
         """Whether a discovery changed positions, and no plan holds that yet."""
-        self._discover_at = 0.0
+        self._timer = DiscoveryTimer(options.limits.discovery_interval)
         self._discovery = PatientDiscovery(connection, patience)
         self.key = plan.feed if kept and plan is not None else key_of(connection)
         """Key of the feed and of the selection of events, whose cursors these are."""
@@ -205,11 +205,18 @@ class FeedPlanner:
         else:
             self._polls.now(partition)
 
+    def _discover_if_changed(self, result: FetchResult) -> None:
+        """Discover soon where a read says that the partitions have changed, or may have (R10)."""
+        if result.conflict or result.refused is not None:
+            self._timer.soon()
+        elif result.unknown_commands:
+            self._timer.perhaps()
+
     def _note(self, result: FetchResult) -> None:
         partition = result.partition
+        self._discover_if_changed(result)
         (self._more.add if result.more else self._more.discard)(partition)
         if result.refused is not None:
-            self._discover_at = 0.0
             self._failures.refused(partition, result.cursor)
         if result.failed is not None:
             self._failures.failed(partition, result.failed)
@@ -223,7 +230,7 @@ class FeedPlanner:
     @property
     def must_discover(self) -> bool:
         """Whether `discover_if_due` has anything to do."""
-        return self._discovery.running or time.monotonic() >= self._discover_at
+        return self._discovery.running or self._timer.wait() == 0.0
 
     def discover_if_due(self) -> None:
         """Discover when the interval is over, or a refusal asks for it.
@@ -236,7 +243,7 @@ class FeedPlanner:
         if not self.must_discover:
             return
         if not self._discovery.running:
-            self._discover_at = time.monotonic() + self.options.limits.discovery_interval
+            self._timer.begun()
         try:
             info = self._discovery.next(wait=self._info is None)
             if info is None:
@@ -313,7 +320,7 @@ class FeedPlanner:
                     self._polls.forget(partition)
                     self._more.discard(partition)
                 case Rediscover():
-                    self._discover_at = 0.0
+                    self._timer.soon()
                 case Report(partition=partition, text=text):
                     _log.warning("feed %s, partition %s: %s", self.connection.url, partition, text)
                 case Fail(error=error):
@@ -328,7 +335,7 @@ class FeedPlanner:
 
     def pause(self) -> float:
         """Return the seconds for which a feed without news has nothing to do."""
-        return min(self._polls.wait(), max(0.0, self._discover_at - time.monotonic()))
+        return min(self._polls.wait(), self._timer.wait())
 
     def partitions_with_news(self) -> set[int]:
         """Poll the partitions that are due. Return those that have events.
@@ -373,6 +380,7 @@ class FeedPlanner:
             for result in results:
                 unasked.pop(result.partition)
                 if result.events:
+                    self._discover_if_changed(result)
                     self._progress.add(result, caught_up=False)
                     found.add(result.partition)
                     self._more.add(result.partition)

@@ -34,6 +34,9 @@ from feedapi_client.testing.liftbridge.streams import (
 
 # After a restart, so that every test of a restart meets them.
 _ANSWERS_WITHOUT_STREAMS = 2
+# Seconds in which clients may end their calls. A client whose calls are cancelled, or whose closed
+# channel still has its connection, writes a line about that to the application's stderr.
+_GRACE = 1.0
 
 
 class LiftbridgeBroker(BrokerStreams):
@@ -91,7 +94,7 @@ class LiftbridgeBroker(BrokerStreams):
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.stop()
+        await self._stop(_GRACE)
 
     @property
     def address(self) -> str:
@@ -118,10 +121,13 @@ class LiftbridgeBroker(BrokerStreams):
         yet are never sent. The high watermarks of the last `checkpoint` remain, so readers see no
         newer message until something is published again.
         """
+        await self._stop(None)
+
+    async def _stop(self, grace: float | None) -> None:
         for task in list(self._delayed):
             task.cancel()
         if self._server is not None:
-            await self._server.stop(None)
+            await self._server.stop(grace)
             self._server = None
         if self._client is not None:
             await self._client.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import socket
 import subprocess
@@ -13,6 +14,9 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+_FIRST_PORT = 10_000
+_OUTGOING_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_random = random.SystemRandom()  # not the one that tests seed
 _START_SECONDS = 60.0  # a safety net: it starts within milliseconds on an idle machine
 
 
@@ -100,9 +104,31 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different ports, as `free_port`."""
+    """Return different ports, as `free_port`.
+
+    They are below those of outgoing connections, one of which could otherwise take the port of a
+    server while it is down.
+    """
+    below = range(_FIRST_PORT, _first_outgoing_port())
+    candidates = _random.sample(below, len(below))  # another process looks for ports, too
+    found: list[int] = []
     with ExitStack() as stack:
-        probes = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for probe in probes:
-            probe.bind(("127.0.0.1", 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
+        while len(found) < count:
+            probe = stack.enter_context(socket.socket())
+            port = candidates.pop() if candidates else 0  # where there is none: whichever is free
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                if not port:
+                    raise
+            else:
+                found.append(int(probe.getsockname()[1]))
+    return found
+
+
+def _first_outgoing_port() -> int:
+    """Return where the ports of outgoing connections begin: Linux tells, others do as IANA says."""
+    try:
+        return int(_OUTGOING_PORTS.read_text().split()[0])
+    except OSError:
+        return 49_152

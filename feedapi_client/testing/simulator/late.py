@@ -25,6 +25,10 @@ class LateCommits:
 
     Arguments:
         every: how many batches it holds.
+
+    Attributes:
+        rolled_back: whether the last commit failed. It has to be made again before the next batch
+            is asked for: to ask says that the transaction was committed (R5).
     """
 
     def __init__(self, session: Session, trace: Trace, every: int) -> None:
@@ -33,6 +37,7 @@ class LateCommits:
         self._every = every
         self._count = 0
         self._held: dict[int, Held] = {}
+        self.rolled_back = False
 
     def add(self, batch: Batch, effects: list[Effect]) -> bool:
         """Hold a batch. Returns whether it is time to commit."""
@@ -46,6 +51,7 @@ class LateCommits:
         """Forget what is held: a new iteration reads it again."""
         self._held.clear()
         self._count = 0
+        self.rolled_back = False
 
     async def commit(self) -> None:
         """Commit the cursors and the effects of all that is held.
@@ -55,6 +61,7 @@ class LateCommits:
         bring its events again.
         """
         transaction = self._session.transaction()
+        self.rolled_back = True
         for partition, batches in list(self._held.items()):
             try:
                 await batches.last.commit(transaction=transaction)

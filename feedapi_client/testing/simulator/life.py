@@ -128,23 +128,28 @@ class Life:
         OWNER.reset(token)
         try:
             await asyncio.wait([self._task])
-        finally:
-            with anyio.CancelScope(shield=True):
-                await self._cancel(self._task)
+        except asyncio.CancelledError:
+            await self._end(self._task)
+            error = None if self._task.cancelled() else self._task.exception()
+            if isinstance(error, Exception):
+                self._failed(process, error)  # it came first, and nobody else looks at it
+            raise
+        await self._end(self._task)
         if self._task.cancelled():
             return False
         self._task.result()
         return True
 
-    async def _cancel(self, task: asyncio.Task[None]) -> None:
+    async def _end(self, task: asyncio.Task[None]) -> None:
         """Cancel the task and wait for its end. Once has to be enough (R20)."""
-        task.cancel()
-        _, going_on = await asyncio.wait([task], timeout=_END_SECONDS)
-        if going_on:
-            self._oracle.violated("cancel", "a process that was cancelled goes on")
-        while going_on:
+        with anyio.CancelScope(shield=True):
             task.cancel()
             _, going_on = await asyncio.wait([task], timeout=_END_SECONDS)
+            if going_on:
+                self._oracle.violated("cancel", "a process that was cancelled goes on")
+            while going_on:
+                task.cancel()
+                _, going_on = await asyncio.wait([task], timeout=_END_SECONDS)
 
     def _failed(self, process: Process, error: Exception) -> None:
         self._trace.add("the process ends with {}: {}", type(error).__name__, error)

@@ -198,6 +198,17 @@ def chosen_partition_is_gone() -> tuple[Settings, list[Step]]:
     ]
 
 
+def successors_are_not_chosen() -> tuple[Settings, list[Step]]:
+    """A chosen partition goes on in others, which are not chosen: it is not lost (R9)."""
+    return Settings(partitions=4, chosen=3), [
+        Step(0.0, "split", {"which": 2, "parts": 3, "method": "starts-after"}),
+        Step(0.0, "split", {"which": 3, "parts": 1, "method": "cursor-from"}),
+        Step(0.6, "choose_descendants"),
+        Step(0.0, "split", {"which": 7, "parts": 3, "method": "cursor-from"}),
+        Step(1.0, "publish", {"count": 12, "entities": 4}),
+    ]
+
+
 def first_commit_after_a_split() -> tuple[Settings, list[Step]]:
     """The first batch of a partition is committed late: after its successors began (R9)."""
     return Settings(handling=0.3, commit_every=20), [
@@ -232,6 +243,7 @@ NAMED: dict[str, Callable[[], tuple[Settings, list[Step]]]] = {
         second_consumer_after_a_split,
         second_consumer_at_a_merge,
         chosen_partition_is_gone,
+        successors_are_not_chosen,
         first_commit_after_a_split,
     )
 }

@@ -240,6 +240,8 @@ class Process:
     async def _next_or_commit(self, following: Callable[[], Awaitable[T]]) -> T:
         """Await the next item. Whenever none comes for a while, commit what is held back."""
         while True:
+            if self._late.rolled_back:
+                await self._late.commit()
             with anyio.move_on_after(HELD_SECONDS):
                 return await self._impatience.call(following)
             await self._late.commit()

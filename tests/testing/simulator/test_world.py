@@ -200,6 +200,36 @@ def test_r08_an_edge_that_discovery_leaves_out_is_given_by_lineage(backend: Any)
     assert outcome.effects == outcome.published == 36
 
 
+def test_a_process_that_fails_while_it_is_cancelled_is_judged() -> None:
+    settings = Settings(
+        partitions=4, way="run", transactional=False, store_latency=0.2, start="last"
+    )
+    steps = (
+        Step(0.0, "second", {"seconds": 20.0}),
+        Step(0.433, "second", {"seconds": 3.0}),
+        Step(0.0, "split", {"which": 6, "parts": 1, "method": "starts-after"}),
+        Step(0.0, "publish", {"count": 1, "entities": 1}),
+        Step(0.434, "life_step", {"what": "cancel"}),
+    )
+    outcome = run(Scenario("14067685", settings, steps))
+    assert outcome.failure is None, outcome.text
+    assert any("ends with FencedError" in line for line in outcome.trace)
+
+
+def test_r05_what_was_rolled_back_is_committed_again_before_more_is_asked_for() -> None:
+    settings = Settings(
+        partitions=4, latency=0.005, reply_latency=0.004, stubborn=True, commit_every=5
+    )
+    steps = (
+        Step(0.0, "store_fails", {"share": 0.1, "seconds": 0.1}),
+        Step(0.0, "publish", {"count": 1, "entities": 1}),
+        Step(0.629, "publish", {"count": 1, "entities": 12}),
+    )
+    outcome = run(Scenario("12083019", settings, steps))
+    assert outcome.failure is None, outcome.text
+    assert any("the application iterates on" in line for line in outcome.trace)
+
+
 def test_chosen_partitions_are_read_and_others_only_once_they_are_chosen_too() -> None:
     steps = (
         Step(1.0, "split", {"which": 0, "parts": 2, "method": "starts-after"}),
