@@ -86,14 +86,19 @@ class Connections:
         task = asyncio.create_task(self._served(reader, writer))
         self._open[task] = writer
 
-    async def end(self) -> None:
-        """Cut the connections, also those that were accepted a moment ago."""
+    async def end(self, server: asyncio.Server) -> None:
+        """Close the server, and cut its connections, also those that were accepted a moment ago."""
+        # asyncio leaves a connection unclosed that is being accepted while its server closes:
+        # accept no more, cut those, and close then.
+        for listener in server.sockets:
+            asyncio.get_running_loop().remove_reader(listener.fileno())
         while others := asyncio.all_tasks() - {asyncio.current_task()}:
             for task in others & self._open.keys():
                 task.cancel()
             await asyncio.gather(*others, return_exceptions=True)
         for writer in self._open.values():
             writer.transport.abort()
+        server.close()
         await asyncio.sleep(0)  # a transport closes its socket in the next turn of the loop
 
     async def _served(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -144,8 +149,7 @@ class RawServer:
         )
         self._listening.set()
         await self._stop.wait()
-        server.close()
-        await connections.end()
+        await connections.end(server)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -264,8 +268,7 @@ class Gate:
         connections = Connections(self._connection)
         server = await asyncio.start_server(connections.accept, sock=self._socket)
         await self._stop.wait()
-        server.close()
-        await connections.end()
+        await connections.end(server)
 
     async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         far_reader, far_writer = await asyncio.open_connection("127.0.0.1", self._target)
