@@ -3,44 +3,51 @@
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
 import time
+from contextlib import closing
 
-from feedapi_client.testing.simulator.scenario import Scenario, generate
-from feedapi_client.testing.simulator.shared import shared
+from feedapi_client.testing.simulator.many import Histories, run_many
+from feedapi_client.testing.simulator.progress import progress
+from feedapi_client.testing.simulator.scenario import Scenario
 from feedapi_client.testing.simulator.shrink import shrink
 from feedapi_client.testing.simulator.simulation import Outcome, run
-from feedapi_client.testing.simulator.trio_order import has_one_order, in_one_order
+from feedapi_client.testing.simulator.trio_order import has_one_order
+
+_INTERRUPTED = 130
+"""What a shell expects of a command that Ctrl-C has ended."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command. Returns 1 if a scenario failed, otherwise 0."""
+    """Run the command. Returns 1 if a scenario failed, 130 after Ctrl-C, otherwise 0."""
     options = _parser().parse_args(arguments)
     return _run(options) if options.seed is None else _replay(options)
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.backend == "trio":
-        # Before the freeze: Hypothesis looks for who refers to the random numbers it is given.
-        in_one_order(lambda: None)
-    gc.freeze()  # what is imported stays: the collector need not look at it after each seed
-    began, failed = time.perf_counter(), 0
-    for seed in range(options.first, options.first + options.seeds):
-        outcome = run(_scenario(seed, options))
-        if outcome.failure is not None:
-            failed += 1
-            command = replay_command(seed, options.backend, options.instances)
-            print(f"seed {seed}: {outcome.text}\n  {command}")
+    began, done, failed = time.perf_counter(), 0, 0
+    seeds = range(options.first, options.first + options.seeds)
+    judged = run_many(_histories(options), seeds, options.jobs)
+    interrupted = False
+    with progress("simulating", len(seeds)) as advance, closing(judged):
+        try:
+            for one in judged:
+                done += 1
+                advance()
+                if one.failure is not None:
+                    failed += 1
+                    command = replay_command(one.seed, options.backend, options.instances)
+                    print(f"seed {one.seed}: {one.failure}\n  {command}", flush=True)
+        except KeyboardInterrupt:
+            interrupted = True
     seconds = time.perf_counter() - began
-    rate = options.seeds / seconds if seconds else 0.0
-    print(f"{options.seeds} seeds, {failed} failed, {rate:.1f} seeds a second")
-    return 1 if failed else 0
+    rate = done / seconds if seconds else 0.0
+    print(f"{done} seeds, {failed} failed, {rate:.1f} seeds a second")
+    return _INTERRUPTED if interrupted else 1 if failed else 0
 
 
-def _scenario(seed: int, options: argparse.Namespace) -> Scenario:
-    scenario = generate(seed, options.backend)
-    return shared(scenario, options.instances) if options.instances else scenario
+def _histories(options: argparse.Namespace) -> Histories:
+    return Histories(options.backend, options.instances)
 
 
 def replay_command(seed: int, backend: str, instances: int = 0) -> str:
@@ -52,7 +59,7 @@ def replay_command(seed: int, backend: str, instances: int = 0) -> str:
 
 
 def _replay(options: argparse.Namespace) -> int:
-    scenario = _scenario(options.seed, options)
+    scenario = _histories(options).of(options.seed)
     outcome = _until_it_fails(scenario, options.times)
     if outcome.failure is not None and options.shrink:
         rule = outcome.failure
@@ -103,7 +110,17 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument(
+        "--jobs", type=_jobs, default=1, help="in how many processes; one for each core is best"
+    )
     return parser
+
+
+def _jobs(text: str) -> int:
+    jobs = int(text)
+    if jobs < 1:
+        raise argparse.ArgumentTypeError(f"{jobs} is no number of processes: at least 1 is needed")
+    return jobs
 
 
 if __name__ == "__main__":

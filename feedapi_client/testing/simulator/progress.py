@@ -19,7 +19,11 @@ def progress(doing: str, total: int) -> Iterator[Callable[[], object]]:
     except ImportError:
         yield lambda: None
         return
+    # rich takes what is printed to stdout into the console, which is stderr: not from a file.
+    redirect = sys.stdout.isatty()
     columns = (*Progress.get_default_columns()[:2], MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, redirect_stdout=redirect
+    ) as bar:
         task = bar.add_task(doing, total=total)
         yield lambda: bar.advance(task)

@@ -7,10 +7,12 @@ import sys
 
 import pytest
 
+from feedapi_client.testing.simulator import many
 from feedapi_client.testing.simulator.__main__ import main
+from feedapi_client.testing.simulator.many import Histories, run_many
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step, generate
 from feedapi_client.testing.simulator.shrink import shrink
-from feedapi_client.testing.simulator.simulation import run
+from feedapi_client.testing.simulator.simulation import Outcome, run
 from tests.testing.simulator import planted, planted_planner, planted_runtime
 
 
@@ -31,6 +33,32 @@ def test_the_trace_is_printed_on_request(capsys: pytest.CaptureFixture[str]) -> 
 def test_seeds_that_pass_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--seeds", "2", "--first", "5"]) == 0
     assert "2 seeds, 0 failed" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_each_seed_is_run_once_by_several_processes() -> None:
+    judged = list(run_many(Histories(), range(40, 250), jobs=2))
+    assert sorted(one.seed for one in judged) == list(range(40, 250))
+    assert [one for one in judged if one.failure is not None] == []
+
+
+def test_an_interrupted_run_says_how_far_it_came(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def third_seed_is_interrupted(scenario: Scenario) -> Outcome:
+        if scenario.seed == "2":
+            raise KeyboardInterrupt
+        return run(scenario)
+
+    monkeypatch.setattr(many, "run", third_seed_is_interrupted)
+    assert main(["--seeds", "5"]) == 130
+    assert "2 seeds, 0 failed" in capsys.readouterr().out
+
+
+def test_no_process_at_all_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--jobs", "0"])
+    assert "argument --jobs: 0 is no number of processes" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,0 +1,86 @@
+"""Many seeds, one after another or in several processes at a time."""
+
+from __future__ import annotations
+
+import gc
+import signal
+from collections.abc import Generator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import get_context
+
+from feedapi_client.testing.simulator.clock import Backend
+from feedapi_client.testing.simulator.scenario import Scenario, generate
+from feedapi_client.testing.simulator.shared import shared
+from feedapi_client.testing.simulator.simulation import run
+from feedapi_client.testing.simulator.trio_order import in_one_order
+
+_PORTION = 100
+"""Seeds that a process takes at a time: about two seconds."""
+
+
+@dataclass(frozen=True)
+class Histories:
+    """Which history a seed stands for: on this backend, with so many instances or none."""
+
+    backend: Backend = "asyncio"
+    instances: int = 0
+
+    def of(self, seed: int) -> Scenario:
+        """Return the history of a seed."""
+        scenario = generate(seed, self.backend)
+        return shared(scenario, self.instances) if self.instances else scenario
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A seed that was run, and what the oracle says against it, or None."""
+
+    seed: int
+    failure: str | None
+
+
+def run_many(histories: Histories, seeds: range, jobs: int) -> Generator[Judged]:
+    """Run seeds, with more than one job in so many processes. They come in no certain order.
+
+    Whoever closes the iterator waits until the processes have ended the seeds that they have begun,
+    some seconds.
+    """
+    if jobs == 1:
+        _prepare(histories.backend)
+        for seed in seeds:
+            yield _judge(histories, seed)
+        return
+    portions = [seeds[start : start + _PORTION] for start in range(0, len(seeds), _PORTION)]
+    # Not a fork: the progress bar has a thread.
+    pool = ProcessPoolExecutor(
+        jobs, get_context("spawn"), initializer=_begin, initargs=(histories.backend,)
+    )
+    try:
+        for done in as_completed(pool.submit(_judge_all, histories, each) for each in portions):
+            yield from done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(backend: Backend) -> None:
+    # Ctrl-C reaches every process of the terminal; the first one decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _prepare(backend)
+
+
+def _prepare(backend: Backend) -> None:
+    if backend == "trio":
+        # Before the freeze: Hypothesis looks for who refers to the random numbers it is given.
+        in_one_order(lambda: None)
+    gc.freeze()  # what is imported stays: the collector need not look at it after each seed
+
+
+def _judge_all(histories: Histories, seeds: range) -> list[Judged]:
+    return list(map(partial(_judge, histories), seeds))
+
+
+def _judge(histories: Histories, seed: int) -> Judged:
+    outcome = run(histories.of(seed))
+    return Judged(seed, None if outcome.failure is None else outcome.text)
