@@ -221,6 +221,15 @@ def first_commit_after_a_split() -> tuple[Settings, list[Step]]:
     ]
 
 
+def paused_behind_a_second_process() -> tuple[Settings, list[Step]]:
+    """A process that hangs stands where it stood, while a second one reads everything."""
+    return Settings(page_size=1, latency=0.005), [
+        Step(1.244, "publish", {"count": 16, "entities": 1}),
+        Step(0.0, "second", {"seconds": 20.0}),
+        Step(0.128, "life_step", {"what": "pause"}),
+    ]
+
+
 def _lag(on: str, *, seconds: float) -> dict[str, object]:
     return {"kind": "lag", "on": on, "share": 0.5, "seconds": seconds, "behind": 3.0}
 
@@ -245,6 +254,7 @@ NAMED: dict[str, Callable[[], tuple[Settings, list[Step]]]] = {
         chosen_partition_is_gone,
         successors_are_not_chosen,
         first_commit_after_a_split,
+        paused_behind_a_second_process,
     )
 }
 

@@ -315,15 +315,18 @@ class History:
 
     async def _be_quiet(self) -> None:
         """Watch a consumer that has nothing to do."""
-        process, before = self.life.process, 0
         for _ in range(round(SETTLE_SECONDS / QUIET_SECONDS)):
-            process, effects = self.life.process, self.oracle.effects
+            process, effects, began = self.life.process, self.oracle.effects, self.now()
             before = process.transport.requests if process is not None else 0
             await sleep(QUIET_SECONDS)
-            if effects == self.oracle.effects:
-                break  # with start="last" the oracle does not know before how much there is to read
-        if process is not None and process is self.life.process:
+            if effects != self.oracle.effects:
+                continue  # with start="last" the oracle does not know before how much there is
+            if process is not self.life.process or process is None:
+                continue
+            if process.paused_until > began:
+                continue  # it reads on from where it stood, whatever another process applied
             self.oracle.idled(process.transport.requests - before)
+            return
 
     async def _read_to_the_end(self) -> None:
         """A last process without `follow` must end by itself."""
