@@ -320,6 +320,8 @@ class FeedConsumer:
         - Of a loop in the task that entered the consumer's ``async with`` block, the block is
           cancelled. The program goes on behind it.
         - A loop in another task is not cancelled, but its `Batch.commit` raises `CommitOrderError`.
+          So does that of a loop whose calls run in tasks of their own: `asyncio.wait_for` makes
+          such ones before Python 3.12. anyio's and asyncio's `timeout` don't.
 
         May be called again, to shorten the grace period. Called after an iteration has ended, it
         ends the next one as soon as that begins.

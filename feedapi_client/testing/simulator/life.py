@@ -28,7 +28,16 @@ from feedapi_client.testing.simulator.trace import Trace
 __all__ = ["Happening", "Life", "Process"]
 
 Happening = Literal[
-    "kill", "down", "cancel", "cancel-natively", "stop", "leave", "reenter", "pause", "freeze"
+    "kill",
+    "down",
+    "cancel",
+    "cancel-natively",
+    "stop",
+    "stop-in-time",
+    "leave",
+    "reenter",
+    "pause",
+    "freeze",
 ]
 _NEVER_RIGHT = (CommitOrderError, LineageError, LostPartitionError)
 """Errors that no fault of the simulation justifies."""
@@ -163,6 +172,8 @@ class Life:
                 return  # the other one's saves, which this one does not know, would fence it
         if type(error) is LineageError and self._is_unlisted(process):
             return
+        if isinstance(error, CommitOrderError) and process.commits_too_late:
+            return
         careless = process.rolled_back
         by_itself = not self._database.failures and not process.overlaps and not careless
         fenced = isinstance(error, FencedError) and (by_itself or process.shares)
@@ -204,7 +215,7 @@ class Life:
             process.paused_until = self._now() + 10.0
         elif process.consumer is not None:
             process.leaving = what if what == "leave" or what == "reenter" else None
-            process.consumer.stop()
+            process.consumer.stop(grace=seconds if what == "stop-in-time" else None)
 
     def end(self) -> None:
         """Cancel the process, and start none any more."""

@@ -124,6 +124,8 @@ class Process:
             limits=Limits(
                 max_concurrent_fetches=settings.concurrent,
                 max_batch_bytes=settings.batch_bytes,
+                max_batch_events=settings.batch_events,
+                batch_linger=settings.linger,
                 max_buffered_bytes=settings.buffer_bytes,
             ),
             retry=RetryPolicy(
@@ -227,6 +229,12 @@ class Process:
         limit = self._settings.buffer_bytes
         if limit < SMALL_BUFFER and self.consumer is not None:
             self._oracle.buffered(self.consumer.status().buffered_bytes, limit)
+
+    @property
+    def commits_too_late(self) -> bool:
+        """Whether a grace period ended with a loop that it does not cancel: see `stop`."""
+        cut_short = self.consumer is not None and self.consumer.cut_short
+        return cut_short and self._impatience.makes_tasks
 
     @property
     def shares(self) -> bool:

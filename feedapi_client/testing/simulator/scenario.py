@@ -57,6 +57,8 @@ class Settings:
         impatience: the part of its calls that are cancelled and made again.
         concurrent: `Limits.max_concurrent_fetches`.
         batch_bytes: `Limits.max_batch_bytes`.
+        batch_events: `Limits.max_batch_events`.
+        linger: `Limits.batch_linger`.
         buffer_bytes: `Limits.max_buffered_bytes`.
         padding: see `PageStyle`.
         selected: whether the consumer selects events by type.
@@ -95,6 +97,8 @@ class Settings:
     impatience: float = 0.0
     concurrent: int = 64
     batch_bytes: int = 1024 * 1024
+    batch_events: int | None = None
+    linger: float | None = None
     buffer_bytes: int = 64 * 1024 * 1024
     padding: int = 0
     selected: bool = False
@@ -163,6 +167,7 @@ def generate(seed: int, backend: Backend = "asyncio") -> Scenario:
         steps.append(step)
     # Drawn apart, so that the seeds of the histories without them stay what they were.
     settings, steps = _with_options(Random(f"options {seed}"), settings, steps)
+    settings, steps = _with_batches_and_grace(Random(f"batches {seed}"), settings, steps)
     return Scenario(str(seed), settings, tuple(steps), backend)
 
 
@@ -288,6 +293,22 @@ def _with_options(
         for _ in range(random.randint(1, 3)):
             seconds = random.choice((-1, 1)) * random.choice((30.0, 3600.0, 1e6))
             step = Step(round(2 * random.random(), 3), "set_clock", {"seconds": seconds})
+            steps.insert(random.randint(1, len(steps)), step)
+    return settings, steps
+
+
+def _with_batches_and_grace(
+    random: Random, settings: Settings, steps: list[Step]
+) -> tuple[Settings, list[Step]]:
+    """Let batches have a size, and wait for more events; stop with a grace period."""
+    if random.random() < 0.15:
+        settings = replace(settings, batch_events=random.choice((1, 7, 1000)))
+    if random.random() < 0.15:
+        settings = replace(settings, linger=random.choice((0.05, 0.5, 5.0)))
+    if random.random() < 0.15:
+        for _ in range(random.randint(1, 3)):
+            how = {"what": "stop-in-time", "seconds": random.choice((0.0, 0.05, 0.5, 3.0))}
+            step = Step(round(2 * random.random(), 3), "life_step", how)
             steps.insert(random.randint(1, len(steps)), step)
     return settings, steps
 

@@ -49,7 +49,8 @@ def test_generated_histories_have_every_step_and_every_fault() -> None:
     expected = (
         "publish split merge deploy second store_fails store_stalls 500 503 429 404 409 html "
         "connect stall slow torn error-text reset 204 silent stall-body lag kill cancel "
-        "cancel-natively stop leave reenter pause down set_clock split_unnamed choose_descendants"
+        "cancel-natively stop stop-in-time leave reenter pause down set_clock split_unnamed "
+        "choose_descendants"
     )
     assert set(expected.split()) <= found.keys()
 
