@@ -186,6 +186,7 @@ class FeedConsumer:
         if self._tasks is not None:
             raise RuntimeError("the consumer is open already")
         try:
+            self._stop_next = self._signalled = False
             self._session, self._begun = await self._open_session(), False
             tasks = Background()
             await tasks.open()
@@ -193,7 +194,6 @@ class FeedConsumer:
             await self._close_client()
             raise
         self._tasks = tasks
-        self._stop_next = self._signalled = False
         self._block, self.cut_short = anyio.get_current_task().id, False
         self._grace = GracePeriod(self._cut_short)
         tasks.start_soon(self._grace.run)
@@ -324,12 +324,15 @@ class FeedConsumer:
           such ones before Python 3.12. anyio's and asyncio's `timeout` don't.
 
         May be called again, to shorten the grace period. Called after an iteration has ended, it
-        ends the next one as soon as that begins.
+        ends the next one as soon as that begins; while one begins, and perhaps waits for a feed
+        that is down, it ends at once.
         """
-        if self._session is None:
+        if self._session is None or self._tasks is None:
             return
         if self._session.over:
             self._stop_next = True
+            if self._opening is not None:
+                self._opening.stop()
         self._session.stop()
         if grace is not None and self._grace is not None:
             self._grace.begin(grace)
@@ -411,6 +414,8 @@ class FeedConsumer:
         session = Session(self._settings, self._client, self.store, share=share)
         session.reports.extend(dict.fromkeys(self._reports))
         self._opening, self._reports = session, session.reports
+        if self._stop_next or self._signalled:  # since the last one ended
+            session.stop()
         try:
             await session.open()
         finally:
@@ -436,10 +441,10 @@ class FeedConsumer:
                 self._grace.forget()
             await self._session.aclose()
             self._session = await self._open_session()
-            if self._stop_next or self._signalled:  # since the last one ended
-                self._session.stop()
             self._stop_next = self.cut_short = False
-        self._begun, self._reports = True, ()
+        self._begun = True
+        if not self._session.over:  # it is if `stop` came before it was open
+            self._reports = ()
         self._tasks.start_soon(self._session.run)
         return self._session
 

@@ -57,6 +57,7 @@ class Session:
         self._sharing = self.driver.sharing = None if share is None else share(self.driver)
         self._fetching = Fetching(self.driver, client)
         self._discovery = Discovery(self.driver, client)
+        self._opening = anyio.CancelScope()
         self._scope = anyio.CancelScope()
         self._unwound = anyio.Event()
         self.delivery = Delivery(self.driver, self._fetching)
@@ -68,10 +69,15 @@ class Session:
     async def open(self) -> None:
         """Load the positions, discover, and save the first positions of an empty store.
 
-        Logs a warning when one of these hangs. Raises what these raise.
+        Logs a warning when one of these hangs. Raises what these raise. `stop` ends it, and the
+        session with it: it may take as long as a publisher fails.
         """
         task = anyio.get_current_task().id
-        await beside(partial(warn_if_entry_hangs, self.driver, task), self._load_and_open())
+        with self._opening:
+            await beside(partial(warn_if_entry_hangs, self.driver, task), self._load_and_open())
+        if self._opening.cancelled_caught:
+            self.close()
+            self._unwound.set()
 
     async def _load_and_open(self) -> None:
         if self._sharing is None:
@@ -100,6 +106,8 @@ class Session:
 
         Never raises: a failure is raised by the iterating task.
         """
+        if self._unwound.is_set():
+            return  # it was stopped before it was open
         self.driver.iterating = not self.driver.over
         try:
             with self._scope:
@@ -136,8 +144,9 @@ class Session:
         self._scope.cancel()
 
     def stop(self) -> None:
-        """End the iteration after the batches in flight."""
+        """End the iteration after the batches in flight; at once while it is being opened."""
         self.driver.stop()
+        self._opening.cancel()
 
     @property
     def over(self) -> bool:

@@ -149,6 +149,42 @@ async def test_stop_counts_while_the_next_iteration_begins(
     assert not consumer.cut_short
 
 
+@pytest.mark.parametrize("grace", [None, _LONG, 0.0])
+@pytest.mark.parametrize("way", ["run", "loop"])
+async def test_stop_ends_an_iteration_that_waits_for_its_first_discovery(
+    publisher: Publisher, way: str, grace: float | None
+) -> None:
+    async def handle(batch: Batch) -> None:
+        consumer.stop()
+
+    async def stop_when_it_waits() -> None:
+        await wait_until(lambda: len(publisher.requests) > 1)
+        consumer.stop(grace=grace)
+
+    async def iterate_again() -> None:
+        if way == "run":
+            await consumer.run(handle)
+        else:
+            async for _ in consumer.batches():
+                raise AssertionError("there is nothing to read")
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consume(publisher) as consumer, anyio.create_task_group() as tasks:
+            await consumer.run(handle)
+            publisher.clear_requests()
+            publisher.fail(503, on="discovery", times=None)
+            tasks.start_soon(stop_when_it_waits)
+            await iterate_again()
+            publisher.heal()
+            numbers(publisher, 0, [1])
+            handled: list[int] = []
+            async for batch in consumer.batches():
+                handled += n_of(batch.events)
+                consumer.stop()
+    assert handled == [1]
+    assert not consumer.cut_short
+
+
 async def test_stop_between_iterations_ends_the_next_one_and_no_other(publisher: Publisher) -> None:
     numbers(publisher, 0, [1])
     handled = []

@@ -215,7 +215,7 @@ class Life:
             process.paused_until = self._now() + 10.0
         elif process.consumer is not None:
             process.leaving = what if what == "leave" or what == "reenter" else None
-            process.consumer.stop(grace=seconds if what == "stop-in-time" else None)
+            process.stop(seconds if what == "stop-in-time" else None)
 
     def end(self) -> None:
         """Cancel the process, and start none any more."""

@@ -230,6 +230,19 @@ def paused_behind_a_second_process() -> tuple[Settings, list[Step]]:
     ]
 
 
+def stopped_in_time_while_it_hangs() -> tuple[Settings, list[Step]]:
+    """A process is stopped with a grace period that its application does not keep."""
+    return Settings(partitions=2, handling=0.3), [
+        Step(0.0, "publish", {"count": 40, "entities": 4}),
+        Step(0.1, "life_step", {"what": "pause"}),
+        Step(0.3, "life_step", {"what": "stop-in-time", "seconds": 0.5}),
+        Step(3.0, "publish", {"count": 4, "entities": 4}),
+        Step(0.0, "life_step", {"what": "pause"}),
+        Step(0.3, "life_step", {"what": "stop-in-time", "seconds": 0.05}),
+        Step(3.0, "publish", {"count": 4, "entities": 4}),
+    ]
+
+
 def _lag(on: str, *, seconds: float) -> dict[str, object]:
     return {"kind": "lag", "on": on, "share": 0.5, "seconds": seconds, "behind": 3.0}
 
@@ -255,6 +268,7 @@ NAMED: dict[str, Callable[[], tuple[Settings, list[Step]]]] = {
         successors_are_not_chosen,
         first_commit_after_a_split,
         paused_behind_a_second_process,
+        stopped_in_time_while_it_hangs,
     )
 }
 

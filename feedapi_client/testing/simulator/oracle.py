@@ -19,6 +19,9 @@ SAME_REQUESTS_A_SECOND = 25
 LONGEST_LAG = 15.0
 """How many seconds old a discovery may be."""
 
+STOP_SECONDS = 2.0
+"""Within this time an iteration ends whose grace period is over: its last save may take a while."""
+
 IDLE_REQUESTS = 8
 """How often a process may ask for each partition, and discover, while it is watched idle."""
 _FAILING = (PartitionState.RETRYING, PartitionState.PARKED)
@@ -179,6 +182,11 @@ class Oracle:
         times, request = transport.busiest
         if times > SAME_REQUESTS_A_SECOND:
             self.violated("busy", f"{times} times within a second: {request}")
+
+    def ends(self, ends_by: float, now: float) -> None:
+        """Check that an iteration has ended that was stopped with a grace period."""
+        if now > ends_by + STOP_SECONDS:
+            self.violated("stop", f"it should have ended at {ends_by:.3f} s")
 
     def idled(self, requests: int) -> None:
         """Check the requests of a consumer at the end of a feed in which nothing happens."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import closing
+from math import inf
 from random import Random
 from typing import Any, Literal, TypeVar
 
@@ -11,7 +12,7 @@ import anyio
 from httpx import AsyncClient
 
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.errors import FencedError, LeaseLostError, StoreError
+from feedapi_client.errors import CommitOrderError, FencedError, LeaseLostError, StoreError
 from feedapi_client.model import Batch, FeedKey, Position
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.policy import OnFailure, Quarantine, Retry
@@ -57,6 +58,7 @@ class Process:
         leaving: the loop is to be left at the next batch, and another iteration to be begun: of the
             consumer that is open ("leave"), or after entering it again ("reenter").
         paused_until: the virtual time up to which the application hangs.
+        ends_by: the virtual time at which the grace period of a stop is over.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class Process:
         self.rolled_back = False
         self.leaving: Literal["leave", "reenter"] | None = None
         self.paused_until = 0.0
+        self.ends_by = inf
         self._fetch = FetchOptions(
             stream=5000 if settings.stream else False,
             event_types=("even",) if settings.selected else (),
@@ -95,6 +98,7 @@ class Process:
         self._follow = follow
         self.partitions = partitions
         self.lineage = lineage
+        self._iterates = False
         self.reports = Reports(publisher.world, self.transport, oracle, self._shown_reports)
         self.session.on_save = self.reports.saving
         self._now = publisher.now
@@ -150,7 +154,11 @@ class Process:
         self.reports.check()
         while True:
             self._oracle.began(self.number)
-            await self._consume(consumer)
+            self._iterates = True
+            try:
+                await self._consume(consumer)
+            finally:
+                self._iterates, self.ends_by = False, inf
             self.reports.forget()
             if self.leaving != "leave":
                 return
@@ -195,9 +203,9 @@ class Process:
                 return
             except StoreError as error:
                 # After an error the next call goes on, or raises that error again (R20). Another
-                # consumer's save is no reason to try again.
-                fenced = isinstance(error, FencedError)
-                if fenced or not self._settings.stubborn or error is before:
+                # consumer's save is no reason to try again, nor is the end of the iteration.
+                over = isinstance(error, (FencedError, CommitOrderError))
+                if over or not self._settings.stubborn or error is before:
                     raise
                 self._trace.add("the application iterates on after {}", error)
                 before = error
@@ -229,6 +237,14 @@ class Process:
         limit = self._settings.buffer_bytes
         if limit < SMALL_BUFFER and self.consumer is not None:
             self._oracle.buffered(self.consumer.status().buffered_bytes, limit)
+
+    def stop(self, grace: float | None = None) -> None:
+        """Call `stop` of its consumer, if it has one by now."""
+        if self.consumer is None:
+            return
+        self.consumer.stop(grace=grace)
+        if grace is not None and self._iterates and not self._impatience.makes_tasks:
+            self.ends_by = min(self.ends_by, self._now() + grace)
 
     @property
     def commits_too_late(self) -> bool:

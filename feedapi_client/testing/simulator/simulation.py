@@ -23,8 +23,9 @@ from feedapi_client.testing.simulator.life import Happening, Life
 from feedapi_client.testing.simulator.oracle import Oracle, ViolationError
 from feedapi_client.testing.simulator.process import FEED, Process
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
+from feedapi_client.testing.simulator.shared import SharedSession
 from feedapi_client.testing.simulator.silence import silenced
-from feedapi_client.testing.simulator.store import Database
+from feedapi_client.testing.simulator.store import STALL_SECONDS, Database
 from feedapi_client.testing.simulator.trace import Trace
 from feedapi_client.testing.simulator.transport import Deployment, SimulatedPublisher
 from feedapi_client.testing.simulator.wall import WallClock
@@ -168,6 +169,7 @@ class History:
         self._others: list[Life] = []
         self._tasks: TaskGroup | None = None
         self._store_fails_until = 0.0
+        self._stalls_end = 0.0
         if settings.start == "last":
             self.database.on_first_save = self.oracle.started_at_the_end
 
@@ -270,6 +272,7 @@ class History:
             process = self.life.process
             if process is not None:
                 self.oracle.rate(process.transport)
+                self.oracle.ends(max(process.ends_by, self._hangs_until(process)), self.now())
             if len(self.trace) == seen:
                 continue  # nothing has happened that could make a status untrue
             seen = len(self.trace)
@@ -278,6 +281,12 @@ class History:
                 status = process.consumer.status()
                 alone = not process.overlaps and not process.rolled_back
                 self.oracle.status(status, process.positions(), limit, alone=alone)
+
+    def _hangs_until(self, process: Process) -> float:
+        """Until when no stop can end this process, whatever the library does."""
+        session = process.session
+        frozen = session.frozen_until if isinstance(session, SharedSession) else 0.0
+        return max(self._stalls_end, frozen)
 
     async def _settle(self) -> None:
         """End all faults, and wait until every event is applied."""
@@ -424,6 +433,7 @@ class History:
     def store_stalls(self, seconds: float) -> None:
         """Let operations of the database take longer than a save may take, for some time."""
         self.database.stalled_until = self.now() + seconds
+        self._stalls_end = self.database.stalled_until + STALL_SECONDS
 
     def life_step(self, what: Happening, seconds: float = 0.0, which: int = 0) -> None:
         """Let something happen to the process, or to one of several instances."""

@@ -180,6 +180,21 @@ def cancelled_while_it_is_left(seed: int) -> Scenario:
     return scenario(seed, Settings(partitions=4), steps)
 
 
+def stopped_while_it_begins_again(seed: int) -> Scenario:
+    """A consumer begins another iteration of a feed that is down; stopped, and cancelled too."""
+    steps = [publish(20, 4)]
+    for round_ in range(10):
+        steps += [
+            publish(4, 4, after=1.0),
+            fault("503", "discovery", share=1.0, seconds=3.0),
+            Step(0.0, "life_step", {"what": "leave"}),
+            Step(1.0, "life_step", {"what": "stop-in-time", "seconds": 0.0}),
+        ]
+        if round_ % 2:
+            steps.append(Step(0.0, "life_step", {"what": "cancel-natively"}))
+    return scenario(seed, Settings(partitions=4), steps)
+
+
 def clock_that_is_set(seed: int) -> Scenario:
     """The clock of the consumer's machine is set back while requests are refused (R10)."""
     steps = [publish(20, 4), fault("404", "fetch", share=0.5, seconds=60.0)]
