@@ -178,7 +178,9 @@ class Life:
         by_itself = not self._database.failures and not process.overlaps and not careless
         fenced = isinstance(error, FencedError) and (by_itself or process.shares)
         expected = isinstance(error, (FeedError, ConnectionLostError, HandlerError))
-        late = self._now() > self.calm_since
+        # Fenced by a process that ran beside it, it can learn that late: from its next save.
+        overtaken = isinstance(error, FencedError) and process.overlaps and not process.shares
+        late = self._now() > self.calm_since and not overtaken
         if fenced or late or not expected or isinstance(error, _NEVER_RIGHT):
             self._oracle.violated("error", f"{type(error).__name__}: {error}")
 

@@ -230,6 +230,17 @@ def paused_behind_a_second_process() -> tuple[Settings, list[Step]]:
     ]
 
 
+def fenced_long_after_a_second_process() -> tuple[Settings, list[Step]]:
+    """A process reads nothing for long, and learns then that a second one went ahead."""
+    return Settings(stream=True, way="events", transactional=False, handling=1.0), [
+        Step(1.685, "publish", {"count": 4, "entities": 12}),
+        Step(0.0, "second", {"seconds": 3.0}),
+        Step(1.384, "life_step", {"what": "stop-in-time", "seconds": 0.05}),
+        Step(0.0, "fault", {"kind": "stall", "on": "fetch", "share": 1.0, "seconds": 10.0}),
+        Step(1.665, "publish", {"count": 1, "entities": 3}),
+    ]
+
+
 def stopped_in_time_while_it_hangs() -> tuple[Settings, list[Step]]:
     """A process is stopped with a grace period that its application does not keep."""
     return Settings(partitions=2, handling=0.3), [
@@ -268,6 +279,7 @@ NAMED: dict[str, Callable[[], tuple[Settings, list[Step]]]] = {
         successors_are_not_chosen,
         first_commit_after_a_split,
         paused_behind_a_second_process,
+        fenced_long_after_a_second_process,
         stopped_in_time_while_it_hangs,
     )
 }
