@@ -41,7 +41,7 @@ class ViolationError(AssertionError):
 
 @dataclass(slots=True)
 class Seen:
-    """How far the last two answers to fetches of a partition could see it."""
+    """How far the last two pages that were read of a partition could see it."""
 
     end: int = 0
     before: int = 0
@@ -164,7 +164,7 @@ class Oracle:
     # ------------------------------------------------------------------ requests
 
     def fetched(self, fetched: Fetched) -> None:
-        """A page was sent."""
+        """A page was read to its end."""
         seen, end = self._seen.get(fetched.partition), fetched.end
         if seen is None:
             self._seen[fetched.partition] = Seen(end, min(0, end))
@@ -262,7 +262,7 @@ class Oracle:
     def _check_caught_up(self, id: int, stored: Position | None) -> None:
         partition = self._world.partitions[id]
         sequence = None if stored is None else partition.sequence_of(stored.cursor)
-        # The last answer may still be on its way: the one before it has certainly been read.
+        # The consumer may still be at work on the last page: it is done with the one before.
         known = self._seen[id].before
         if known <= (sequence or 0):
             return

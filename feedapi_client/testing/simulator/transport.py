@@ -90,6 +90,8 @@ class Answer:
     seconds: float = 0.0
     listed: tuple[int, ...] = ()
     """The partitions in a discovery."""
+    fetched: Fetched | None = None
+    """What the oracle hears once the page was read: a client may give an answer up before."""
 
 
 class SimulatedPublisher:
@@ -190,9 +192,10 @@ class SimulatedPublisher:
             return Answer(204 if fault == "204" else 200)
         # A body that breaks off may look like a complete one without a line.
         end = asked if fault in _BROKEN_BODIES else self.world.end(partition, at)
-        self._observe(Fetched(partition.id, asked, end))
         seconds = _stream_seconds(params, self._stream)
-        return self._page(partition, asked, at, version, seconds, selected=selected)
+        answer = self._page(partition, asked, at, version, seconds, selected=selected)
+        answer.fetched = Fetched(partition.id, asked, end)
+        return answer
 
     def _sequence(
         self, partition: ModelPartition, cursor: str, at: float, *, selected: bool
@@ -257,6 +260,7 @@ class SimulatedPublisher:
         if answer.status == 200 and chunks and fault in _BROKEN_BODIES:
             text = b"".join(chunks)
             yield text[: self._random.randint(1, len(text))]
+            self._read(answer)
             if fault == "error-text":
                 yield b"Internal server error"
             if fault == "stall-body":
@@ -270,10 +274,15 @@ class SimulatedPublisher:
             if fault == "slow":
                 await sleep(self._random.uniform(0.0, 1.0))
             yield chunk
+        self._read(answer)
         if answer.stream is not None:
             async for chunk in self._streamed(*answer.stream, answer):
                 yield chunk
         response.end()
+
+    def _read(self, answer: Answer) -> None:
+        if answer.fetched is not None:
+            self._observe(answer.fetched)
 
     async def _streamed(
         self, partition: ModelPartition, dialect: Dialect, answer: Answer
