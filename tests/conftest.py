@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -16,6 +17,35 @@ _MAX_PROCESSES = 4
 _SERVERS = {"postgres", "mariadb", "redis_server", "nats_server"}
 _PROCESSES = {"spawn"}
 _LOGGERS = ("root", "feedapi_client", "httpx", "httpcore")
+_QUICK = "not slow"
+TOUCHED = {
+    "PostgreSQL and MariaDB": (
+        "tests/stores/test_sql.py::test_r5_cursor_and_effect_stand_or_fall_together",
+        "tests/stores/test_sql.py::test_r17_of_two_transactions_at_once_the_second_is_refused",
+    ),
+    "Redis": (
+        "tests/stores/test_redis.py::TestOnRedis::test_a_save_survives_the_loss_of_the_script_cache",
+        "tests/stores/test_redis.py::TestOnRedis::test_prefixes_are_apart",
+    ),
+    "NATS": (
+        "tests/liftbridge/test_publisher.py::test_a_publish_is_stored_and_returns_its_ack",
+        "tests/liftbridge/test_relay.py::test_every_event_becomes_a_message_in_order",
+    ),
+    "Liftbridge": (
+        "tests/liftbridge/contract/test_groups.py::test_members_divide",
+        "tests/liftbridge/contract/test_groups.py::test_a_group_goes_on_after_a_crash",
+        "tests/liftbridge/test_example.py",
+    ),
+    "Spark": (
+        "tests/spark/test_dataframe.py::test_batch_holds_every_event_of_every_partition",
+        "tests/spark/test_exactly_once.py::test_crash_at_each_point_replays_the_same_rows[staged]",
+        "tests/spark/test_ingest.py::test_next_run_adds_only_new_events",
+    ),
+    "Delta": ("tests/spark/test_delta.py::test_a_first_batch_into_new_tables",),
+    "nginx": ("tests/deployments/test_deployments.py::test_r10_two_tokens_in_turn",),
+    "a browser": ("tests/monitor/test_page.py::test_it_draws_a_split_while_it_happens",),
+}
+"""The tests marked ``touch``: each real component still works with the library."""
 _EXAMPLES = {"quick": 25, "whole": 200}
 """Examples of each property: fewer where slow tests are left out."""
 FIRST_FILES = (
@@ -30,6 +60,9 @@ FIRST_FILES = (
 So the long tests that start JVMs of their own keep one process busy, and only the others start the
 Spark session that the remaining files share.
 """
+
+
+_left_out = 0
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
@@ -51,6 +84,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """
     if not config.getoption("numprocesses", None):
         os.environ.pop("COVERAGE_PROCESS_START", None)
+    # Everything is `pytest tests`; a marker or a path chooses for itself.
+    if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
+        config.option.markexpr = _QUICK
     # A shell without job control ignores SIGINT for what it runs in the background, and so would
     # all processes that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -59,7 +95,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # There are few cycles, and looking for them every 700 objects takes 8 % of the time.
     gc.set_threshold(10_000, 20, 20)
-    _load_examples("quick" if "not slow" in config.getoption("markexpr") else "whole")
+    _load_examples("quick" if _QUICK in config.getoption("markexpr") else "whole")
 
 
 def _load_examples(profile: str) -> None:
@@ -82,9 +118,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     the second run of each async test: on trio.
     """
     root = Path(__file__).parents[1]
+    touched = tuple(name for names in TOUCHED.values() for name in names)
     first = {root / name: number for number, name in enumerate(FIRST_FILES)}
     heavy = set()
     for item in items:
+        if item.nodeid.startswith(touched):
+            item.add_marker("touch")
         if item.get_closest_marker("spark") or _SERVERS.intersection(_fixtures(item)):
             item.add_marker("slow")
         if _PROCESSES.intersection(_fixtures(item)):
@@ -143,9 +182,35 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
 _BY_DESIGN = ("the store declares", "SQLAlchemy runs on asyncio only", "memory has no transactions")
 
 
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    """Count what is left out."""
+    global _left_out
+    _left_out += len(items)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Take over the count of a process that runs tests. Each of them collects them all."""
+    global _left_out
+    _left_out = max(_left_out, getattr(node, "workeroutput", {}).get("left_out", 0))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Say at the very end what the quick answer left out."""
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None and _left_out and config.option.markexpr == _QUICK:
+        reporter.write_line(
+            f"left out: {_left_out} tests that need servers, a JVM, a broker, a browser, trio or "
+            "some seconds; `pytest tests` runs everything"
+        )
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail in CI when a test was skipped because something is not installed."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["left_out"] = _left_out
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not os.environ.get("CI") or exitstatus != pytest.ExitCode.OK:
         return

@@ -15,7 +15,16 @@ LONG = 1800
 
 @pytest.mark.timeout(LONG + 60)
 def test_delta_tables_are_exact_or_refused() -> None:
-    command = ["-m", "pytest", "-n", "0", "-q", "tests/spark/delta_tables.py"]
+    run_there()
+
+
+@pytest.mark.timeout(LONG + 60)
+def test_a_first_batch_into_new_tables() -> None:
+    run_there("-k", "test_first_batch_into_new_tables")
+
+
+def run_there(*arguments: str) -> None:
+    command = ["-m", "pytest", "-n", "0", "-q", "tests/spark/delta_tables.py", *arguments]
     done = delta_environment.run(command, timeout=LONG)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

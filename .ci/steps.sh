@@ -1,0 +1,129 @@
+# What .ci/run and .ci/full share: steps with times, tests that run once more, components.
+export CI=true
+
+fail() { printf '%s\n' "$*" >&2; exit 1; }
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+times=()
+
+# step NAME COMMAND...: run a command, and remember how long it took.
+step() {
+    local name=$1 began=$SECONDS
+    shift
+    printf '\n+ %s: %s\n' "$name" "$*"
+    "$@" || fail "failed: $name, after $((SECONDS - began)) s"
+    times+=("$(printf '%5d s  %s' $((SECONDS - began)) "$name")")
+}
+
+finish() {
+    printf '\n'
+    printf '%s\n' "${times[@]}"
+    printf '%5d s  in all\n' "$SECONDS"
+    # Each of these has a cause: a race in the product, or a test that depends on time.
+    [ ! -s "$scratch/flaky" ] || sed 's/^/FLAKY /' "$scratch/flaky"
+    cat "$scratch/closing"
+}
+
+# tests COMMAND...: run pytest. What failed runs once more, alone. What passes then is flaky, else it
+# is red.
+tests() {
+    local status=0 cache=.pytest_cache/v/cache/lastfailed
+    rm -f "$cache"
+    timeout --kill-after=30 60m "$@" 2>&1 | tee "$scratch/log" || status=$?
+    grep -E '(passed|failed|error).* in [0-9]' "$scratch/log" | tail -n 1 >>"$scratch/closing" || true
+    [ "$status" -ne 0 ] || return 0
+    # 1: tests failed. Anything else, such as a worker that died, leaves tests that did not run.
+    [ "$status" -eq 1 ] && [ -s "$cache" ] || return "$status"
+    python3 -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$cache" \
+        >"$scratch/failed"
+    [ "$(wc -l <"$scratch/failed")" -le 10 ] || return 1
+    printf '\n+ once more, alone: %s\n' "$(paste -sd' ' "$scratch/failed")"
+    while read -r test; do
+        timeout --kill-after=30 20m .venv/bin/pytest -q -n 0 "$test" || return 1
+        printf '%s\n' "$test" >>"$scratch/flaky"
+    done <"$scratch/failed"
+}
+
+# on_a_bare_path COMMAND...: run a command with Python and the tools of a shell on its PATH, but with
+# no Java, Go, compiler, database, browser or proxy. The tools are those that a shell, pip and the
+# programs of wheels call.
+on_a_bare_path() {
+    local bare=$scratch/bare program found
+    mkdir -p "$bare"
+    for program in awk basename bash cat chmod cp cut date dirname env expr find getconf git grep \
+        head hostname id kill ln ls mkdir mktemp mv nproc ps readlink rm sed sh sleep sort \
+        stat tail tee test timeout touch tr true uname wc xargs; do
+        found=$(type -P "$program") && ln -sf "$found" "$bare/$program"
+    done
+    # Not a link: a virtual environment would remember the link's folder.
+    printf '#!/bin/sh\nexec %q "$@"\n' "$(python3 -c 'import sys; print(sys.executable)')" \
+        >"$bare/python3"
+    chmod +x "$bare/python3"
+    env -u JAVA_HOME -u GOROOT -u FEEDAPI_LIFTBRIDGE PATH="$bare" "$@"
+}
+
+# What no wheel brings along: a JVM for Spark, Maven for Delta's jars, MariaDB, a reverse proxy,
+# certificates for tests, a browser.
+as_root() { if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi; }
+installed() { PATH="$PATH:/usr/sbin:/usr/local/sbin" command -v "$1" >/dev/null; }
+need() {
+    installed "$1" && return
+    shift
+    as_root apt-get update -qq
+    for package in "$@"; do
+        as_root apt-get install -y -qq --no-install-recommends "$package" >/dev/null && return
+    done
+    return 1
+}
+
+# The real Liftbridge, which has no package: built once from its Go module, which takes one or two
+# minutes. Not by "go install", which asks for the list of all versions, too: not every module proxy
+# has it. Shown are downloads, errors, and one in 25 packages.
+need_liftbridge() {
+    local version=v1.9.0 module folder
+    export FEEDAPI_LIFTBRIDGE="${FEEDAPI_LIFTBRIDGE:-${XDG_CACHE_HOME:-$HOME/.cache}/feedapi-client/liftbridge-$version}"
+    [ -x "$FEEDAPI_LIFTBRIDGE/liftbridge" ] && return
+    printf 'build liftbridge %s into %s\n' "$version" "$FEEDAPI_LIFTBRIDGE"
+    need go golang-go ||
+        fail "there is no Go to build Liftbridge with: install it (Debian: golang-go)"
+    module=$(go mod download -json "github.com/liftbridge-io/liftbridge@$version") ||
+        fail "Liftbridge $version could not be downloaded: $module"
+    folder=$(sed -n 's/^\t"Dir": "\(.*\)",*$/\1/p' <<<"$module")
+    mkdir -p "$FEEDAPI_LIFTBRIDGE"
+    # In the module's folder, so that its own go.mod and go.sum count.
+    (cd "$folder" && go build -v -mod=readonly -trimpath -ldflags '-s -w' \
+        -o "$FEEDAPI_LIFTBRIDGE/liftbridge.new" . 2>&1) |
+        awk '/ / || NR % 25 == 0 { print; fflush() }' ||
+        fail "Liftbridge $version could not be built: name a binary's folder in FEEDAPI_LIFTBRIDGE"
+    mv "$FEEDAPI_LIFTBRIDGE/liftbridge.new" "$FEEDAPI_LIFTBRIDGE/liftbridge"
+}
+
+need_components() {
+    need java openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless || return 1
+    need mvn maven || return 1
+    need mariadbd mariadb-server mariadb-server-core || return 1
+    need nginx nginx-light nginx || return 1
+    need openssl openssl || return 1
+    need chromium chromium || return 1
+    need_liftbridge
+}
+
+static_checks() {
+    local bin=.venv/bin
+    step "format" $bin/ruff format --check .
+    step "lint" $bin/ruff check .
+    step "mypy" $bin/mypy
+    step "pyright" $bin/pyright --pythonpath $bin/python
+    # The variable silences an announcement of the theme's makers.
+    step "documentation" env NO_MKDOCS_2_WARNING=1 \
+        $bin/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
+}
+
+examples() {
+    local example
+    for example in examples/*.py; do
+        printf '%s\n' "$example"
+        timeout 300 .venv/bin/python -W error::ResourceWarning "$example" >/dev/null || return 1
+    done
+}
