@@ -10,7 +10,7 @@ from tests.docs.snippets import PAGES_FOLDER, ROOT
 
 ARCHITECTURE = (PAGES_FOLDER / "architecture.md").read_text(encoding="utf-8")
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-CI = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+CI = "".join((ROOT / ".ci" / name).read_text("utf-8") for name in ("run", "steps.sh"))
 
 
 @pytest.mark.parametrize(
