@@ -60,11 +60,10 @@ on_a_bare_path() {
     printf '#!/bin/sh\nexec %q "$@"\n' "$(python3 -c 'import sys; print(sys.executable)')" \
         >"$bare/python3"
     chmod +x "$bare/python3"
-    timeout --kill-after=30 20m env -u JAVA_HOME -u GOROOT -u FEEDAPI_LIFTBRIDGE PATH="$bare" "$@"
+    timeout --kill-after=30 20m env -u JAVA_HOME -u GOROOT PATH="$bare" "$@"
 }
 
-# What no wheel brings along: a JVM for Spark, Maven for Delta's jars, MariaDB, a reverse proxy,
-# certificates for tests, a browser.
+# What no wheel brings along: MariaDB, a reverse proxy, a browser, a checker of alerts.
 as_root() { if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi; }
 installed() { PATH="$PATH:/usr/sbin:/usr/local/sbin" command -v "$1" >/dev/null; }
 need() {
@@ -77,36 +76,11 @@ need() {
     return 1
 }
 
-# The real Liftbridge, which has no package: built once from its Go module, which takes one or two
-# minutes. Not by "go install", which asks for the list of all versions, too: not every module proxy
-# has it. Shown are downloads, errors, and one in 25 packages.
-need_liftbridge() {
-    local version=v1.9.0 module folder
-    export FEEDAPI_LIFTBRIDGE="${FEEDAPI_LIFTBRIDGE:-${XDG_CACHE_HOME:-$HOME/.cache}/feedapi-client/liftbridge-$version}"
-    [ -x "$FEEDAPI_LIFTBRIDGE/liftbridge" ] && return
-    printf 'build liftbridge %s into %s\n' "$version" "$FEEDAPI_LIFTBRIDGE"
-    need go golang-go ||
-        fail "there is no Go to build Liftbridge with: install it (Debian: golang-go)"
-    module=$(go mod download -json "github.com/liftbridge-io/liftbridge@$version") ||
-        fail "Liftbridge $version could not be downloaded: $module"
-    folder=$(sed -n 's/^\t"Dir": "\(.*\)",*$/\1/p' <<<"$module")
-    mkdir -p "$FEEDAPI_LIFTBRIDGE"
-    # In the module's folder, so that its own go.mod and go.sum count.
-    (cd "$folder" && go build -v -mod=readonly -trimpath -ldflags '-s -w' \
-        -o "$FEEDAPI_LIFTBRIDGE/liftbridge.new" . 2>&1) |
-        awk '/ / || NR % 25 == 0 { print; fflush() }' ||
-        fail "Liftbridge $version could not be built: name a binary's folder in FEEDAPI_LIFTBRIDGE"
-    mv "$FEEDAPI_LIFTBRIDGE/liftbridge.new" "$FEEDAPI_LIFTBRIDGE/liftbridge"
-}
-
 need_components() {
-    need java openjdk-17-jre-headless openjdk-21-jre-headless default-jre-headless || return 1
-    need mvn maven || return 1
     need mariadbd mariadb-server mariadb-server-core || return 1
     need nginx nginx-light nginx || return 1
-    need openssl openssl || return 1
     need chromium chromium || return 1
-    need_liftbridge
+    need promtool prometheus
 }
 
 static_checks() {

@@ -116,3 +116,36 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
         markdown,
     )
     return _TRANSITIONS_MARKER.sub(lambda _: render_transitions(), markdown)
+
+
+def on_files(files: Any, config: Any, **_: Any) -> Any:
+    """Add the dashboard and the alert rules, for readers who have no checkout."""
+    from mkdocs.structure.files import File
+
+    for name in ("dashboards/feedapi.json", "alerts/feedapi.rules.yml"):
+        files.append(File.generated(config, name, abs_src_path=str(ROOT / "docs" / name)))
+    return files
+
+
+_TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+_HEADING = re.compile(r"<th[^>]*>(.*?)</th>", re.DOTALL)
+_ROW = re.compile(r"<tr>.*?</tr>", re.DOTALL)
+_TAG = re.compile(r"<[^>]+>")
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Give each cell of a table its heading, which narrow screens show in front of it."""
+    return _TABLE.sub(lambda table: _with_labels(table[0]), html)
+
+
+def _with_labels(table: str) -> str:
+    headings = [_TAG.sub("", heading).strip() for heading in _HEADING.findall(table)]
+
+    def label(row: re.Match[str]) -> str:
+        cells = row[0].split("<td")
+        labelled = (
+            f' data-label="{headings[number]}"{cell}' for number, cell in enumerate(cells[1:])
+        )
+        return "<td".join([cells[0], *labelled])
+
+    return _ROW.sub(label, table)

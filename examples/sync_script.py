@@ -1,35 +1,35 @@
-"""Read a feed without async, as a script or a notebook does.
+"""Read a feed without async, exactly once, as a script, a notebook or a job in cron does.
 
-It reads one partition page by page and keeps the cursor in a file.
+Effects and cursors are in one file of SQLite, and each batch is one transaction.
 
 python examples/sync_script.py [URL]
 """
 
+import sqlite3
 import sys
-from contextlib import nullcontext
-from pathlib import Path
+from contextlib import closing, nullcontext
 
-from feedapi_client import FIRST, SyncFeedClient
+from feedapi_client import SQLiteCursorStore, SyncFeedConsumer
 from feedapi_client.testing import Publisher
 
-PARTITION = 0
-CURSOR_FILE = Path("partition-0.cursor")
+DATABASE = "sync_script.db"
 
 
 def main(url: str) -> None:
-    cursor = CURSOR_FILE.read_text() if CURSOR_FILE.exists() else FIRST
-    with SyncFeedClient(url) as client:
-        info = client.discover()
-        print(f"dialect {info.dialect}, partitions {sorted(info.partitions)}")
-        while True:
-            page = client.fetch(PARTITION, cursor).read()
-            for event in page.events:
-                print(event.json())
-            if page.caught_up or page.cursor is None:
-                break
-            cursor = page.cursor
-            # After the events: a crash in between repeats some of them and loses none.
-            CURSOR_FILE.write_text(cursor)
+    store = SQLiteCursorStore(DATABASE)
+    with (
+        closing(sqlite3.connect(DATABASE)) as database,
+        SyncFeedConsumer(url, store=store, follow=False) as consumer,
+    ):
+        database.execute("CREATE TABLE IF NOT EXISTS events (payload TEXT)")
+        for batch in consumer.batches():
+            with database:  # commits the effects and the cursor, or neither
+                for event in batch:
+                    database.execute("INSERT INTO events VALUES (?)", [event.raw])
+                    print(event.json())
+                batch.commit(transaction=database)
+        (count,) = database.execute("SELECT count(*) FROM events").fetchone()
+        print(f"{count} events in {DATABASE}")
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from feedapi_client.client import FeedClient, Page, SyncFeedClient
     from feedapi_client.consumer import FeedConsumer
     from feedapi_client.errors import (
+        AlreadyDoneError,
         AmbiguousLineageError,
         AuthenticationError,
         BufferLimitError,
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
         TornResponseError,
         TransportError,
     )
+    from feedapi_client.http.auth import OAuthClientCredentials, TokenFile
     from feedapi_client.http.redaction import redact_http_logs
     from feedapi_client.model import (
         FIRST,
@@ -67,15 +69,18 @@ if TYPE_CHECKING:
     from feedapi_client.stores.base import CursorStore
     from feedapi_client.stores.journal import Journal
     from feedapi_client.stores.memory import MemoryCursorStore
+    from feedapi_client.stores.postgres import PostgresCursorStore as PostgresCursorStore
     from feedapi_client.stores.redis import RedisCursorStore as RedisCursorStore
     from feedapi_client.stores.sql import SQLAlchemyCursorStore as SQLAlchemyCursorStore
     from feedapi_client.stores.sqlite import SQLiteCursorStore
+    from feedapi_client.sync import SyncBatch, SyncFeedConsumer
 
 __version__ = "0.1.0"
 
 __all__ = [
     "FIRST",
     "LAST",
+    "AlreadyDoneError",
     "AmbiguousLineageError",
     "AuthenticationError",
     "Batch",
@@ -104,6 +109,7 @@ __all__ = [
     "MemoryCursorStore",
     "NegotiationError",
     "NoProgressError",
+    "OAuthClientCredentials",
     "Page",
     "Partition",
     "PartitionState",
@@ -120,7 +126,10 @@ __all__ = [
     "SQLiteCursorStore",
     "Share",
     "StoreError",
+    "SyncBatch",
     "SyncFeedClient",
+    "SyncFeedConsumer",
+    "TokenFile",
     "TornResponseError",
     "TransportError",
     "default_decision",
@@ -128,7 +137,7 @@ __all__ = [
 ]
 
 # Public as well, but not in __all__: a star import must not ask for an extra.
-_OF_EXTRAS = ("RedisCursorStore", "SQLAlchemyCursorStore")
+_OF_EXTRAS = ("PostgresCursorStore", "RedisCursorStore", "SQLAlchemyCursorStore")
 
 # Loaded when first asked for: what a program does not use costs it nothing, and the stores of an
 # extra ask for it only when they are used.
@@ -148,8 +157,10 @@ _HOME = {
         "Problem",
         "ProblemName",
     ),
+    "http.auth": ("OAuthClientCredentials", "TokenFile"),
     "http.redaction": ("redact_http_logs",),
     "stores": ("CursorStore", "Journal", "MemoryCursorStore", "SQLiteCursorStore", *_OF_EXTRAS),
+    "sync": ("SyncBatch", "SyncFeedConsumer"),
 }
 _MODULE_OF = {name: f"feedapi_client.{module}" for module, names in _HOME.items() for name in names}
 

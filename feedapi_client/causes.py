@@ -34,6 +34,11 @@ _FORBIDDEN = "the user has no permission for this"
 _FULL = "the disk is full"
 _TOO_MANY = "the server has too many connections"
 _HOST = "the host is unknown"
+_POOL = "the pool of connections is not open: open it before the consumer, and close it after"
+_PREPARED = (
+    "a prepared statement is lost, as behind PgBouncer in transaction mode: switch them off in the "
+    "pool, with prepare_threshold=None of psycopg or statement_cache_size=0 of asyncpg"
+)
 _REFUSED = _ERRNO[errno.ECONNREFUSED]
 # PostgreSQL's SQLSTATE, and the error numbers of MySQL and MariaDB.
 _CODES: dict[object, str] = {
@@ -52,6 +57,8 @@ _CODES: dict[object, str] = {
     1021: _FULL,
     "53300": _TOO_MANY,
     1040: _TOO_MANY,
+    "26000": _PREPARED,
+    "42P05": _PREPARED,
 }
 # Where a driver gives no code: of psycopg before it is connected, SQLite, Redis, ODBC.
 _TEXTS = (
@@ -82,6 +89,11 @@ _TEXTS = (
     ("server closed the connection", "the connection was closed"),
     ("too many clients", _TOO_MANY),
     ("too many connections", _TOO_MANY),
+    ("' is not open yet", _POOL),
+    ("' is already closed", _POOL),
+    ("pool is not initialized", _POOL),
+    ("pool is clos", _POOL),
+    ("couldn't get a connection", "no connection of the pool became free in time"),
 )
 _ROLE = 'role "'
 _LINKS = 20

@@ -4,43 +4,70 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Hashable,
+    Iterator,
+    Mapping,
+)
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
-from typing import Literal, Self
+from typing import Generic, Literal, Self
 
 import anyio
 import orjson
 
+from feedapi_client.arguments import (
+    check_async_function,
+    check_count,
+    check_instance,
+    check_partitions,
+    check_plain,
+    check_plain_function,
+    check_seconds,
+    check_word,
+)
 from feedapi_client.client import FeedClient
-from feedapi_client.errors import LeaseLostError
-from feedapi_client.http.transport import AsyncHTTP
+from feedapi_client.errors import FeedError, LeaseLostError
+from feedapi_client.http.async_transport import AsyncHTTP
+from feedapi_client.lineage.bootstrap import checked_start
 from feedapi_client.lineage.missing_edges import checked_lineage
-from feedapi_client.model import Batch, Decoder, Event, FeedKey, Partition
+from feedapi_client.model import MAX_PARTITION, Batch, Event, FeedKey, Partition, Payload
+from feedapi_client.notifications import Listener, Listeners, Subscription
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy, Share
-from feedapi_client.quarantine.handler import retrying_handler
-from feedapi_client.quarantine.policy import Handler, OnFailure
+from feedapi_client.quarantine.by_event import EventFailures
+from feedapi_client.quarantine.policy import OnFailure
+from feedapi_client.quarantine.retrying_handler import retrying_handler
 from feedapi_client.runtime.background import Background
+from feedapi_client.runtime.by_key import EVENT_HANDLER, ByKey
 from feedapi_client.runtime.cancellation import finish
-from feedapi_client.runtime.driver import Driver, Settings
+from feedapi_client.runtime.driver import ConsumerSettings, Driver, Paused, log_end
 from feedapi_client.runtime.grace import GracePeriod
-from feedapi_client.runtime.handlers import WatchedHandler
+from feedapi_client.runtime.handlers import HANDLER, WatchedHandler
 from feedapi_client.runtime.observers import Observers
 from feedapi_client.runtime.session import Session
 from feedapi_client.sharing.coordinator import Coordinator, instance_name
 from feedapi_client.status import ConsumerStatus, Health, Problem, ProblemName
-from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.base import CursorStore, LockingStore, PatientStore
+from feedapi_client.stores.done import DoneStore
 from feedapi_client.stores.leases import LeaseStore
 from feedapi_client.stores.memory import MemoryCursorStore
 
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 5.0
+_A_STORE = "a cursor store, such as SQLiteCursorStore('cursors.db'), or None"
+_A_DONE_STORE = "one that remembers what is done (event_id), such as SQLiteCursorStore"
+_LOCK_PART = 10
+"""A part of a lease: the longest wait of a commit for a row that another transaction holds."""
 
 
-class FeedConsumer:
+class FeedConsumer(Generic[Payload]):
     """Reads a feed: every event in order within its partition and, with its cursors in the
     application's own transaction, exactly once.
 
@@ -51,14 +78,18 @@ class FeedConsumer:
                 ...
 
     Entering the block loads the cursors and discovers the feed. For an empty store that is the
-    bootstrap: nothing published after it is missed. Then consume in one of three ways:
+    bootstrap: nothing published after it is missed. Then consume in one of four ways:
     ``async for event in consumer``, ``async for batch in consumer.batches()``,
-    ``await consumer.run(handle)``. One at a time: beginning another one ends the one before. Each
-    starts from what is committed, so an iteration that was left early loses nothing.
+    ``await consumer.run(handle)``, ``await consumer.run_by_key(handle, key=key)``. One at a time:
+    beginning another one ends the one before. Each starts from what is committed, so an iteration
+    that was left early loses nothing.
 
     Concurrency: runs on asyncio and on trio. Not thread-safe.
 
     Cancellation: every await may be cancelled; a save that began is finished first.
+
+    Generic over what `Event.json` returns: ``FeedConsumer[Order]`` with a `decoder` that returns an
+    ``Order``.
 
     Arguments:
         url: the feed's endpoint. Its query is sent with every request; credentials in it become
@@ -77,11 +108,15 @@ class FeedConsumer:
             discovered.
         lineage: the parent of each child that has to wait for it, where the publisher leaves
             `startsAfterPartition` out: ``{1: 0, 2: 0}``. Such edges are added to every discovery.
-            One that contradicts the discovery, or that names a partition that is neither listed
-            nor stored, is a `LineageError`.
+            One may be given before its child is listed. One to a partition that was never seen is
+            reported, and one that contradicts the discovery is a `LineageError`. ``{3: None}``: 3
+            comes after nobody, although partition 0 of a Go publisher is closed (R8).
         share: several instances with one name divide the partitions, see `Share`. A commit then
             raises `LeaseLostError` if another instance has taken its partition over, and the
             iteration goes on. The store has to implement `LeaseStore`, as the shipped ones do.
+        feed_name: what cursors, leases and quarantined events are stored under instead of the URL.
+            A feed that moves, or that is reached by another host name, keeps them. Cursors that are
+            stored under the URL are adopted once, in one transaction, and a report says so.
         fetch, retry, limits: see `FetchOptions`, `RetryPolicy`, `Limits`.
         on_error: what a partition that can't go on does: "raise" ends the iteration, "park" stops
             it and its descendants.
@@ -102,24 +137,27 @@ class FeedConsumer:
         ordered: bool = True,
         follow: bool = True,
         partitions: Collection[int] | None = None,
-        decoder: Decoder = orjson.loads,
+        decoder: Callable[[bytes], Payload] = orjson.loads,
         v1_partitions: int | None = None,
-        lineage: Mapping[int, int] | None = None,
+        lineage: Mapping[int, int | None] | None = None,
         share: Share | None = None,
+        feed_name: str | None = None,
         fetch: FetchOptions | None = None,
         retry: RetryPolicy | None = None,
         limits: Limits | None = None,
         on_error: Literal["raise", "park"] = "raise",
         http: AsyncHTTP | None = None,
     ) -> None:
-        if on_error not in ("raise", "park"):
-            raise ValueError(f"on_error must be 'raise' or 'park', not {on_error!r}")
+        check_plain("name", name, "str")
         if not name:
             raise ValueError("name must not be empty")
-        if isinstance(start, str) and start not in ("first", "last"):
-            raise ValueError(
-                f"start must be 'first', 'last' or a mapping of partition to cursor, not {start!r}"
-            )
+        check_word("on_error", on_error, ("raise", "park"))
+        check_plain("ordered", ordered, "bool")
+        check_plain("follow", follow, "bool")
+        if partitions is not None:
+            check_partitions("partitions", partitions, most=MAX_PARTITION)
+        check_instance("store", store, CursorStore, _A_STORE)
+        check_instance("share", share, Share, "a Share or None")
         fetch, retry, limits = fetch or FetchOptions(), retry or RetryPolicy(), limits or Limits()
         self._new_client = partial(
             FeedClient,
@@ -131,24 +169,36 @@ class FeedConsumer:
             limits=limits,
             decoder=decoder,
         )
+        self._decoder = decoder
         # Now, and before anything else looks at the URL, to refuse an impossible one at once.
         self._client: FeedClient | None = self._new_client()
         self.feed = self._client.feed
         self.store: CursorStore = MemoryCursorStore() if store is None else store
-        self.key = FeedKey(url, name, fetch.selection())
+        key = FeedKey(url, name, fetch.selection())
+        self.key = key if feed_name is None else FeedKey.named(feed_name, name, key.filters)
         self._share = share
-        if share is not None and not isinstance(self.store, LeaseStore):
+        leases = self.store if share is None or share.leases is None else share.leases
+        if share is not None and not isinstance(leases, LeaseStore):
             raise TypeError(
-                f"share needs a store that keeps leases, and {type(self.store).__name__} does not "
+                f"share needs a store that keeps leases, and {type(leases).__name__} does not "
                 "implement LeaseStore"
             )
+        if share is not None and isinstance(self.store, LockingStore):
+            # One that is paused within a commit must not end the others, or keep a handler waiting.
+            self.store.limit_lock_waits(self.key, share.lease_seconds / _LOCK_PART)
         self._instance = None if share is None else instance_name(share)
         self.limits = limits
+        self.retry = retry
+        if isinstance(self.store, PatientStore):
+            self.store.wait_for_server(retry.give_up_after)
         self.observers = Observers()
         """What `feedapi_client.telemetry` is attached to."""
-        self._settings = Settings(
+        self._paused = Paused()
+        self._listeners = Listeners()
+        self._settings = ConsumerSettings(
             key=self.key,
-            start=start,
+            adopts=None if feed_name is None else key,
+            start=checked_start(start),
             ordered=ordered,
             follow=follow,
             partitions=None if partitions is None else frozenset(partitions),
@@ -158,6 +208,8 @@ class FeedConsumer:
             limits=limits,
             retry=retry,
             observers=self.observers,
+            paused=self._paused,
+            listeners=self._listeners,
         )
         self.cut_short = False
         """Whether the grace period of `stop` was over before all in flight of the last iteration
@@ -177,7 +229,9 @@ class FeedConsumer:
         self._grace: GracePeriod | None = None
         self._block: int | None = None
         self._loops_in_block = False
+        self._entering = False
         self._signal_handlers = ExitStack()
+        self._signals: tuple[AsyncIterator[signal.Signals], float | None] | None = None
 
     def __repr__(self) -> str:
         return f"<FeedConsumer {self.key}: {self._session!r}>"
@@ -185,14 +239,22 @@ class FeedConsumer:
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
             raise RuntimeError("the consumer is open already")
+        self._entering, self._stop_next, self._signalled = True, False, False
+        tasks = Background()
+        await tasks.open()
         try:
-            self._stop_next = self._signalled = False
+            if self._signals is not None:
+                tasks.start_soon(self._stop_on, *self._signals)
             self._session, self._begun = await self._open_session(), False
-            tasks = Background()
-            await tasks.open()
         except BaseException:
-            await self._close_client()
+            self._restore_signals()
+            try:
+                await tasks.close()
+            finally:
+                await self._close_client()
             raise
+        finally:
+            self._entering = self._stop_next = False
         self._tasks = tasks
         self._block, self.cut_short = anyio.get_current_task().id, False
         self._grace = GracePeriod(self._cut_short)
@@ -206,7 +268,25 @@ class FeedConsumer:
         traceback: TracebackType | None,
     ) -> bool | None:
         assert self._tasks is not None
-        self._signal_handlers.close()
+        self._restore_signals()
+        failed = None
+        try:
+            if self._session is not None:
+                failed = await self._session.save_gathered()
+        finally:  # it may be cancelled
+            ended = await self._end_tasks(kind, error, traceback)
+        if error is None and failed is not None:
+            raise failed
+        return ended
+
+    async def _end_tasks(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> bool | None:
+        """Close everything, at the end of the block. Return what `__aexit__` does."""
+        assert self._tasks is not None
         if self._session is not None:
             self._session.close()
         tasks, self._tasks = self._tasks, None
@@ -226,16 +306,16 @@ class FeedConsumer:
         if client is not None:
             await finish(_close(client))
 
-    # ------------------------------------------------------------------ three ways to consume
+    # ------------------------------------------------------------------ four ways to consume
 
-    def __aiter__(self) -> AsyncIterator[Event]:
+    def __aiter__(self) -> AsyncIterator[Event[Payload]]:
         """Iterate over events.
 
         A batch is committed when the loop asks for the event after its last one.
         """
-        return _Events(_Batches(self))
+        return EventIterator(BatchIterator(self))
 
-    def batches(self) -> AsyncIterator[Batch]:
+    def batches(self) -> AsyncIterator[Batch[Payload]]:
         """Iterate over batches of all partitions, one at a time.
 
         Nothing is committed but by ``await batch.commit(...)``, in the order of delivery.
@@ -243,10 +323,14 @@ class FeedConsumer:
         without `follow` when a partition can't start because the last batch of its parent was not
         committed.
         """
-        return _Batches(self)
+        return BatchIterator(self)
 
     async def run(
-        self, handle: Handler, *, on_failure: OnFailure = "raise", max_concurrency: int = 32
+        self,
+        handle: Callable[[Batch[Payload]], Awaitable[object]],
+        *,
+        on_failure: OnFailure = "raise",
+        max_concurrency: int = 32,
     ) -> None:
         """Await ``handle(batch)`` for each batch.
 
@@ -259,10 +343,19 @@ class FeedConsumer:
 
         Returns at the end of the feed (without `follow`) or after `stop`. Cancelling `run` cancels
         the handlers.
+
+        Raises TypeError for a handler that is not asynchronous, and TypeError or ValueError for
+        other arguments, before anything is delivered.
         """
+        check_async_function("the handler", handle, HANDLER)
+        check_count("max_concurrency", max_concurrency)
         watched = WatchedHandler(handle)
-        handle = await retrying_handler(watched, on_failure, self.key, self.store, watched)
+        gathers = self.limits.commit_interval is not None
+        handle = await retrying_handler(
+            watched, on_failure, self.key, self.store, watched, gathers=gathers
+        )
         session = await self._begin()
+        session.delivery.retry_gathered(on_failure)
         delivery = session.delivery
         watched.watch(session.driver)
         failure: list[BaseException] = []
@@ -300,9 +393,83 @@ class FeedConsumer:
             raise group.exceptions[0] from None
         finally:
             self._handlers = None
-            session.close()
+            try:
+                unsaved = await session.save_gathered()
+            finally:  # it may be cancelled
+                session.close()
         if failure:
             raise failure[0]
+        if unsaved is not None:
+            raise unsaved
+
+    async def run_by_key(
+        self,
+        handle: Callable[[Event[Payload]], Awaitable[object]],
+        *,
+        key: Callable[[Event[Payload]], Hashable],
+        event_id: Callable[[Event[Payload]], object] | None = None,
+        max_concurrency: int = 32,
+        max_in_flight: int = 10_000,
+        on_failure: OnFailure = "raise",
+    ) -> None:
+        """Await ``handle(event)`` for each event: different keys at once, each one's in order.
+
+        For handlers that wait, such as for a call of a service for each event. Events of one `key`
+        are handled one at a time, in the order of the feed, also across partitions and splits.
+        Cursors are saved by the consumer: that of the last checkpoint before which all events are
+        done. At least once: a crash repeats at most `max_in_flight` events. Exactly once: give
+        `event_id`, and let the last step of each transaction be
+        ``await event.done(transaction=...)``, see `Event.done`.
+
+        Arguments:
+            handle: an async function of an event.
+            key: a function of an event that returns what its order matters for. Any hashable value.
+                An event whose key can't be found is treated as if its handler had raised the error.
+            event_id: a function of an event that returns what no other event of the feed has: a
+                str, bytes, int or UUID. What is done ahead of the cursor is then remembered in the
+                cursor's store, which has to implement `DoneStore`, until the cursor has passed it.
+                All instances of one name use it, or none.
+            max_concurrency: handlers at once.
+            max_in_flight: events that were delivered and whose cursor is not saved, at most; more
+                only where checkpoints are further apart. They also take `Limits.max_buffered_bytes`
+                of memory at most, beside the buffer. An event that takes long holds the cursor of
+                its partition back, and nobody else until this is reached.
+            on_failure: what becomes of an event whose handler raises: "raise" (the exception
+                cancels the other handlers and is raised here), "retry" or a `Retry`, "quarantine"
+                or a `Quarantine`. Other keys go on while an event waits for its next attempt.
+
+        Returns at the end of the feed (without `follow`) or after `stop`, which waits for what is
+        in flight. Cancelling `run_by_key` cancels the handlers.
+
+        Raises TypeError for a handler that is not asynchronous or a key that is no function, and
+        TypeError or ValueError for other arguments, before anything is delivered.
+        """
+        check_async_function("the handler", handle, EVENT_HANDLER)
+        check_plain_function("key", key)
+        if event_id is not None:
+            check_plain_function("event_id", event_id)
+            check_instance("store", self.store, DoneStore, _A_DONE_STORE)
+        check_count("max_concurrency", max_concurrency)
+        check_count("max_in_flight", max_in_flight)
+        failures = EventFailures(on_failure, self.key, self.store, key, self._decoder)
+        await failures.prepare()
+        session = await self._begin()
+        by_key = ByKey(
+            session.driver,
+            session.delivery,
+            handle,
+            key,
+            failures,
+            event_id=event_id,
+            max_concurrency=max_concurrency,
+            max_in_flight=max_in_flight,
+        )
+        self._handlers = by_key.scope
+        try:
+            await by_key.run()
+        finally:
+            self._handlers = None
+            session.close()
 
     @property
     def instance(self) -> str | None:
@@ -325,8 +492,14 @@ class FeedConsumer:
 
         May be called again, to shorten the grace period. Called after an iteration has ended, it
         ends the next one as soon as that begins; while one begins, and perhaps waits for a feed
-        that is down, it ends at once.
+        that is down, it ends at once. So does the entry of the consumer, whatever it waits for: the
+        block is entered, and its iteration has nothing to deliver.
         """
+        check_seconds("grace", grace)
+        if self._entering:
+            self._stop_next = True
+            if self._opening is not None:
+                self._opening.stop()
         if self._session is None or self._tasks is None:
             return
         if self._session.over:
@@ -337,21 +510,68 @@ class FeedConsumer:
         if grace is not None and self._grace is not None:
             self._grace.begin(grace)
 
+    def pause(self, *partitions: int) -> None:
+        """Fetch and deliver nothing new of these partitions; of all where none is given.
+
+        Also of those that are not known yet. What is in flight can be committed, and leases are
+        kept. It holds for the life of this object, also in later iterations, until `resume`. To be
+        called from the event loop.
+
+        Raises ValueError for what is no partition's number.
+        """
+        check_partitions("pause", partitions, most=MAX_PARTITION, empty=True)
+        self._paused.pause(partitions)
+        if self._session is not None:
+            self._session.driver.pause()
+
+    def resume(self, *partitions: int) -> None:
+        """Read paused partitions on, from where they were; all where none is given.
+
+        To be called from the event loop. Raises ValueError for what is no partition's number.
+        """
+        check_partitions("resume", partitions, most=MAX_PARTITION, empty=True)
+        self._paused.resume(partitions)
+        if self._session is not None:
+            self._session.driver.resume()
+
+    def subscribe(self, listener: Listener) -> Subscription:
+        """Call ``listener(notification)`` for each of `feedapi_client.notifications` from now on.
+
+        A plain function, called in the event loop: it must not block. What it raises is logged and
+        does not stop the consumer. It holds across iterations, until the subscription is closed::
+
+            with consumer.subscribe(listener):
+                ...
+
+        Raises TypeError for what is no function, or one with ``async``.
+        """
+        check_plain_function("the listener", listener)
+        return self._listeners.add(listener)
+
     def install_signal_handlers(self, *, grace: float | None = 30.0) -> None:
         """End gracefully on SIGTERM and SIGINT (Ctrl-C), until the consumer is closed.
 
         The first signal calls `stop` with this `grace`, and no iteration begins any more. The
         second one cancels at once what is in flight. From then on signals do what they did before.
 
+        Call it before ``async with consumer``, so that a signal also ends the entry, which may wait
+        for the store and the feed. Call it in the event loop; at the first line of the program,
+        where Python itself is to end cleanly, use `signal.signal`.
+
         Raises:
-            RuntimeError: the consumer is not open, or this is not the main thread.
+            RuntimeError: this is not the main thread, or no event loop runs.
             NotImplementedError: asyncio can't handle signals on Windows.
         """
-        if self._tasks is None:
-            raise RuntimeError("the consumer is not open: use it inside 'async with'")
+        check_seconds("grace", grace)
+        self._restore_signals()
         receiver = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
-        signals = self._signal_handlers.enter_context(receiver)
-        self._tasks.start_soon(self._stop_on, signals, grace)
+        self._signals = self._signal_handlers.enter_context(receiver), grace
+        if self._tasks is not None:
+            self._tasks.start_soon(self._stop_on, *self._signals)
+
+    def _restore_signals(self) -> None:
+        self._signal_handlers.close()
+        self._signals = None
 
     async def _stop_on(self, signals: AsyncIterator[signal.Signals], grace: float | None) -> None:
         number = await anext(signals)
@@ -364,7 +584,7 @@ class FeedConsumer:
         self._signalled = True
         self.stop(grace=grace)
         await anext(signals)
-        self._signal_handlers.close()
+        self._restore_signals()
         self.stop(grace=0)
 
     def _cut_short(self, grace: float) -> None:
@@ -425,8 +645,9 @@ class FeedConsumer:
     def _coordinator(self, driver: Driver) -> Coordinator:
         assert self._share is not None
         assert self._instance is not None
-        assert isinstance(self.store, LeaseStore)
-        return Coordinator(self._share, self.store, self.key, driver, name=self._instance)
+        leases = self.store if self._share.leases is None else self._share.leases
+        assert isinstance(leases, LeaseStore)
+        return Coordinator(self._share, leases, self.key, driver, name=self._instance)
 
     async def _begin(self) -> Session:
         """The session of a new iteration.
@@ -439,8 +660,13 @@ class FeedConsumer:
         if self._begun:
             if self._grace is not None:
                 self._grace.forget()
+            await self._session.save_gathered()
             await self._session.aclose()
-            self._session = await self._open_session()
+            try:
+                self._session = await self._open_session()
+            except FeedError as error:
+                log_end(self.feed, error)
+                raise
             self._stop_next = self.cut_short = False
         self._begun = True
         if not self._session.over:  # it is if `stop` came before it was open
@@ -460,23 +686,29 @@ async def _close(client: FeedClient) -> None:
         await client.aclose()
 
 
-class _Batches:
+class BatchIterator(Generic[Payload]):
     """`FeedConsumer.batches()`. A class, not a generator: leaving the loop needs no clean-up."""
 
-    def __init__(self, consumer: FeedConsumer) -> None:
+    def __init__(self, consumer: FeedConsumer[Payload]) -> None:
         self._consumer = consumer
         self._session: Session | None = None
+        self._turn = _Turn()
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Batch:
+    async def __anext__(self) -> Batch[Payload]:
+        with self._turn:
+            return await self._next()
+
+    async def _next(self) -> Batch[Payload]:
         if self._session is None:
             self._session = await self._consumer._begin_loop()
         batch = await self._session.delivery.advance()
         if batch is None:
+            unsaved = await self._session.save_gathered()
             self._session.close()
-            raise StopAsyncIteration
+            raise StopAsyncIteration() if unsaved is None else unsaved
         return batch
 
     def watch(self, events: Iterator[Event]) -> None:
@@ -485,30 +717,58 @@ class _Batches:
         self._session.delivery.takes_from(events)
 
     async def commit(self, batch: Batch) -> None:
-        """Commit a batch in the application's place; see `Delivery.commit`."""
+        """Commit a batch in the application's place; see `Delivery.commit_or_gather`."""
         assert self._session is not None
-        await self._session.delivery.commit(batch)
+        await self._session.delivery.commit_or_gather(batch)
 
 
-class _Events:
+class EventIterator(Generic[Payload]):
     """``async for event in consumer``."""
 
-    def __init__(self, batches: _Batches) -> None:
+    def __init__(self, batches: BatchIterator[Payload]) -> None:
         self._batches = batches
-        self._batch: Batch | None = None
-        self._events: Iterator[Event] = iter(())
+        self._batch: Batch[Payload] | None = None
+        self.events: Iterator[Event[Payload]] = iter(())
+        """Those of the batch in flight that were not taken yet."""
+        self._turn = _Turn()
 
     def __aiter__(self) -> Self:
         return self
 
-    async def __anext__(self) -> Event:
+    async def __anext__(self) -> Event[Payload]:
         while True:
-            for event in self._events:
+            for event in self.events:
                 return event
-            if self._batch is not None:
-                # Kept until it is through: after an error the next call tries again (R20).
-                await self._batches.commit(self._batch)
-                self._batch = None
-            self._batch = await self._batches.__anext__()
-            self._events = iter(self._batch.events)
-            self._batches.watch(self._events)
+            await self.next_batch()
+
+    async def next_batch(self) -> None:
+        """Commit the batch whose events were taken, and get the next one's."""
+        with self._turn:
+            await self._next_batch()
+
+    async def _next_batch(self) -> None:
+        if self._batch is not None:
+            # Kept until it is through: after an error the next call tries again (R20).
+            await self._batches.commit(self._batch)
+            self._batch = None
+        self._batch = await self._batches.__anext__()
+        self.events = iter(self._batch.events)
+        self._batches.watch(self.events)
+
+
+class _Turn:
+    """Of one iterator: one task at a time asks it, as with a generator."""
+
+    def __init__(self) -> None:
+        self._taken = False
+
+    def __enter__(self) -> None:
+        if self._taken:
+            raise RuntimeError(
+                "anext(): another task waits for this iterator already; several tasks share a "
+                "feed through FeedConsumer.run"
+            )
+        self._taken = True
+
+    def __exit__(self, *_: object) -> None:
+        self._taken = False

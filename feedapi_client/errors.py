@@ -22,6 +22,7 @@ translated once, where they enter, and kept as ``__cause__``::
     └── StoreError                   the cursor store failed
         ├── FencedError              another consumer of the same name advanced the partition
         │   └── LeaseLostError           another instance reads the partition now (`share`)
+        ├── AlreadyDoneError         `Event.done` of an event that is done already
         └── CommitOrderError         a batch was committed out of order, or too late
 """
 
@@ -71,7 +72,13 @@ class NegotiationError(FeedError):
 
 
 class ProtocolError(FeedError):
-    """The publisher broke the protocol in a way that a retry does not repair."""
+    """The publisher broke the protocol in a way that a retry does not repair.
+
+    Attributes:
+        status: of a response whose status is to blame, otherwise None.
+    """
+
+    status: int | None = None
 
 
 class LineageError(ProtocolError):
@@ -123,7 +130,7 @@ class TransportError(FeedError):
 
 
 class AuthenticationError(TransportError):
-    """The publisher answered 401 or 403."""
+    """The publisher answered 401 or 403. A running consumer asks again for a while first (R10)."""
 
 
 class FeedUnavailableError(TransportError):
@@ -178,6 +185,14 @@ class LeaseLostError(FencedError):
     """Another instance reads the partition now, or may do so (see `FeedConsumer`, ``share``).
 
     What was not committed is delivered again, by the instance that has the lease.
+    """
+
+
+class AlreadyDoneError(StoreError):
+    """`Event.done` was called for an event that is done already: roll the transaction back.
+
+    An earlier attempt has committed it, whose end nobody saw; or it was called before in the same
+    transaction. A handler lets it through: `run_by_key` looks which of both it was.
     """
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, overload
 from urllib.parse import SplitResult, urlsplit, urlunsplit
 
 import msgspec
@@ -15,11 +16,21 @@ import orjson
 
 from feedapi_client.errors import CommitOrderError, NegotiationError
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar as TypeVarWithDefault
+
+    Payload = TypeVarWithDefault("Payload", default=Any)
+else:
+    Payload = TypeVar("Payload")  # a default needs Python 3.13
+
 T = TypeVar("T")
 
 DialectName = Literal["v1", "v2-draft", "v2-token"]
 Status = Literal["open", "drained", "superseded"]
 Decoder = Callable[[bytes], Any]
+
+MAX_PARTITION = 32767
+"""The largest id of a partition."""
 
 FIRST = "_first"
 """The special cursor before the oldest event."""
@@ -106,12 +117,38 @@ class EventOrigin:
             _load if decoder is orjson.loads else lambda payload: decoder(bytes(payload))
         )
 
+    def done(self, transaction: Any) -> Awaitable[None]:  # noqa: ARG002
+        """Do `Event.done`."""
+        raise CommitOrderError(
+            "the event can't be done: that is for a handler of run_by_key(event_id=...), while it "
+            "handles the event",
+            partition=self.partition,
+        )
+
 
 _NOWHERE = EventOrigin(-1)
+Remember = Callable[[Any], Awaitable[None]]
+"""Remembers in a transaction that one event is done."""
 
 
-class Event(msgspec.Struct, gc=False, eq=False):
+class HandledOrigin(EventOrigin):
+    """The origin of one event while it is handled by key."""
+
+    __slots__ = ("remember",)
+
+    def __init__(self, origin: EventOrigin, remember: Remember) -> None:
+        self.partition, self.decoder, self.load = origin.partition, origin.decoder, origin.load
+        self.remember = remember
+
+    def done(self, transaction: Any) -> Awaitable[None]:
+        """Do `Event.done`."""
+        return self.remember(transaction)
+
+
+class Event(msgspec.Struct, Generic[Payload], gc=False, eq=False):
     """One event.
+
+    Generic over what `json` returns, which the `decoder` of the consumer decides.
 
     It is also the record that a line of a response is decoded into, so that no second object is
     created for an event. Each dialect has a subclass that names the fields as its lines do.
@@ -145,7 +182,7 @@ class Event(msgspec.Struct, gc=False, eq=False):
         """
         return self._headers or {}
 
-    def json(self) -> Any:
+    def json(self) -> Payload:
         """Return the payload, decoded by the `decoder` of the consumer.
 
         Without a decoder of the consumer's own the result is what orjson gives, except that
@@ -158,29 +195,33 @@ class Event(msgspec.Struct, gc=False, eq=False):
         """
         origin = self._origin
         try:
-            return origin.load(self._payload)
+            return origin.load(self._payload)  # type: ignore[no-any-return]
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             payload = bytes(self._payload)
             if origin.decoder is orjson.loads:
                 payload = without_lone_surrogates(payload)
-            return origin.decoder(payload)
+            return origin.decoder(payload)  # type: ignore[no-any-return]
 
-    def decode(self, type: type[T]) -> T:
+    @overload
+    def decode(self, type: type[T]) -> T: ...
+    @overload
+    def decode(self, type: Any) -> Any: ...
+    def decode(self, type: Any) -> Any:
         """Return the payload as a `type`. What `json` does with a lone surrogate holds here too.
 
         Arguments:
-            type: a msgspec Struct, a dataclass, a TypedDict, an attrs class, a builtin type, or a
-                pydantic model.
+            type: a msgspec Struct, a dataclass, a TypedDict, an attrs class, a builtin type, a
+                pydantic model, or a union of such (but of pydantic models). For a union, a type
+                checker does not know the type of the result.
 
         Raises:
             msgspec.ValidationError: the payload does not fit the type. For a pydantic model it is
                 pydantic.ValidationError.
         """
-        validate: Callable[[bytes], T] | None = getattr(type, "model_validate_json", None)
+        validate: Callable[[bytes], Any] | None = getattr(type, "model_validate_json", None)
         if validate is not None:
             return validate(without_lone_surrogates(bytes(self._payload)))
-        kind: Any = type
-        decoder: msgspec.json.Decoder[T] = _typed_decoder(kind)
+        decoder: msgspec.json.Decoder[Any] = _typed_decoder(type)
         try:
             return decoder.decode(self._payload)
         except msgspec.ValidationError:
@@ -188,12 +229,49 @@ class Event(msgspec.Struct, gc=False, eq=False):
         except msgspec.DecodeError:
             return decoder.decode(without_lone_surrogates(bytes(self._payload)))
 
+    def done(self, transaction: Any = None) -> Awaitable[None]:
+        """Remember that this event is done, although earlier ones of its partition may not be.
+
+        For handlers of `FeedConsumer.run_by_key` with `event_id`, which await it as their last
+        step. In a handler of `SyncFeedConsumer` the call itself does it.
+
+        Arguments:
+            transaction: the caller's own transaction, which has the effects of the event, as
+                `Batch.commit` takes it. None: the store remembers at once.
+
+        Raises:
+            AlreadyDoneError: it is done already. Roll the transaction back, and let this through.
+            LeaseLostError, FencedError: another instance or consumer reads the partition now.
+                Likewise.
+            CommitOrderError: it is not being handled with `event_id`.
+            StoreError: the store failed.
+        """
+        return self._origin.done(transaction)
+
     def __repr__(self) -> str:
         # Never the payload, because events end up in log records (R19).
         return f"<Event of partition {self._origin.partition}, {len(bytes(self._payload))} bytes>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (make_event, (self.partition, bytes(self._payload), self._headers))
+
+
+@contextmanager
+def being_handled(event: Event, remember: Remember) -> Iterator[None]:
+    """Let `Event.done` of an event call this function, within the block."""
+    before = event._origin
+    event._origin = within = HandledOrigin(before, remember)
+    try:
+        yield
+    finally:
+        if event._origin is within:  # and not of a thread that was left behind
+            event._origin = before
+
+
+def remembers(event: Event) -> Remember | None:
+    """Return what `Event.done` of the event calls, while it is handled with `event_id`."""
+    origin = event._origin
+    return origin.remember if isinstance(origin, HandledOrigin) else None
 
 
 @lru_cache(maxsize=_TYPED_DECODERS)
@@ -223,11 +301,11 @@ def make_event(
     )
 
 
-Committer = Callable[["Batch", Any], Awaitable[None]]
+Committer = Callable[["Batch[Any]", Any], Awaitable[None]]
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class Batch(Generic[Payload]):
     """Events closed by a checkpoint.
 
     Iterating over a batch gives its events, and its length is their number.
@@ -243,7 +321,7 @@ class Batch:
     """
 
     partition: int
-    events: Sequence[Event]
+    events: Sequence[Event[Payload]]
     cursor: str
     committer: Committer | None = field(default=None, repr=False)
 
@@ -272,7 +350,7 @@ class Batch:
             )
         await self.committer(self, transaction)
 
-    def __iter__(self) -> Iterator[Event]:
+    def __iter__(self) -> Iterator[Event[Payload]]:
         """Iterate over the events."""
         return iter(self.events)
 
@@ -328,6 +406,9 @@ class FeedKey:
         filters: the selection of events, because a cursor is valid only for the same filters. Given
             as a mapping or as pairs, kept as sorted pairs.
 
+    A feed that has a name of its own (``feed_name``) is ``feed:NAME`` in place of its URL: see
+    `named`.
+
     Raises:
         NegotiationError: no feed can be at this URL.
     """
@@ -335,6 +416,20 @@ class FeedKey:
     url: str
     name: str = "default"
     filters: Any = ()
+
+    @classmethod
+    def named(cls, feed_name: str, name: str = "default", filters: Any = ()) -> FeedKey:
+        """Return the key of a feed by its name, under which it may move from URL to URL.
+
+        Raises:
+            ValueError: the name is empty, too long, or not printable.
+        """
+        return cls(f"{_NAMED}{checked_feed_name(feed_name)}", name, filters)
+
+    @property
+    def feed_name(self) -> str | None:
+        """The feed's name; None for a key by URL."""
+        return self.url.removeprefix(_NAMED) if self.url.startswith(_NAMED) else None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", _key_url(self.url))
@@ -358,6 +453,19 @@ class FeedKey:
         return f"{self.name} @ {self.url}{filters}"
 
 
+_NAMED = "feed:"
+_LONGEST_NAME = 200
+
+
+def checked_feed_name(name: str) -> str:
+    """Return the name. Raises ValueError for one that no feed can have."""
+    if not isinstance(name, str) or not 0 < len(name) <= _LONGEST_NAME:
+        raise ValueError(f"feed_name is a text of 1 to {_LONGEST_NAME} characters")
+    if not name.isprintable() or name != name.strip():
+        raise ValueError("feed_name is printable, and neither begins nor ends with a space")
+    return name
+
+
 _DIGEST = re.compile("sha256=[0-9a-f]{16}")
 
 
@@ -373,6 +481,11 @@ def public_url(url: str) -> str:
 
 
 def _key_url(url: str) -> str:
+    if isinstance(url, str) and url.startswith(_NAMED):
+        try:
+            return f"{_NAMED}{checked_feed_name(url.removeprefix(_NAMED))}"
+        except ValueError as error:
+            raise NegotiationError(str(error)) from None
     # What is no string may not be hashable, and is refused.
     return _read_key_url(url) if isinstance(url, str) else public_url(url)
 

@@ -5,10 +5,19 @@ Sizes are in bytes and times in seconds, unless a field says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Literal
 
+from feedapi_client.arguments import (
+    check_fields,
+    check_function,
+    check_instance,
+    check_plain,
+    check_texts,
+    check_word,
+)
 from feedapi_client.errors import FeedError, FeedUnavailableError, HostError, TornResponseError
 
 
@@ -38,9 +47,10 @@ class FetchOptions:
     """Event headers to include, ``["_all"]`` for all (dialect v1)."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_texts("FetchOptions.filters", self.filters)
         for name in ("event_types", "skip_event_types", "v1_headers"):
-            if isinstance(getattr(self, name), str):
-                raise ValueError(f"FetchOptions.{name} takes a sequence of names, not one string")
+            self._check_names(name, getattr(self, name))
         if self.page_size_hint is not None and self.stream is not False:
             raise ValueError("FetchOptions: page_size_hint and stream exclude each other: give one")
         if self.page_size_hint is not None and self.page_size_hint < 1:
@@ -58,6 +68,15 @@ class FetchOptions:
             raise ValueError(
                 "FetchOptions: event_types and skip_event_types exclude each other: give one"
             )
+
+    @staticmethod
+    def _check_names(field: str, names: object) -> None:
+        if isinstance(names, str):
+            raise ValueError(f"FetchOptions.{field} takes a sequence of names, not one string")
+        check_instance(f"FetchOptions.{field}", names, Collection, "a sequence of names")
+        assert isinstance(names, Collection)
+        for name in names:
+            check_plain(f"FetchOptions.{field}: each name", name, "str")
 
     @property
     def streaming(self) -> bool | int:
@@ -94,6 +113,11 @@ class Limits:
     batch_linger: float | None = None
     """Seconds that a batch smaller than these two waits for more events of its partition, unless
     the partition is at its end; None: not at all. Fewer and larger batches mean fewer commits."""
+    commit_interval: float | None = None
+    """Seconds for which commits that the consumer makes itself are gathered, in `run` and in
+    ``async for event``, to be saved for all partitions at once; None: each by itself. A crash
+    repeats what was handled in that time. A stop, an end, and a partition that is given away wait
+    for the save. A batch that the application commits is saved at once."""
     max_line_bytes: int = 16 * 1024 * 1024
     """Bytes of one line of a response."""
     max_discovery_bytes: int = 32 * 1024 * 1024
@@ -103,6 +127,10 @@ class Limits:
     `max_poll_interval` and falls back to this at the first event."""
     max_poll_interval: float = 10.0
     """Seconds of the longest pause between two polls; `poll_interval` if that is longer."""
+    settle_time: float = 10.0
+    """Seconds for which the answers of a closed partition have to be empty before they show its
+    end, where no `lastCursor` does (R6). They count from when it was first seen closed, or the feed
+    failed last, so that a history of many closed partitions takes this time once."""
     discovery_interval: float = 60.0
     """Seconds between two discoveries when nothing else asks for one."""
     stream_idle_timeout: float = 60.0
@@ -126,6 +154,11 @@ class Limits:
     only a few about those of all partitions. The next record says how many were left out."""
 
     @property
+    def silent_pause(self) -> float:
+        """Seconds between the two silent answers that are the end of an open partition (R6)."""
+        return max(self.poll_interval, self.settle_time / 10)
+
+    @property
     def read_bytes(self) -> int:
         """Bytes that one read of a connection of our own brings at most: 256 KiB by default.
 
@@ -134,6 +167,7 @@ class Limits:
         return min(max(self.max_buffered_bytes // 256, 64 * 1024), 256 * 1024)
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for limit in fields(self):
             value = getattr(self, limit.name)
             if value is not None and not value > 0:
@@ -141,6 +175,7 @@ class Limits:
 
 
 Decision = Literal["retry", "fatal"]
+_DECISIONS = ("retry", "fatal")
 
 
 def default_decision(error: FeedError) -> Decision:
@@ -177,19 +212,31 @@ class RetryPolicy:
     give_up_after: float | None = 300.0
     """Seconds without progress after which the last error is raised; None never gives up."""
     refused_for: float = 60.0
-    """Seconds for which a partition may refuse its requests (400, 404, 409, 410) although discovery
-    lists it, before that is an error (R10). A rolling deployment should take no longer."""
+    """Seconds for which a partition may refuse its requests (400, 401, 403, 404, 405, 409, 410,
+    421) although discovery lists it, before that is an error (R10). A rolling deployment should
+    take no longer."""
     decide: Callable[[FeedError], Decision] = default_decision
     """Decides which errors are retried; a function of your own may replace it. Without one, a
     `HostError` ends the first discovery at once; a function of your own decides there too."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_function("RetryPolicy.decide", self.decide)
         if self.base_delay <= 0 or self.max_delay < self.base_delay:
             raise ValueError("RetryPolicy: base_delay must be positive and max_delay not smaller")
         if self.max_retry_after < 0 or (self.give_up_after is not None and self.give_up_after < 0):
             raise ValueError("RetryPolicy: max_retry_after and give_up_after must not be negative")
         if self.refused_for < 0:
             raise ValueError("RetryPolicy.refused_for must not be negative")
+
+    def retries(self, error: FeedError) -> bool:
+        """Return whether `decide` says that an error is retried.
+
+        Raises ValueError if it says neither "retry" nor "fatal".
+        """
+        decision = self.decide(error)
+        check_word("what RetryPolicy.decide returns", decision, _DECISIONS)
+        return decision == "retry"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,10 +255,21 @@ class Share:
     rebalance_seconds: float = 5.0
     """Seconds between two looks at the other instances."""
     handover_seconds: float = 30.0
-    """Seconds that a batch in flight may take before its partition is given away regardless. Its
-    commit then raises `LeaseLostError`."""
+    """Seconds that a batch in flight, and then `on_release`, may take before a partition is given
+    away regardless. A commit then raises `LeaseLostError`."""
+    leases: object | None = None
+    """A `LeaseStore`, where leases are not to be kept beside the cursors. They decide who works,
+    never what is right: a store of another kind will do, the same one for all instances."""
+    on_assigned: Callable[[frozenset[int]], Awaitable[object]] | None = None
+    """Awaited with the partitions that were claimed, before one of them is read. What it raises
+    ends the iteration."""
+    on_release: Callable[[frozenset[int]], Awaitable[object]] | None = None
+    """Awaited with partitions, after their last batch, before they are given away, and at the end
+    of the iteration. For those whose lease was lost, once that is known: others may read them
+    already. What it raises is reported."""
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("lease_seconds", "rebalance_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Share.{name} must be positive, not {getattr(self, name)}")
@@ -228,3 +286,8 @@ class Share:
             0 < len(self.instance) <= 100 and self.instance.isprintable()
         ):
             raise ValueError("Share.instance must be 1 to 100 printable characters")
+        for name in ("on_assigned", "on_release"):
+            function = getattr(self, name)
+            plain = inspect.isfunction(function) and not inspect.iscoroutinefunction(function)
+            if function is not None and (plain or not callable(function)):
+                raise TypeError(f"Share.{name} must be an async function of the partitions")

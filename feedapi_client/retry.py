@@ -95,7 +95,7 @@ class Backoff:
             max_delay=policy.max_delay,
             max_retry_after=policy.max_retry_after,
             give_up_after=policy.give_up_after if give_up_after is None else give_up_after,
-            retry_if=lambda error: isinstance(error, FeedError) and policy.decide(error) == "retry",
+            retry_if=lambda error: isinstance(error, FeedError) and policy.retries(error),
             clock=clock,
         )
 

@@ -28,6 +28,8 @@ class PartitionState(StrEnum):
     """Open, no longer listed, and without a successor."""
     ELSEWHERE = "elsewhere"
     """Another instance reads it: see `PartitionStatus.owner`."""
+    PAUSED = "paused"
+    """The application has paused it: see `FeedConsumer.pause`."""
 
 
 class PartitionWait(StrEnum):
@@ -57,6 +59,8 @@ class PartitionWait(StrEnum):
     """Other partitions: see `PartitionStatus.waits_for`."""
     LEASE = "lease"
     """A lease: another instance has it, or nobody yet."""
+    RESUME = "resume"
+    """The application, to call `FeedConsumer.resume`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +96,8 @@ class PartitionStatus:
     """When the publisher last answered a request for it."""
     wait: PartitionWait | None = None
     """What it waits for. None for one that is read no more, and while nobody iterates."""
+    unknown_commands: int = 0
+    """Lines received in this iteration that were neither an event nor a checkpoint."""
     fetch_failures: int = 0
     """Requests that failed or were refused in this iteration."""
     handler_failures: int = 0
@@ -107,8 +113,11 @@ class PartitionStatus:
 
     @property
     def behind_seconds(self) -> float | None:
-        """Seconds since it was last caught up; None before the first time."""
-        return _seconds_since(self.caught_up_at)
+        """Seconds since it was last caught up.
+
+        None before the first time, and for a partition that this consumer reads no more.
+        """
+        return None if self.state in _READ_NO_MORE else _seconds_since(self.caught_up_at)
 
     @property
     def in_flight_seconds(self) -> float | None:
@@ -119,6 +128,14 @@ class PartitionStatus:
     def commit_age_seconds(self) -> float | None:
         """Seconds since the last commit of this iteration; None before the first one."""
         return _seconds_since(self.committed_at)
+
+
+_READ_NO_MORE = (
+    PartitionState.DRAINED,
+    PartitionState.SUPERSEDED,
+    PartitionState.VANISHED,
+    PartitionState.ELSEWHERE,
+)
 
 
 def _seconds_since(time: datetime | None) -> float | None:
@@ -178,6 +195,10 @@ class ProblemName(StrEnum):
     """A partition can't go on (``on_error="park"``)."""
     VANISHED = "vanished"
     """An open partition is not listed any more, and has no successor."""
+    ROLLED_BACK = "rolled-back"
+    """A partition that was drained, or whose successors hold its cursor, is listed as open again:
+    the publisher may have been rolled back. The consumer is not ready until that has passed or the
+    cursor was moved back (``feedapi cursors restore``)."""
     FAILED = "failed"
     """An error has ended the iteration."""
     NOT_OPEN = "not-open"

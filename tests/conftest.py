@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,12 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+from feedapi_client import Limits, RetryPolicy
+from tests import components
+
 _MAX_PROCESSES = 4
+_JVM_TIMEOUT = 360
+"""Seconds for a test that may start JVMs while other processes start theirs."""
 _SERVERS = {"postgres", "mariadb", "redis_server", "nats_server"}
 _PROCESSES = {"spawn"}
 _LOGGERS = ("root", "feedapi_client", "httpx", "httpcore")
@@ -48,6 +54,8 @@ TOUCHED = {
 """The tests marked ``touch``: each real component still works with the library."""
 _EXAMPLES = {"quick": 25, "whole": 200}
 """Examples of each property: fewer where slow tests are left out."""
+BROKER_CRASH = "the real broker crashed"
+"""A property of a test's report: the first lines of what the broker wrote."""
 FIRST_FILES = (
     "tests/spark/test_delta.py",
     "tests/spark/test_process_kills.py",
@@ -122,6 +130,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     first = {root / name: number for number, name in enumerate(FIRST_FILES)}
     heavy = set()
     for item in items:
+        if item.get_closest_marker("spark") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(_JVM_TIMEOUT))
         if item.nodeid.startswith(touched):
             item.add_marker("touch")
         if item.get_closest_marker("spark") or _SERVERS.intersection(_fixtures(item)):
@@ -178,8 +188,33 @@ def anyio_backend(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the defaults short that a test waits out in this process, and is not about."""
+    for options, name, seconds in (
+        (Limits, "settle_time", 0.3),
+        (RetryPolicy, "refused_for", 1.0),
+    ):
+        monkeypatch.setitem(options.__init__.__kwdefaults__, name, seconds)
+
+
 # Reasons for skips that no installation can remove.
 _BY_DESIGN = ("the store declares", "SQLAlchemy runs on asyncio only", "memory has no transactions")
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Build what has to be built before the tests begin, whose time limits are short."""
+    config = session.config
+    if hasattr(config, "workerinput") or _QUICK in config.getoption("markexpr"):
+        return
+    paths = [Path(argument.split("::")[0]).absolute() for argument in config.args]
+    for component, names in {
+        "liftbridge": ("docs", "liftbridge"),
+        "feedapi-go": ("peers",),
+    }.items():
+        folders = [Path(__file__).parent / name for name in names]
+        if any(a.is_relative_to(b) or b.is_relative_to(a) for a in folders for b in paths):
+            components.available(component)
 
 
 def pytest_deselected(items: list[pytest.Item]) -> None:
@@ -190,9 +225,11 @@ def pytest_deselected(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over the count of a process that runs tests. Each of them collects them all."""
+    """Take over what a process counted that runs tests. Each of them collects them all."""
     global _left_out
-    _left_out = max(_left_out, getattr(node, "workeroutput", {}).get("left_out", 0))
+    output = getattr(node, "workeroutput", {})
+    components.used.update(output.get("components", ()))
+    _left_out = max(_left_out, output.get("left_out", 0))
 
 
 @pytest.hookimpl(trylast=True)
@@ -210,18 +247,47 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail in CI when a test was skipped because something is not installed."""
     if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["components"] = sorted(components.used)
         session.config.workeroutput["left_out"] = _left_out
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not os.environ.get("CI") or exitstatus != pytest.ExitCode.OK:
         return
-    reasons = {
-        report.longrepr[2].removeprefix("Skipped: ")
-        for report in reporter.stats.get("skipped", [])
-        if isinstance(report.longrepr, tuple)
-    }
-    missing = sorted(reason for reason in reasons if not reason.startswith(_BY_DESIGN))
+    missing = sorted(
+        reason
+        for reason in _skipped(reporter)
+        if not reason.startswith(_BY_DESIGN) and not components.left_out(reason)
+    )
     if missing:
         reporter.write_line(
             f"tests were skipped, which CI does not allow: {'; '.join(missing)}", red=True
         )
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Tell which components the tests used, and what the missing ones would have tested."""
+    lines = components.table(components.used, _skipped(terminalreporter))
+    if lines:
+        terminalreporter.section("components")
+        for line in lines:
+            terminalreporter.write_line(line)
+    for test, crash in dict.fromkeys(_broker_crashes(terminalreporter)):
+        terminalreporter.write_line(f"the real broker crashed during {test}: {crash}")
+
+
+def _broker_crashes(reporter: Any) -> Iterator[tuple[str, str]]:
+    """Yield tests during which the real broker crashed and was started again, passed or not."""
+    for reports in reporter.stats.values():
+        for report in reports:
+            for name, value in getattr(report, "user_properties", ()):
+                if name == BROKER_CRASH:
+                    yield report.nodeid, " / ".join(value.splitlines())
+
+
+def _skipped(reporter: Any) -> Counter[str]:
+    """Return the reasons of skipped tests, with how many tests each skipped."""
+    return Counter(
+        report.longrepr[2].removeprefix("Skipped: ")
+        for report in reporter.stats.get("skipped", [])
+        if isinstance(report.longrepr, tuple)
+    )

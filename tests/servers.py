@@ -11,12 +11,14 @@ import subprocess
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from tests import components
 
 _START_SECONDS = 100.0  # a safety net, below the time limit of a test
 
@@ -42,6 +44,8 @@ class MariaDB:
     """A MariaDB server that listens on a unix socket."""
 
     socket: str
+    restart: Callable[[], None] = lambda: None
+    """Kills the server as a power cut does, and starts it again."""
 
     def url(self, driver: str = "asyncmy") -> str:
         """Return the URL for SQLAlchemy."""
@@ -68,6 +72,7 @@ def run_postgres(*, durable: bool = True) -> Iterator[Postgres]:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        components.require("postgresql")
         import pgserver
     # Not in pytest's directories: when this runs as root the server runs as another user, and the
     # path of a socket must be short.
@@ -88,64 +93,68 @@ def run_postgres(*, durable: bool = True) -> Iterator[Postgres]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def mariadb_installed() -> bool:
-    """Return whether Debian's mariadb-server is installed."""
-    return _mariadbd() is not None
-
-
-def _mariadbd() -> str | None:
-    return shutil.which("mariadbd", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
-
-
 @contextmanager
-def run_mariadb(*, durable: bool = True) -> Iterator[MariaDB]:
+def run_mariadb(*, durable: bool = True, options: tuple[str, ...] = ()) -> Iterator[MariaDB]:
     """Run MariaDB from Debian's mariadb-server, with a data directory of its own.
 
-    `durable` means the same as for PostgreSQL.
+    `durable` means the same as for PostgreSQL. `options` are the daemon's. Where it is missing or
+    does not come up, the test is skipped with the reason.
     """
+    daemon = components.require("mariadb")
     directory = tempfile.mkdtemp(prefix="feedapi-my-", dir="/tmp")
-    socket, data = f"{directory}/sock", f"{directory}/data"
-    user = ["--user=root"] if os.geteuid() == 0 else []
-    daemon = _mariadbd()
-    assert daemon is not None, "MariaDB is not installed: apt-get install -y mariadb-server"
-    common = ["--no-defaults", f"--datadir={data}", *user]
-    install = [
-        "mariadb-install-db",
-        *common,
-        "--auth-root-authentication-method=normal",
-        "--skip-test-db",
-    ]
-    subprocess.run(install, check=True, capture_output=True)
-    fast = (
-        []
-        if durable
-        else [
+    with ExitStack() as stack:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        try:
+            server = _MariaDBProcess(daemon, Path(directory), durable, options)
+            stack.callback(server.stop)
+            server.start()
+            server.create_database()
+        except (OSError, AssertionError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or b""
+            components.miss("mariadb", said.decode(errors="replace").strip()[-300:] or error)
+        yield MariaDB(server.socket, server.restart)
+
+
+class _MariaDBProcess:
+    """A daemon with its data directory, which it installs."""
+
+    def __init__(self, daemon: str, folder: Path, durable: bool, options: tuple[str, ...]) -> None:
+        self.socket = str(folder / "sock")
+        self._log = folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client = ["--no-defaults", f"--socket={self.socket}", "-uroot"]
+        user = ["--user=root"] if os.geteuid() == 0 else []
+        common = ["--no-defaults", f"--datadir={folder / 'data'}", *user]
+        install = ["mariadb-install-db", *common, "--auth-root-authentication-method=normal"]
+        subprocess.run([*install, "--skip-test-db"], check=True, capture_output=True)
+        fast = [
             "--innodb-flush-log-at-trx-commit=0",
             "--innodb-flush-method=nosync",
             "--skip-innodb-doublewrite",
         ]
-    )
-    with Path(directory, "log").open("wb") as log:
-        process = subprocess.Popen(
-            [daemon, *common, *fast, f"--socket={socket}", "--skip-networking"],
-            stdout=log,
-            stderr=log,
-        )
-    try:
-        _wait_for(
-            ["mariadb-admin", "--no-defaults", f"--socket={socket}", "-uroot", "ping"], process
-        )
+        own = [f"--socket={self.socket}", "--skip-networking"]
+        self._command = [daemon, *common, *([] if durable else fast), *options, *own]
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log)
+        _wait_for(["mariadb-admin", *self._client, "ping"], self._process)
+
+    def create_database(self) -> None:
         create = "CREATE DATABASE test CHARACTER SET utf8mb4"
-        subprocess.run(
-            ["mariadb", "--no-defaults", f"--socket={socket}", "-uroot", "-e", create],
-            check=True,
-            capture_output=True,
-        )
-        yield MariaDB(socket)
-    finally:
-        process.terminate()
-        process.wait(30)
-        shutil.rmtree(directory, ignore_errors=True)
+        subprocess.run(["mariadb", *self._client, "-e", create], check=True, capture_output=True)
+
+    def restart(self) -> None:
+        """As after a crash."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self.start()
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait(30)
 
 
 @contextmanager
@@ -192,8 +201,6 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="session")
 def mariadb() -> Iterator[MariaDB]:
-    if not mariadb_installed() and not os.environ.get("CI"):
-        pytest.skip("MariaDB is not installed: apt-get install -y mariadb-server")
     with run_mariadb(durable=False) as server:
         yield server
 

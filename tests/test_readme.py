@@ -21,7 +21,7 @@ def test_the_two_set_up_commands_come_first() -> None:
 
 
 def test_ci_finds_the_two_set_up_commands_and_no_others() -> None:
-    # The same as the sed expression in .ci/run.
+    # The same as in .ci/run.
     found = [
         line
         for block in re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
-from feedapi_client.cli.common.streams import require_streams
+from feedapi_client.cli.std_streams import require_streams
 
 
 def main() -> None:
     """Run the command line and exit, with an exit code that ``feedapi --help`` explains."""
+    command = next((word for word in sys.argv[1:] if not word.startswith("-")), None)
+    if command == "run" and sys.platform != "win32":
+        # Until it has signal handlers of its own, which takes the import of the application and of
+        # a database driver. Without one, the first process of a container ignores SIGTERM.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _end_before_start)
     require_streams()
     try:
         from feedapi_client.cli.app import app
@@ -20,3 +27,8 @@ def main() -> None:
         )
         raise SystemExit(1) from None
     app(prog_name="feedapi")
+
+
+def _end_before_start(*_: object) -> None:
+    """End cleanly: nothing is in flight yet."""
+    raise SystemExit(0)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.cli.common.options import (
-    AuthEnv,
-    CaFile,
+from feedapi_client.cli.feed_options import (
+    Connection,
     GiveUpAfter,
-    HeaderEnv,
     Json,
     Lineage,
     Url,
     V1Partitions,
+    checked_url,
     edges,
 )
-from feedapi_client.cli.common.run_async import run_async
+from feedapi_client.cli.reporting import run_async
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,52 +25,55 @@ if TYPE_CHECKING:
 _SHOWN = 8
 
 
-def discover(
-    url: Url,
-    json: Json = False,
-    auth_env: AuthEnv = None,
-    header_env: HeaderEnv = None,
-    ca_file: CaFile = None,
-    v1_partitions: V1Partitions = None,
-    lineage: Lineage = None,
-    give_up_after: GiveUpAfter = 5.0,
-) -> None:
+@dataclass(frozen=True, kw_only=True)
+class Discover:
+    """Options of ``feedapi discover``."""
+
+    url: Url
+    json: Json = False
+    v1_partitions: V1Partitions = None
+    lineage: Lineage = None
+    give_up_after: GiveUpAfter = 5.0
+    connection: Connection
+
+
+def discover(options: Discover) -> None:
     """Show a feed's dialect, flags and partitions, and the lineage of the partitions.
 
     Says where the feed seems to leave out which partition starts after which. Try --lineage then:
     the tree is drawn as a consumer with the same option sees it.
     """
-    from feedapi_client.cli.common.feed_url import checked_url
-    from feedapi_client.cli.common.http_client import headers_from_environment
+    from feedapi_client.errors import LineageError
     from feedapi_client.lineage.missing_edges import with_edges
 
-    headers = headers_from_environment(auth_env, header_env)
-    checked_url(url)
-    added = edges(lineage)
-    feed, info = run_async(_discover, url, (headers, ca_file), v1_partitions, give_up_after)
-    info = with_edges(info, added, known=(), feed=feed)
-    if json:
-        from feedapi_client.cli.common.json_output import print_json
+    checked_url(options.url)
+    added = edges(options.lineage)
+    feed, info = run_async(_discover, options)
+    named = added.keys() | {parent for parent in added.values() if parent is not None}
+    for partition in sorted(named - info.partitions.keys()):
+        # For a consumer the edge would sleep until the partition is listed. Here it is nothing.
+        raise LineageError(
+            "--lineage names it, and it is not listed", feed=feed, partition=partition
+        )
+    info = with_edges(info, added, feed=feed)
+    if options.json:
+        from feedapi_client.cli.escape import print_json
 
         print_json(as_json(feed, info))
     else:
         _print_info(feed, info, added)
 
 
-async def _discover(
-    url: str,
-    sent: tuple[dict[str, str], str | None],
-    v1_partitions: int | None,
-    give_up_after: float,
-) -> tuple[str, FeedInfo]:
+async def _discover(options: Discover) -> tuple[str, FeedInfo]:
     """Return the name of the feed in messages, and the discovery. Raises `FeedError`."""
-    from feedapi_client import FeedClient, Limits, RetryPolicy
-    from feedapi_client.cli.common.http_client import http_client
+    from feedapi_client import FeedClient, RetryPolicy
 
-    retry = RetryPolicy(give_up_after=give_up_after)
+    retry = RetryPolicy(give_up_after=options.give_up_after)
     async with (
-        http_client(sent[0], Limits(), sent[1]) as http,
-        FeedClient(url, http=http, v1_partitions=v1_partitions, retry=retry) as client,
+        options.connection.client() as http,
+        FeedClient(
+            options.url, http=http, v1_partitions=options.v1_partitions, retry=retry
+        ) as client,
     ):
         return client.feed, await client.discover()
 
@@ -103,9 +106,9 @@ def as_json(feed: str, info: FeedInfo) -> dict[str, Any]:
     }
 
 
-def _print_info(feed: str, info: FeedInfo, added: Mapping[int, int]) -> None:
-    from feedapi_client.cli.common.console import console, plain_line
-    from feedapi_client.cli.common.escape import shown
+def _print_info(feed: str, info: FeedInfo, added: Mapping[int, int | None]) -> None:
+    from feedapi_client.cli.escape import shown
+    from feedapi_client.cli.terminal import console, plain_line
 
     flags = [f"dialect {info.dialect}"]
     if info.exactly_once:
@@ -123,7 +126,7 @@ def _print_info(feed: str, info: FeedInfo, added: Mapping[int, int]) -> None:
 
 
 def _print_partitions(info: FeedInfo) -> None:
-    from feedapi_client.cli.common.tables import print_table
+    from feedapi_client.cli.terminal import print_table
 
     print_table(
         ("partition", "state", "starts after", "cursor from", "last cursor"),
@@ -141,7 +144,7 @@ def _print_partitions(info: FeedInfo) -> None:
 
 
 def _print_suspected_edges(info: FeedInfo) -> None:
-    from feedapi_client.cli.common.console import console, plain_line
+    from feedapi_client.cli.terminal import console, plain_line
     from feedapi_client.lineage.missing_edges import suspected_missing_edges
 
     suspected = suspected_missing_edges(None, info.partitions)
@@ -153,15 +156,16 @@ def _print_suspected_edges(info: FeedInfo) -> None:
     console().print(plain_line(f"on the command line: {options}", "yellow"))
 
 
-def _print_lineage(info: FeedInfo, added: Mapping[int, int]) -> None:
+def _print_lineage(info: FeedInfo, added: Mapping[int, int | None]) -> None:
     from rich.text import Text
 
-    from feedapi_client.cli.common.console import console
-    from feedapi_client.cli.common.lineage_tree import lineage_tree
+    from feedapi_client.cli.lineage_tree import lineage_tree
+    from feedapi_client.cli.terminal import console
 
     def label(id: int) -> Text:
         if info.partitions[id].closed:
             return Text(f"{id}  closed", style="dim")
         return Text(f"{id}  open", style="green")
 
-    console().print(lineage_tree(info.partitions, Text("lineage", style="bold"), label, added))
+    edges = [child for child, parent in added.items() if parent is not None]
+    console().print(lineage_tree(info.partitions, Text("lineage", style="bold"), label, edges))

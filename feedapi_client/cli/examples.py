@@ -6,7 +6,7 @@ _URL = "https://service/myfeed"
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "demo": ("demo", "demo --events 100000 --seed 7", "demo --sabotage cursor-last"),
-    "serve": ("serve --rate 20 --split-every 5", "serve --dialect v2-draft --port 8080"),
+    "serve": ("serve --rate 20 --split-every 20", "serve --dialect v2-draft --port 8080"),
     "discover": (
         f"discover {_URL}",
         f"discover {_URL} --auth-env TOKEN --json",
@@ -30,6 +30,12 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"run {_URL} --handler shop.orders:handle --store env:DATABASE_URL --share",
         f"run {_URL} --handler shop.orders:handle --store cursors.db --monitor 0.0.0.0:9464",
         f"run {_URL} --handler shop.orders:handle --store cursors.db --workers 4",
+        f"run {_URL} --handler shop.orders:each --store cursors.db --key /id --concurrency 99",
+    ),
+    "relay": (
+        f"relay {_URL} --stream orders --store relay.db --key order.id --follow",
+        f"relay {_URL} --stream orders --api broker:9292 --create --exactly-once batch --follow",
+        f"relay {_URL} --stream orders --store relay.db --oversized quarantine",
     ),
     "status": (
         "status localhost:9464",
@@ -38,6 +44,11 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     "cursors ls": (
         "cursors ls --store cursors.db",
         f"cursors ls --store env:DATABASE_URL --url {_URL}",
+        "cursors ls --store liftbridge://broker:9292/orders",
+    ),
+    "cursors show": (
+        "cursors show --store cursors.db",
+        f"cursors show --store liftbridge://broker:9292/orders --feed {_URL} --json",
     ),
     "cursors set": (
         "cursors set 3 CURSOR --store cursors.db",
@@ -48,14 +59,29 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "cursors reset --store cursors.db --partition 3 --yes",
     ),
     "cursors export": ("cursors export --store cursors.db -o cursors.json",),
-    "cursors import": ("cursors import cursors.json --store env:DATABASE_URL",),
+    "cursors import": (
+        "cursors import cursors.json --store env:DATABASE_URL",
+        "cursors import cursors.json --store liftbridge://broker:9292/orders",
+    ),
     "cursors rewind": (
         "cursors rewind --to '2 hours ago' --store cursors.db --dry-run",
         "cursors rewind --to 2031-05-04T14:30 --store cursors.db --name app",
     ),
     "cursors skip": (f"cursors skip {_URL} --store cursors.db --name app",),
     "cursors drain": (f"cursors drain {_URL} 3 --store cursors.db --name app",),
-    "cursors move": (f"cursors move https://old/feed {_URL} --store cursors.db",),
+    "cursors rename": ("cursors rename default orders --store cursors.db",),
+    "cursors upgrade": (
+        "cursors upgrade --store cursors.db",
+        f"cursors upgrade --store liftbridge://broker:9292/orders --feed {_URL} --name relay",
+    ),
+    "cursors restore": (
+        f"cursors restore {_URL} 3 --store cursors.db --name app",
+        f"cursors restore {_URL} 3 --successor 10 --store cursors.db --name app",
+    ),
+    "cursors move": (
+        f"cursors move https://old/feed {_URL} --store cursors.db",
+        f"cursors move {_URL} feed:payments --store liftbridge://broker:9292/orders",
+    ),
     "leases ls": ("leases ls --store cursors.db", "leases ls --store env:DATABASE_URL --json"),
     "quarantine ls": ("quarantine ls --store cursors.db",),
     "quarantine show": ("quarantine show 17 --store cursors.db",),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from feedapi_client.cli.common.extras import run_adapter
+from feedapi_client.cli.extras import run_adapter
 
 
 def ingest(context: typer.Context) -> None:

@@ -4,16 +4,16 @@
 retries fetches or keeps cursors: `FeedConsumer` does that.
 """
 
-from feedapi_client.client.asynchronous import FeedClient, Fetch, Response
-from feedapi_client.client.page import Page
-from feedapi_client.client.synchronous import SyncFeedClient, SyncFetch, SyncResponse
+from feedapi_client.client.asynchronous import FeedClient, Fetch, FetchResponse
+from feedapi_client.client.page_batches import Page
+from feedapi_client.client.synchronous import SyncFeedClient, SyncFetch, SyncFetchResponse
 
 __all__ = [
     "FeedClient",
     "Fetch",
+    "FetchResponse",
     "Page",
-    "Response",
     "SyncFeedClient",
     "SyncFetch",
-    "SyncResponse",
+    "SyncFetchResponse",
 ]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import anyio
 import orjson
 
-from feedapi_client.client.base import BaseClient, check_count, log_attempt
-from feedapi_client.client.page import Page, PageBatches, check_unused, page_of
+from feedapi_client.client.base_client import BaseClient, check_count, log_attempt
+from feedapi_client.client.page_batches import Page, PageBatches, check_unused, page_of
 from feedapi_client.errors import FeedError, NoProgressError, RequestRefusedError
-from feedapi_client.http.transport import AsyncHTTP, ResponseStream, Transport
+from feedapi_client.http.async_transport import AsyncHTTP, ResponseStream, Transport
 from feedapi_client.model import LAST, Batch, Decoder, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
-from feedapi_client.protocol.page import PageReader, Progress
+from feedapi_client.protocol.page import Outcome, PageReader, Progress, unrecognized_error
 from feedapi_client.retry import Backoff, retry
+
+AskedEnd = Callable[[], Awaitable[str | None]]
 
 
 class FeedClient(BaseClient):
@@ -88,7 +91,7 @@ class FeedClient(BaseClient):
         *,
         stream: bool | int = False,
         progress: Progress | None = None,
-    ) -> Response:
+    ) -> FetchResponse:
         """The plainest fetch: feed the chunks to the reader yourself.
 
         ``async with client.open(...) as response``, then feed `response.chunks()` to
@@ -101,7 +104,7 @@ class FeedClient(BaseClient):
             dialect.suffix, params, partition=partition, idle_timeout=idle_timeout
         )
         reader = self._page_reader(info, partition, cursor, progress)
-        return Response(stream_of_bytes, reader, info)
+        return FetchResponse(stream_of_bytes, reader, info)
 
     def fetch(self, partition: int, cursor: str) -> Fetch:
         """One fetch: await it for a `Page`, or iterate for each `Batch` as its checkpoint arrives.
@@ -113,18 +116,25 @@ class FeedClient(BaseClient):
         """
         return Fetch(self, partition, cursor)
 
-    async def end_of(self, partition: int) -> str:
+    async def end_of(
+        self,
+        partition: int,
+        *,
+        within: Callable[[AskedEnd], Awaitable[str | None]] | None = None,
+    ) -> str:
         """Return the cursor of the partition's present end: the first checkpoint behind `_last`.
 
         Retried as the policy says; raises what `open` does, and `NoProgressError` when the
-        publisher gives no cursor again and again.
+        publisher gives no cursor again and again. `within` awaits each request, and may wait
+        before it.
         """
 
         async def ask() -> str:
             info = self.info or await self.discover()
+            first_cursor = partial(self._first_cursor, info, partition)
             try:
                 cursor = await retry(
-                    lambda: self._first_cursor(info, partition),
+                    first_cursor if within is None else partial(within, first_cursor),
                     Backoff.of(self.retry, clock=anyio.current_time),
                     sleep=anyio.sleep,
                     on_retry=log_attempt,
@@ -134,8 +144,9 @@ class FeedClient(BaseClient):
                 raise
             if cursor is None:
                 raise NoProgressError(
-                    "the publisher answers a fetch from _last without a cursor: a consumer can't "
-                    "start at its end. 'feedapi cursors skip' reads to the end without delivering",
+                    "the publisher answers a fetch from _last without a cursor of its own: a "
+                    "consumer can't start at its end. 'feedapi cursors skip' reads to the end "
+                    "without delivering",
                     feed=self.feed,
                     partition=partition,
                 )
@@ -162,14 +173,15 @@ class FeedClient(BaseClient):
                 # Line by line: the first checkpoint counts, and a chunk may hold several.
                 for line in chunk.splitlines(keepends=True):
                     reader.feed(line)
-                    if reader.last_checkpoint is not None:
+                    if reader.last_checkpoint not in (None, LAST):
                         return reader.last_checkpoint
                 reader.check()
-            reader.finish()
-        return reader.last_checkpoint
+            if reader.finish().outcome is Outcome.UNRECOGNIZED:
+                raise unrecognized_error(feed=self.feed, partition=partition)
+        return None if reader.last_checkpoint == LAST else reader.last_checkpoint
 
 
-class Response:
+class FetchResponse:
     """A response, open while it is entered. Feed its chunks to `reader`."""
 
     __slots__ = ("_info", "_stream", "reader")
@@ -210,7 +222,7 @@ class Fetch:
         self._client = client
         self._partition = partition
         self._cursor = cursor
-        self._response: Response | None = None
+        self._response: FetchResponse | None = None
         self._batches: PageBatches | None = None
 
     def __await__(self) -> Generator[Any, Any, Page]:

@@ -7,10 +7,10 @@ from typing import Self
 
 import orjson
 
-from feedapi_client.client.base import BaseClient, check_count, log_attempt
-from feedapi_client.client.page import Page, PageBatches, check_unused, page_of
+from feedapi_client.client.base_client import BaseClient, check_count, log_attempt
+from feedapi_client.client.page_batches import Page, PageBatches, check_unused, page_of
 from feedapi_client.errors import FeedError, RequestRefusedError
-from feedapi_client.http.sync import SyncHTTP, SyncResponseStream, SyncTransport
+from feedapi_client.http.sync_transport import SyncHTTP, SyncResponseStream, SyncTransport
 from feedapi_client.model import Batch, Decoder, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.protocol.page import PageReader, Progress
@@ -20,7 +20,8 @@ from feedapi_client.retry import Backoff, retry_sync
 class SyncFeedClient(BaseClient):
     """`FeedClient` over `httpx.Client`, for threads and executors.
 
-    A context manager; its methods may be called from several threads.
+    A context manager; its methods may be called from several threads. With `any_payload` a payload
+    that the protocol forbids (a list, a number, a boolean, null) is an event like others.
     """
 
     def __init__(
@@ -33,10 +34,11 @@ class SyncFeedClient(BaseClient):
         retry: RetryPolicy | None = None,
         limits: Limits | None = None,
         decoder: Decoder = orjson.loads,
+        any_payload: bool = False,
     ) -> None:
         limits = limits or Limits()
         self.transport = SyncTransport(url, http=http, limits=limits)
-        super().__init__(self.transport, v1_partitions, fetch, retry, limits, decoder)
+        super().__init__(self.transport, v1_partitions, fetch, retry, limits, decoder, any_payload)
 
     def __enter__(self) -> Self:
         return self
@@ -66,14 +68,14 @@ class SyncFeedClient(BaseClient):
         *,
         stream: bool | int = False,
         progress: Progress | None = None,
-    ) -> SyncResponse:
+    ) -> SyncFetchResponse:
         """See `FeedClient.open`."""
         dialect, params, idle_timeout = self._plan(info, partition, cursor, stream)
         stream_of_bytes = self.transport.stream(
             dialect.suffix, params, partition=partition, idle_timeout=idle_timeout
         )
         reader = self._page_reader(info, partition, cursor, progress)
-        return SyncResponse(stream_of_bytes, reader, info)
+        return SyncFetchResponse(stream_of_bytes, reader, info)
 
     def fetch(self, partition: int, cursor: str) -> SyncFetch:
         """One fetch: `read()` it for a `Page`, or iterate over it for each `Batch`.
@@ -83,8 +85,8 @@ class SyncFeedClient(BaseClient):
         return SyncFetch(self, partition, cursor)
 
 
-class SyncResponse:
-    """See `Response`."""
+class SyncFetchResponse:
+    """See `FetchResponse`."""
 
     __slots__ = ("_info", "_stream", "reader")
 
@@ -110,7 +112,7 @@ class SyncResponse:
         self._stream.__exit__(kind, error, traceback)
 
     def chunks(self) -> SyncResponseStream:
-        """See `Response.chunks`."""
+        """See `FetchResponse.chunks`."""
         return self._stream
 
 
@@ -121,7 +123,7 @@ class SyncFetch:
         self._client = client
         self._partition = partition
         self._cursor = cursor
-        self._response: SyncResponse | None = None
+        self._response: SyncFetchResponse | None = None
         self._batches: PageBatches | None = None
 
     def read(self) -> Page:

@@ -1,4 +1,6 @@
-"""One connection for each request under way, in place of httpx's pool.
+"""Connections of our own under httpx: the only module that uses httpcore.
+
+The asynchronous client has one connection for each request under way, in place of httpx's pool.
 
 httpcore's pool looks at all of its connections whenever a request begins and whenever one ends:
 with 64 of them that takes most of the processor time of a small answer. Here a request takes the
@@ -7,20 +9,60 @@ connection that was used last, and makes one where none is idle.
 A connection may read more at a time than httpcore's 64 KiB, such as the 256 that the event loop of
 asyncio has ready: what a read costs on its way through h11, httpcore and httpx hardly depends on
 how much it brings. An event of 150 bytes takes 0.6 of the time so.
+
+The synchronous client has large reads and httpcore's pool: threads are few, and a pool of few
+connections has little to look at.
 """
 
 from __future__ import annotations
 
 import ssl
 from collections import deque
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import anyio
 import httpcore
 import httpx
 
-from feedapi_client.http.httpcore_bridge import HTTPCORE_ERRORS, to_httpcore, translated
+_ERRORS: dict[type[Exception], type[httpx.TransportError]] = {
+    httpcore.TimeoutException: httpx.TimeoutException,
+    httpcore.ConnectTimeout: httpx.ConnectTimeout,
+    httpcore.ReadTimeout: httpx.ReadTimeout,
+    httpcore.WriteTimeout: httpx.WriteTimeout,
+    httpcore.PoolTimeout: httpx.PoolTimeout,
+    httpcore.NetworkError: httpx.NetworkError,
+    httpcore.ConnectError: httpx.ConnectError,
+    httpcore.ReadError: httpx.ReadError,
+    httpcore.WriteError: httpx.WriteError,
+    httpcore.UnsupportedProtocol: httpx.UnsupportedProtocol,
+    httpcore.ProtocolError: httpx.ProtocolError,
+    httpcore.LocalProtocolError: httpx.LocalProtocolError,
+    httpcore.RemoteProtocolError: httpx.RemoteProtocolError,
+}
+_HTTPCORE_ERRORS = tuple(_ERRORS)
+"""What httpcore raises."""
+
+
+def _translated(error: Exception) -> httpx.TransportError:
+    """Return httpx's error for one of `_HTTPCORE_ERRORS`. Raise it from that."""
+    return _ERRORS[type(error)](str(error))
+
+
+def _to_httpcore(request: httpx.Request) -> httpcore.Request:
+    """Return a request as httpcore takes it."""
+    return httpcore.Request(
+        method=request.method,
+        url=httpcore.URL(
+            scheme=request.url.raw_scheme,
+            host=request.url.raw_host,
+            port=request.url.port,
+            target=request.url.raw_path,
+        ),
+        headers=request.headers.raw,
+        content=request.stream,
+        extensions=request.extensions,
+    )
 
 
 class _Idle(NamedTuple):
@@ -47,13 +89,13 @@ class ConnectionPerRequest(httpx.AsyncBaseTransport):
         self._verify = verify
         self._expiry = limits.keepalive_expiry
         self._places = anyio.Semaphore(limits.max_connections or 1, fast_acquire=True)
-        self._network = _Network(read_bytes)
+        self._network = _AsyncNetwork(read_bytes)
         self._idle: deque[_Idle] = deque()
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         """Send a request. Raises what httpx's own transport does."""
         await self._wait_for_place(request)
-        sent = to_httpcore(request)
+        sent = _to_httpcore(request)
         connection: httpcore.AsyncHTTPConnection | None = None
         try:
             await self._close_expired()
@@ -61,13 +103,13 @@ class ConnectionPerRequest(httpx.AsyncBaseTransport):
             answer = await connection.handle_async_request(sent)
         except BaseException as error:
             await self.release(connection)
-            if isinstance(error, HTTPCORE_ERRORS):
-                raise translated(error) from error
+            if isinstance(error, _HTTPCORE_ERRORS):
+                raise _translated(error) from error
             raise
         return httpx.Response(
             status_code=answer.status,
             headers=answer.headers,
-            stream=_Body(answer, self, connection),
+            stream=_AsyncBody(answer, self, connection),
             extensions=answer.extensions,
         )
 
@@ -119,7 +161,7 @@ class ConnectionPerRequest(httpx.AsyncBaseTransport):
             await self._idle.popleft().connection.aclose()
 
 
-class _Body(httpx.AsyncByteStream):
+class _AsyncBody(httpx.AsyncByteStream):
     """The body of a response, which gives the connection back when it is closed."""
 
     def __init__(
@@ -138,8 +180,8 @@ class _Body(httpx.AsyncByteStream):
         try:
             async for chunk in self._chunks:
                 yield chunk
-        except HTTPCORE_ERRORS as error:
-            raise translated(error) from error
+        except _HTTPCORE_ERRORS as error:
+            raise _translated(error) from error
 
     async def aclose(self) -> None:
         connection, self._connection = self._connection, None
@@ -152,7 +194,7 @@ class _Body(httpx.AsyncByteStream):
             await self._transport.release(connection)
 
 
-class _Network(httpcore.AsyncNetworkBackend):
+class _AsyncNetwork(httpcore.AsyncNetworkBackend):
     """Connects by anyio, to streams with large reads."""
 
     def __init__(self, read_bytes: int) -> None:
@@ -169,10 +211,10 @@ class _Network(httpcore.AsyncNetworkBackend):
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
         stream = await self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
-        return _LargeReads(stream, self._read_bytes)
+        return _AsyncLargeReads(stream, self._read_bytes)
 
 
-class _LargeReads(httpcore.AsyncNetworkStream):
+class _AsyncLargeReads(httpcore.AsyncNetworkStream):
     """A stream that reads up to `read_bytes` at a time."""
 
     def __init__(self, stream: httpcore.AsyncNetworkStream, read_bytes: int) -> None:
@@ -195,7 +237,108 @@ class _LargeReads(httpcore.AsyncNetworkStream):
         timeout: float | None = None,
     ) -> httpcore.AsyncNetworkStream:
         stream = await self._stream.start_tls(ssl_context, server_hostname, timeout)
-        return _LargeReads(stream, self._read_bytes)
+        return _AsyncLargeReads(stream, self._read_bytes)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+class LargeReadsTransport(httpx.BaseTransport):
+    """A transport of httpx that reads up to `read_bytes` at a time. Thread-safe.
+
+    Arguments:
+        verify, limits: as of httpx.
+        read_bytes: the bytes of one read.
+    """
+
+    def __init__(self, verify: ssl.SSLContext, limits: httpx.Limits, *, read_bytes: int) -> None:
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=verify,
+            max_connections=limits.max_connections,
+            max_keepalive_connections=limits.max_keepalive_connections,
+            keepalive_expiry=limits.keepalive_expiry,
+            network_backend=_SyncNetwork(read_bytes),
+        )
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        """Send a request. Raises what httpx's own transport does."""
+        try:
+            answer = self._pool.handle_request(_to_httpcore(request))
+        except _HTTPCORE_ERRORS as error:
+            raise _translated(error) from error
+        return httpx.Response(
+            status_code=answer.status,
+            headers=answer.headers,
+            stream=_SyncBody(answer),
+            extensions=answer.extensions,
+        )
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+
+class _SyncBody(httpx.SyncByteStream):
+    """The body of a response."""
+
+    def __init__(self, answer: httpcore.Response) -> None:
+        assert isinstance(answer.stream, Iterable)
+        self._answer = answer
+        self._chunks = answer.stream
+
+    def __iter__(self) -> Iterator[bytes]:
+        try:
+            yield from self._chunks
+        except _HTTPCORE_ERRORS as error:
+            raise _translated(error) from error
+
+    def close(self) -> None:
+        self._answer.close()
+
+
+class _SyncNetwork(httpcore.NetworkBackend):
+    """Connects to streams with large reads."""
+
+    def __init__(self, read_bytes: int) -> None:
+        self._read_bytes = read_bytes
+        self._backend = httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.NetworkStream:
+        stream = self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
+        return _SyncLargeReads(stream, self._read_bytes)
+
+
+class _SyncLargeReads(httpcore.NetworkStream):
+    """A stream that reads up to `read_bytes` at a time."""
+
+    def __init__(self, stream: httpcore.NetworkStream, read_bytes: int) -> None:
+        self._stream = stream
+        self._read_bytes = read_bytes
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max(max_bytes, self._read_bytes), timeout)
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._stream.write(buffer, timeout)
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self,
+        ssl_context: ssl.SSLContext,
+        server_hostname: str | None = None,
+        timeout: float | None = None,
+    ) -> httpcore.NetworkStream:
+        stream = self._stream.start_tls(ssl_context, server_hostname, timeout)
+        return _SyncLargeReads(stream, self._read_bytes)
 
     def get_extra_info(self, info: str) -> Any:
         return self._stream.get_extra_info(info)

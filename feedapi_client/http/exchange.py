@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import Generator, Iterator
-from functools import lru_cache
+from functools import cache, lru_cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -31,7 +31,9 @@ from feedapi_client.http.decompression import (
     accept_encoding,
     decompressor,
 )
-from feedapi_client.http.failures import (
+from feedapi_client.http.httpx_errors import (
+    ERRORS,
+    as_httpx,
     chainable,
     described,
     host_problem,
@@ -55,7 +57,10 @@ _CONNECT_SHARE = 0.9
 """Of the time for an exchange. httpcore 1.0 closes the socket of a TLS handshake that its own
 timeout ends, and leaves that of a cancelled one to the garbage collector."""
 _EXCERPT_BYTES = 1600
-_PLAIN_HEADERS = frozenset({"host", "accept", "accept-encoding", "connection", "user-agent"})
+_PLAIN_HEADERS = frozenset(
+    {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
+)
+_USER_AGENT_OF_HTTPX = f"python-httpx/{httpx.__version__}"
 _REFUSED = frozenset({400, 404, 409, 410})
 _LATER = frozenset({408, 425, 429})
 
@@ -96,7 +101,7 @@ class Endpoint(Generic[Client]):
         partition: int | None = None,
         idle_timeout: float | None = None,
     ) -> httpx.Request:
-        """A GET of the feed.
+        """A GET of the feed: a fetch, or without a partition a discovery, which no cache answers.
 
         With `idle_timeout` (seconds) the response may be silent for that long; else the client's
         own timeouts hold. Raises `ProtocolError` for a cursor that makes the URL too long.
@@ -112,12 +117,20 @@ class Endpoint(Generic[Client]):
         request = self.client.build_request(
             "GET",
             url,
-            headers={"Accept-Encoding": accept_encoding()},
+            headers=self._headers(partition),
             timeout=self.timeout(idle_timeout),
         )
         # build_request merges the client's parameters once more and encodes the query anew.
         request.url = url
         return request
+
+    def _headers(self, partition: int | None) -> dict[str, str]:
+        headers = {"Accept-Encoding": accept_encoding()}
+        if self.client.headers.get("user-agent") == _USER_AGENT_OF_HTTPX:
+            headers["User-Agent"] = _user_agent()  # the caller has named no other
+        if partition is None:
+            headers["Cache-Control"] = "no-cache"
+        return headers
 
     def timeout(self, idle: float | None) -> Any:
         """httpx's timeout of one request."""
@@ -142,7 +155,8 @@ class Endpoint(Generic[Client]):
         for _ in range(_MAX_REDIRECTS + 1):
             try:
                 response = yield self._send(request)
-            except httpx.HTTPError as error:
+            except ERRORS as failed:
+                error = as_httpx(failed)
                 if is_about_location(error):
                     raise self._unreadable_location(partition, discovery) from None
                 self._unanswered(error, partition)
@@ -153,9 +167,9 @@ class Endpoint(Generic[Client]):
             self._sent = response.request.headers
             try:
                 body = yield self._read(response, limit)
-            except httpx.HTTPError as error:
+            except ERRORS as error:
                 if response.status_code == 200:
-                    self.torn(error, partition)
+                    self.torn(as_httpx(error), partition)
                 body = b""
             except CodingError as error:
                 if response.status_code == 200:
@@ -247,7 +261,9 @@ class Endpoint(Generic[Client]):
         message = f"the publisher answers a fetch with status {status}{said}"
         if status in _REFUSED:
             raise RequestRefusedError(message, status=status, **where)
-        raise ProtocolError(f"{message}. Check the URL", **where)
+        error = ProtocolError(f"{message}. Check the URL", **where)
+        error.status = status
+        raise error
 
     def quote(self, body: bytes) -> str:
         """An excerpt of a response for a message, without secrets that a publisher may echo."""
@@ -293,9 +309,11 @@ class Endpoint(Generic[Client]):
             ) from error
         if (problem := host_problem(error)) is not None:
             raise HostError(f"no answer: {problem}", **where) from error
-        raise FeedUnavailableError(f"no answer: {self._shown(error)}", **where) from chainable(
-            error
-        )
+        shown = self._shown(error)
+        if partition is None and self.feed.startswith("https:") and _hung_up(error):
+            # Of one that is refused for its certificate often no more arrives than this.
+            shown += ". A server that wants a client certificate (--cert) may end a connection so"
+        raise FeedUnavailableError(f"no answer: {shown}", **where) from chainable(error)
 
     def torn(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
         """Raise our error for an error of httpx within the body."""
@@ -311,6 +329,17 @@ class Endpoint(Generic[Client]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.feed}>"
+
+
+def _hung_up(error: httpx.HTTPError) -> bool:
+    return isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
+
+
+@cache
+def _user_agent() -> str:
+    from feedapi_client import __version__
+
+    return f"feedapi-client/{__version__}"
 
 
 @lru_cache(16)

@@ -16,6 +16,7 @@ except ImportError as error:
     ) from error
 
 from feedapi_client.liftbridge.acks import PublisherStats
+from feedapi_client.liftbridge.activity import ActivityEvent, ActivityKind
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import (
     AckError,
@@ -25,7 +26,10 @@ from feedapi_client.liftbridge.envelope import (
     decode,
     encode,
 )
-from feedapi_client.liftbridge.errors import (
+from feedapi_client.liftbridge.group_consumer import GroupConsumer
+from feedapi_client.liftbridge.grpc_publisher import LiftbridgeGrpcPublisher
+from feedapi_client.liftbridge.headers import RowId, row_id
+from feedapi_client.liftbridge.liftbridge_errors import (
     AckTimeoutError,
     BrokerUnavailableError,
     EncryptionError,
@@ -33,6 +37,7 @@ from feedapi_client.liftbridge.errors import (
     IncorrectOffsetError,
     LiftbridgeError,
     MessageTooLargeError,
+    NoStreamError,
     PublishError,
     PublishRefusedError,
     RelayFencedError,
@@ -41,24 +46,23 @@ from feedapi_client.liftbridge.errors import (
     StreamPausedError,
     StreamReadonlyError,
 )
-from feedapi_client.liftbridge.group_consumer import GroupConsumer
-from feedapi_client.liftbridge.grpc_publisher import LiftbridgeGrpcPublisher
-from feedapi_client.liftbridge.headers import RowId, row_id
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.metadata import (
     BrokerMetadata,
     ClusterMetadata,
     ConsumerGroupMetadata,
+    EventTimes,
     PartitionMetadata,
     StreamMetadata,
 )
-from feedapi_client.liftbridge.publisher import LiftbridgePublisher
-from feedapi_client.liftbridge.publishing import StreamPublisher
+from feedapi_client.liftbridge.nats_publisher import LiftbridgePublisher
+from feedapi_client.liftbridge.oversized import OnOversized
 from feedapi_client.liftbridge.reader import RelayedBatch, RelayReader
 from feedapi_client.liftbridge.relay import Relay, RelayProgress
-from feedapi_client.liftbridge.stream import ANY_OFFSET, Stream, key_partition
 from feedapi_client.liftbridge.stream_end import reveal_newest
+from feedapi_client.liftbridge.stream_name import ANY_OFFSET, Stream, key_partition
 from feedapi_client.liftbridge.stream_options import StreamOptions
+from feedapi_client.liftbridge.stream_publisher import StreamPublisher
 from feedapi_client.liftbridge.stream_rows import OutgoingBatch
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
 
@@ -68,6 +72,8 @@ __all__ = [
     "AckError",
     "AckPolicy",
     "AckTimeoutError",
+    "ActivityEvent",
+    "ActivityKind",
     "BrokerMetadata",
     "BrokerUnavailableError",
     "ClusterMetadata",
@@ -75,6 +81,7 @@ __all__ = [
     "EncryptionError",
     "Envelope",
     "EnvelopeError",
+    "EventTimes",
     "GroupConsumer",
     "IncorrectOffsetError",
     "LiftbridgeApi",
@@ -84,6 +91,8 @@ __all__ = [
     "Message",
     "MessageTooLargeError",
     "MsgType",
+    "NoStreamError",
+    "OnOversized",
     "OutgoingBatch",
     "PartitionMetadata",
     "PublishError",

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from feedapi_client.liftbridge.envelope import AckError
-from feedapi_client.liftbridge.errors import (
+from feedapi_client.liftbridge.liftbridge_errors import (
     AckTimeoutError,
     EncryptionError,
     IncorrectOffsetError,
     MessageTooLargeError,
+    NoStreamError,
     PublishError,
     PublishRefusedError,
 )
@@ -82,6 +83,7 @@ class AckGroup:
             await self._done
         if self.error is not None:
             self.error.index = self._failed
+            self.error.acks = self.acks[: self._failed]
             raise self.error
         return self.acks
 
@@ -175,6 +177,22 @@ class AckTracker:
         if self._waiters:
             self._wake_waiters()
 
+    def refuse_unheard(self, correlation_id: str) -> None:
+        """Fail a message that nobody listened to, and wait no longer for the others of its call."""
+        entry = self._entries.get(correlation_id)
+        if entry is None:
+            return
+        group = entry[0]
+        self.refuse(
+            correlation_id,
+            NoStreamError,
+            "nobody listens on the subject of the stream, so the message was not stored. Is the "
+            "stream missing (LiftbridgeApi.create_stream, or feedapi relay --create), attached to "
+            "another subject, or has it fewer partitions? Or does its broker not run?",
+        )
+        others = [key for key, each in self._entries.items() if each[0] is group]
+        self._fail(others, "the message was sent beside one that nobody listened to")
+
     def discard(self, group: AckGroup) -> None:
         """Stop waiting for a group's acks. Those that come later count as unmatched."""
         if group.waiting:
@@ -187,11 +205,17 @@ class AckTracker:
     def expire(self, now: float) -> None:
         """Fail the messages whose deadline is not after `now` (loop time)."""
         late = [key for key, entry in self._entries.items() if entry[2] <= now]
-        self._fail(late, "no ack before the deadline: the message may be stored or not")
+        self._fail(
+            late,
+            "no ack before the deadline: the message may be stored or not. Does the broker of the "
+            "stream run, and is the stream neither missing, paused nor read-only?",
+        )
 
-    def fail_all(self, message: str) -> None:
+    def fail_all(self, reason: str) -> None:
         """Fail all messages, because no ack can come any more."""
-        self._fail(list(self._entries), message)
+        self._fail(
+            list(self._entries), f"{reason} before the ack came: the message may be stored or not"
+        )
         if self._timer is not None:
             self._timer.cancel()
             self._timer, self._timer_at = None, math.inf

@@ -7,27 +7,36 @@ has to learn that the broker is gone. Here every call has a deadline.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 
 import grpc
 import grpc.aio
 from gufo.liftbridge import api_pb2
 
-from feedapi_client.liftbridge.brokers import AlreadyExistsError, Brokers
-from feedapi_client.liftbridge.cursors import Cursors
-from feedapi_client.liftbridge.event_loop import require_asyncio
+from feedapi_client.liftbridge.activity import ACTIVITY_STREAM, ActivityEvent, activity_event
+from feedapi_client.liftbridge.brokers import AlreadyExistsError, Brokers, StreamMissingError
+from feedapi_client.liftbridge.cluster_cursors import ClusterCursors
+from feedapi_client.liftbridge.envelope import AckPolicy
 from feedapi_client.liftbridge.group_consumer import GroupConsumer, GroupStart
-from feedapi_client.liftbridge.messages_pb2 import Message
+from feedapi_client.liftbridge.liftbridge_errors import (
+    LiftbridgeError,
+    StreamError,
+    require_asyncio,
+)
+from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.metadata import ClusterMetadata, PartitionMetadata, StreamMetadata
-from feedapi_client.liftbridge.stream import Stream
+from feedapi_client.liftbridge.stream_name import ANY_OFFSET, Stream, check_subject
 from feedapi_client.liftbridge.stream_options import StreamOptions
 from feedapi_client.liftbridge.subscription import (
     Start,
+    StreamSubscription,
     Subscriber,
-    Subscription,
     Until,
     partition_metadata,
 )
+from feedapi_client.liftbridge.unary import publish, stream_request, subject_request
 
 
 class LiftbridgeApi:
@@ -96,13 +105,24 @@ class LiftbridgeApi:
         Arguments:
             concurrency_control: whether the broker checks the expected offset of each message. A
                 relay that is exactly once needs it, and that the stream is neither compacted nor
-                paused: both are switched off, whatever the broker's default, unless `options` says
-                otherwise.
+                paused, and no message removed because of its age (the broker keeps 7 days): all
+                three are switched off, whatever the broker's default, unless `options` says
+                otherwise. Segments are made to fit to a retention by count or bytes.
             replication_factor: number of replicas.
             min_isr: minimum number of in-sync replicas; by default the broker's.
             options: retention, compaction, encryption and so on; by default the broker's.
+
+        Raises:
+            ValueError: with `concurrency_control`, a relay's positions would be removed by the
+                retention: it keeps less than 40,000 messages, 256 MiB, or 4 hours. Or no message
+                would be acked, because there are fewer replicas than `min_isr`.
         """
         target = Stream(stream) if isinstance(stream, str) else stream
+        if 0 < replication_factor < (min_isr or 0):
+            raise ValueError(
+                f"min_isr={min_isr} is more than the replicas ({replication_factor}): no message "
+                "would be acked"
+            )
         request = api_pb2.CreateStreamRequest(
             name=target.name,
             subject=target.subject,
@@ -179,6 +199,26 @@ class LiftbridgeApi:
             lambda: partition_metadata(self._brokers, stream, partition)
         )
 
+    async def glance(
+        self, stream: str, partition: int = 0, *, seconds: float = 2.0
+    ) -> PartitionMetadata | None:
+        """Return the state of a partition, or None where no broker tells it at once.
+
+        Nothing is repeated, and a paused partition is not woken.
+
+        Raises:
+            StreamError: the stream is missing, and was never there before.
+        """
+        try:
+            async with asyncio.timeout(seconds):
+                return await partition_metadata(self._brokers, stream, partition)
+        except StreamError as error:
+            if isinstance(error, StreamMissingError) and not self._brokers.has_seen(stream):
+                raise
+        except (TimeoutError, LiftbridgeError):
+            pass
+        return None
+
     def subscribe(
         self,
         stream: str,
@@ -193,7 +233,7 @@ class LiftbridgeApi:
         """Return the messages of a partition from `start` on, without end.
 
         When the broker goes away or the leader changes, it continues with the next message. No
-        message before `start` is returned. A read-only partition ends it after its last message.
+        message before `start` is returned.
         Of two messages with one offset, which a broker that was killed can leave, the second one
         counts.
 
@@ -210,9 +250,82 @@ class LiftbridgeApi:
                 for `idle_timeout` seconds.
             StreamError: the stream or the partition is missing.
             StreamPausedError: the partition is paused, and `resume` is false.
+            StreamReadonlyError: all messages of a read-only partition were returned, and the end
+                that was asked for is not reached. Where none was asked for, it may be written to
+                later: subscribe again behind the last message.
         """
-        wanted = Subscription(stream, partition, start, until, idle_timeout, resume, from_replica)
+        wanted = StreamSubscription(
+            stream, partition, start, until, idle_timeout, resume, from_replica
+        )
         return Subscriber(self._brokers, wanted).messages()
+
+    async def activity(self, start: Start = "earliest") -> AsyncGenerator[ActivityEvent, None]:
+        """Return what happens to streams and consumer groups, without end.
+
+        The broker tells it when its setting ``activity.stream.enabled`` is on.
+
+        Raises:
+            StreamError: the cluster has no activity stream.
+        """
+        async with aclosing(self.subscribe(ACTIVITY_STREAM, start, resume=True)) as messages:
+            async for message in messages:
+                yield activity_event(message)
+
+    async def publish(
+        self,
+        stream: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        partition: int = 0,
+        headers: Mapping[str, bytes] | None = None,
+        ack_policy: AckPolicy = AckPolicy.LEADER,
+        expected_offset: int = ANY_OFFSET,
+        timeout: float | None = None,
+    ) -> Ack | None:
+        """Publish one message with a call of its own, and return its ack; None with ``NONE``.
+
+        For a message now and then: the publishers send many at a time. A paused partition wakes.
+
+        Arguments:
+            timeout: seconds for the ack; by default 10, or the API's timeout if that is shorter.
+
+        Raises:
+            PublishError: one of its subclasses. The call is not repeated.
+        """
+        request = stream_request(
+            stream,
+            value,
+            key=key,
+            partition=partition,
+            headers=headers,
+            ack_policy=ack_policy,
+            expected_offset=expected_offset,
+        )
+        return await publish(self._brokers, request, timeout, to_subject=False)
+
+    async def publish_to_subject(
+        self,
+        subject: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        ack_policy: AckPolicy = AckPolicy.LEADER,
+        timeout: float | None = None,
+    ) -> Ack | None:
+        """Publish one message to a NATS subject through a broker, and return the first ack.
+
+        Every stream on the subject stores it. As `publish` otherwise; without a stream no ack
+        comes.
+
+        Raises:
+            PublishError: one of its subclasses.
+            ValueError: the subject has spaces, or an empty part.
+        """
+        check_subject(subject)
+        request = subject_request(subject, value, key=key, headers=headers, ack_policy=ack_policy)
+        return await publish(self._brokers, request, timeout, to_subject=True)
 
     async def set_cursor(
         self, stream: str, cursor_id: str, offset: int, *, partition: int = 0
@@ -224,7 +337,7 @@ class LiftbridgeApi:
         Raises:
             LiftbridgeError: the cluster keeps no cursors, which is a setting of its brokers.
         """
-        await Cursors(self._brokers).set(stream, cursor_id, offset, partition)
+        await ClusterCursors(self._brokers).set(stream, cursor_id, offset, partition)
 
     async def fetch_cursor(self, stream: str, cursor_id: str, *, partition: int = 0) -> int | None:
         """Return the offset stored under a name; None when there is none.
@@ -232,7 +345,7 @@ class LiftbridgeApi:
         Raises:
             LiftbridgeError: as `set_cursor`.
         """
-        return await Cursors(self._brokers).fetch(stream, cursor_id, partition)
+        return await ClusterCursors(self._brokers).fetch(stream, cursor_id, partition)
 
     def group_consumer(
         self,

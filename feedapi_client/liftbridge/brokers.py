@@ -12,7 +12,7 @@ import grpc.aio
 from gufo.liftbridge import api_pb2
 from gufo.liftbridge.api_pb2_grpc import APIStub
 
-from feedapi_client.liftbridge.errors import (
+from feedapi_client.liftbridge.liftbridge_errors import (
     BrokerUnavailableError,
     LiftbridgeError,
     StreamError,
@@ -24,7 +24,7 @@ from feedapi_client.liftbridge.metadata import (
 )
 from feedapi_client.retry import Backoff, retry
 
-_MAX_MESSAGE = 16 * 1024 * 1024
+_MAX_MESSAGE = -1  # no limit: what a broker has stored can be read
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", _MAX_MESSAGE),
     ("grpc.max_send_message_length", _MAX_MESSAGE),
@@ -51,6 +51,8 @@ _RETRIED = frozenset(
 _NOT_SERVED = ("partition leader", "has been closed", "was closed")
 # What it answers, with the status UNKNOWN, while its high watermark is above its newest message.
 _CAN_NOT_READ = "failed to read message"
+# What it answers to a new stream with encryption, where it has no key.
+_NO_KEY = "encryption handler"
 # What grpc says when it does not trust the broker.
 _WRONG_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 NO_CURSORS = "the broker keeps no cursors: it needs the setting cursors.stream.partitions"
@@ -84,6 +86,11 @@ class Brokers:
         self._credentials = credentials
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._seen: set[str] = set()
+
+    @property
+    def known_addresses(self) -> list[str]:
+        """The addresses that were given."""
+        return list(self._addresses)
 
     @property
     def call_timeout(self) -> float:
@@ -242,6 +249,11 @@ class Brokers:
             if "deleted" in details:
                 self.forget(stream)
             return StreamMissingError(details, stream=stream)
+        if _NO_KEY in details:
+            return LiftbridgeError(
+                f"stream {stream}: the broker has no key to encrypt with (LIFTBRIDGE_ENCRYPTION_KEY"
+                f" in its environment): {details}"
+            )
         if _WRONG_CERTIFICATE in details:
             return LiftbridgeError(f"the certificate of the broker is not trusted ({details})")
         if code in _RETRIED or _CAN_NOT_READ in details:

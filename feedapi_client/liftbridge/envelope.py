@@ -14,9 +14,9 @@ from enum import IntEnum
 import google_crc32c
 from google.protobuf.message import DecodeError
 
-from feedapi_client.liftbridge.errors import EnvelopeError
+from feedapi_client.liftbridge.liftbridge_errors import EnvelopeError
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
-from feedapi_client.liftbridge.stream import ANY_OFFSET
+from feedapi_client.liftbridge.stream_name import ANY_OFFSET
 
 MAGIC = b"\xb9\x0e\x43\xb4"
 VERSION = 0
@@ -24,8 +24,7 @@ VERSION = 0
 _HEADER = struct.Struct(">4sBBBB")
 _HEADER_WITH_CRC = struct.Struct(">4sBBBBI")
 _CRC_FLAG = 0x01
-_USUAL_ACK = MAGIC + bytes([VERSION, _HEADER_WITH_CRC.size, _CRC_FLAG, 1])
-_checksum = google_crc32c.value
+_USUAL_ACK = MAGIC + bytes([VERSION, _HEADER.size, 0, 1])
 _to_ack = Ack.FromString
 _RESERVED_HEADERS = frozenset({"subject", "reply"})
 
@@ -117,7 +116,12 @@ class Envelope:
         return parse_ack(self.payload)
 
 
-def encode(payload: bytes | Message | Ack, type: int | None = None, *, crc: bool = True) -> bytes:
+def encode(
+    payload: bytes | bytearray | memoryview | Message | Ack,
+    type: int | None = None,
+    *,
+    crc: bool = True,
+) -> bytes:
     """Return the payload in an envelope, with a CRC-32C unless `crc` is False.
 
     Arguments:
@@ -132,6 +136,8 @@ def encode(payload: bytes | Message | Ack, type: int | None = None, *, crc: bool
         payload = payload.SerializeToString()
     elif type is None or not 0 <= type <= 0xFF:
         raise ValueError(f"encode: bytes need a MsgType, not {type}")
+    else:
+        payload = bytes(payload)
     if not crc:
         return _HEADER.pack(MAGIC, VERSION, _HEADER.size, 0, type) + payload
     header = _HEADER_WITH_CRC.pack(
@@ -168,15 +174,13 @@ def decode_message(data: bytes) -> Message:
 
 def decode_ack(data: bytes) -> Ack:
     """Return the `Ack` in an envelope. Raises `EnvelopeError`."""
-    if data[:8] == _USUAL_ACK and len(data) >= 12:
-        # Skips the general checks for the header that every broker sends: a publisher decodes a
-        # hundred thousand of them a second. Any other header takes the general path below.
-        payload = data[12:]
-        if _checksum(payload) == int.from_bytes(data[8:12], "big"):
-            try:
-                return _to_ack(payload)
-            except DecodeError:
-                pass  # the general path below tells of it
+    if data[:8] == _USUAL_ACK:
+        # Skips the general checks for the header that brokers send, which has no checksum: a
+        # publisher decodes a hundred thousand of them a second.
+        try:
+            return _to_ack(data[8:])
+        except DecodeError:
+            pass  # the general path below tells of it
     payload, _, number = _unpack(data)
     _check_type(number, MsgType.ACK)
     return parse_ack(payload)
@@ -196,6 +200,10 @@ def parse_ack(payload: bytes) -> Ack:
         return Ack.FromString(payload)
     except DecodeError as error:
         raise _invalid_payload("Ack", payload) from error
+
+
+BytesLike = bytes | bytearray | memoryview
+"""What the value of a message may be given as."""
 
 
 class MessageEncoder:
@@ -222,7 +230,7 @@ class MessageEncoder:
 
     def __call__(
         self,
-        value: bytes,
+        value: BytesLike,
         key: bytes | None,
         headers: Mapping[str, bytes] | None,
         correlation_id: str,
@@ -231,10 +239,11 @@ class MessageEncoder:
 
         Raises:
             ValueError: a header has a name that the broker overwrites.
+            TypeError: the value has no bytes.
         """
         own = self._own
         own.Clear()
-        own.value = value
+        own.value = as_bytes(value)
         own.correlationId = correlation_id
         if key is not None:
             own.key = key
@@ -256,6 +265,17 @@ def check_headers(headers: Mapping[str, bytes] | None) -> None:
         raise ValueError(
             "the header names 'subject' and 'reply' are overwritten by the broker: choose others"
         )
+
+
+def as_bytes(value: BytesLike) -> bytes:
+    """Return the value as bytes. Raises TypeError for what holds none, such as None or text."""
+    if isinstance(value, bytes):
+        return value
+    if isinstance(value, bytearray | memoryview):
+        return bytes(value)
+    raise TypeError(
+        f"a value is bytes, a bytearray or a memoryview, not of the type {type(value).__name__}"
+    )
 
 
 def crc32c(data: bytes) -> int:

@@ -20,10 +20,10 @@ Relay                0.63, 0.49, 0.52, 0.53  1.03, 0.77, 0.94, 0.84  11.3 to 13.
 The goal for the relay is 0.85. One half alone is not enough: in the second run the relay reached
 0.65 with only the acks, and 0.51 with only the publishes.
 
-How to remove it: delete this module, its import and its one call in `publisher.py`, its test, and
-what switches it off in `tests/liftbridge/test_publisher.py` and in the benchmark. Everything works
-without it. `install_fast_path` checks for the attributes that it needs, and does nothing when this
-version of nats-py lacks one of them.
+How to remove it: delete this module, its import and its one call in `nats_publisher.py`, its test,
+and what switches it off in `tests/liftbridge/test_publisher.py` and in the benchmark. Everything
+works without it. `install_fast_path` checks for the attributes that it needs, and does nothing when
+this version of nats-py lacks one of them.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from nats.aio.client import Client
 from nats.aio.subscription import Subscription
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
-from feedapi_client.liftbridge.connection import MessageWriter
-from feedapi_client.liftbridge.errors import BrokerUnavailableError
+from feedapi_client.liftbridge.liftbridge_errors import BrokerUnavailableError
+from feedapi_client.liftbridge.nats_connection import MessageWriter
 
 _CRLF = b"\r\n"
 _LONGEST_LINE = 4096  # of nats-py, which does not take a longer incomplete one for an error
@@ -143,11 +143,13 @@ class FramedWriter(MessageWriter):
         self._messages = 0
         self._commands: dict[str, bytes] = {}
 
-    async def add(self, subject: str, data: bytes) -> None:
+    async def add(self, subject: str, data: bytes, reply: str = "") -> None:
         """Keep a message until `flush`. Raises ValueError when the subject is not valid."""
         command = self._commands.get(subject)
         if command is None:
             command = self._commands[subject] = _publish_command(subject)
+        if reply:
+            command = command[:-1] + f"{reply} ".encode()
         self._frames += (command, b"%d\r\n" % len(data), data, _CRLF)
         self._messages += 1
 

@@ -13,12 +13,20 @@ from typing import Literal
 import anyio
 
 from feedapi_client.liftbridge.brokers import Brokers
-from feedapi_client.liftbridge.cursors import Cursors
-from feedapi_client.liftbridge.errors import LiftbridgeError, StreamError
-from feedapi_client.liftbridge.event_loop import require_asyncio
-from feedapi_client.liftbridge.membership import Assignments, Membership
+from feedapi_client.liftbridge.cluster_cursors import ClusterCursors
+from feedapi_client.liftbridge.group_membership import Assignments, GroupMembership
+from feedapi_client.liftbridge.liftbridge_errors import (
+    LiftbridgeError,
+    StreamError,
+    StreamReadonlyError,
+    require_asyncio,
+)
 from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.liftbridge.subscription import Subscriber, Subscription, partition_metadata
+from feedapi_client.liftbridge.subscription import (
+    StreamSubscription,
+    Subscriber,
+    partition_metadata,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +34,8 @@ GroupStart = Literal["earliest", "new"] | datetime
 _AHEAD = 64
 """Number of messages of a partition that are read before they are asked for."""
 _CLOSE_SECONDS = 10.0
+_READONLY_AGAIN = 1.0
+"""Seconds after which a read-only partition is looked at again."""
 
 _Queue = asyncio.Queue["tuple[_Reader, Message] | Exception"]
 
@@ -63,8 +73,8 @@ class GroupConsumer:
         if not group or not streams:
             raise ValueError("a consumer needs the name of its group, and streams")
         self._brokers = brokers
-        self._cursors = Cursors(brokers)
-        self._membership = Membership(brokers, group, name, streams)
+        self._cursors = ClusterCursors(brokers)
+        self._membership = GroupMembership(brokers, group, name, streams)
         self._start: GroupStart = start
         self._checkpoint_seconds = checkpoint_seconds
         self._readers: dict[tuple[str, int], _Reader] = {}
@@ -192,7 +202,11 @@ class _Reader:
     task: asyncio.Task[None]
 
     def __init__(
-        self, key: tuple[str, int], brokers: Brokers, cursors: Cursors, membership: Membership
+        self,
+        key: tuple[str, int],
+        brokers: Brokers,
+        cursors: ClusterCursors,
+        membership: GroupMembership,
     ) -> None:
         self.key = key
         self.handled: int | None = None
@@ -204,15 +218,21 @@ class _Reader:
         self._cursor_id = f"__group:{membership.group}"
 
     async def run(self, start: GroupStart, queue: _Queue) -> None:
-        """Read on from the checkpoint. A read-only partition has an end."""
+        """Read on from the checkpoint, without end. A read-only partition may become writable."""
         stream, partition = self.key
-        subscription = Subscription(
-            stream, partition, await self._first(start), resume=True, member=self._membership
-        )
-        async with aclosing(Subscriber(self._brokers, subscription).messages()) as messages:
-            async for message in messages:
-                await self.room.acquire()
-                queue.put_nowait((self, message))
+        following = await self._first(start)
+        while True:
+            subscription = StreamSubscription(
+                stream, partition, following, resume=True, member=self._membership
+            )
+            try:
+                async with aclosing(Subscriber(self._brokers, subscription).messages()) as messages:
+                    async for message in messages:
+                        await self.room.acquire()
+                        queue.put_nowait((self, message))
+                        following = message.offset + 1
+            except StreamReadonlyError:
+                await asyncio.sleep(_READONLY_AGAIN)
 
     async def _first(self, start: GroupStart) -> GroupStart | int:
         stream, partition = self.key

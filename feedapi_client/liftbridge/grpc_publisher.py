@@ -13,34 +13,33 @@ import grpc.aio
 from gufo.liftbridge import api_pb2
 from gufo.liftbridge.api_pb2_grpc import APIStub
 
-from feedapi_client.liftbridge.acks import AckGroup, AckTracker, PublisherStats
+from feedapi_client.liftbridge.acks import AckGroup
 from feedapi_client.liftbridge.brokers import Brokers
-from feedapi_client.liftbridge.envelope import AckPolicy, check_headers
-from feedapi_client.liftbridge.errors import (
+from feedapi_client.liftbridge.envelope import AckPolicy, as_bytes, check_headers
+from feedapi_client.liftbridge.liftbridge_errors import (
+    TOO_LARGE_TEXTS,
     AckTimeoutError,
     EncryptionError,
     IncorrectOffsetError,
     LiftbridgeError,
     MessageTooLargeError,
+    NoStreamError,
     PublishError,
     PublishRefusedError,
+    require_asyncio,
 )
-from feedapi_client.liftbridge.event_loop import require_asyncio
 from feedapi_client.liftbridge.messages_pb2 import Ack
-from feedapi_client.liftbridge.stream import ANY_OFFSET, REPLICATION_LIMIT, Stream
-
-_Row = tuple[bytes, bytes | None, Mapping[str, bytes] | None]
-"""Value, key and headers of one message."""
+from feedapi_client.liftbridge.stream_name import ANY_OFFSET, REPLICATION_LIMIT, Stream
+from feedapi_client.liftbridge.stream_publisher import MessageRow, StreamPublisher
 
 _ERRORS: dict[int, type[PublishError]] = {
+    api_pb2.PublishAsyncError.NOT_FOUND: NoStreamError,
     api_pb2.PublishAsyncError.INCORRECT_OFFSET: IncorrectOffsetError,
     api_pb2.PublishAsyncError.ENCRYPTION_FAILED: EncryptionError,
 }
-# What the broker says, and NATS behind it.
-_TOO_LARGE = ("max replication size", "maximum payload")
 
 
-class LiftbridgeGrpcPublisher:
+class LiftbridgeGrpcPublisher(StreamPublisher):
     """Publishes as `LiftbridgePublisher` does, over the broker's gRPC API. Use it in `async with`.
 
     It is slower than NATS, because a broker passes each message on, and it wakes paused partitions.
@@ -71,19 +70,16 @@ class LiftbridgeGrpcPublisher:
         token: str | None = None,
     ) -> None:
         self._addresses = [addresses] if isinstance(addresses, str) else list(addresses)
-        if not self._addresses or max_in_flight < 1 or ack_timeout <= 0:
-            raise ValueError(
-                "a publisher needs the address of a broker, and max_in_flight and ack_timeout "
-                "must be positive"
-            )
-        self.stats = PublisherStats()
-        self.ack_timeout = ack_timeout
-        self.ack_policy = ack_policy
-        self.max_message_bytes = max_message_bytes
+        if not self._addresses:
+            raise ValueError("a publisher needs the address of a broker")
+        super().__init__(
+            max_in_flight=max_in_flight,
+            ack_timeout=ack_timeout,
+            ack_policy=ack_policy,
+            max_message_bytes=max_message_bytes,
+        )
         metadata = [("authorization", f"Bearer {token}")] if token else []
         self._brokers = Brokers(self._addresses, ack_timeout, credentials, metadata)
-        self._acks = AckTracker(max_in_flight, self.stats)
-        self._ids = itertools.count(1)
         self._next_broker = itertools.cycle(self._addresses)
         self._opening = asyncio.Lock()
         self._call: Any = None
@@ -97,9 +93,7 @@ class LiftbridgeGrpcPublisher:
 
     async def __aexit__(self, *exc: object) -> None:
         self._open = False
-        self._acks.fail_all(
-            "the publisher was closed before the ack came: the message may be stored or not"
-        )
+        self._acks.fail_all("the publisher was closed")
         if self._reader is not None:
             self._reader.cancel()
             with suppress(asyncio.CancelledError):
@@ -109,77 +103,55 @@ class LiftbridgeGrpcPublisher:
         await self._brokers.close()
 
     @property
-    def in_flight(self) -> int:
-        """The number of messages that wait for their ack."""
-        return len(self._acks)
+    def message_limit(self) -> int:
+        """The bytes of the largest message that can be stored, as far as is known."""
+        return self.max_message_bytes or REPLICATION_LIMIT
 
-    async def publish(
+    async def _publish_rows(
         self,
-        stream: Stream | str,
-        value: bytes,
+        group: AckGroup,
+        rows: Iterable[MessageRow],
+        stream: Stream,
+        partition: int | None,
         *,
-        key: bytes | None = None,
-        partition: int | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        ack_policy: AckPolicy | None = None,
-        expected_offset: int = ANY_OFFSET,
-        timeout: float | None = None,
-    ) -> Ack | None:
-        """Publish one message; arguments and errors as `LiftbridgePublisher.publish`."""
-        acks = await self.publish_many(
-            stream,
-            [value],
-            keys=[key],
-            partition=partition,
+        headers: Mapping[str, bytes] | None,
+        ack_policy: AckPolicy,
+        expected_offset: int,
+        timeout: float,
+    ) -> None:
+        if partition is not None:
+            stream.subject_of(partition)  # raises ValueError for an unknown one
+        shared = api_pb2.PublishRequest(
+            stream=stream.name,
             headers=headers,
-            ack_policy=ack_policy,
-            expected_offset=expected_offset,
-            timeout=timeout,
+            ackPolicy=api_pb2.AckPolicy.Name(int(ack_policy)),
         )
-        return acks[0]
-
-    async def publish_many(
-        self,
-        stream: Stream | str,
-        values: Iterable[bytes],
-        *,
-        keys: Iterable[bytes | None] | None = None,
-        partition: int | None = None,
-        headers: Mapping[str, bytes] | None = None,
-        headers_each: Iterable[Mapping[str, bytes]] | None = None,
-        ack_policy: AckPolicy | None = None,
-        expected_offset: int = ANY_OFFSET,
-        timeout: float | None = None,
-    ) -> list[Ack | None]:
-        """Publish messages in order, as `LiftbridgePublisher.publish_many`.
-
-        Raises:
-            PublishError: as there. `PublishRefusedError` also for a stream that is missing or
-                read-only.
-        """
-        target = Stream(stream) if isinstance(stream, str) else stream
-        policy = self.ack_policy if ack_policy is None else ack_policy
-        check_headers(headers)
         requests = (
-            api_pb2.PublishRequest(
-                stream=target.name,
-                partition=target.partition_of(key) if partition is None else partition,
-                value=value,
-                key=key,
-                headers={**(headers or {}), **(own or {})},
-                correlationId=f"{next(self._ids):x}",
-                ackPolicy=api_pb2.AckPolicy.Name(int(policy)),
-                expectedOffset=expected_offset + i if expected_offset != ANY_OFFSET else ANY_OFFSET,
+            self._request(
+                shared,
+                row,
+                stream.partition_of(row[1]) if partition is None else partition,
+                expected_offset + i if expected_offset != ANY_OFFSET else ANY_OFFSET,
             )
-            for i, (value, key, own) in enumerate(_rows(values, keys, headers_each))
+            for i, row in enumerate(rows)
         )
-        group = AckGroup(target.name)
-        try:
-            await self._send(group, requests, policy, timeout or self.ack_timeout)
-            return await group.wait()
-        except BaseException:
-            self._acks.discard(group)
-            raise
+        await self._send(group, requests, ack_policy, timeout)
+
+    def _request(
+        self, shared: api_pb2.PublishRequest, row: MessageRow, partition: int, offset: int
+    ) -> api_pb2.PublishRequest:
+        value, key, headers = row
+        check_headers(headers)
+        request = api_pb2.PublishRequest(
+            partition=partition,
+            value=as_bytes(value),
+            key=key,
+            correlationId=f"{next(self._ids):x}",
+            expectedOffset=offset,
+        )
+        request.MergeFrom(shared)
+        request.headers.update(headers or {})
+        return request
 
     async def _send(
         self,
@@ -246,9 +218,7 @@ class LiftbridgeGrpcPublisher:
         finally:
             self._call = None
             self.stats.reconnects += 1
-            self._acks.fail_all(
-                "the broker ended the call before the ack came: the message may be stored or not"
-            )
+            self._acks.fail_all("the broker ended the call")
 
     def _receive(self, response: api_pb2.PublishResponse) -> None:
         if not response.HasField("asyncError"):
@@ -256,7 +226,7 @@ class LiftbridgeGrpcPublisher:
             return
         refused = response.asyncError
         kind = _ERRORS.get(refused.code, PublishRefusedError)
-        if any(text in refused.message for text in _TOO_LARGE):
+        if any(text in refused.message for text in TOO_LARGE_TEXTS):
             kind = MessageTooLargeError
         self._acks.refuse(
             response.correlationId, kind, f"the broker refused the message ({refused.message})"
@@ -279,16 +249,3 @@ async def _write(call: Any, request: api_pb2.PublishRequest, timeout: float) -> 
 
 def _error(kind: type[PublishError], text: str, request: api_pb2.PublishRequest) -> PublishError:
     return kind(text, stream=request.stream, correlation_id=request.correlationId)
-
-
-def _rows(
-    values: Iterable[bytes],
-    keys: Iterable[bytes | None] | None,
-    headers: Iterable[Mapping[str, bytes]] | None,
-) -> Iterable[_Row]:
-    return zip(
-        values,
-        itertools.repeat(None) if keys is None else keys,
-        itertools.repeat(None) if headers is None else headers,
-        strict=False,
-    )

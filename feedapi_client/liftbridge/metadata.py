@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 
 from gufo.liftbridge import api_pb2
 
-from feedapi_client.liftbridge.stream import Stream
+from feedapi_client.liftbridge.stream_name import Stream
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,14 @@ class BrokerMetadata:
 
 
 @dataclass(frozen=True, slots=True)
+class EventTimes:
+    """When something happened to a partition for the first and for the last time; None: never."""
+
+    first: datetime | None = None
+    latest: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PartitionMetadata:
     """The state of a partition of a stream.
 
@@ -39,6 +48,9 @@ class PartitionMetadata:
         paused: whether the broker paused it. Without offsets, in `StreamMetadata`, whether it was
             ever paused: the broker does not take that back.
         readonly: whether it takes no messages.
+        messages_received: when its leader received messages, since it leads.
+        pauses: when it was paused or resumed, since its broker runs.
+        readonly_changes: when it was made read-only, or writable again.
     """
 
     id: int
@@ -49,17 +61,21 @@ class PartitionMetadata:
     newest_offset: int
     paused: bool
     readonly: bool
+    messages_received: EventTimes = EventTimes()
+    pauses: EventTimes = EventTimes()
+    readonly_changes: EventTimes = EventTimes()
 
 
 @dataclass(frozen=True, slots=True)
 class StreamMetadata:
-    """A stream as the cluster describes it.
+    """A stream as the cluster describes it, and when it was created.
 
     The offsets of its partitions are not filled in: see `LiftbridgeApi.partition_metadata`.
     """
 
     stream: Stream
     partitions: dict[int, PartitionMetadata]
+    created: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +116,9 @@ def cluster_metadata(response: api_pb2.FetchMetadataResponse) -> ClusterMetadata
                 for partition, metadata in found.partitions.items()
             }
             stream = Stream(found.name, found.subject, max(len(partitions), 1))
-            cluster.streams[found.name] = StreamMetadata(stream, partitions)
+            cluster.streams[found.name] = StreamMetadata(
+                stream, partitions, _moment(found.creationTimestamp)
+            )
     for group in response.groupMetadata:
         if group.error == api_pb2.ConsumerGroupMetadata.OK:
             cluster.groups[group.groupId] = ConsumerGroupMetadata(
@@ -120,4 +138,16 @@ def partition_metadata(found: api_pb2.PartitionMetadata) -> PartitionMetadata:
         int(found.newestOffset),
         bool(found.paused),
         bool(found.readonly),
+        _times(found.messagesReceivedTimestamps),
+        _times(found.pauseTimestamps),
+        _times(found.readonlyTimestamps),
     )
+
+
+def _times(found: api_pb2.PartitionEventTimestamps) -> EventTimes:
+    return EventTimes(_moment(found.firstTimestamp), _moment(found.latestTimestamp))
+
+
+def _moment(nanoseconds: int) -> datetime | None:
+    # The broker sends the nanoseconds of its zero time where there is none, which is negative.
+    return None if nanoseconds <= 0 else datetime.fromtimestamp(nanoseconds / 1e9, UTC)

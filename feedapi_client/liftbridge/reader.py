@@ -8,11 +8,12 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from feedapi_client.liftbridge.api import LiftbridgeApi
-from feedapi_client.liftbridge.errors import StreamGapError
-from feedapi_client.liftbridge.headers import CURSOR, PARTITION, text_header
+from feedapi_client.liftbridge.headers import CURSOR, FORMAT, PARTITION, text_header
+from feedapi_client.liftbridge.liftbridge_errors import StreamError, StreamGapError
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.stream_format import Attempt, MessageFormat, SettledAttempts
 from feedapi_client.liftbridge.subscription import Start, Until
+from feedapi_client.protocol.text import printable
 
 # Messages that become readable together arrive together.
 _SETTLES_AFTER = 0.05
@@ -58,6 +59,7 @@ class RelayReader:
             broker lost messages of batches that were returned, and the relay wrote their events
             again. Then undo each batch whose `next_offset` is above the error's `offset`, and start
             a reader at that offset.
+        StreamReadonlyError: all was read of a partition that was made read-only.
         LiftbridgeError: the errors of `LiftbridgeApi.subscribe`.
     """
 
@@ -89,7 +91,7 @@ class RelayReader:
         async with aclosing(_with_pauses(self._messages(), attempts)) as messages:
             async for message in messages:
                 attempt = attempts.settle() if message is None else attempts.feed(message)
-                if attempt is not None and (batch := _batch_of(attempt)) is not None:
+                if attempt is not None and (batch := _batch_of(attempt, self._stream)) is not None:
                     returned_to = batch.next_offset
                     yield batch
                 if message is not None:
@@ -158,17 +160,33 @@ async def _next(messages: AsyncGenerator[Message, None]) -> Message:
     return await anext(messages)
 
 
-def _batch_of(attempt: Attempt) -> RelayedBatch | None:
-    """Return the batch of a complete attempt; None when it only saves positions."""
+def _batch_of(attempt: Attempt, stream: str) -> RelayedBatch | None:
+    """Return the batch of a complete attempt; None when it only saves positions.
+
+    Raises:
+        StreamError: it is in a format of a newer version.
+    """
     first, last = attempt.messages[0], attempt.messages[-1]
     keys: tuple[bytes, ...] = ()
     if attempt.format == MessageFormat.BATCH:
         events = tuple(first.value.split(b"\n"))
     elif attempt.format == MessageFormat.EVENTS:
-        events = tuple(message.value for message in attempt.messages)
-        keys = tuple(message.key for message in attempt.messages)
-    else:
+        # Behind them there may be positions that did not fit into the last one.
+        rows = [
+            message
+            for message in attempt.messages
+            if text_header(message, FORMAT) == MessageFormat.EVENTS
+        ]
+        events = tuple(message.value for message in rows)
+        keys = tuple(message.key for message in rows)
+    elif attempt.format == MessageFormat.POSITIONS:
         return None
+    else:
+        raise StreamError(
+            f"a newer version of feedapi-client wrote the batch at offset {first.offset}, in the "
+            f"format '{printable(attempt.format, 50)}': update feedapi-client here",
+            stream=stream,
+        )
     return RelayedBatch(
         partition=int(text_header(first, PARTITION)),
         cursor=text_header(first, CURSOR),

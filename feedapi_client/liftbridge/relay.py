@@ -13,29 +13,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 import anyio
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.liftbridge.api import LiftbridgeApi
+from feedapi_client.liftbridge.at_least_once import AcknowledgedPublishing
 from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.errors import LiftbridgeError
 from feedapi_client.liftbridge.headers import CURSOR, PARTITION
-from feedapi_client.liftbridge.publishing import StreamPublisher
-from feedapi_client.liftbridge.stream import Stream
-from feedapi_client.liftbridge.stream_end import writable
+from feedapi_client.liftbridge.liftbridge_errors import (
+    LiftbridgeError,
+    MessageTooLargeError,
+    RelayFencedError,
+)
+from feedapi_client.liftbridge.oversized import OnOversized, OversizedEvents
 from feedapi_client.liftbridge.stream_format import MessageFormat
-from feedapi_client.liftbridge.stream_rows import OutgoingBatch
+from feedapi_client.liftbridge.stream_name import Stream
+from feedapi_client.liftbridge.stream_publisher import StreamPublisher
+from feedapi_client.liftbridge.stream_rows import OutgoingBatch, message_bytes
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
-from feedapi_client.liftbridge.until_acked import publish_until_acked
 from feedapi_client.model import Batch, Event
+from feedapi_client.protocol.text import printable
 
 logger = logging.getLogger(__name__)
 
-# How often an idle relay looks whether a crash of the broker hides its newest messages.
-_REVEAL_SECONDS = 5.0
+_LOOK_SECONDS = 5.0
+"""How often a relay looks at the end of its stream."""
 
 Key = Callable[[Event], bytes | None]
 Headers = Callable[[Event], Mapping[str, bytes]]
@@ -47,13 +53,17 @@ class RelayProgress:
 
     Attributes:
         batches: batches whose events are all acked.
-        events: the events of these batches.
+        events: the events of these batches that were published.
         retries: how often events had to be published again.
+        put_aside: events that were too large, and were skipped or quarantined.
+        recovered: messages that were published again, because the broker lost them after its ack.
     """
 
     batches: int = 0
     events: int = 0
     retries: int = 0
+    put_aside: int = 0
+    recovered: int = 0
 
 
 class Relay:
@@ -69,7 +79,11 @@ class Relay:
     message (`Limits.max_batch_bytes`).
 
     With any other store it is at least once. A batch whose acks do not all come is published again
-    from the first message that has none.
+    from the first message that has none. So are messages of the last 30 seconds that the broker
+    lost after it had acked them, and those that followed them.
+
+    A broker that is away is waited for as long as a feed that is away: for
+    `RetryPolicy.give_up_after` of the consumer.
 
     Arguments:
         consumer: the open consumer of the feed.
@@ -77,12 +91,16 @@ class Relay:
         stream: the stream to publish to; with a `StreamCursorStore` it is that of the store.
         key: makes the key of an event's message.
         headers: makes additional headers of an event's message.
-        attempts: number of attempts without progress after which an error is final.
         ack_policy: when the broker acks, at least once. With ``LEADER`` events are lost when a
             leader dies that acked them before its replicas had them. Exactly once it is ``ALL``.
+        on_oversized: what becomes of an event that is too large for a message: "raise" ends the
+            relay with the event's place, "skip" and "quarantine" go on without it and log a
+            warning. "quarantine" is the quarantine beside the consumer's cursors; exactly once it
+            has to be a `QuarantineStore`.
         api: an open connection to the broker's gRPC API. With it a relay that is at least once
-            looks at the stream before the first message and before each retry: it wakes paused
-            partitions, and a stream that is missing or read-only is an error at once. A
+            looks at the stream before the first message, before each retry, and every few seconds:
+            it wakes paused partitions, notices messages that the broker lost, and a stream that is
+            missing, read-only, or has another number of partitions is an error at once. A
             `StreamCursorStore` has its own.
 
     Raises:
@@ -97,8 +115,8 @@ class Relay:
         *,
         key: Key | None = None,
         headers: Headers | None = None,
-        attempts: int = 10,
         ack_policy: AckPolicy = AckPolicy.ALL,
+        on_oversized: OnOversized = "raise",
         api: LiftbridgeApi | None = None,
     ) -> None:
         if AckPolicy.NONE in (publisher.ack_policy, ack_policy):
@@ -110,10 +128,20 @@ class Relay:
         self._stream = _stream(stream, self._store)
         self._key = key
         self._headers = headers
-        self._attempts = attempts
-        self._ack_policy = ack_policy
-        self._api = api
+        self._oversized = OversizedEvents(on_oversized, consumer)
+        # The bytes of the smallest message that the broker found too large.
+        self._refused = math.inf
+        self._fenced: RelayFencedError | None = None
         self.progress = RelayProgress()
+        self._publishing = AcknowledgedPublishing(
+            publisher,
+            self._stream,
+            ack_policy=ack_policy,
+            give_up_after=consumer.retry.give_up_after,
+            api=api,
+            on_retry=self._on_retry,
+            on_recovered=self._on_recovered,
+        )
         if self._store is not None and self._store.format is MessageFormat.BATCH:
             if key is not None or headers is not None:
                 raise ValueError(
@@ -138,58 +166,155 @@ class Relay:
 
         Cancellation: nothing is committed that is not acked.
         """
+        await self._oversized.prepare()
         if self._store is None:
-            await self._check_stream()
-            await self._consumer.run(self._relay_at_least_once)
-            return self.progress
-        revealing = asyncio.create_task(_reveal_often(self._store))
+            await self._publishing.check_stream()
+            looking = asyncio.create_task(self._repeatedly(self._publishing.look_for_losses))
+            handle = self._relay_at_least_once
+        else:
+            looking = asyncio.create_task(self._repeatedly(self._store.keep))
+            handle = self._relay_exactly_once
         try:
-            await self._consumer.run(self._relay_exactly_once)
+            await self._consumer.run(handle)
         finally:
-            revealing.cancel()
+            looking.cancel()
             with anyio.CancelScope(shield=True):
-                await asyncio.wait({revealing})
+                await asyncio.wait({looking})
+        if self._fenced is not None:
+            raise self._fenced
         return self.progress
 
+    async def _repeatedly(self, look: Callable[[], Awaitable[object]]) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            try:
+                await look()
+            except RelayFencedError as error:
+                # An idle relay would not meet it for a long time.
+                self._fenced = error
+                return self._consumer.stop()
+            except LiftbridgeError as error:
+                # The next batch, or the next turn, meets the same.
+                logger.warning("the end of the stream could not be looked after: %s", error)
+
     async def _relay_at_least_once(self, batch: Batch) -> None:
-        values, keys, headers = self._messages(batch)
-        await publish_until_acked(
-            self._publisher,
-            self._stream,
-            values,
-            keys,
-            headers,
-            headers={PARTITION: str(batch.partition).encode(), CURSOR: batch.cursor.encode()},
-            partition=batch.partition % self._stream.partitions if self._key is None else None,
-            ack_policy=self._ack_policy,
-            attempts=self._attempts,
-            on_retry=self._on_retry,
-            before_retry=self._check_stream,
-        )
+        shared = {PARTITION: str(batch.partition).encode(), CURSOR: batch.cursor.encode()}
+        outgoing = await self._without_oversized(batch, self._outgoing(batch))
+        published = 0
+        while outgoing.values:
+            try:
+                await self._publishing.publish(outgoing, shared, by_key=self._key is not None)
+                published += len(outgoing.values)
+                break
+            except MessageTooLargeError as error:
+                self._learn(outgoing.message_bytes(error.index))
+                published += error.index
+                rest = outgoing.starting_at(error.index)
+                outgoing = await self._without_oversized(batch, rest, error)
         await batch.commit()
-        self._count(batch)
+        self._count(published)
 
     async def _relay_exactly_once(self, batch: Batch) -> None:
-        values, keys, headers = self._messages(batch)
-        outgoing = OutgoingBatch(batch.partition, batch.cursor, values, keys or (), headers or ())
-        await batch.commit(transaction=outgoing)
-        self._count(batch)
+        outgoing = await self._without_oversized(batch, self._outgoing(batch))
+        while True:
+            try:
+                await batch.commit(transaction=outgoing)
+                break
+            except MessageTooLargeError as error:
+                # The broker takes less than was known.
+                if not await self._find_oversized(outgoing, error):
+                    raise self._batch_too_large(batch, error) from None
+                outgoing = await self._without_oversized(batch, outgoing, error)
+        self._count(len(outgoing.values))
 
-    def _messages(
-        self, batch: Batch
-    ) -> tuple[list[bytes], Sequence[bytes | None] | None, Sequence[Mapping[str, bytes]] | None]:
-        """Return the values, keys and headers of a batch's messages."""
+    async def _find_oversized(self, outgoing: OutgoingBatch, error: MessageTooLargeError) -> bool:
+        """Learn which events of a refused batch are too large; False when each of them fits."""
+        if self._store is None or not outgoing.values:
+            return False
+        sizes = sorted({outgoing.message_bytes(index) for index in range(len(outgoing.values))})
+        if len(outgoing.values) == 1:
+            self._learn(sizes[0])
+            return True
+        if self._store.format is MessageFormat.EVENTS:
+            if error.index >= len(outgoing.values):
+                return False
+            self._learn(outgoing.message_bytes(error.index))
+            return True
+        # All are in one message: ask for each size, by halves.
+        fits, refused = 0, len(sizes)
+        while fits < refused:
+            middle = (fits + refused) // 2
+            if await self._store.takes(sizes[middle]):
+                fits = middle + 1
+            else:
+                refused = middle
+        if refused == len(sizes):
+            return False
+        self._learn(sizes[refused])
+        return True
+
+    def _learn(self, refused: int) -> None:
+        """Remember that the broker found a message of so many bytes too large."""
+        self._refused = min(self._refused, refused)
+
+    def _outgoing(self, batch: Batch) -> OutgoingBatch:
         key, headers = self._key, self._headers
-        return (
+        return OutgoingBatch(
+            batch.partition,
+            batch.cursor,
             [event.raw for event in batch.events],
-            None if key is None else [key(event) for event in batch.events],
-            None if headers is None else [headers(event) for event in batch.events],
+            () if key is None else [key(event) for event in batch.events],
+            () if headers is None else [headers(event) for event in batch.events],
         )
 
-    async def _check_stream(self) -> None:
-        if self._api is not None:
-            for partition in range(self._stream.partitions):
-                await writable(self._api, self._stream.name, partition)
+    async def _without_oversized(
+        self, batch: Batch, outgoing: OutgoingBatch, error: MessageTooLargeError | None = None
+    ) -> OutgoingBatch:
+        """Put the events aside that are too large.
+
+        Arguments:
+            error: that of the broker; without it nothing of the batch was sent.
+
+        Raises:
+            MessageTooLargeError: the policy is to stop.
+        """
+        limit = self._publisher.message_limit
+        room = min(limit - len(CURSOR) - len(batch.cursor), self._refused - 1)
+        if not outgoing.headers and _longest(outgoing) <= room:
+            return outgoing
+        indices = range(len(outgoing.values))
+        too_large = [index for index in indices if outgoing.message_bytes(index) > room]
+        if too_large:
+            cause = error or MessageTooLargeError(
+                f"over the limit of {room:,} bytes for a message; nothing was sent",
+                stream=self._stream.name,
+                correlation_id="none",
+            )
+            await self._put_aside(batch, outgoing, too_large, cause)
+            outgoing = outgoing.without(too_large)
+        return outgoing
+
+    async def _put_aside(
+        self,
+        batch: Batch,
+        outgoing: OutgoingBatch,
+        indices: list[int],
+        error: MessageTooLargeError,
+    ) -> None:
+        places = [outgoing.place(index) for index in indices]
+        await self._oversized.put_aside(batch, places, error)
+        self.progress.put_aside += len(places)
+
+    def _batch_too_large(self, batch: Batch, error: MessageTooLargeError) -> MessageTooLargeError:
+        return MessageTooLargeError(
+            f"the batch of partition {batch.partition} up to cursor "
+            f"'{printable(batch.cursor, 200)}' has {len(batch)} events, and all together do not "
+            "fit into one message. Lower Limits.max_batch_bytes of the consumer, or "
+            "--max-batch-bytes; where the publisher's checkpoints are too far apart for that, use "
+            "format='events'",
+            stream=error.stream,
+            correlation_id=error.correlation_id,
+        )
 
     def _on_retry(self, error: Exception, attempt: int, pause: float) -> None:
         self.progress.retries += 1
@@ -200,20 +325,19 @@ class Relay:
             extra={"stream": self._stream.name, "attempt": attempt, "pause": pause},
         )
 
-    def _count(self, batch: Batch) -> None:
+    def _on_recovered(self, messages: int) -> None:
+        self.progress.recovered += messages
+
+    def _count(self, events: int) -> None:
         self.progress.batches += 1
-        self.progress.events += len(batch)
+        self.progress.events += events
 
 
-async def _reveal_often(store: StreamCursorStore) -> None:
-    """Let readers see the newest messages after a crash of the broker, also of an idle feed."""
-    while True:
-        await asyncio.sleep(_REVEAL_SECONDS)
-        try:
-            await store.reveal()
-        except LiftbridgeError as error:
-            # The next save, or the next turn, meets the same.
-            logger.debug("the end of the stream is not looked at: %s", error)
+def _longest(outgoing: OutgoingBatch) -> int:
+    """Return the bytes of the longest message, at most."""
+    value = max(outgoing.values, key=len, default=b"")
+    key = max((key or b"" for key in outgoing.keys), key=len, default=b"")
+    return message_bytes(value, key)
 
 
 def _check_batch_size(consumer: FeedConsumer, publisher: StreamPublisher) -> None:
@@ -221,8 +345,9 @@ def _check_batch_size(consumer: FeedConsumer, publisher: StreamPublisher) -> Non
 
     Otherwise the relay would fail later, at the first batch that is too large.
     """
-    batch, message = consumer.limits.max_batch_bytes, publisher.max_message_bytes
-    if message is not None and batch > message * 3 // 4:
+    batch, message = consumer.limits.max_batch_bytes, publisher.message_limit
+    # Without a known limit the broker decides.
+    if publisher.max_message_bytes is not None and batch > message * 3 // 4:
         raise ValueError(
             f"with format='batch' a batch has to fit into a message of {message} bytes, and the "
             f"consumer makes batches of {batch}: give it "

@@ -14,7 +14,7 @@ import logging
 from array import array
 from bisect import bisect_left
 
-from feedapi_client.liftbridge.errors import StreamGapError
+from feedapi_client.liftbridge.liftbridge_errors import StreamGapError
 from feedapi_client.liftbridge.messages_pb2 import Message
 
 logger = logging.getLogger(__name__)

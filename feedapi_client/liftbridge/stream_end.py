@@ -7,25 +7,20 @@ from dataclasses import dataclass
 
 from feedapi_client.liftbridge.api import LiftbridgeApi
 from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.errors import (
-    AckTimeoutError,
+from feedapi_client.liftbridge.headers import FORMAT
+from feedapi_client.liftbridge.liftbridge_errors import (
     IncorrectOffsetError,
-    PublishError,
-    PublishRefusedError,
+    MessageTooLargeError,
     StreamError,
     StreamReadonlyError,
 )
-from feedapi_client.liftbridge.headers import FORMAT
 from feedapi_client.liftbridge.metadata import PartitionMetadata
-from feedapi_client.liftbridge.publishing import StreamPublisher
-from feedapi_client.liftbridge.stream import Stream
-from feedapi_client.retry import Backoff, retry
+from feedapi_client.liftbridge.stream_name import Stream
+from feedapi_client.liftbridge.stream_publisher import StreamPublisher
 
 _IMPOSSIBLE_OFFSET = 2**62
 # While replicas catch up, messages are hidden for a moment.
 _COMMITTED_AFTER = 0.2
-_RETRY_BASE_DELAY = 0.02
-_RETRY_MAX_DELAY = 1.0
 
 
 async def writable(api: LiftbridgeApi, stream: str, partition: int) -> PartitionMetadata:
@@ -39,20 +34,36 @@ async def writable(api: LiftbridgeApi, stream: str, partition: int) -> Partition
     """
     found = await api.resume_partition(stream, partition)
     if found.readonly:
-        raise StreamReadonlyError(
-            f"partition {partition} is read-only: nothing can be relayed to it", stream=stream
-        )
+        raise readonly(stream, partition)
     return found
 
 
-def write_backoff(attempts: int, *retried: type[PublishError]) -> Backoff:
-    """The pauses between attempts to write to the stream."""
-    return Backoff(
-        base_delay=_RETRY_BASE_DELAY,
-        max_delay=_RETRY_MAX_DELAY,
-        attempts=attempts,
-        retry_if=lambda error: isinstance(error, retried),
+def readonly(stream: str, partition: int) -> StreamReadonlyError:
+    """Return the error of a partition that takes no messages."""
+    return StreamReadonlyError(
+        f"partition {partition} is read-only: nothing can be relayed to it", stream=stream
     )
+
+
+def check_same(wanted: Stream, found: Stream) -> None:
+    """Raise `StreamError` when the broker knows the stream otherwise than a publisher does.
+
+    Messages would go to subjects that nobody stores, or all to one partition.
+    """
+    if wanted.partitions != found.partitions:
+        raise StreamError(
+            f"it has {found.partitions} partitions, and the publisher was told "
+            f"{wanted.partitions}: Stream({found.name!r}, partitions={found.partitions}), or "
+            f"--partitions {found.partitions}",
+            stream=found.name,
+        )
+    if wanted.subject != found.subject:
+        raise StreamError(
+            f"it is attached to the subject {found.subject}, and the publisher was told "
+            f"{wanted.subject}: Stream({found.name!r}, {found.subject!r}), or "
+            f"--subject {found.subject}",
+            stream=found.name,
+        )
 
 
 async def reveal_newest(
@@ -90,25 +101,15 @@ class EndOffsets:
 
 
 class StreamEnd:
-    """The end of a partition with optimistic concurrency control.
-
-    Arguments:
-        attempts: number of attempts to write a message.
-    """
+    """The end of a partition with optimistic concurrency control. Each method tries once."""
 
     def __init__(
-        self,
-        publisher: StreamPublisher,
-        api: LiftbridgeApi,
-        stream: Stream,
-        partition: int,
-        attempts: int = 1,
+        self, publisher: StreamPublisher, api: LiftbridgeApi, stream: Stream, partition: int
     ) -> None:
         self._publisher = publisher
         self._api = api
         self._stream = stream
         self._partition = partition
-        self._attempts = attempts
 
     async def reveal(self, written_to: int = 0) -> bool:
         """Append a message without content when the newest messages can't be read.
@@ -143,16 +144,44 @@ class StreamEnd:
             PublishError: the message could not be appended.
             StreamError: as `writable`.
         """
-        backoff = write_backoff(
-            self._attempts, IncorrectOffsetError, AckTimeoutError, PublishRefusedError
-        )
-        return await retry(lambda: self._find(written_to), backoff, sleep=asyncio.sleep)
-
-    async def _find(self, written_to: int) -> EndOffsets:
         found = await writable(self._api, self._stream.name, self._partition)
         if self._needs_no_message(found, written_to):
             return EndOffsets(found.newest_offset, found.newest_offset + 1)
-        return EndOffsets(found.newest_offset, await self._append_nothing(found) + 1)
+        return await self._extended(found)
+
+    async def visible(self) -> EndOffsets:
+        """Return the newest offset that can be read, and the next one. Appends nothing.
+
+        A paused partition is woken, so that it can be read. Where the broker lost messages and its
+        high watermark is above the newest one, nothing can be read.
+
+        Raises:
+            StreamError: the stream or the partition is missing.
+        """
+        for pause in (0.0, _COMMITTED_AFTER):
+            await asyncio.sleep(pause)
+            found = await self._api.resume_partition(self._stream.name, self._partition)
+            if found.high_watermark == found.newest_offset:
+                break
+        is_readable = found.high_watermark <= found.newest_offset
+        return EndOffsets(found.high_watermark if is_readable else -1, found.newest_offset + 1)
+
+    async def extend(self) -> EndOffsets:
+        """Append a message without content, which can be read for certain, and return the end."""
+        return await self._extended(await writable(self._api, self._stream.name, self._partition))
+
+    async def _extended(self, found: PartitionMetadata) -> EndOffsets:
+        newest = await self._append_nothing(found)
+        return EndOffsets(newest, newest + 1)
+
+    async def hides(self, written_to: int) -> bool:
+        """Whether the newest messages can't be read, as far as a broker answers at once."""
+        for pause in (0.0, _COMMITTED_AFTER):
+            await asyncio.sleep(pause)
+            found = await self._api.glance(self._stream.name, self._partition)
+            if found is None or self._needs_no_message(found, written_to):
+                return False
+        return True
 
     @staticmethod
     def _needs_no_message(found: PartitionMetadata, written_to: int) -> bool:
@@ -183,22 +212,33 @@ class StreamEnd:
         Without the check a second relay would not be noticed. The probe is a message with an
         offset that is impossible, which a stream with the check refuses.
         """
-        backoff = write_backoff(self._attempts, AckTimeoutError, PublishRefusedError)
-        try:
-            await retry(self._publish_probe, backoff, sleep=asyncio.sleep)
-        except IncorrectOffsetError:
+        await writable(self._api, self._stream.name, self._partition)
+        if await self._refuses_offset(b""):
             return
         raise StreamError(
             "it has no optimistic concurrency control, without which nothing is exactly once",
             stream=self._stream.name,
         )
 
-    async def _publish_probe(self) -> None:
-        await writable(self._api, self._stream.name, self._partition)
-        await self._publisher.publish(
-            self._stream,
-            b"",
-            partition=self._partition,
-            expected_offset=_IMPOSSIBLE_OFFSET,
-            headers={FORMAT: b"probe"},
-        )
+    async def takes(self, size: int) -> bool:
+        """Whether the broker takes a value of so many bytes. Nothing is stored.
+
+        A broker looks at the size of a message before its offset, which is an impossible one here.
+        """
+        try:
+            return await self._refuses_offset(bytes(size))
+        except MessageTooLargeError:
+            return False
+
+    async def _refuses_offset(self, value: bytes) -> bool:
+        try:
+            await self._publisher.publish(
+                self._stream,
+                value,
+                partition=self._partition,
+                expected_offset=_IMPOSSIBLE_OFFSET,
+                headers={FORMAT: b"probe"},
+            )
+        except IncorrectOffsetError:
+            return True
+        return False

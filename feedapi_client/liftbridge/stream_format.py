@@ -13,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import cast
 
 import msgspec
 
-from feedapi_client.liftbridge.errors import StreamError
 from feedapi_client.liftbridge.headers import (
     ATTEMPT,
     COUNT,
@@ -26,8 +26,9 @@ from feedapi_client.liftbridge.headers import (
     SNAPSHOT,
     text_header,
 )
+from feedapi_client.liftbridge.liftbridge_errors import StreamError
 from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.model import FeedKey, Position
+from feedapi_client.model import FeedKey, Position, Status
 
 
 class MessageFormat(StrEnum):
@@ -41,11 +42,39 @@ class MessageFormat(StrEnum):
     """Positions without an event, for relays only."""
 
 
-class SavedPositions(msgspec.Struct, frozen=True):
-    """The content of the header `POSITIONS`: the feed's id, and (cursor, status, revision)."""
+VERSION = 1
+"""The version of what a ledger holds. 0 had neither a version nor the name of its feed."""
+
+
+class LedgerFeed(msgspec.Struct, frozen=True):
+    """The `FeedKey` of a ledger, as its snapshots name it."""
+
+    url: str
+    name: str
+    filters: tuple[tuple[str, str], ...] = ()
+
+
+class SavedPositions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The content of the header `POSITIONS`.
+
+    Attributes:
+        feed: the id of the feed's key.
+        positions: (cursor, status, revision) by partition.
+        version: `VERSION` of the writer.
+        key: the feed's key, in snapshots.
+    """
 
     feed: str
     positions: dict[str, tuple[str, str, int]]
+    version: int = 0
+    key: LedgerFeed | None = None
+
+    def decoded(self) -> dict[int, Position]:
+        """Return the positions by partition."""
+        return {
+            int(text): Position(cursor, cast("Status", status), revision)
+            for text, (cursor, status, revision) in self.positions.items()
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,19 +93,22 @@ class Attempt:
         """Return the positions that it saves.
 
         Raises:
-            StreamError: they can't be decoded.
+            StreamError: they can't be decoded, or a newer version wrote them.
         """
-        try:
-            return [
-                msgspec.json.decode(message.headers[POSITIONS], type=SavedPositions)
-                for message in self.messages
-                if POSITIONS in message.headers
-            ]
-        except msgspec.MsgspecError as error:
+        found = [
+            _decode(message.headers[POSITIONS], message.offset, stream)
+            for message in self.messages
+            if POSITIONS in message.headers
+        ]
+        newest = max((saved.version for saved in found), default=0)
+        if newest > VERSION:
             raise StreamError(
-                f"the positions at offset {self.messages[0].offset} can't be decoded",
+                f"a newer version of feedapi-client wrote the positions at offset "
+                f"{self.messages[0].offset} (ledger format {newest}, this one reads up to "
+                f"{VERSION}): update feedapi-client here",
                 stream=stream,
-            ) from error
+            )
+        return found
 
 
 class AttemptAssembler:
@@ -159,13 +191,31 @@ class SettledAttempts:
         return settled
 
 
-def positions_header(feed: FeedKey, positions: Mapping[int, Position]) -> dict[str, bytes]:
-    """Return the header that saves positions."""
-    rows: dict[str, tuple[str, str, int]] = {
-        str(partition): (position.cursor, position.status, position.revision)
-        for partition, position in positions.items()
-    }
-    return {POSITIONS: msgspec.json.encode(SavedPositions(feed.id, rows))}
+def positions_header(
+    feed: FeedKey, positions: Mapping[int, Position], *, named: bool = False
+) -> dict[str, bytes]:
+    """Return the header that saves positions; with `named` it says whose they are, in full."""
+    key = LedgerFeed(feed.url, feed.name, feed.filters) if named else None
+    rows = {str(partition): _row(position) for partition, position in positions.items()}
+    return {POSITIONS: msgspec.json.encode(SavedPositions(feed.id, rows, VERSION, key))}
+
+
+def position_bytes(partition: int, position: Position) -> int:
+    """Return the bytes that a position takes in the header."""
+    return len(msgspec.json.encode({str(partition): _row(position)}))
+
+
+def _row(position: Position) -> tuple[str, str, int]:
+    return position.cursor, position.status, position.revision
+
+
+def _decode(header: bytes, offset: int, stream: str) -> SavedPositions:
+    try:
+        return msgspec.json.decode(header, type=SavedPositions)
+    except msgspec.MsgspecError as error:
+        raise StreamError(
+            f"the positions at offset {offset} can't be decoded", stream=stream
+        ) from error
 
 
 def snapshot_offset(message: Message) -> int | None:
@@ -175,6 +225,11 @@ def snapshot_offset(message: Message) -> int | None:
     """
     text = text_header(message, SNAPSHOT)
     return int(text) if _is_number(text) else None
+
+
+def is_foreign(message: Message) -> bool:
+    """Whether neither a relay that is exactly once wrote the message nor one of its helpers."""
+    return FORMAT not in message.headers and SNAPSHOT not in message.headers
 
 
 def _place_in_attempt(message: Message) -> tuple[str, int, int] | None:

@@ -1,61 +1,53 @@
 """A cursor store that is the Liftbridge stream: events and their cursor are written together.
 
-The stream needs optimistic concurrency control. Every message is published with the offset that it
-must get, so the broker refuses what a second relay writes. All that a relay writes is in one
-partition of the stream: that gives one order, and one place to recover from.
+The stream needs optimistic concurrency control. All that a relay writes is in one partition of the
+stream: that gives one order, and one place to recover from. See `ledger` for how it is kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
-from typing import Any, cast
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from feedapi_client.errors import StoreError
 from feedapi_client.liftbridge.api import LiftbridgeApi
-from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.errors import (
-    AckTimeoutError,
+from feedapi_client.liftbridge.ledger import Ledger, SnapshotPolicy
+from feedapi_client.liftbridge.liftbridge_errors import (
     BrokerUnavailableError,
-    IncorrectOffsetError,
+    LiftbridgeError,
     MessageTooLargeError,
     PublishError,
-    PublishRefusedError,
-    RelayFencedError,
     StreamError,
     StreamGapError,
 )
-from feedapi_client.liftbridge.headers import ATTEMPT, COUNT, INDEX, SNAPSHOT
-from feedapi_client.liftbridge.messages_pb2 import Message
-from feedapi_client.liftbridge.publishing import StreamPublisher
-from feedapi_client.liftbridge.stream import Stream
-from feedapi_client.liftbridge.stream_end import EndOffsets, StreamEnd, write_backoff
-from feedapi_client.liftbridge.stream_format import (
-    Attempt,
-    MessageFormat,
-    SettledAttempts,
-    snapshot_offset,
+from feedapi_client.liftbridge.stream_format import MessageFormat
+from feedapi_client.liftbridge.stream_name import Stream
+from feedapi_client.liftbridge.stream_options import (
+    SNAPSHOT_BYTES,
+    SNAPSHOT_MESSAGES,
+    SNAPSHOT_SECONDS,
 )
-from feedapi_client.liftbridge.stream_rows import OutgoingBatch, Row, batch_rows, positions_rows
-from feedapi_client.liftbridge.stream_state import StreamState
-from feedapi_client.model import FeedKey, Position, Status
-from feedapi_client.retry import retry
+from feedapi_client.liftbridge.stream_publisher import StreamPublisher
+from feedapi_client.liftbridge.stream_rows import OutgoingBatch, batch_rows
+from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_predecessor
+from feedapi_client.stores.moving import check_moves, moved_positions
+from feedapi_client.stores.stored_format import FirstFormatKey
 
 logger = logging.getLogger(__name__)
 
-_READ_TIMEOUT = 60.0
-_WINDOW_GROWTH = 16
+_DEFAULT_PATIENCE = 300.0
 
 
 class StreamCursorStore:
     """Keeps positions in a stream with optimistic concurrency control, beside their events.
 
     One store serves one feed key. `save` takes an `OutgoingBatch` as its transaction. A batch whose
-    acks are lost is looked up in the stream, and written again when it is not there.
+    acks are lost is looked up in the stream, and written again when it is not there. Operators can
+    work on it as on any other store: see `AdministrableStore`.
 
     Arguments:
         publisher: an open publisher.
@@ -65,10 +57,13 @@ class StreamCursorStore:
         format: what one message holds. ``"batch"``: a whole batch, which any reader sees exactly
             once. ``"events"``: one event, which `RelayReader` returns exactly once, and which any
             other reader may see again after a crash.
-        snapshot_every: number of messages after which all positions are written again, so that a
-            start reads no more than that. The stream's retention has to keep as many.
-        attempts: number of attempts to write a batch. With the ack timeout of the publisher they
-            have to outlast a restart of the broker, or the election of a new leader.
+        snapshot_every, snapshot_bytes, snapshot_seconds: messages, bytes and seconds after which
+            all positions are written again, also while nothing else is written. The retention of
+            the stream has to keep more than that, by each of its limits.
+        give_up_after: seconds for which a broker that is away is waited for; by default those of
+            the consumer, `RetryPolicy.give_up_after`.
+        look_only: whether `load` appends nothing, for operators who only look. A relay has to know
+            what its broker hides after a crash.
 
     Raises:
         ValueError: an argument is out of range.
@@ -82,34 +77,42 @@ class StreamCursorStore:
         *,
         partition: int = 0,
         format: str = "batch",
-        snapshot_every: int = 10_000,
-        attempts: int = 10,
+        snapshot_every: int = SNAPSHOT_MESSAGES,
+        snapshot_bytes: int = SNAPSHOT_BYTES,
+        snapshot_seconds: float = SNAPSHOT_SECONDS,
+        give_up_after: float | None = None,
+        look_only: bool = False,
     ) -> None:
         if format not in (MessageFormat.BATCH, MessageFormat.EVENTS):
             raise ValueError(f"format is 'batch' or 'events', not {format!r}")
-        if snapshot_every < 1 or attempts < 1:
-            raise ValueError("snapshot_every and attempts must be positive")
+        if snapshot_every < 1 or snapshot_bytes < 1 or snapshot_seconds <= 0:
+            raise ValueError("snapshot_every, snapshot_bytes and snapshot_seconds must be positive")
+        if give_up_after is not None and give_up_after < 0:
+            raise ValueError("give_up_after must not be negative")
         self.stream = Stream(stream) if isinstance(stream, str) else stream
         self.format = MessageFormat(format)
-        self._publisher = publisher
-        self._api = api
-        self._partition = partition
-        self._snapshot_every = snapshot_every
-        self._attempts = attempts
-        self._end = StreamEnd(publisher, api, self.stream, partition, attempts)
-        self._writer_id = secrets.token_hex(8)
-        self._attempt_number = 0
+        snapshots = SnapshotPolicy(
+            every=snapshot_every, bytes=snapshot_bytes, seconds=snapshot_seconds
+        )
+        self._ledger = Ledger(publisher, api, self.stream, partition, snapshots)
+        self._look_only = look_only
+        self._own_patience = give_up_after
+        self._ledger.give_up_after = _DEFAULT_PATIENCE if give_up_after is None else give_up_after
         self._loaded_feed: FeedKey | None = None
-        self._state = StreamState()
-        self._attempts_read = SettledAttempts()
         self._lock = asyncio.Lock()
+        self._saved_at = time.monotonic()
+
+    def wait_for_server(self, seconds: float | None) -> None:
+        """Take over the consumer's patience, where the store has none of its own."""
+        if self._own_patience is None:
+            self._ledger.give_up_after = seconds
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """Return all positions in the stream.
 
         Raises:
             StreamError: the stream can't keep them: it has no concurrency control, it belongs to
-                another feed, or it is missing.
+                another feed, it has only messages of others, or it is missing.
             StreamGapError: retention or compaction removed some.
             StreamReadonlyError: the partition takes no messages. A paused one is woken.
             BrokerUnavailableError: no broker answered in time.
@@ -117,15 +120,13 @@ class StreamCursorStore:
         """
         async with self._lock:
             self._loaded_feed = None
-            self._attempts_read = SettledAttempts()
-            # First, because finding the end may append a message.
-            await self._end.require_concurrency_control()
-            end = await self._end.find()
-            snapshot = await self._find_snapshot(end)
-            self._state = StreamState(snapshot, snapshot)
-            await self._read_positions(feed, end)
+            await self._ledger.read(look_only=self._look_only)
+            state = self._ledger.state
+            if state.positions and state.owner != feed.id:
+                raise self._of_another_feed(feed)
+            state.owner, state.key = feed.id, feed
             self._loaded_feed = feed
-            return dict(self._state.positions)
+            return dict(state.positions)
 
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
@@ -135,6 +136,8 @@ class StreamCursorStore:
         Raises:
             RelayFencedError: another relay wrote to the stream.
             FencedError: a position is not the successor of the stored one.
+            MessageTooLargeError: an event, or the batch, does not fit into a message. Nothing is
+                saved, and the store can be used on. `index` is the place of the event.
             StoreError: the attempt could not be completed. It may be complete or not, so the store
                 has to be loaded again. Also raised when the store was not loaded for `feed`.
             StreamGapError: the broker lost messages that it had acked. A store that is loaded again
@@ -152,32 +155,71 @@ class StreamCursorStore:
             if not positions and transaction is None:
                 return
             for partition, position in positions.items():
-                stored = self._state.positions.get(partition)
+                stored = self._ledger.state.positions.get(partition)
                 check_predecessor(feed, partition, position, stored.revision if stored else None)
             # Nothing else may be written before the result of this write is known. After a failure
             # the store stays closed until it is loaded again.
             self._loaded_feed = None
             try:
-                await self._write_snapshot_if_due(feed)
-                await self._write(batch_rows(feed, positions, transaction, self.format))
+                await self._ledger.write_snapshot_if_due(feed)
+                await self._write(feed, positions, transaction)
+            except MessageTooLargeError:
+                self._loaded_feed = feed
+                raise
             except (PublishError, BrokerUnavailableError) as error:
-                self._state.raise_if_lost(self.stream.name)
+                self._ledger.raise_if_lost()
                 raise StoreError(
                     f"the batch could not be written: {error}", feed=feed.url
                 ) from error
-            self._state.positions.update(positions)
+            self._ledger.state.positions.update(positions)
             self._loaded_feed = feed
+            self._saved_at = time.monotonic()
 
-    async def reveal(self) -> bool:
-        """Let readers see the newest messages after a crash of the broker, as `reveal_newest`.
+    async def _write(
+        self, feed: FeedKey, positions: Mapping[int, Position], batch: OutgoingBatch | None
+    ) -> None:
+        if batch is None or not batch.values:
+            await self._ledger.write_positions(feed, positions)
+        else:
+            named = not self._ledger.state.named
+            limit = self._ledger.limit
+            rows = batch_rows(feed, positions, batch, self.format, limit, named=named)
+            await self._ledger.write(rows)
+        self._ledger.state.named = True
 
-        Does nothing while the store is not loaded. Returns whether a message was appended.
+    async def keep(self, *, idle_seconds: float = 4.0) -> bool:
+        """Do what a stream needs to which nothing was saved for so many seconds.
+
+        A snapshot is written when it is due, so that retention can't remove the last one. After a
+        crash of the broker a message without content lets readers see the newest messages. A broker
+        that does not answer at once is left alone. Does nothing while the store is not loaded.
+
+        Returns whether something was written.
+
+        Raises:
+            RelayFencedError: another relay wrote to the stream. The store has to be loaded again.
+            LiftbridgeError: it was not written. The store can be used on.
+        """
+        idle = time.monotonic() - self._saved_at >= idle_seconds
+        if not idle or self._lock.locked() or (feed := self._loaded_feed) is None:
+            return False
+        # Outside the lock: while the gRPC API is away, the relay goes on over NATS.
+        hides = await self._ledger.hides_messages()
+        if self._lock.locked() or self._loaded_feed != feed:
+            return False
+        async with self._lock:
+            if hides:
+                return await self._ledger.reveal()
+            return await self._ledger.write_snapshot_if_due(feed)
+
+    async def takes(self, size: int) -> bool:
+        """Whether the broker takes a message with a value of so many bytes. Nothing is stored.
+
+        Raises:
+            LiftbridgeError: no broker answered in time.
         """
         async with self._lock:
-            if self._loaded_feed is None:
-                return False
-            # The next save finds out that its offset was taken, also when no ack comes.
-            return await self._end.reveal(self._state.next_offset)
+            return await self._ledger.takes(size)
 
     def _check_loaded(self, feed: FeedKey) -> None:
         if self._loaded_feed != feed:
@@ -187,173 +229,127 @@ class StreamCursorStore:
                 feed=feed.url,
             )
 
-    async def _write_snapshot_if_due(self, feed: FeedKey) -> None:
-        state = self._state
-        start = state.next_offset
-        if start - state.snapshot >= max(self._snapshot_every, len(state.positions)):
-            await self._write(positions_rows(feed, state.positions))
-            state.snapshot = start
-
-    async def _write(self, rows: list[Row]) -> None:
-        """Write the rows as one attempt, which is complete in the stream when this returns."""
-        attempt, tried = self._next_attempt(), False
-
-        async def look_up_and_write() -> None:
-            nonlocal tried
-            if tried and await self._find_complete(attempt):
-                return
-            tried = True
-            await self._publish(rows, attempt)
-            self._state.wrote(len(rows))
-
-        backoff = write_backoff(
-            self._attempts, IncorrectOffsetError, AckTimeoutError, PublishRefusedError
-        )
-        await retry(look_up_and_write, backoff, sleep=asyncio.sleep, on_retry=self._on_retry)
-
-    async def _publish(self, rows: list[Row], attempt: str) -> None:
-        shared = {
-            ATTEMPT: attempt.encode(),
-            COUNT: str(len(rows)).encode(),
-            SNAPSHOT: str(self._state.snapshot).encode(),
-        }
-        offset = self._state.next_offset
-        # The first message is published alone. When another relay wrote to the stream, it is the
-        # only one that is sent: it is refused, and no message after it can get through.
-        for part, at in ((rows[:1], offset), (rows[1:], offset + 1)):
-            try:
-                await self._publisher.publish_many(
-                    self.stream,
-                    [row.value for row in part],
-                    keys=[row.key for row in part],
-                    partition=self._partition,
-                    headers=shared,
-                    headers_each=[
-                        {**row.headers, INDEX: str(at - offset + i).encode()}
-                        for i, row in enumerate(part)
-                    ],
-                    ack_policy=AckPolicy.ALL,
-                    expected_offset=at,
-                )
-            except MessageTooLargeError as error:
-                raise self._with_advice(error) from error
-
-    def _with_advice(self, error: MessageTooLargeError) -> MessageTooLargeError:
-        if self.format is MessageFormat.EVENTS:
-            return error
-        return MessageTooLargeError(
-            f"{error.message.partition(': ')[2]}; a batch has to fit into one message: lower "
-            "Limits.max_batch_bytes of the consumer, or use format='events'",
-            stream=error.stream,
-            correlation_id=error.correlation_id,
+    def _of_another_feed(self, feed: FeedKey) -> StreamError:
+        key = self._ledger.state.key
+        if key is not None and key.feed_name and key.name == feed.name:
+            return StreamError(
+                f"it holds the positions of {key}, not of {feed}. If that is the same feed, give "
+                f"its name: feed_name={key.feed_name!r}, or --feed-name {key.feed_name}. Otherwise "
+                "give each relay a stream of its own",
+                stream=self.stream.name,
+            )
+        if self._ledger.state.owner == FirstFormatKey.of(feed).id:
+            return StreamError(
+                "it holds positions of this relay in the format of version 0.1.0: stop the relay, "
+                f"run 'feedapi cursors upgrade --store liftbridge://HOST:PORT/{self.stream.name} "
+                "--feed URL --name NAME', and start it again",
+                stream=self.stream.name,
+            )
+        whose = "another feed, name or set of filters" if key is None else str(key)
+        return StreamError(
+            f"it holds the positions of {whose}, not of {feed}. If the feed moved, stop the relay "
+            "and run 'feedapi cursors move OLD_URL NEW_URL --store liftbridge://HOST:PORT/STREAM' "
+            "(feed_name= keeps them wherever a feed moves). Otherwise give each relay a stream of "
+            "its own",
+            stream=self.stream.name,
         )
 
-    def _next_attempt(self) -> str:
-        self._attempt_number += 1
-        return f"{self._writer_id}.{self._attempt_number}"
+    # ------------------------------------------------------------------ for operators
 
-    def _on_retry(self, error: Exception, attempt: int, pause: float) -> None:
-        logger.info(
-            "looking up in the stream whether a batch was written: %s",
-            error,
-            extra={"stream": self.stream.name, "attempt": attempt, "pause": pause},
-        )
-
-    async def _find_snapshot(self, end: EndOffsets) -> int:
-        """Return the offset from which all positions can be read.
-
-        The last message of a relay says it. The search reads a growing part of the stream's end
-        until it finds such a message.
-        """
-        size, start = 1, end.newest
-        while end.newest >= 0:
-            found: int | None = None
-            first: int | None = None
-            async with aclosing(self._messages(max(start, 0), end.newest)) as messages:
-                async for message in messages:
-                    first = message.offset if first is None else first
-                    snapshot = snapshot_offset(message)
-                    found = found if snapshot is None else snapshot
-            if found is not None:
-                return found
-            if start <= 0 or (first is not None and first > start):
-                break
-            size *= _WINDOW_GROWTH
-            start = end.newest - size
-        return end.next
-
-    async def _read_positions(self, feed: FeedKey, end: EndOffsets) -> None:
-        """Apply the positions in the stream up to its end."""
-        async with aclosing(self._attempts_until(end)) as attempts:
-            async for attempt in attempts:
-                self._apply_positions(feed, attempt)
-
-    async def _find_complete(self, tried: str) -> bool:
-        """Read on to the end of the stream; True when the attempt `tried` is complete there.
+    async def feeds(self) -> list[FeedKey]:
+        """Return the key of the positions; none for a stream without positions.
 
         Raises:
-            RelayFencedError: another relay completed an attempt.
-            StreamError: the stream is missing, read-only, or incomplete.
+            StreamError: an older version wrote the stream, and its relay has not run since.
         """
-        found, end = False, await self._end.find(self._state.next_offset)
-        self._state.check_end(end.next, self.stream.name)
-        async with aclosing(self._attempts_until(end)) as attempts:
-            async for attempt in attempts:
-                if attempt.id == tried:
-                    found = True
-                elif not attempt.id.startswith(self._writer_id):
-                    raise RelayFencedError(
-                        f"another relay wrote at offset {attempt.messages[0].offset}: "
-                        "run one relay for a stream",
-                        stream=self.stream.name,
-                    )
-        return found
-
-    async def _attempts_until(self, end: EndOffsets) -> AsyncGenerator[Attempt, None]:
-        """Return the complete attempts between the offset read last and the end of the stream."""
-        state = self._state
-        async with aclosing(self._messages(state.next_offset, end.newest)) as messages:
-            async for message in messages:
-                self._check_complete(message)
-                attempt = self._attempts_read.feed(message)
-                state.next_offset = message.offset + 1
-                if attempt is not None:
-                    yield attempt
-        if (attempt := self._attempts_read.settle()) is not None:
-            yield attempt
-        state.next_offset = max(state.next_offset, end.next)
-
-    def _check_complete(self, message: Message) -> None:
-        if message.offset > self._state.next_offset:
-            raise StreamGapError(
-                f"the positions from offset {self._state.next_offset} on are needed, and retention "
-                "or compaction has removed messages: keep more and compact nothing, or start again "
-                "with a new stream",
-                stream=self.stream.name,
-                offset=self._state.next_offset,
-            )
-
-    def _messages(self, start: int, newest: int) -> AsyncGenerator[Message, None]:
-        return self._api.subscribe(
-            self.stream.name,
-            start,
-            partition=self._partition,
-            until=newest,
-            idle_timeout=_READ_TIMEOUT,
-            resume=True,
-        )
-
-    def _apply_positions(self, feed: FeedKey, attempt: Attempt) -> None:
-        positions = self._state.positions
-        for saved in attempt.saved_positions(self.stream.name):
-            if saved.feed != feed.id:
+        async with self._lock:
+            if self._loaded_feed is None:
+                await self._ledger.read(look_only=self._look_only)
+            state = self._ledger.state
+            if not state.positions:
+                return []
+            if state.key is None:
                 raise StreamError(
-                    "a relay of another feed, name or set of filters writes to it: "
-                    "give each a stream of its own",
+                    "an older version of feedapi-client wrote the positions, without the name of "
+                    "their feed: start its relay once, which converts them",
                     stream=self.stream.name,
                 )
-            for text, (cursor, status, revision) in saved.positions.items():
-                partition = int(text)
-                known = positions.get(partition)
-                if known is None or known.revision <= revision:
-                    positions[partition] = Position(cursor, cast("Status", status), revision)
+            return [state.key]
+
+    async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
+        """Delete the positions of the partitions, or of all."""
+        async with self._lock:
+            await self._read_for_operator(feed)
+            left = dict(self._ledger.state.positions)
+            for partition in list(left) if partitions is None else partitions:
+                left.pop(partition, None)
+            await self._replace_all(feed, left)
+
+    async def replace(
+        self, feed: FeedKey, positions: Mapping[int, Position]
+    ) -> dict[int, Position]:
+        """Replace the positions of these partitions, or give a new stream its positions.
+
+        Of a stream that retention has cut, the positions that are left are replaced as a whole.
+
+        Raises:
+            StreamError: the stream holds the positions of another key.
+        """
+        async with self._lock:
+            try:
+                await self._read_for_operator(feed)
+            except StreamGapError as gap:
+                logger.warning(
+                    "%s. Now only these partitions have a position: %s. Any other one that the "
+                    "feed lists is relayed from its first event again, unless you set its "
+                    "position, too, before the relay starts",
+                    gap,
+                    ", ".join(map(str, sorted(positions))),
+                )
+                await self._ledger.skip_to_end()
+            stored = self._ledger.state.positions
+            replaced = {
+                partition: Position(
+                    position.cursor,
+                    position.status,
+                    stored[partition].revision + 1 if partition in stored else 1,
+                )
+                for partition, position in positions.items()
+            }
+            await self._replace_all(feed, {**stored, **replaced})
+            return replaced
+
+    async def move(
+        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
+    ) -> dict[FeedKey, dict[int, Position]]:
+        """Move all positions to another key. `overwrite` makes no difference: there is one key."""
+        check_moves(keys)
+        async with self._lock:
+            await self._read_for_operator()
+            state = self._ledger.state
+            for old, new in keys.items():
+                if state.owner == old.id and state.positions:
+                    moved = moved_positions(new, state.positions, {}, overwrite=overwrite)
+                    await self._replace_all(new, moved)
+                    return {new: moved}
+            return {}
+
+    async def _read_for_operator(self, feed: FeedKey | None = None) -> None:
+        """Read the stream. What was loaded has to be loaded again, because it may change."""
+        self._loaded_feed = None
+        await self._ledger.read()
+        state = self._ledger.state
+        if feed is not None and state.positions and state.owner != feed.id:
+            raise self._of_another_feed(feed)
+
+    async def _replace_all(self, feed: FeedKey, positions: Mapping[int, Position]) -> None:
+        try:
+            await self._ledger.write_snapshot(feed, positions)
+        except LiftbridgeError as error:
+            if isinstance(error, StreamError):
+                raise
+            raise StoreError(
+                f"the positions could not be written: {error}", feed=feed.url
+            ) from error
+        state = self._ledger.state
+        state.owner, state.key, state.positions = feed.id, feed, dict(positions)

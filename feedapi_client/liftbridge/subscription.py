@@ -21,11 +21,12 @@ from feedapi_client.liftbridge.brokers import (
     NotServedError,
     StreamMissingError,
 )
-from feedapi_client.liftbridge.errors import (
+from feedapi_client.liftbridge.group_membership import GroupMembership
+from feedapi_client.liftbridge.liftbridge_errors import (
     BrokerUnavailableError,
     StreamPausedError,
+    StreamReadonlyError,
 )
-from feedapi_client.liftbridge.membership import Membership
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.metadata import PartitionMetadata
 from feedapi_client.liftbridge.metadata import partition_metadata as decode_partition
@@ -38,7 +39,8 @@ Until = int | Literal["latest"] | datetime
 """Where a subscription ends, inclusive: an offset, the newest message at its start, or the newest
 message that was stored at a time."""
 
-# What a broker says where a subscription has no more messages to come.
+# What a broker says where a subscription has no more messages to come: it was asked to end at a
+# time, or the partition is read-only. It treats the end of a read-only partition as one asked for.
 _ENDS = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: ("End of readonly partition", "Stop offset", "is empty"),
     grpc.StatusCode.INVALID_ARGUMENT: ("Stop offset is before start offset",),
@@ -51,7 +53,7 @@ _PAUSED_AGAIN = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Subscription:
+class StreamSubscription:
     """What to subscribe to. The arguments of `LiftbridgeApi.subscribe`.
 
     Attributes:
@@ -66,7 +68,7 @@ class Subscription:
     idle_timeout: float | None = None
     resume: bool = False
     from_replica: bool = False
-    member: Membership | None = None
+    member: GroupMembership | None = None
 
     def request(self) -> api_pb2.SubscribeRequest:
         """Return the broker's request. `start` is no longer ``"latest"`` or ``"new"``."""
@@ -115,9 +117,9 @@ class Subscription:
 
 
 class Subscriber:
-    """Reads what a `Subscription` says, with as many calls to brokers as it takes."""
+    """Reads what a `StreamSubscription` says, with as many calls to brokers as it takes."""
 
-    def __init__(self, brokers: Brokers, wanted: Subscription) -> None:
+    def __init__(self, brokers: Brokers, wanted: StreamSubscription) -> None:
         self._brokers = brokers
         self._first = self._wanted = wanted
         self._confirmed_at = math.inf
@@ -178,7 +180,7 @@ class Subscriber:
             return self._returned.includes(message)
         return self._first.precedes(message)
 
-    async def _next_call(self) -> Subscription:
+    async def _next_call(self) -> StreamSubscription:
         """Return what to ask for: in later calls from a message on that was returned.
 
         It has to be one that can be read, or the call would wait for a message above it.
@@ -202,7 +204,7 @@ class Subscriber:
             return False
         return until < 0 or (isinstance(start, int) and start > until)
 
-    async def _resolve(self) -> Subscription:
+    async def _resolve(self) -> StreamSubscription:
         """Turn what is relative to the present into what stays the same in later calls."""
         wanted = self._wanted
         if isinstance(wanted.start, timedelta):
@@ -230,8 +232,13 @@ class Subscriber:
             self._confirmed_at = time.monotonic()
             while True:
                 yield await _read(self._brokers, wanted.stream, call, wanted.idle_timeout)
-        except _EndError:
-            return
+        except _EndError as end:
+            if not isinstance(wanted.until, datetime):
+                raise StreamReadonlyError(
+                    f"partition {wanted.partition} is read-only, and all its messages were read: "
+                    "no further one comes until it is made writable",
+                    stream=wanted.stream,
+                ) from end
         finally:
             call.cancel()
 
@@ -279,7 +286,7 @@ async def _seems_paused(brokers: Brokers, stream: str, partition: int) -> bool:
 
 async def _wake(brokers: Brokers, stream: str, partition: int) -> None:
     """Resume a paused partition. A subscription does, and needs no message in the stream."""
-    call = await _open(brokers, Subscription(stream, partition, start=0, resume=True))
+    call = await _open(brokers, StreamSubscription(stream, partition, start=0, resume=True))
     try:
         await _confirm(brokers, stream, call)
     except _EndError:
@@ -288,7 +295,7 @@ async def _wake(brokers: Brokers, stream: str, partition: int) -> None:
         call.cancel()
 
 
-async def _open(brokers: Brokers, wanted: Subscription) -> Any:
+async def _open(brokers: Brokers, wanted: StreamSubscription) -> Any:
     if wanted.from_replica:
         address = await brokers.replica(wanted.stream, wanted.partition)
     else:

@@ -6,13 +6,20 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from feedapi_client.liftbridge.envelope import AckPolicy
-from feedapi_client.liftbridge.errors import AckTimeoutError, PublishError, PublishRefusedError
-from feedapi_client.liftbridge.publishing import StreamPublisher
-from feedapi_client.liftbridge.stream import Stream
+from feedapi_client.liftbridge.liftbridge_errors import (
+    AckTimeoutError,
+    NoStreamError,
+    PublishError,
+    PublishRefusedError,
+)
+from feedapi_client.liftbridge.messages_pb2 import Ack
+from feedapi_client.liftbridge.stream_name import Stream
+from feedapi_client.liftbridge.stream_publisher import StreamPublisher
 from feedapi_client.retry import Backoff, OnRetry, retry
 
 _RETRY_BASE_DELAY = 0.2
 _RETRY_MAX_DELAY = 10.0
+_RETRIED = (AckTimeoutError, NoStreamError, PublishRefusedError)
 
 
 async def publish_until_acked(
@@ -25,49 +32,59 @@ async def publish_until_acked(
     headers: Mapping[str, bytes] | None = None,
     partition: int | None = None,
     ack_policy: AckPolicy | None = None,
-    attempts: int = 10,
+    give_up_after: float | None = None,
+    attempts: int | None = None,
     on_retry: OnRetry | None = None,
     before_retry: Callable[[], Awaitable[object]] | None = None,
-) -> None:
+) -> list[Ack | None]:
     """Publish messages at least once: again from the first one without an ack, until all are acked.
 
     The last time that the messages are stored, they are in order. Arguments are those of
-    `LiftbridgePublisher.publish_many`, except:
+    `StreamPublisher.publish_many`, except:
 
     Arguments:
-        attempts: number of attempts without progress after which an error is final.
+        give_up_after: seconds without progress after which an error is final; None: never.
+        attempts: number of attempts without progress after which an error is final; None: any.
         on_retry: called before each pause, as by `feedapi_client.retry.retry`.
         before_retry: awaited before each attempt but the first. Its error is final.
 
+    Returns: the acks of all messages.
+
     Raises:
         PublishError: the last of too many errors, or an error that no further attempt can change.
+            Its `index` counts from the first of all messages, as its `acks` do.
     """
-    acked = 0
+    acks: list[Ack | None] = []
     backoff = Backoff(
         base_delay=_RETRY_BASE_DELAY,
         max_delay=_RETRY_MAX_DELAY,
+        give_up_after=give_up_after,
         attempts=attempts,
-        retry_if=lambda error: isinstance(error, AckTimeoutError | PublishRefusedError),
+        retry_if=lambda error: isinstance(error, _RETRIED),
     )
 
     async def publish_rest() -> None:
-        nonlocal acked
         if backoff.failing and before_retry is not None:
             await before_retry()
+        acked = len(acks)
         try:
-            await publisher.publish_many(
-                stream,
-                values[acked:],
-                keys=keys and keys[acked:],
-                partition=partition,
-                headers=headers,
-                headers_each=headers_each and headers_each[acked:],
-                ack_policy=ack_policy,
+            acks.extend(
+                await publisher.publish_many(
+                    stream,
+                    values[acked:],
+                    keys=keys and keys[acked:],
+                    partition=partition,
+                    headers=headers,
+                    headers_each=headers_each and headers_each[acked:],
+                    ack_policy=ack_policy,
+                )
             )
         except PublishError as error:
-            if error.index:
-                acked += error.index
+            acks.extend(error.acks)
+            error.index, error.acks = len(acks), list(acks)
+            if len(acks) > acked:
                 backoff.reset()
             raise
 
     await retry(publish_rest, backoff, sleep=asyncio.sleep, on_retry=on_retry)
+    return acks

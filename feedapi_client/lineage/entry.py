@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from feedapi_client.errors import FeedError
@@ -32,6 +33,14 @@ class Entry:
     end: str | None = None
     error: FeedError | None = None
     warned: bool = False
+    saved_at: float = 0
+    """The moment at which `position` was saved by this instance, see `Ownership.moment`; infinite
+    until the save is through."""
+
+    def decide(self, position: Position) -> Position:
+        """Take a position that is still to be saved, and return it."""
+        self.position, self.saved_at = position, math.inf
+        return position
 
     @property
     def cursor(self) -> str:

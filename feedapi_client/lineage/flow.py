@@ -7,7 +7,7 @@ at its end. The planner takes the inputs and asks this part for the actions. Rul
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from feedapi_client.errors import FeedError, LineageError
 from feedapi_client.lineage.actions import Action, Fail, Rediscover, Report, Save, Start, Stop
@@ -16,8 +16,8 @@ from feedapi_client.lineage.entry import Entry
 from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.order import blockers, check_parent
 from feedapi_client.lineage.ownership import Ownership
+from feedapi_client.lineage.partition_names import names
 from feedapi_client.lineage.selection import Selection
-from feedapi_client.lineage.text import names
 from feedapi_client.lineage.transfer import (
     disputed_ancestors,
     transferred_positions,
@@ -59,6 +59,8 @@ class Flow:
         self.in_flight: set[int] = set()
         self.parents: dict[int, int] = {}
         self.successors: dict[int, set[int]] = defaultdict(set)
+        self._blocked: set[int] = set()
+        """Successors whose transfer had to wait when transfers were last decided."""
 
     # ------------------------------------------------------------------ order (R4, R8)
 
@@ -67,9 +69,9 @@ class Flow:
         entry = self.table[partition.id]
         unread = entry.position is None and entry.state in (State.WAITING, State.ELSEWHERE)
         if unread and self._is_outlived(entry):
-            entry.position = Position(FIRST, "superseded")
+            save = Save({entry.id: entry.decide(Position(FIRST, "superseded"))})
             self.table.move(entry, State.SUPERSEDED)
-            return [Save({entry.id: entry.position})]
+            return [save]
         if entry.state in (State.PARKED, State.SUPERSEDED) or (
             entry.state is State.DRAINED and partition.closed
         ):
@@ -79,7 +81,8 @@ class Flow:
         if entry.position is None and self._awaits_transfer(partition, entry):
             return []  # the commit of the ancestor's batch decides where it starts
         try:
-            check_parent(partition, self.entries, self.graph, feed=self.feed)
+            others = self.selection.others
+            check_parent(partition, self.entries, self.graph, others, feed=self.feed)
         except LineageError as error:
             return [*self.fail(partition.id, error), Fail(partition.id, error)]
         waits_for: tuple[int, ...] = ()
@@ -96,8 +99,11 @@ class Flow:
         return self.drain_if_at_end(entry) or [Start(partition.id, entry.cursor)]
 
     def _awaits_transfer(self, partition: Partition, entry: Entry) -> bool:
-        """Return whether an ancestor's commit or its owner decides where a successor starts."""
-        if not self.in_flight.isdisjoint(entry.waits_for):
+        """Return whether an ancestor's commit or its owner decides where a successor starts.
+
+        It may be an ancestor of another successor, which takes the same cursor in the same save.
+        """
+        if partition.id in self._blocked or not self.in_flight.isdisjoint(entry.waits_for):
             return True
         return bool(self.ownership.undecided([partition]))
 
@@ -143,8 +149,51 @@ class Flow:
     # ------------------------------------------------------------------ cursor transfer (R9)
 
     def without_position(self) -> list[Partition]:
-        """Return the listed successors that have no position yet."""
-        return [p for p in self.graph if p.cursor_from and self.table[p.id].position is None]
+        """Return the listed successors that have no position yet, or not any more."""
+        return [p for p in self.graph if p.cursor_from and self._takes_cursor(p)]
+
+    def _takes_cursor(self, successor: Partition) -> bool:
+        """Return whether the cursor of an ancestor is to be transferred to a listed successor.
+
+        Also where that was done and taken back (R11): it is superseded, and an ancestor is not. In
+        no other way does that come about, because whoever supersedes a partition supersedes its
+        ancestors, too.
+        """
+        position = self.table[successor.id].position
+        if position is None:
+            return True
+        if position.status != "superseded" or self._has_live(self.successors.get(successor.id, ())):
+            return False
+        return self._has_live(successor.cursor_from)
+
+    def _has_live(self, partitions: Iterable[int]) -> bool:
+        return any(p in self.entries and self.entries[p].live for p in partitions)
+
+    def listed_again(self) -> set[int]:
+        """Return the partitions that are over and listed as open (R11).
+
+        A superseded one counts if none of those that may hold its cursor now is listed: a publisher
+        may go on listing what it has split.
+        """
+        return {
+            p.id
+            for p in self.graph
+            if not p.closed and self._is_over(p.id) and not self._has_listed_successor(p.id)
+        }
+
+    def _is_over(self, partition: int) -> bool:
+        position = self.entries[partition].position
+        return position is not None and position.status != "open"
+
+    def _has_listed_successor(self, partition: int) -> bool:
+        seen, waiting = {partition}, [partition]
+        while waiting:
+            successors = self.successors.get(waiting.pop(), set()) - seen
+            if any(id in self.graph for id in successors):
+                return True
+            seen |= successors
+            waiting += successors
+        return False
 
     def transfer_cursors(self) -> list[Action]:
         """Give each successor without a position the cursor of its ancestor.
@@ -155,6 +204,7 @@ class Flow:
         successors = self.without_position()
         undecided = self.in_flight | self.ownership.undecided(successors)
         blocked = unreleased_ancestors(successors, self.entries, undecided)
+        self._blocked = {s.id for s in successors if not blocked.isdisjoint(s.cursor_from)}
         if blocked:
             awaited = tuple(sorted(blocked & undecided))
             for successor in successors:
@@ -163,7 +213,7 @@ class Flow:
                     self.table.wait_for(entry, awaited)
                     if entry.state is State.ELSEWHERE:
                         self.table.move(entry, State.WAITING)
-            successors = [s for s in successors if blocked.isdisjoint(s.cursor_from)]
+            successors = [s for s in successors if s.id not in self._blocked]
         actions: list[Action] = []
         positions: dict[int, Position] = {}
         disputed = disputed_ancestors(successors, self.entries)
@@ -171,10 +221,12 @@ class Flow:
             actions += self._transfer_to(successor, positions, disputed)
         for partition, position in positions.items():
             entry = self.table[partition]
-            entry.position = position
+            entry.decide(position)
             if position.status == "superseded" and entry.state is not State.PARKED:
                 actions += [Stop(partition)] if entry.running else []
                 self.table.move(entry, State.SUPERSEDED)
+            elif entry.state is State.SUPERSEDED:
+                self.table.move(entry, State.WAITING)
         if positions:
             actions.append(Save(positions))
         for successor in successors:
@@ -236,8 +288,8 @@ class Flow:
             return self._report_uncommitted_end(entry)
         actions: list[Action] = [Stop(entry.id)]
         if entry.position is None or entry.position.status != "drained":
-            entry.position = self.checkpoint(entry.id, entry.cursor)
-            actions.append(Save({entry.id: entry.position}))
+            decided = entry.decide(self.checkpoint(entry.id, entry.cursor))
+            actions.append(Save({entry.id: decided}))
         self.table.move(entry, State.DRAINED)
         for child in self.table.take_waiters(entry):
             if child in self.graph and self.entries[child].state is State.WAITING:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
 
 from feedapi_client.errors import LineageError
-from feedapi_client.lineage.text import cycle_text
+from feedapi_client.lineage.partition_names import cycle_text
 from feedapi_client.model import FeedInfo, Partition
 
 _EDGES_SHOWN = 8
@@ -52,6 +52,17 @@ class Graph:
 
     def __len__(self) -> int:
         return len(self.partitions)
+
+    def ancestors(self, partition: int) -> list[int]:
+        """Return those whose cursor may have become that of a partition, the nearest first."""
+        found: dict[int, None] = {}
+        to_visit = [partition]
+        while to_visit:
+            listed = self.partitions.get(to_visit.pop(0))
+            new = [] if listed is None else [a for a in listed.cursor_from if a not in found]
+            found.update(dict.fromkeys(new))
+            to_visit += new
+        return list(found)
 
     def __repr__(self) -> str:
         edges = [f"{p.starts_after}→{p.id}" for p in self if p.starts_after is not None]

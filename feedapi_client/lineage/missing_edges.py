@@ -1,4 +1,4 @@
-"""Edges that a publisher leaves out: added by the consumer, and suspected where they show (R8).
+"""Edges that a publisher leaves out: given by the consumer, presumed, or suspected (R8).
 
 The widely used Go publisher leaves `startsAfterPartition` out when the parent is partition 0, its
 zero value. The children then look like roots, and nothing keeps them behind their parent.
@@ -12,11 +12,13 @@ from typing import NamedTuple
 
 from feedapi_client.errors import LineageError
 from feedapi_client.lineage.graph import validate
-from feedapi_client.lineage.text import names
-from feedapi_client.model import FeedInfo, Partition
+from feedapi_client.lineage.partition_names import names
+from feedapi_client.model import MAX_PARTITION, FeedInfo, Partition
 
-MAX_PARTITION = 32767
 _SHOWN = 8
+
+Lineage = dict[int, int | None]
+"""The parent of each child; None for a child that comes after nobody."""
 
 
 class SuspectedEdges(NamedTuple):
@@ -44,8 +46,18 @@ class SuspectedEdges(NamedTuple):
         )
 
 
+def childless(partitions: Mapping[int, Partition]) -> set[int]:
+    """Return the closed partitions that no other descends from, by any split method."""
+    with_descendants = {p.starts_after for p in partitions.values()}
+    with_descendants.update(a for p in partitions.values() for a in p.cursor_from)
+    return {p.id for p in partitions.values() if p.closed and p.id not in with_descendants}
+
+
 def suspected_missing_edges(
-    previous: Collection[int] | None, current: Mapping[int, Partition]
+    previous: Collection[int] | None,
+    current: Mapping[int, Partition],
+    *,
+    retired: Collection[int] = (),
 ) -> SuspectedEdges | None:
     """Return the `startsAfterPartition` edges that a discovery seems to lack; None without any.
 
@@ -57,10 +69,9 @@ def suspected_missing_edges(
             discovery. None for a single discovery: then a root counts as new when its id is larger
             than that of the closed partition.
         current: the `partitions` of the discovery.
+        retired: closed partitions that the new roots have nothing to do with.
     """
-    with_descendants = {p.starts_after for p in current.values()}
-    with_descendants.update(a for p in current.values() for a in p.cursor_from)
-    ends = {p.id for p in current.values() if p.closed and p.id not in with_descendants}
+    ends = childless(current).difference(retired)
     roots = [p.id for p in current.values() if p.starts_after is None and not p.cursor_from]
     if not ends:
         return None
@@ -77,10 +88,14 @@ def suspected_missing_edges(
     return SuspectedEdges(tuple(sorted(parents)), tuple(sorted(children)))
 
 
-def checked_lineage(lineage: Mapping[int, int] | None) -> dict[int, int]:
-    """Return a copy of ``{child: parent}``. Raises ValueError for anything but partitions' ids."""
+def checked_lineage(lineage: Mapping[int, int | None] | None) -> Lineage:
+    """Return a copy of ``{child: parent}``; None as the parent of a child that comes after nobody.
+
+    Raises ValueError for anything but partitions' ids.
+    """
     edges = dict(lineage or {})
-    for partition in (*edges.keys(), *edges.values()):
+    parents = [parent for parent in edges.values() if parent is not None]
+    for partition in (*edges.keys(), *parents):
         if (
             isinstance(partition, bool)
             or not isinstance(partition, int)
@@ -88,68 +103,115 @@ def checked_lineage(lineage: Mapping[int, int] | None) -> dict[int, int]:
         ):
             raise ValueError(
                 "lineage must map the ids of children to those of their parents, integers from 0 "
-                f"to {MAX_PARTITION}; it holds {partition!r}"
+                f"to {MAX_PARTITION}, or to None for a child without a parent; it holds "
+                f"{partition!r}"
             )
     return edges
 
 
-def parse_lineage(text: str) -> dict[int, int]:
-    """Return the edges of ``"1:0,2:0"`` (child:parent), as `FeedConsumer` takes them.
+def parse_lineage(text: str) -> Lineage:
+    """Return the edges of ``"1:0,2:0,3:none"`` (child:parent), as `FeedConsumer` takes them.
 
     Raises ValueError for another form, an id out of range, and a child with two parents.
     """
-    edges: dict[int, int] = {}
+    edges: Lineage = {}
     for part in text.split(","):
         child, colon, parent = (word.strip() for word in part.partition(":"))
-        ids = (child, parent)
+        none = parent.lower() == "none"
+        ids = (child,) if none else (child, parent)
         if not colon or not all(id.isascii() and id.isdigit() and len(id) <= 5 for id in ids):
             raise ValueError(
                 "must be pairs of child and parent such as 1:0,2:0, with ids from 0 to "
-                f"{MAX_PARTITION}"
+                f"{MAX_PARTITION}, or none as the parent"
             )
-        if edges.setdefault(int(child), int(parent)) != int(parent):
+        value = None if none else int(parent)
+        if edges.setdefault(int(child), value) != value:
             raise ValueError(f"gives partition {int(child)} two parents")
     return checked_lineage(edges)
 
 
 def with_edges(
-    info: FeedInfo, lineage: Mapping[int, int], *, known: Collection[int] | None = None, feed: str
+    info: FeedInfo,
+    lineage: Mapping[int, int | None],
+    *,
+    known: Collection[int] | None = None,
+    feed: str,
 ) -> FeedInfo:
     """Return the discovery with the edges of `lineage` added.
 
-    A child that is no longer listed is left out, and an edge that is listed changes nothing.
+    An edge whose child is not listed sleeps. One to a parent that was never seen is left out, see
+    `never_seen`. One that is listed anyway changes nothing.
 
     Arguments:
         info: the discovery.
         lineage: from child to parent.
-        known: partitions that need not be listed, because they were at an earlier time; None to
-            accept any.
+        known: partitions that were seen at an earlier time; None if that is not known.
         feed: for messages.
 
     Raises:
-        LineageError: a partition is neither listed nor known, the publisher gives the child other
-            ancestors, or the edges make a cycle.
+        LineageError: the publisher gives the child other ancestors, or the edges make a cycle.
     """
     if not lineage:
         return info
-    partitions = dict(info.partitions)
-    for child, parent in lineage.items():
-        for partition in (child, parent):
-            if known is not None and partition not in partitions and partition not in known:
-                raise LineageError(
-                    "lineage= names this partition, which the feed does not list and which has no "
-                    "stored position. Correct lineage=, or remove the edge",
-                    feed=feed,
-                    partition=partition,
-                )
-        if child in partitions:
-            partitions[child] = _with_parent(partitions[child], parent, feed)
-    changed = replace(info, partitions=partitions)
-    _check(changed, feed)
-    return changed
+    unseen = never_seen(info, lineage, known=known)
+    given = {
+        child: _with_parent(info.partitions.get(child, Partition(child)), parent, feed)
+        for child, parent in lineage.items()
+    }
+    _check(replace(info, partitions={**info.partitions, **given}), feed)
+    count = {c: p for c, p in given.items() if c in info.partitions and lineage[c] not in unseen}
+    return replace(info, partitions={**info.partitions, **count})
 
 
-def _with_parent(partition: Partition, parent: int, feed: str) -> Partition:
+def never_seen(
+    info: FeedInfo, lineage: Mapping[int, int | None], *, known: Collection[int] | None
+) -> dict[int, int]:
+    """Return the parents that `lineage` gives listed children, and that were never seen.
+
+    Each with one of its children. `known` is as in `with_edges`: without it all count as seen.
+    """
+    if known is None:
+        return {}
+    return {
+        parent: child
+        for child, parent in lineage.items()
+        if parent is not None
+        and child in info.partitions
+        and parent not in info.partitions
+        and parent not in known
+    }
+
+
+def presumed_children(info: FeedInfo, lineage: Mapping[int, int | None]) -> set[int]:
+    """Return the partitions that may start after partition 0 without saying so (R8).
+
+    The published Go library leaves the edge out in dialect v2-token. Where partition 0 is closed
+    and no listed partition names it, any root may be its child.
+
+    Arguments:
+        info: the discovery, as listed.
+        lineage: what the consumer has said about edges.
+    """
+    if info.dialect != "v2-token" or 0 not in childless(info.partitions):
+        return set()
+    roots = {p.id for p in info.partitions.values() if p.starts_after is None and not p.cursor_from}
+    return roots.difference(lineage, _above(0, info.partitions))
+
+
+def _above(partition: int, partitions: Mapping[int, Partition]) -> set[int]:
+    """Return the partition and everything that it descends from."""
+    above: set[int] = set()
+    waiting = [partition]
+    while waiting:
+        listed = partitions.get(waiting.pop())
+        if listed is not None and listed.id not in above:
+            above.add(listed.id)
+            waiting += listed.cursor_from
+            waiting += () if listed.starts_after is None else (listed.starts_after,)
+    return above
+
+
+def _with_parent(partition: Partition, parent: int | None, feed: str) -> Partition:
     listed = None
     if partition.cursor_from:
         ancestors = ", ".join(map(str, partition.cursor_from[:_SHOWN]))
@@ -157,13 +219,14 @@ def _with_parent(partition: Partition, parent: int, feed: str) -> Partition:
     elif partition.starts_after not in (None, parent):
         listed = f"startsAfterPartition {partition.starts_after}"
     if listed is not None:
+        says = "after nobody" if parent is None else f"after partition {parent}"
         raise LineageError(
-            f"lineage= says that it starts after partition {parent}, and the feed lists it with "
-            f"{listed}. Remove it from lineage=",
+            f"lineage= says that it starts {says}, and the feed lists it with {listed}. Remove it "
+            "from lineage=",
             feed=feed,
             partition=partition.id,
         )
-    return replace(partition, starts_after=parent)
+    return partition if parent is None else replace(partition, starts_after=parent)
 
 
 def _check(info: FeedInfo, feed: str) -> None:

@@ -8,22 +8,31 @@ from feedapi_client.errors import LostPartitionError
 from feedapi_client.lineage.entry import Entry
 from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.transitions import State
-from feedapi_client.model import FIRST, Partition
+from feedapi_client.model import FIRST, Partition, Position
 
 
 def check_parent(
-    partition: Partition, entries: Mapping[int, Entry], graph: Graph, *, feed: str
+    partition: Partition,
+    entries: Mapping[int, Entry],
+    graph: Graph,
+    others: Mapping[int, Position],
+    *,
+    feed: str,
 ) -> None:
     """Raise `LostPartitionError` when the parent is gone and was never read to its end.
 
     A parent that is neither listed nor stored is history at the first start, when the partition
-    itself has a position. Later it is lost.
+    itself has a position. Later it is lost. `others` are the stored positions of partitions that
+    are not selected.
     """
     parent = partition.starts_after
     if parent is None or parent in graph:
         return
     known = entries.get(parent)
-    if known is None:
+    if parent in others:
+        begun = entries[partition.id].position is not None
+        lost = others[parent].status != "drained" and not begun
+    elif known is None:
         lost = entries[partition.id].position is None
     else:
         lost = known.state is not State.DRAINED
@@ -46,9 +55,14 @@ def blockers(
 
     `parents` holds the parent of each partition that was ever listed, also of those that are gone:
     a successor waits for what its ancestor waited for.
+
+    A drained parent may itself have a parent that is not: a database that failed over lacks the
+    end of that one, or an operator has moved it. That one comes first.
     """
     at_first = entries[partition.id].cursor == FIRST
-    return _undrained(preceding(partition, graph, parents, at_first=at_first), entries, graph)
+    directly = preceding(partition, graph, parents, at_first=at_first)
+    nearest = (_undrained(p, entries, graph) for p in directly)
+    return tuple(dict.fromkeys(p for p in nearest if p is not None))
 
 
 def preceding(
@@ -110,11 +124,11 @@ def _may_precede(partition: Partition, successor: Partition, graph: Graph) -> bo
     return not partition.cursor_from or partition.id < successor.id
 
 
-def _undrained(
-    partitions: Iterable[int], entries: Mapping[int, Entry], graph: Graph
-) -> tuple[int, ...]:
-    return tuple(
-        p
-        for p in partitions
-        if p in graph and (p not in entries or entries[p].state is not State.DRAINED)
-    )
+def _undrained(partition: int, entries: Mapping[int, Entry], graph: Graph) -> int | None:
+    """Return a listed partition or the nearest of its parents that is not drained, or None."""
+    above: int | None = partition
+    while above in graph.partitions:
+        if above not in entries or entries[above].state is not State.DRAINED:
+            return above
+        above = graph.partitions[above].starts_after
+    return None

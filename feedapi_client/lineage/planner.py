@@ -14,20 +14,23 @@ from collections.abc import Collection, Iterable, Mapping
 
 from feedapi_client.errors import FeedError
 from feedapi_client.lineage.actions import Action, Fail, Rediscover, Report, Save, Start, Stop
-from feedapi_client.lineage.bootstrap import StartAt, checked_start, first_positions
+from feedapi_client.lineage.bootstrap import (
+    StartAt,
+    asks_for_end,
+    checked_start,
+    first_positions,
+)
 from feedapi_client.lineage.entries import Entries
 from feedapi_client.lineage.entry import Entry
 from feedapi_client.lineage.flow import Flow
 from feedapi_client.lineage.graph import Graph, validate
-from feedapi_client.lineage.missing_edges import (
-    checked_lineage,
-    suspected_missing_edges,
-    with_edges,
-)
+from feedapi_client.lineage.missing_edges import checked_lineage
 from feedapi_client.lineage.order import preceding
 from feedapi_client.lineage.ownership import Ownership
+from feedapi_client.lineage.partition_names import names
+from feedapi_client.lineage.publisher_edges import PublisherEdges
+from feedapi_client.lineage.rollback import why_listed_again
 from feedapi_client.lineage.selection import Selection
-from feedapi_client.lineage.text import names
 from feedapi_client.lineage.transitions import State
 from feedapi_client.model import FIRST, FeedInfo, Position
 from feedapi_client.protocol.cursors import shown
@@ -63,7 +66,7 @@ class Planner:
         start: StartAt = "first",
         ordered: bool = True,
         partitions: Iterable[int] | None = None,
-        lineage: Mapping[int, int] | None = None,
+        lineage: Mapping[int, int | None] | None = None,
         selects_events: bool = False,
         shared: bool = False,
     ) -> None:
@@ -76,7 +79,8 @@ class Planner:
             partitions: the partitions to read; None for all. Only these are started and saved.
                 Order and cursor transfer are kept among them. A parent that is not selected is
                 not waited for, and the stored positions of others stay as they are.
-            lineage: the parent of each child whose edge the publisher leaves out.
+            lineage: the parent of each child whose edge the publisher leaves out; None for a child
+                that comes after nobody.
             selects_events: whether the consumer reads a selection of the events (filters, event
                 types). Cursors of a selection are not comparable with `Partition.last_cursor`.
             shared: whether several instances read the feed: only what `refresh` names as owned is
@@ -89,11 +93,11 @@ class Planner:
         self.start: StartAt = checked_start(start)
         self.ordered = ordered
         self._selection = Selection(partitions)
-        self._lineage = checked_lineage(lineage)
+        self._edges = PublisherEdges(checked_lineage(lineage), ordered=ordered, feed=feed)
         self._selects_events = selects_events
         self._known: set[int] = set()  # every partition that was ever stored or listed
-        self._suspects: set[int] = set()  # closed partitions that were reported (R8)
         self._first_start = True
+        self._listed_again: set[int] = set()  # open, although they were over (R11)
         self._table = Entries()
         self.entries = self._table.all
         self._ownership = Ownership(self._table, shared=shared)
@@ -144,14 +148,13 @@ class Planner:
         stored ``_last`` would mean another place after each start, so what is saved at the first
         start has to be a real cursor.
         """
-        if not self._first_start or self.start != "last":
+        if not self._first_start:
             return []
         return [
             p.id
             for p in info.partitions.values()
             if p.id in self._selection
-            and not p.closed
-            and (self._selects_events or p.last_cursor is None)
+            and asks_for_end(p, self.start, selects_events=self._selects_events)
         ]
 
     def discover(
@@ -161,7 +164,7 @@ class Planner:
         ends: Mapping[int, str] | None = None,
         earlier: bool = False,
     ) -> list[Action]:
-        """Take a discovery.
+        """Take a discovery. As the first one of an empty store counts one that lists partitions.
 
         Arguments:
             info: what was discovered.
@@ -171,11 +174,14 @@ class Planner:
 
         Raises:
             LineageError: the partitions make no graph (R12), a selected partition was never listed,
-                `start` or `lineage` names one that is not there, or `lineage` contradicts the
-                publisher. Everything stays as it was.
+                `start` names one that is not there, or `lineage` contradicts the publisher or
+                makes a cycle. Everything stays as it was.
         """
+        if self._first_start and not info.partitions:
+            return []  # a publisher that starts: the first discovery that lists any counts (R7)
         known = None if earlier else self._known
-        info = with_edges(info, self._lineage, known=known, feed=self.feed)
+        edges = self._edges.added(info, known=known, begun=self._begun)
+        info = edges.info
         self._selection.check(info, self.entries, feed=self.feed)
         graph = validate(self._selection.narrow(info), feed=self.feed)
         first_start = self._first_start
@@ -190,17 +196,28 @@ class Planner:
             )
             for partition, position in positions.items():
                 self._table.add(partition, position)
+                self.entries[partition].decide(position)
         self._first_start = False
-        self._selection.note_successors(info)
+        self._selection.note(info)
         self._flow.graph = graph
         self._flow.parents |= {p.id: p.starts_after for p in graph if p.starts_after is not None}
         for ancestor, successors in graph.successors.items():
             self._flow.successors[ancestor].update(successors)
-        actions = self._report_missing_edges(info, first_start)
+        previous = None if first_start else self._known
+        at_end = first_start and self.start == "last"
+        actions: list[Action] = [
+            Report(None, text)
+            for text in self._edges.reports(edges, previous, self._drained, at_end=at_end)
+        ]
         self._known.update(info.partitions)
+        over = self._table.counts[State.DRAINED]
+        self._ownership.look_again(self._flow.without_position())
         actions += self._stop_unlisted() + self._flow.transfer_cursors()
         for listed in graph:
             actions += self._flow.start_or_wait(listed)
+        # One that was drained is being read already.
+        if self._listed_again or over or self._table.counts[State.SUPERSEDED]:
+            self._listed_again = self._flow.listed_again()
         return self._in_one_save(actions) if first_start else actions
 
     def checkpoint(self, partition: int, cursor: str, *, after: Position | None = None) -> Position:
@@ -236,8 +253,17 @@ class Planner:
         self._flow.in_flight.discard(partition)
         if position is not None:
             entry.position = position
+            self._ownership.saved({partition: position})
         actions = self._flow.transfer_cursors() if self.graph.successors.get(partition) else []
         return actions + self._flow.drain_if_at_end(entry)
+
+    def committed(self, partition: int, position: Position) -> None:
+        """Note what was saved of a partition whose later batches are in flight.
+
+        Lineage changes to the position stay blocked until `released`.
+        """
+        self.entries[partition].position = position
+        self._ownership.saved({partition: position})
 
     def progressed(self, partition: int) -> None:
         """Note that a response brought something new: a caught up partition is read again."""
@@ -263,6 +289,22 @@ class Planner:
             return self._flow.drain_if_at_end(entry)
         return []
 
+    def reopened(self, partition: int) -> list[Action]:
+        """Note that a drained partition holds more than the answers said that showed its end (R6).
+
+        It is read on. Its children that were started meanwhile go on, too.
+        """
+        entry = self.entries[partition]
+        if entry.state is not State.DRAINED or entry.position is None:
+            return []
+        entry.end, entry.warned = None, False
+        save = Save({partition: entry.decide(entry.position.advance(status="open"))})
+        if partition not in self._ownership:
+            self._table.move(entry, State.ELSEWHERE)
+            return [save]
+        self._table.move(entry, State.READING)
+        return [save, Start(partition, entry.cursor)]
+
     def fail(self, partition: int, error: FeedError) -> list[Action]:
         """Park a partition that can't go on, and all that descend from it (R18)."""
         return self._flow.fail(partition, error)
@@ -276,6 +318,8 @@ class Planner:
         owned: Iterable[int] | None = None,
         others: Collection[int] | None = None,
         ended: Collection[int] | None = None,
+        began: int | None = None,
+        looked: int | None = None,
     ) -> list[Action]:
         """Take the stored positions again, as other instances have changed them.
 
@@ -288,12 +332,24 @@ class Planner:
                 more. None: as before.
             others: those that other living instances hold. None: as before.
             ended: those that were read to their end (without `follow`). None: as before.
+            began: what `begin_load` returned before the positions were loaded. A partition whose
+                save was refused since waits for the next load, and what this instance saved since
+                is kept. None: nothing has happened since.
+            looked: what `begin_load` returned before the leases were looked at, of which `others`
+                come. They decide nothing that a discovery has asked for since. None: nothing was.
         """
         selected = self._selection.load(positions)
         self._known.update(positions)
         self._first_start = self._first_start and not selected
         changed, over = self._ownership.take(
-            selected, self.graph, owned=owned, others=others, ended=ended
+            selected,
+            self.graph,
+            owned=owned,
+            others=others,
+            ended=ended,
+            began=began,
+            looked=looked,
+            in_flight=self._flow.in_flight,
         )
         actions = self._flow.transfer_cursors()
         for listed in self.graph:
@@ -312,6 +368,26 @@ class Planner:
         """Note that a save of these was refused: the next `refresh` takes what is stored."""
         return self._ownership.refused(list(partitions))
 
+    def overtaken(self, stored: Mapping[int, Position], began: int) -> set[int]:
+        """Return the owned partitions whose loaded position is newer than any that was saved here.
+
+        `began`: what `begin_load` returned before the load.
+        """
+        return self._ownership.overtaken(stored, began)
+
+    @property
+    def looks_again(self) -> bool:
+        """Whether a decision waits for the next `refresh` with the leases of others."""
+        return self._ownership.shared and self._ownership.others is None
+
+    def begin_load(self) -> int:
+        """Return the present moment, for the `refresh` with what is loaded from now on."""
+        return self._ownership.begin_load()
+
+    def saved(self, positions: Mapping[int, Position]) -> None:
+        """Note that the positions of a `Save` are stored."""
+        self._ownership.saved(positions)
+
     def leasable(self) -> list[tuple[int, ...]]:
         """Return the groups of partitions to lease: what can be read, or has to be transferred.
 
@@ -324,6 +400,11 @@ class Planner:
         return self._ownership.parked()
 
     # ------------------------------------------------------------------ views
+
+    @property
+    def starts_first(self) -> bool:
+        """Whether the next discovery that lists partitions is the consumer's first start (R7)."""
+        return self._first_start
 
     @property
     def selected(self) -> frozenset[int] | None:
@@ -346,18 +427,37 @@ class Planner:
         """Return the partitions that may be read now, with the committed cursor of each."""
         return {e.id: e.cursor for e in self.entries.values() if e.running}
 
+    def listed_again(self) -> dict[int, str]:
+        """Return the partitions that were over and are listed as open again, and what that means.
+
+        The publisher may have been rolled back after a split (R11), or a discovery lags. Nothing
+        of a superseded one is read.
+        """
+        again = {p: self._table[p].position for p in sorted(self._listed_again)}
+        return {
+            p: why_listed_again(position.status)
+            for p, position in again.items()
+            if position is not None and position.status != "open"
+        }
+
     def finished(self) -> bool:
         """Return whether every partition was read to its end and no batch is in flight.
 
-        Partitions that still wait count as finished: what they wait for will not come (R8).
+        Partitions that still wait count as finished where what they wait for will not come: a
+        parent that is at its end and open (R8). One that waits for a cursor to be transferred does
+        not: an instance that gets the lease of its ancestor will do that (R9).
         """
         if self._table.counts[State.READING] or self._flow.in_flight:
             return False
         return not self.unfinished_elsewhere()
 
     def unfinished_elsewhere(self) -> bool:
-        """Return whether a partition that this instance does not read was not read to its end."""
-        return self._ownership.unfinished_elsewhere(self.is_closed)
+        """Return whether something is left to do that another instance may do."""
+        if self._ownership.unfinished_elsewhere(self.is_closed):
+            return True
+        if not self._ownership.shared or not self.graph.successors:
+            return False  # at once: this is asked before each wait
+        return self._ownership.awaits_transfer(self._flow.without_position())
 
     # ------------------------------------------------------------------ discovery (R7, R9, R11)
 
@@ -366,21 +466,24 @@ class Planner:
         positions = {}
         for entry in self.entries.values():
             if entry.position is not None:
-                entry.position = Position(entry.position.cursor, entry.position.status)
-                positions[entry.id] = entry.position
+                first = Position(entry.position.cursor, entry.position.status)
+                positions[entry.id] = entry.decide(first)
         others: list[Action] = [action for action in actions if not isinstance(action, Save)]
         return [Save(positions), *others] if positions else others
 
-    def _report_missing_edges(self, info: FeedInfo, first_start: bool) -> list[Action]:
-        """Report closed partitions without descendants beside new roots, each once (R8)."""
-        if not self.ordered or (first_start and self.start == "last"):
-            return []
-        previous = None if first_start else self._known
-        suspected = suspected_missing_edges(previous, info.partitions)
-        if suspected is None or self._suspects.issuperset(suspected.parents):
-            return []
-        self._suspects.update(suspected.parents)
-        return [Report(None, str(suspected))]
+    def _begun(self) -> set[int]:
+        """Return the partitions that are read, or that have a position behind their beginning."""
+        begun = {
+            entry.id
+            for entry in self.entries.values()
+            if entry.running or (entry.position is not None and entry.position != Position(FIRST))
+        }
+        if self._first_start and isinstance(self.start, Mapping):
+            begun.update(self.start)
+        return begun
+
+    def _drained(self) -> set[int]:
+        return {entry.id for entry in self.entries.values() if entry.state is State.DRAINED}
 
     def _stop_unlisted(self) -> list[Action]:
         actions: list[Action] = []

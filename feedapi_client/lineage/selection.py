@@ -7,7 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 
 from feedapi_client.errors import LineageError
-from feedapi_client.lineage.text import names
+from feedapi_client.lineage.partition_names import names
 from feedapi_client.model import FeedInfo, Partition, Position
 
 
@@ -18,7 +18,8 @@ class Selection:
     partitions are kept. A parent that is not selected is dropped: no partition waits for it. So is
     an ancestor that is not selected, but for two kinds: one with a stored position, because then it
     matters where its successor starts, and one that is not listed any more. Nobody can select that,
-    and what it came after its successor comes after, too (see `order.preceding`).
+    and what it came after its successor comes after, too (see `order.preceding`). What is gone is
+    judged as without a selection: a parent that is stored and not listed any more still counts.
     """
 
     def __init__(self, partitions: Iterable[int] | None = None) -> None:
@@ -26,6 +27,8 @@ class Selection:
         self.chosen: set[int] | None = None if partitions is None else set(partitions)
         self.others: dict[int, Position] = {}
         """Stored positions of partitions that are not selected. Never changed, never saved."""
+        self.lost: set[int] = set()
+        """Those of them that are open and gone: not listed any more, and without a successor."""
         self._successors: dict[int, set[int]] = defaultdict(set)
         """Every successor that was ever listed and was not selected then, by its ancestors."""
         if self.chosen is None:
@@ -67,10 +70,16 @@ class Selection:
                 partition=missing[0] if len(missing) == 1 else None,
             )
 
-    def note_successors(self, info: FeedInfo) -> None:
-        """Note which cursors go to successors that are not selected."""
+    def note(self, info: FeedInfo) -> None:
+        """Note which cursors go to successors that are not selected, and which are lost."""
         if self.chosen is None:
             return
+        named = {a for p in info.partitions.values() for a in p.cursor_from}
+        self.lost = {
+            id
+            for id, position in self.others.items()
+            if position.status == "open" and id not in info.partitions and id not in named
+        }
         for partition in info.partitions.values():
             if partition.cursor_from and partition.id not in self:
                 for ancestor in partition.cursor_from:
@@ -96,11 +105,18 @@ class Selection:
     def _alone(self, partition: Partition, listed: Container[int]) -> Partition:
         return replace(
             partition,
-            starts_after=partition.starts_after if partition.starts_after in self else None,
+            starts_after=self._parent(partition, listed),
             cursor_from=tuple(
                 a for a in partition.cursor_from if a in self or a in self.others or a not in listed
             ),
         )
+
+    def _parent(self, partition: Partition, listed: Container[int]) -> int | None:
+        """Return the parent that counts. One that is gone was lost, or read to its end before."""
+        parent = partition.starts_after
+        if parent in self or (parent in self.others and parent not in listed):
+            return parent
+        return None
 
     def check_ancestors(self, partition: Partition, *, feed: str) -> None:
         """Raise `LineageError` when an ancestor that is not selected still holds its cursor.

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from feedapi_client.errors import AmbiguousLineageError, LostPartitionError
 from feedapi_client.lineage.entry import Entry
 from feedapi_client.lineage.graph import Graph
+from feedapi_client.lineage.partition_names import names
 from feedapi_client.lineage.selection import Selection
-from feedapi_client.lineage.text import names
 from feedapi_client.lineage.transitions import State
 from feedapi_client.model import FIRST, Partition, Position
 from feedapi_client.protocol.cursors import shown
@@ -73,7 +73,8 @@ def transferred_positions(
     Raises:
         AmbiguousLineageError: several live ancestors stand at different cursors, or one of them is
             `disputed`.
-        LostPartitionError: no ancestor has a position, while a stored partition disappeared.
+        LostPartitionError: no ancestor has a position, or only a superseded one, while a stored
+            partition disappeared.
         LineageError: an ancestor that is not selected still holds its cursor.
     """
     selection.check_ancestors(successor, feed=feed)
@@ -95,19 +96,40 @@ def transferred_positions(
             partition=successor.id,
         )
     if live:
+        begins = _begins(successor, live[0].cursor, entries)
         superseded = {e.id: e.position.advance(status="superseded") for e in live if e.position}
         before = _skipped_before(successor, live[0].id, live[0].cursor, entries, selection)
-        return {successor.id: Position(live[0].cursor), **superseded, **before}
+        return {successor.id: begins, **superseded, **before}
     # A successor that is listed late finds its ancestors superseded by others. Their cursors are as
     # valid here.
     for ancestor in successor.cursor_from:
         entry = entries.get(ancestor)
         position = entry.position if entry else selection.others.get(ancestor)
         if position is not None:
+            # Unless those others are gone, and with them how far they were read: a publisher that
+            # was rolled back and has split again, under other numbers (R11).
+            _check_nothing_lost(
+                successor,
+                f"only finds the cursor that {ancestor} had",
+                entries,
+                graph,
+                selection,
+                feed,
+            )
             before = _skipped_before(successor, ancestor, position.cursor, entries, selection)
             return {successor.id: Position(position.cursor), **before}
-    _check_nothing_lost(successor, entries, graph, selection, feed)
+    _check_nothing_lost(
+        successor, "has no ancestor with a position", entries, graph, selection, feed
+    )
     return _from_the_start(successor, selection)
+
+
+def _begins(successor: Partition, cursor: str, entries: Mapping[int, Entry]) -> Position:
+    """Return the position of a successor; of one whose cursor was moved back, the next one."""
+    entry = entries.get(successor.id)
+    if entry is None or entry.position is None:
+        return Position(cursor)
+    return entry.position.advance(cursor, "open")
 
 
 def _from_the_start(successor: Partition, selection: Selection) -> dict[int, Position]:
@@ -141,6 +163,7 @@ def _skipped_before(
 
 def _check_nothing_lost(
     successor: Partition,
+    what: str,
     entries: Mapping[int, Entry],
     graph: Graph,
     selection: Selection,
@@ -155,10 +178,11 @@ def _check_nothing_lost(
         and entry.id not in graph.successors
         and not selection.successors_left_out(entry.id)
     ]
+    lost += selection.lost
     if lost:
         raise LostPartitionError(
-            f"has no ancestor with a position, while {names(lost)} had one and vanished without a "
-            "successor: its history may hold what was read before. Set its cursor by hand",
+            f"{what}, while {names(lost)} had one and vanished without a successor: its "
+            "history may hold what was read before. Set its cursor by hand",
             feed=feed,
             partition=successor.id,
         )

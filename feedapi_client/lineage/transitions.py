@@ -143,7 +143,7 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(
         State.DRAINED,
         State.READING,
-        "listed as open again",
+        "listed as open again, or an event came late behind the end that empty answers showed",
         ("R6",),
     ),
     Transition(
@@ -209,8 +209,15 @@ TRANSITIONS: tuple[Transition, ...] = (
     Transition(
         State.DRAINED,
         State.ELSEWHERE,
-        "listed as open again, or another instance had changed it when its end was saved",
+        "listed as open again, an event came late, or another instance had changed it when its end "
+        "was saved",
         ("R6", "R17"),
+    ),
+    Transition(
+        State.SUPERSEDED,
+        State.WAITING,
+        "its cursor was moved back to an ancestor, which is split again",
+        ("R9", "R11"),
     ),
     Transition(
         State.SUPERSEDED,
@@ -262,8 +269,8 @@ TRANSITIONS: tuple[Transition, ...] = (
     ),
 )
 """Every legal transition, once for each pair of states. `PARKED` is final: a parked
-partition is tried again only by the next session, which starts from the store. So is `SUPERSEDED`
-once the store has it."""
+partition is tried again only by the next session, which starts from the store. `SUPERSEDED` is,
+once the store has it, unless an operator moves the cursor back (`feedapi cursors restore`)."""
 
 _LEGAL = frozenset((transition.source, transition.target) for transition in TRANSITIONS)
 

@@ -32,7 +32,7 @@ except ImportError as error:
         "feedapi_client.monitor needs an extra: pip install 'feedapi-client[monitor]'"
     ) from error
 
-from feedapi_client.monitor.app import Monitor
+from feedapi_client.monitor.monitor_app import Monitor
 from feedapi_client.monitor.serving import MonitorServer, serve
 
 __all__ = ["Monitor", "MonitorServer", "serve"]

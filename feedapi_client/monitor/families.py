@@ -10,11 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from prometheus_client import Histogram
+from opentelemetry.trace import NoOpTracer
+from prometheus_client import CollectorRegistry, Histogram, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 
+from feedapi_client.consumer import FeedConsumer
+from feedapi_client.telemetry import Observation
 from feedapi_client.telemetry.instruments import BUCKETS, Sink
 from feedapi_client.telemetry.metrics import (
     DESTINATION,
@@ -129,3 +133,28 @@ def _name(attribute: str) -> str:
 
 def _values(attributes: Mapping[str, Any], labels: Sequence[str]) -> list[str]:
     return [str(attributes.get(label, "")) for label in labels]
+
+
+class Metrics:
+    """Observes consumers, in a registry of its own: nothing of the process is shared with it."""
+
+    def __init__(self, consumers: Sequence[FeedConsumer]) -> None:
+        self._registry = CollectorRegistry()
+        ProcessCollector(registry=self._registry)
+        families = Families()
+        self._registry.register(families)
+        # Traces go where the application sends them, and not from here once more.
+        self._observations = [Observation(each, families, NoOpTracer()) for each in consumers]
+
+    def render(self, accept: str) -> tuple[bytes, str]:
+        """Return the metrics and their media type, as an ``Accept`` header wishes.
+
+        To be called in the event loop of the consumers.
+        """
+        encode, media_type = choose_encoder(accept)
+        return encode(self._registry), media_type
+
+    def close(self) -> None:
+        """Stop observing."""
+        for observation in self._observations:
+            observation.close()

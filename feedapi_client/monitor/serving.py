@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from ipaddress import ip_address
 from typing import Self
 
 import anyio
@@ -18,10 +19,9 @@ import uvicorn
 from anyio.abc import TaskGroup
 
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.monitor.app import Monitor
-from feedapi_client.monitor.inbox import Inbox
-from feedapi_client.monitor.source import OtherThread
-from feedapi_client.quarantine.base import QuarantineStore
+from feedapi_client.monitor.monitor_app import Monitor
+from feedapi_client.monitor.snapshots import Inbox, OtherThread
+from feedapi_client.quarantine.quarantine_store import QuarantineStore
 
 _BACKLOG = 128
 _SHUTDOWN_SECONDS = 1
@@ -32,6 +32,7 @@ def serve(
     host: str = "127.0.0.1",
     port: int = 9464,
     quarantine: QuarantineStore | None = None,
+    hosts: Collection[str] | None = None,
 ) -> MonitorServer:
     """Serve a `Monitor` of the consumers for as long as an ``async with`` block lasts.
 
@@ -45,11 +46,13 @@ def serve(
             the probes of Kubernetes need it. There is no access control.
         port: 0 for one that is free.
         quarantine: see `Monitor`.
+        hosts: names of this machine, where the monitor is asked by one; None for any name, and at
+            a loopback address for ``localhost`` only. Addresses are always accepted.
 
     Raises, on entry:
         OSError: it can't listen there.
     """
-    return MonitorServer(consumers, host, port, quarantine)
+    return MonitorServer(consumers, host, port, quarantine, hosts)
 
 
 class MonitorServer:
@@ -61,12 +64,14 @@ class MonitorServer:
         host: str,
         port: int,
         quarantine: QuarantineStore | None,
+        hosts: Collection[str] | None,
     ) -> None:
         if not consumers:
             raise TypeError("serve needs a consumer")
         self._consumers = consumers
         self._address = (host, port)
         self._quarantine = quarantine
+        self._hosts = hosts
         self._tasks: TaskGroup | None = None
         self._monitor: Monitor | None = None
         self._server: uvicorn.Server | None = None
@@ -85,8 +90,13 @@ class MonitorServer:
         inbox = Inbox()
         self._tasks.start_soon(inbox.run)
         source = OtherThread(self._consumers, inbox, threading.get_ident())
-        self._monitor = Monitor(*self._consumers, quarantine=self._quarantine, _source=source)
         host, port = listener.getsockname()[:2]
+        hosts = (
+            ("localhost",) if self._hosts is None and ip_address(host).is_loopback else self._hosts
+        )
+        self._monitor = Monitor(
+            *self._consumers, quarantine=self._quarantine, hosts=hosts, _source=source
+        )
         self.url = f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
         self._server = uvicorn.Server(
             uvicorn.Config(

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from feedapi_client.model import Partition
-from feedapi_client.monitor.snapshot import Observation, Snapshot
+from feedapi_client.monitor.snapshots import ConsumerSnapshots, Snapshot
 from feedapi_client.status import Health, PartitionStatus, Problem
 
 _MAX_TEXT = 200
@@ -21,7 +21,7 @@ _STARTED = datetime.now(UTC)
 Quarantined = Mapping[str, Any] | None
 
 
-def status_json(observation: Observation, quarantined: Sequence[Quarantined]) -> dict[str, Any]:
+def status_json(seen: ConsumerSnapshots, quarantined: Sequence[Quarantined]) -> dict[str, Any]:
     """Return everything that is known, in values that JSON has.
 
     What is None, 0 or empty is left out of a partition: there may be thousands of them.
@@ -34,24 +34,22 @@ def status_json(observation: Observation, quarantined: Sequence[Quarantined]) ->
         "process": {"host": socket.gethostname(), "pid": os.getpid(), "started": _STARTED},
         "consumers": [
             _consumer(snapshot, found)
-            for snapshot, found in zip(observation.snapshots, quarantined, strict=True)
+            for snapshot, found in zip(seen.snapshots, quarantined, strict=True)
         ],
-        "blocked": problem_json(observation.blocked) if observation.blocked else None,
+        "blocked": problem_json(seen.blocked) if seen.blocked else None,
     }
 
 
-def health_json(observation: Observation) -> dict[str, Any]:
+def health_json(seen: ConsumerSnapshots) -> dict[str, Any]:
     """Return whether all consumers are live, whether all are ready, and what is wrong."""
-    healths = [snapshot.health for snapshot in observation.snapshots]
+    healths = [snapshot.health for snapshot in seen.snapshots]
     problems = [problem for health in healths for problem in health.problems]
-    if observation.blocked is not None:
-        problems.insert(0, observation.blocked)
+    if seen.blocked is not None:
+        problems.insert(0, seen.blocked)
     return {
-        "live": observation.live and all(health.live for health in healths),
+        "live": seen.live and all(health.live for health in healths),
         "ready": (
-            bool(healths)
-            and observation.blocked is None
-            and all(health.ready for health in healths)
+            bool(healths) and seen.blocked is None and all(health.ready for health in healths)
         ),
         "problems": [problem_json(problem) for problem in problems],
     }

@@ -6,10 +6,14 @@ decoded, before it can be committed.
 
 from __future__ import annotations
 
+from feedapi_client.model import FIRST, LAST
+
 MAX_CURSOR = 16 * 1024
 """Characters of the longest cursor or token. Encoded for a URL it may take three times as much,
 and httpx sends no URL over 64 KiB."""
 _SHOWN = 80
+SPECIAL = frozenset((FIRST, LAST))
+"""What a consumer asks with and a publisher never answers with (R3)."""
 
 
 def is_valid(cursor: str) -> bool:

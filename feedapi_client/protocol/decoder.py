@@ -6,7 +6,8 @@ be, and otherwise one by one, which also decides which error it is and what is k
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any, NamedTuple, NoReturn, cast
 
 import msgspec
@@ -16,12 +17,22 @@ from feedapi_client.errors import FeedError, LineTooLongError, ProtocolError, To
 from feedapi_client.model import Event, EventOrigin, without_lone_surrogates
 from feedapi_client.protocol import cursors
 from feedapi_client.protocol.dialects import Dialect, V1Line
-from feedapi_client.protocol.fast_lines import Block, BlockDecoder, line_decoder
+from feedapi_client.protocol.fast_lines import Block, BlockDecoder, line_decoder, may_hold_event
 from feedapi_client.protocol.text import excerpt
 
 RECENT = 8
 """Cursors that are remembered: so long is the longest cycle that is found (R13)."""
+_NULL = b"null"
+_OTHER_KEYS = ("data", "event", "cursor", "headers", "partition", "partitions")
+"""The keys that are looked for in lines that seem to be nothing, without regard to case."""
+_any_object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _KINDS = {ord("["): "a list", ord("t"): "a boolean", ord("f"): "a boolean", ord("n"): "null"}
+
+
+_DISCOVERY = (
+    "a fetch is answered with a discovery: a redirect, gateway or cache on the way drops the path "
+    "or the query of requests"
+)
 
 
 class CheckpointedEvents(NamedTuple):
@@ -42,6 +53,48 @@ class CheckpointedEvents(NamedTuple):
         return CheckpointedEvents(self.events + later.events, later.cursor, self.size + later.size)
 
 
+class PassedCursors:
+    """Digests of the cursors that were passed lately, oldest first.
+
+    Arguments:
+        most: how many are remembered; for a moment there may be twice as many.
+    """
+
+    __slots__ = ("_digests", "_most")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._digests: dict[int, None] = {}
+
+    def __len__(self) -> int:
+        return len(self._digests)
+
+    def holds_none_of(self, cursors: Sequence[str]) -> bool:
+        """Return whether none of the cursors was passed."""
+        return self._digests.keys().isdisjoint(map(hash, cursors))
+
+    def add(self, cursors: Sequence[str]) -> None:
+        """Note that these were passed, in this order."""
+        digests = self._digests
+        digests.update(dict.fromkeys(map(hash, cursors[-self._most :])))
+        if len(digests) > 2 * self._most:
+            for old in list(islice(digests, len(digests) - self._most)):
+                del digests[old]
+
+    def restart(self, cursor: str) -> None:
+        """Forget what was passed behind the cursor: it comes again. All, where that is unknown."""
+        digests, digest = self._digests, hash(cursor)
+        if digest not in digests:
+            digests.clear()
+            digests[digest] = None
+        while next(reversed(digests)) != digest:
+            digests.popitem()
+
+    def forget(self, cursor: str) -> None:
+        """Let the cursor count as new."""
+        self._digests.pop(hash(cursor), None)
+
+
 class PageDecoder:
     """Decodes one response. Any chunking of the same bytes gives the same events and errors.
 
@@ -51,9 +104,12 @@ class PageDecoder:
         decoder: what the events' `json()` uses.
         max_line_bytes: bytes of a line, without its ``\\n``.
         quote: makes an excerpt of a publisher's plain text for a message.
+        any_payload: deliver also payloads that are neither an object nor a string. The protocol
+            forbids them: without this they are an error.
     """
 
     __slots__ = (
+        "_any_payload",
         "_blocks",
         "_closed_by",
         "_dialect",
@@ -71,7 +127,10 @@ class PageDecoder:
         "_quote",
         "_ready",
         "_tail",
+        "asked",
         "cursor",
+        "echoed",
+        "passed",
         "ready_bytes",
         "recent",
         "saw_events",
@@ -87,7 +146,9 @@ class PageDecoder:
         decoder: Callable[[bytes], Any] = orjson.loads,
         max_line_bytes: int,
         quote: Callable[[bytes], str] = excerpt,
+        any_payload: bool = False,
     ) -> None:
+        self._any_payload = any_payload
         self._lines = line_decoder(dialect.line)
         self._origin = EventOrigin(partition, decoder)
         self._dialect = dialect
@@ -108,8 +169,14 @@ class PageDecoder:
         self.recent: list[str] = []
         """The last cursors that closed something, the one asked with included. A checkpoint that
         repeats one of them closes nothing, because the events before it would come again (R13)."""
+        self.asked: str | None = None
+        """The cursor of the request, where it is known. See `_is_echo`."""
+        self.passed: PassedCursors | None = None
+        """Older cursors, which close nothing either."""
         self.cursor: str | None = None
         """The last checkpoint of the response so far, whether it closed something or not."""
+        self.echoed = False
+        """Whether the response echoed the ``_first`` or ``_last`` that it was asked for."""
         self.saw_events = False
         """Whether the response held an event so far, before or after the last checkpoint."""
         self.ready_bytes = 0
@@ -126,6 +193,11 @@ class PageDecoder:
     def open_events(self) -> int:
         """Events that no checkpoint closed yet."""
         return len(self._open)
+
+    @property
+    def open_behind(self) -> int:
+        """Events behind the last checkpoint."""
+        return len(self._open) - self._held_events
 
     @property
     def held(self) -> CheckpointedEvents | None:
@@ -152,11 +224,9 @@ class PageDecoder:
             block = data if whole else b"".join((self._tail, memoryview(data)[:cut]))
             self._tail.clear()
             decoded = self._blocks.decode(block, max_line_bytes=self._max_line_bytes)
-            if decoded is None:
+            if decoded is None or not self._add(decoded, len(block)):
                 for line in block[:-1].split(b"\n"):
                     self._decode_line(line, len(line) + 1)
-            else:
-                self._add(decoded, len(block))
         if cut < len(data):
             self._tail += data[cut:] if cut else data
             if len(self._tail) > self._max_line_bytes:
@@ -184,10 +254,14 @@ class PageDecoder:
         self.ready_bytes = 0
         return taken
 
-    def _add(self, block: Block, size: int) -> None:
-        lines, records, checkpoints, cursors = block
+    def _add(self, block: Block, size: int) -> bool:
+        """Take a block. False for one with a special cursor, which is decoded line by line."""
+        lines, records, checkpoints, cursors_found = block
+        new = set(cursors_found)
+        if not cursors.SPECIAL.isdisjoint(new):
+            return False
         self.saw_events = self.saw_events or len(records) > len(checkpoints)
-        closing = self._last_closing(cursors)
+        closing = self._last_closing(cursors_found, new)
         # Of all that close something only the last counts, and so it is with those behind it.
         counting = {closing, len(checkpoints) - 1}
         start = 0
@@ -196,15 +270,22 @@ class PageDecoder:
             start = index + 1
             if number in counting:
                 after = sum(map(len, lines[start:]))
-                self._checkpoint(cursors[number], size - after, closes=number == closing)
+                self._checkpoint(cursors_found[number], size - after, closes=number == closing)
                 size = after
         self._open += records[start:]
         self._open_bytes += size
+        return True
 
-    def _last_closing(self, found: list[str]) -> int:
-        """Return the index of the last cursor that closes something; -1 without one."""
-        new = set(found)
-        if len(new) == len(found) and new.isdisjoint(self.recent):  # as it should be
+    def _last_closing(self, found: list[str], new: set[str]) -> int:
+        """Return the index of the last cursor that closes something; -1 without one.
+
+        `new` are the cursors that were `found`.
+        """
+        passed = self.passed
+        fresh = len(new) == len(found) and new.isdisjoint(self.recent)
+        if fresh and (passed is None or passed.holds_none_of(found)):
+            if passed is not None:
+                passed.add(found)
             self.recent += found[-RECENT:]
             del self.recent[:-RECENT]
             return len(found) - 1
@@ -218,6 +299,10 @@ class PageDecoder:
         """Note a checkpoint. Return whether it closes what is before it."""
         if cursor in self.recent:
             return False
+        if self.passed is not None:
+            if not self.passed.holds_none_of((cursor,)):
+                return False
+            self.passed.add((cursor,))
         self.recent.append(cursor)
         del self.recent[:-RECENT]
         return True
@@ -248,9 +333,50 @@ class PageDecoder:
             record = self._lines.decode(line)
         except (ValueError, RecursionError) as error:
             record = self._decode_text(line, error, complete)
+        cursor = record._cursor
+        if not bytes(record._payload) and (not cursor or may_hold_event(line, cursor)):
+            self._look_closer(record, line)
         if self._dialect.names_partition:
             self._check_partition(record)
         self._accept(record, size)
+
+    def _look_closer(self, record: Event, line: bytes) -> None:
+        """Fill in what a line holds under other keys than those of its dialect (R3).
+
+        Go's JSON decoder finds keys without regard to case, and publishers in the field were tried
+        with nothing else. A response may also be of another dialect than the last discovery.
+        """
+        mended = without_lone_surrogates(line)
+        try:
+            given = _any_object(mended)
+        except (ValueError, RecursionError):
+            return  # of nothing that could be delivered: an unknown command
+        found = {
+            key: value for name, value in given.items() if (key := name.lower()) in _OTHER_KEYS
+        }
+        if "partitions" in found and bytes(found["partitions"])[:1] in (b"[", b"n"):
+            self._fail(self._error_of(TornResponseError, _DISCOVERY))
+        payload = found.get("data", found.get("event"))
+        if payload is not None:
+            at = mended.rfind(bytes(payload))
+            record._payload = msgspec.Raw(line[at : at + len(bytes(payload))])
+        self._read_text(record, found)
+
+    def _read_text(self, record: Event, found: dict[str, msgspec.Raw]) -> None:
+        """Fill in cursor, headers and partition from `found`. A value of a wrong type is torn."""
+        kept = {
+            key: bytes(found[key]) for key in ("cursor", "headers", "partition") if key in found
+        }
+        line = b"{%s}" % b",".join(b'"%s":%s' % (key.encode(), raw) for key, raw in kept.items())
+        try:
+            text = self._lines.decode(line)
+        except ValueError as error:
+            self._fail(self._torn(line, error, complete=True))
+        record._cursor = text._cursor
+        if self._dialect.names_partition:
+            record._headers = text._headers
+            v1, named = cast("V1Line", record), cast("V1Line", text)
+            v1._line_partition = named._line_partition
 
     def _check_partition(self, record: Event) -> None:
         named = cast("V1Line", record)._line_partition
@@ -290,7 +416,11 @@ class PageDecoder:
 
     def _accept(self, record: Event, size: int) -> None:
         payload, cursor = bytes(record._payload), record._cursor
-        if payload and payload[:1] not in (b"{", b'"'):
+        if payload == _NULL and cursor:
+            payload = b""  # as Go's encoder writes a checkpoint that has room for an event
+        elif payload and cursor == "":
+            cursor = None  # and an event that has room for a checkpoint
+        if payload and payload[:1] not in (b"{", b'"') and not self._any_payload:
             kind = _KINDS.get(payload[0], "a number")
             self._fail(
                 self._error_of(
@@ -303,17 +433,30 @@ class PageDecoder:
         if cursor is not None and not cursors.is_valid(cursor):
             problem = f"the response holds a cursor that is {cursors.problem(cursor)}"
             self._fail(self._error_of(ProtocolError, problem))
+        echo = cursor in cursors.SPECIAL and self._is_echo(cursor, payload)
+        if echo:
+            self.echoed, cursor = True, None
         if payload:
             record._origin = self._origin
             record._cursor = None
             self.saw_events = True
             self._open.append(record)
-        elif cursor is None:
+        elif cursor is None and not echo:
             self.unknown_commands += 1
         if cursor is None:
             self._open_bytes += size
         else:
             self._checkpoint(cursor, size, closes=self._closes(cursor))
+
+    def _is_echo(self, cursor: str | None, payload: bytes) -> bool:
+        """Whether `_first` or `_last` only echoes the cursor asked with: that is no cursor (R3).
+
+        Behind events it is a checkpoint that closes nothing (R13), and another one is an error.
+        """
+        if cursor != self.asked:
+            problem = f"the response holds the cursor {cursor}, which only a request may use"
+            self._fail(self._error_of(ProtocolError, problem))
+        return not payload and not self.saw_events
 
     def _check(self) -> None:
         if self._error is not None:

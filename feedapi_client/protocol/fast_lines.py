@@ -19,8 +19,10 @@ each 100 (CPython 3.11, msgspec 0.22, best of 40).
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from io import BytesIO
+from operator import sub
 from typing import NamedTuple, cast
 
 import msgspec
@@ -37,6 +39,9 @@ _MANY = 8
 """With fewer lines to a checkpoint every line is checked. Where each event has a checkpoint, that
 takes 0.75 of the time that a look at each checkpoint and its neighbours takes."""
 _LONGEST_KEY = 32
+_BARE = len(b'{"cursor":"","data":""}')
+"""The line of a checkpoint with fewer bytes beside its cursor can't hold an event too."""
+_PERHAPS_EVENT = re.compile(rb'"(?:data|event)|\\u', re.IGNORECASE)
 
 
 class Block(NamedTuple):
@@ -70,13 +75,16 @@ class BlockDecoder:
     have to be looked at. One search through the block finds out.
     """
 
-    __slots__ = ("_dialect", "_heads", "_origin")
+    __slots__ = ("_bare", "_dialect", "_heads", "_origin")
 
     def __init__(self, dialect: Dialect, origin: EventOrigin) -> None:
         # As little as possible: the responses of partitions at their ends are too small for it.
         self._dialect = dialect
         self._origin = origin
         self._heads: list[bytes] = []
+        self._bare = _BARE + (
+            len(f'"partition":{origin.partition},') if dialect.names_partition else 0
+        )
 
     def decode(self, data: bytes, *, max_line_bytes: int) -> Block | None:
         """Decode complete lines. Return None when one of them may not be what it should be."""
@@ -111,6 +119,12 @@ class BlockDecoder:
         lines, records, checkpoints, cursors = block
         if not are_valid(cursors) or not self._are_bare([records[at] for at in checkpoints]):
             return False
+        if checkpoints:
+            found = [lines[at] for at in checkpoints]
+            if max(map(sub, map(len, found), map(len, cursors))) > self._bare and any(
+                map(may_hold_event, found, cursors)
+            ):
+                return False
         head = self._common_head(data, len(records) - len(checkpoints))
         if head and len(checkpoints) * _MANY < len(lines):
             return data.endswith(b"}\n") and _others_are(checkpoints, lines, head)
@@ -154,6 +168,11 @@ class BlockDecoder:
                     key = data[end : data.find(b'":', end, end + _LONGEST_KEY) + 1]
                     return [head + key, head]
         return []
+
+
+def may_hold_event(line: bytes, cursor: str) -> bool:
+    """Return whether the line of a checkpoint may also hold an event, under whatever key (R3)."""
+    return len(line) - len(cursor) > _BARE and _PERHAPS_EVENT.search(line) is not None
 
 
 def _each_is_an_object(lines: list[bytes]) -> bool:

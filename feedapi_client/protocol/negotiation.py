@@ -11,11 +11,10 @@ from typing import Any
 import orjson
 
 from feedapi_client.errors import FeedError, LineageError, NegotiationError, ProtocolError
-from feedapi_client.model import FeedInfo, Partition
+from feedapi_client.model import MAX_PARTITION, FeedInfo, Partition
 from feedapi_client.protocol import cursors
 from feedapi_client.protocol.text import excerpt
 
-MAX_PARTITION = 32767
 _SPELLINGS = (
     ("startsAfterPartition", "startsAfterParent"),
     ("cursorFromPartitions", "splitFromAncestors"),
@@ -77,6 +76,8 @@ def negotiate(
             f"'{quote(body)}'. Check the URL",
             feed=feed,
         ) from error
+    if isinstance(found, dict) and found.get("partitions", ()) is None:
+        found["partitions"] = []  # as Go encodes a slice that nothing was ever added to
     if not isinstance(found, dict) or not isinstance(found.get("partitions"), list):
         raise NegotiationError(
             "no feed answers here: status 200 with JSON that lists no partitions: "
@@ -162,7 +163,7 @@ class _Discovery:
                 LineageError,
                 f"partitions[{index}] of the discovery is {_kind(entry)}, not an object",
             )
-        id = _id(entry.get("id"))
+        id = partition_id(entry.get("id"))
         if id is None:
             problem = f"has the id {_shown(entry['id'])}" if "id" in entry else "has no id"
             raise self._error(
@@ -180,7 +181,9 @@ class _Discovery:
         """
         if 0 not in partitions:
             return partitions
-        zero = next(entry for entry in self._document["partitions"] if _id(entry["id"]) == 0)
+        zero = next(
+            entry for entry in self._document["partitions"] if partition_id(entry["id"]) == 0
+        )
         if type(zero.get("startsAfterPartition")) is not int or partitions[0].starts_after != 0:
             return partitions
         return {
@@ -218,7 +221,7 @@ class _Discovery:
     def _parent(self, id: int, value: Any) -> int | None:
         if value is None:
             return None
-        parent = _id(value)
+        parent = partition_id(value)
         if parent is None:
             raise self._error(
                 LineageError,
@@ -237,7 +240,7 @@ class _Discovery:
             )
         ancestors = []
         for item in value:
-            ancestor = _id(item)
+            ancestor = partition_id(item)
             if ancestor is None:
                 raise self._error(
                     LineageError,
@@ -305,7 +308,7 @@ def _ids(entries: list[Any]) -> list[int] | None:
     return ids if max(ids) <= MAX_PARTITION else None
 
 
-def _id(value: Any) -> int | None:
+def partition_id(value: Any) -> int | None:
     """Return a partition's id, sent as a string or an integer; None for anything else."""
     if type(value) is str and len(value) <= 5 and value.isascii() and value.isdigit():
         value = int(value)

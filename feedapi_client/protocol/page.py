@@ -9,9 +9,34 @@ from __future__ import annotations
 from enum import Enum
 from typing import NamedTuple
 
-from feedapi_client.errors import BufferLimitError, FeedError, NoProgressError
+from feedapi_client.errors import (
+    BufferLimitError,
+    FeedError,
+    NoProgressError,
+    TornResponseError,
+)
+from feedapi_client.model import FIRST, LAST
 from feedapi_client.protocol.cursors import shown
-from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
+from feedapi_client.protocol.decoder import (
+    RECENT,
+    CheckpointedEvents,
+    PageDecoder,
+    PassedCursors,
+)
+
+MOST_PASSED = 4096
+"""Digests of passed cursors that one partition keeps, at most."""
+_ALL_PASSED = 1 << 18
+MIN_EMPTY_ANSWERS = 3
+"""Sound empty answers that show the end of a closed partition without `lastCursor`, at least."""
+MOVES_BELIEVED = 3
+"""Empty answers in a row that lead away from where a reader began: then it follows the last one."""
+_MOST_DOUBLINGS = 16
+
+
+def passed_limit(partitions: int) -> int:
+    """Return how many passed cursors each of so many partitions may remember (R13)."""
+    return min(MOST_PASSED, _ALL_PASSED // max(1, partitions))
 
 
 class Outcome(Enum):
@@ -19,9 +44,16 @@ class Outcome(Enum):
 
     PROGRESS = "the cursor moved"
     END = "no event and no other cursor than the one asked with"
-    SILENT = "no event and no cursor at all, of a closed partition, for the first time"
+    SILENT = "no event and no cursor at all, of an open partition"
+    EMPTY = "no event and no other cursor, of a closed partition whose end is not listed"
     LAGGING = "no event and no other cursor, of a closed partition that ends at another one"
+    BEHIND = "an older place of the partition: the replica that answered lags behind"
+    DOUBTFUL = "no event and another cursor, where a reader began: perhaps an older place"
+    UNRECOGNIZED = "only lines that are neither an event nor a checkpoint"
     NO_PROGRESS = "no other cursor than the one asked with, although that is not the end"
+
+
+_SOUND = (Outcome.END, Outcome.SILENT, Outcome.EMPTY)
 
 
 class Finished(NamedTuple):
@@ -32,20 +64,45 @@ class Finished(NamedTuple):
 
 
 class Progress:
-    """Counts what the responses of one partition came to. Shared by all its readers, in turn.
+    """What the responses of one partition came to. Shared by all its readers, in turn.
 
     Arguments:
         limit: the number of responses in a row without progress that is an error (R13).
+        passed: how many passed cursors are remembered beyond the last 8, as digests. One takes
+            about 100 bytes. With at most 8 there are no digests.
+        cautious: whether an empty answer that leads away from where it began to read, or from where
+            the last events came, is doubted. A replica that lags may name its own, older end, and
+            as a cursor that was never passed: of two responses each has checkpoints of its own.
     """
 
-    __slots__ = ("empty", "limit", "recent", "silent", "stuck")
+    __slots__ = (
+        "_began",
+        "_cautious",
+        "_moves",
+        "_moving",
+        "empty",
+        "left",
+        "limit",
+        "passed",
+        "recent",
+        "stuck",
+    )
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, passed: int = MOST_PASSED, cautious: bool = False) -> None:
+        self._cautious = cautious
+        self._began: str | None = None
+        """Where it began to read, or where the last events ended; None behind an empty answer."""
+        self._moves = 0
+        """Empty answers in a row that led away from there."""
+        self._moving = False
+        """Whether empty answers were believed: this publisher's cursors move without events."""
         self.limit = limit
         self.recent: list[str] = []
         """The last cursors that closed something, over all responses (see `PageDecoder`)."""
-        self.silent = False
-        """Whether the last response of a closed partition held no cursor and no event."""
+        self.passed = PassedCursors(passed) if passed > RECENT else None
+        """All that were passed lately."""
+        self.left: list[str] = []
+        """The last cursors from which an empty response led away."""
         self.stuck = 0
         """Responses in a row without progress."""
         self.empty = 0
@@ -59,29 +116,50 @@ class Progress:
         """
         if self.recent[-1:] != [cursor]:  # a restart: what came after this cursor comes again
             self.recent[:] = [cursor]
-        if end in self.recent[:-1]:
-            self.recent.remove(end)
+            self.left.clear()
+            if cursor != self._began:
+                self._began = cursor if self._cautious and cursor not in (FIRST, LAST) else None
+                self._moves = 0
+            if self.passed is not None:
+                self.passed.restart(cursor)
+        if end is not None and end != cursor:
+            if end in self.recent:
+                self.recent.remove(end)
+            if self.passed is not None:
+                self.passed.forget(end)
         return self.recent
 
-    def moved(self, *, events: bool) -> None:
+    def moved(self, cursor: str, *, events: bool) -> None:
         """Count a response that moved the cursor; `events` says whether it also held events."""
         self.stuck = 0
-        self.silent = False
         self.empty = 0 if events else self.empty + 1
+        self._began = cursor if events and self._cautious and not self._moving else None
+        self._moves = 0
+
+    def doubts(self, cursor: str) -> bool:
+        """Whether an empty answer may lead to an older place: this is where the reader began."""
+        return cursor == self._began
+
+    def led_away(self) -> bool:
+        """Count such an answer. Return whether there were enough of them to believe the last."""
+        self._moves += 1
+        if self._moves < MOVES_BELIEVED:
+            return False
+        self._moving = True
+        return True
+
+    def returned(self, cursor: str) -> None:
+        """Note that the cursor goes back to one from which an empty response had led away."""
+        self.recent[:] = [each for each in self.recent if each != cursor] + [cursor]
+        self.empty = 0
+        self._moving = False
 
     def at_end(self) -> None:
         """Count a response that said that the cursor asked with is the present end."""
-        self.stuck = 0
-        self.silent = False
-
-    def was_silent(self) -> bool:
-        """Count a response without a cursor. Return whether the one before was silent too."""
-        before, self.silent = self.silent, True
-        return before
+        self.stuck = self._moves = 0
 
     def not_moved(self) -> bool:
         """Count a response without progress. Return whether there were too many in a row."""
-        self.silent = False
         self.stuck += 1
         return self.stuck >= self.limit
 
@@ -110,6 +188,7 @@ class PageReader:
 
     __slots__ = (
         "_decoder",
+        "_doubted",
         "_error",
         "_feed",
         "_max_unclosed",
@@ -139,10 +218,15 @@ class PageReader:
         self._progress = progress
         self._max_unclosed = max_unclosed_bytes
         self._error: FeedError | None = None
+        self._doubted: str | None = None
+        """A cursor without events, to which only further responses can lead."""
         self.asked = asked
         self.closed = closed
         self.last_cursor = last_cursor if closed else None
+        decoder.asked = asked
         decoder.recent = [asked] if progress is None else progress.asked(asked, self.last_cursor)
+        if progress is not None:
+            decoder.passed = progress.passed
         self.cursor = asked
         """The cursor of the last batch given so far; at first the one asked with."""
 
@@ -216,7 +300,19 @@ class PageReader:
         except FeedError as error:
             self._error = error
             raise
-        return Finished(self._take(), self._classify())
+        batches = self._take()
+        if self._is_believed():
+            assert self._doubted is not None
+            self.cursor = self._doubted
+            batches.append(CheckpointedEvents([], self.cursor, 0))
+        outcome = self._classify()
+        if outcome is Outcome.BEHIND and self._decoder.saw_events:
+            assert self._progress is not None
+            assert self._decoder.cursor is not None
+            self.cursor = self._decoder.cursor
+            self._progress.returned(self.cursor)
+            batches.append(CheckpointedEvents([], self.cursor, 0))
+        return Finished(batches, outcome)
 
     def rest(self) -> list[CheckpointedEvents]:
         """Return what a checkpoint closed and no call returned yet, after an error."""
@@ -237,25 +333,48 @@ class PageReader:
         batch = self._decoder.take()
         if batch is None or (not batch.events and batch.cursor == self.cursor):
             return []
+        if not batch.events and self._is_doubtful(batch.cursor):
+            self._doubted = batch.cursor
+            return []
         self.cursor = batch.cursor
         if self._progress is not None:
             self._progress.stuck = 0  # already here: the response may still break off
         return [batch]
 
+    def _is_doubtful(self, cursor: str) -> bool:
+        """Whether a cursor without events may be an older place than the one asked with (R13)."""
+        progress = self._progress
+        if progress is None or self.cursor != self.asked or cursor == self.last_cursor:
+            return False
+        return progress.doubts(self.asked)
+
+    def _is_believed(self) -> bool:
+        """Whether the doubted cursor of an empty response is followed after all."""
+        if self._doubted is None or self.cursor != self.asked or self._decoder.saw_events:
+            return False
+        assert self._progress is not None
+        return self._progress.led_away()
+
     def _classify(self) -> Outcome:
         decoder, progress = self._decoder, self._progress
         if self.cursor != self.asked:
             if progress is not None:
-                progress.moved(events=decoder.saw_events)
+                if not decoder.saw_events and not progress.empty:
+                    progress.left = [*progress.left, self.asked][-RECENT:]
+                progress.moved(self.cursor, events=decoder.saw_events)
             return Outcome.PROGRESS
-        if decoder.saw_events or self._returned():
+        if self._doubted is not None and not decoder.saw_events:
+            return Outcome.DOUBTFUL
+        if decoder.saw_events:
             if progress is not None and progress.not_moved():
                 raise self._no_progress(progress.stuck)
-            return Outcome.NO_PROGRESS
-        return self._end()
+            left = progress is not None and decoder.cursor in progress.left
+            came_back = left and not decoder.open_behind
+            return Outcome.BEHIND if came_back else Outcome.NO_PROGRESS
+        return Outcome.BEHIND if self._returned() else self._end()
 
     def _returned(self) -> bool:
-        """Whether the cursor went back to a recent one, for no good reason.
+        """Whether an empty response names an older place, for no good reason.
 
         Two replicas may name the end of an open partition differently. Where every response of such
         a cycle was empty, it is the end; a lagging replica of a closed one is found by its end.
@@ -263,22 +382,25 @@ class PageReader:
         cursor, recent = self._decoder.cursor, self._decoder.recent
         if cursor in (None, self.asked) or self.last_cursor is not None:
             return False
+        if self.closed or cursor not in recent:
+            return True
         back = len(recent) - 1 - recent.index(cursor)
-        empty = 0 if self._progress is None else self._progress.empty
-        return self.closed or back > empty
+        return back > (0 if self._progress is None else self._progress.empty)
 
     def _end(self) -> Outcome:
         """Return what a response without events and without another cursor means (R6)."""
-        progress = self._progress
-        if self.last_cursor is not None and self.last_cursor != self.asked:
-            return Outcome.LAGGING
-        if self.closed and self.last_cursor is None and self._decoder.cursor is None:
-            # An empty body may be a fault on the way, and two of them are not.
-            if progress is None or not progress.was_silent():
-                return Outcome.SILENT
-        elif progress is not None:
-            progress.at_end()
-        return Outcome.END
+        silent = self._decoder.cursor is None
+        if self.last_cursor is not None:
+            outcome = Outcome.END if self.asked == self.last_cursor else Outcome.LAGGING
+        elif silent and self._decoder.unknown_commands and not self._decoder.echoed:
+            outcome = Outcome.UNRECOGNIZED
+        elif self.closed:
+            outcome = Outcome.EMPTY
+        else:
+            outcome = Outcome.SILENT if silent else Outcome.END
+        if self._progress is not None and outcome in _SOUND:
+            self._progress.at_end()
+        return outcome
 
     def _no_progress(self, times: int) -> NoProgressError:
         what = (
@@ -314,3 +436,97 @@ def lagging_error(asked: str, last_cursor: str | None, *, feed: str, partition: 
         feed=feed,
         partition=partition,
     )
+
+
+def unrecognized_error(*, feed: str, partition: int) -> FeedError:
+    """Return the error for a response that says nothing of the partition (R6)."""
+    return TornResponseError(
+        "the response holds only lines that are neither an event nor a checkpoint: a gateway on "
+        "the way may have answered in the publisher's place",
+        feed=feed,
+        partition=partition,
+    )
+
+
+def behind_error(asked: str, *, feed: str, partition: int) -> FeedError:
+    """Return the error for a response that leads back to an older place (R13)."""
+    return NoProgressError(
+        f"the response to a fetch from {shown(asked)} names an older place of the partition as its "
+        "end: the replica that answers lags behind. It is asked again",
+        feed=feed,
+        partition=partition,
+    )
+
+
+class EndEvidence:
+    """The empty answers of one closed partition whose end no discovery lists (R6).
+
+    A moment's answer proves nothing: a replica that lags, a gateway and a page of maintenance
+    answer 200 as well. Sound empty answers are an end once there were three, over a time, with a
+    discovery in between that still lists the partition as closed.
+
+    That time may have passed before the first of them, where the partition was closed for as long:
+    a replica that lags less has all of it. Against a gateway that answers for a moment it is of no
+    use. So it only counts when a control question came between each two empty answers: a fetch
+    from a cursor behind which there are events, and it brought some.
+
+    Arguments:
+        settle_time: seconds for which answers have to be empty.
+        pause: seconds before the second answer is asked for; later pauses are longer.
+    """
+
+    __slots__ = ("_answers", "_began", "_controlled", "_info", "_pause", "_settle_time", "_sure")
+
+    def __init__(self, settle_time: float, pause: float) -> None:
+        self._settle_time = settle_time
+        self._pause = pause
+        self._answers = 0
+        self._began = 0.0
+        self._sure = True
+        self._controlled = False
+        self._info: object = None
+
+    @property
+    def answers(self) -> int:
+        """Sound empty answers in a row."""
+        return self._answers
+
+    @property
+    def asks_control(self) -> bool:
+        """Whether a control question before the next answer may save time."""
+        return bool(self._answers) and self._sure and not self._controlled
+
+    def reset(self) -> None:
+        """Forget the answers: something else came, or the feed failed."""
+        self._answers, self._info = 0, None
+
+    def lacks_discovery(self, info: object) -> bool:
+        """Whether no discovery has succeeded since the first answer; `info` is the present one."""
+        return self._info is None or info is self._info
+
+    def controlled(self, *, found: bool) -> None:
+        """Note that a control question has brought events since the last answer, or has failed."""
+        self._controlled, self._sure = found, self._sure and found
+
+    def add(self, info: object, *, now: float, since: float) -> float | None:
+        """Count a sound empty answer.
+
+        Arguments:
+            info: the discovery before the request.
+            now: the present time.
+            since: when the partition was first seen closed, or the feed failed last.
+
+        Returns:
+            None when the end is shown; otherwise seconds until the next request.
+        """
+        if not self._answers:
+            self._info, self._began, self._sure = info, now, True
+        else:
+            self._sure = self._sure and self._controlled
+        self._controlled = False
+        self._answers += 1
+        left = (since if self._sure else max(since, self._began)) + self._settle_time - now
+        if left <= 0 and self._answers >= MIN_EMPTY_ANSWERS and not self.lacks_discovery(info):
+            return None
+        pause = self._pause * float(2 ** min(self._answers - 1, _MOST_DOUBLINGS))
+        return min(pause, left) if left > 0 else min(pause, max(self._pause, self._settle_time))

@@ -6,19 +6,24 @@ for operators: they list, show, replay and drop quarantined events.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.quarantine.base import QuarantineStore
 from feedapi_client.quarantine.bisection import DryRunPassed
-from feedapi_client.quarantine.location import open_quarantine, quarantine_beside
-from feedapi_client.quarantine.memory import MemoryQuarantineStore
 from feedapi_client.quarantine.operations import Replayed, drop, list_events, replay, show
 from feedapi_client.quarantine.policy import Quarantine, Retry
+from feedapi_client.quarantine.quarantine_location import open_quarantine, quarantine_beside
+from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore, QuarantineStore
 from feedapi_client.quarantine.record import QuarantinedEvent
-from feedapi_client.quarantine.sqlite import SQLiteQuarantineStore
+from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore
 
 if TYPE_CHECKING:
-    from feedapi_client.quarantine.sql import SQLAlchemyQuarantineStore as SQLAlchemyQuarantineStore
+    from feedapi_client.quarantine.postgres_quarantine import (
+        PostgresQuarantineStore as PostgresQuarantineStore,
+    )
+    from feedapi_client.quarantine.sql_quarantine import (
+        SQLAlchemyQuarantineStore as SQLAlchemyQuarantineStore,
+    )
 
 __all__ = [
     "DryRunPassed",
@@ -38,10 +43,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # Needs the extra `sql`, which is imported only when the class is used.
-    if name == "SQLAlchemyQuarantineStore":
-        from feedapi_client.quarantine.sql import SQLAlchemyQuarantineStore
+# Those of an extra are imported only when the class is used.
+_OF_EXTRAS = {
+    "PostgresQuarantineStore": "feedapi_client.quarantine.postgres_quarantine",
+    "SQLAlchemyQuarantineStore": "feedapi_client.quarantine.sql_quarantine",
+}
 
-        return SQLAlchemyQuarantineStore
+
+def __getattr__(name: str) -> Any:
+    if name in _OF_EXTRAS:
+        return getattr(import_module(_OF_EXTRAS[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,15 +12,17 @@ is left whose predecessors pass and which does not.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any
 
-from feedapi_client.errors import StoreError
 from feedapi_client.model import Batch, FeedKey
-from feedapi_client.quarantine.delivery import BatchDelivery
-from feedapi_client.quarantine.policy import Quarantine
+from feedapi_client.quarantine.batch_delivery import BatchDelivery
+from feedapi_client.quarantine.policy import Quarantine, may_be_an_events_fault
 from feedapi_client.quarantine.record import quarantined
+from feedapi_client.stores.caller_thread import in_callers_thread
+from feedapi_client.stores.threads import in_thread
 
 Attempt = Callable[[], Awaitable[None]]
 
@@ -143,7 +145,7 @@ class FailedBatch:
             nonlocal rolled_back
             rolled_back = True
             if hasattr(transaction, "flush"):
-                await transaction.flush()
+                await _flush(transaction)
             raise DryRunPassed
 
         delivery = self._delivery
@@ -159,7 +161,7 @@ class FailedBatch:
             self._passing = 0
 
     def _may_be_an_events_fault(self, error: Exception) -> bool:
-        return isinstance(error, self._quarantine.errors) and not isinstance(error, StoreError)
+        return may_be_an_events_fault(self._quarantine, error)
 
     def _quarantine_event(self, error: Exception) -> None:
         """Move the event at `_passing` from the remaining events to the quarantined ones."""
@@ -180,3 +182,11 @@ class FailedBatch:
         record = quarantined(self._feed, event, delivery.batch.cursor, index, error)
         delivery.quarantined.append(record)
         del delivery.remaining[self._passing]
+
+
+async def _flush(session: Any) -> None:
+    """Let an ORM session write what it holds back; a synchronous one in a thread."""
+    if inspect.iscoroutinefunction(session.flush):
+        await session.flush()
+    else:
+        await in_callers_thread(session.flush, otherwise=in_thread)

@@ -12,15 +12,17 @@ from typing import Any
 
 import orjson
 
+from feedapi_client.arguments import NotAsyncError, awaitable_of, check_async_function
 from feedapi_client.errors import StoreError
 from feedapi_client.model import Batch, Decoder, FeedKey, make_event
-from feedapi_client.quarantine.base import QuarantineStore
 from feedapi_client.quarantine.policy import Handler
+from feedapi_client.quarantine.quarantine_store import QuarantineStore
 from feedapi_client.quarantine.record import QuarantinedEvent
 
 log = logging.getLogger(__name__)
 
 _PAGE_SIZE = 100
+_HANDLER = "async def handle(batch): ..."
 
 Report = Callable[[QuarantinedEvent, Exception | None], object]
 """Called after each replayed event with its error, or None if it was handled."""
@@ -110,7 +112,9 @@ async def replay(
 
     Raises:
         StoreError: also for an id that is not in the quarantine.
+        TypeError: the handler is not asynchronous.
     """
+    check_async_function("the handler", handle, _HANDLER)
     handled = failed = 0
     events = list_events(store, feed, partition=partition) if ids is None else _chosen(store, ids)
     async for event in events:
@@ -152,9 +156,12 @@ async def _replay_event(
 
     payload = make_event(event.partition, event.raw, event.headers, decoder=decoder)
     try:
-        await handle(Batch(event.partition, [payload], event.cursor, commit))
+        batch = Batch(event.partition, [payload], event.cursor, commit)
+        await awaitable_of(handle(batch), "the handler", _HANDLER)
         if not removed:
             await commit(Batch(event.partition, [payload], event.cursor), None)
+    except NotAsyncError:
+        raise
     except Exception as error:  # noqa: BLE001 - the event stays, and the caller is told
         return error
     return None

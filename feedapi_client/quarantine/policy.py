@@ -26,8 +26,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from feedapi_client.arguments import check_fields, check_instance
+from feedapi_client.errors import StoreError
 from feedapi_client.model import Batch
-from feedapi_client.quarantine.base import QuarantineStore
+from feedapi_client.quarantine.quarantine_store import QuarantineStore
 from feedapi_client.retry import Backoff
 
 Handler = Callable[[Batch], Awaitable[object]]
@@ -45,13 +47,20 @@ class Quarantine:
         limit: maximum number of consecutive events of a partition to quarantine. The error of the
             next one is raised: the cause is then probably not the events.
         errors: the exceptions that may be an event's fault. Errors of a store never are.
+        whole_key: put later events of the same key aside, too, in their order, until the earlier
+            ones are replayed or dropped, so that the order of each entity holds even then. Only
+            for `FeedConsumer.run_by_key`; such events do not count for `limit`.
     """
 
     to: QuarantineStore | None = None
     limit: int = 100
     errors: tuple[type[Exception], ...] = (Exception,)
+    whole_key: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        check_instance("Quarantine.to", self.to, QuarantineStore, "a quarantine store or None")
+        _check_errors("Quarantine.errors", self.errors)
         if self.limit < 1:
             raise ValueError(f"Quarantine.limit must be at least 1, not {self.limit}")
 
@@ -78,6 +87,8 @@ class Retry:
     then: Literal["raise"] | Quarantine = "raise"
 
     def __post_init__(self) -> None:
+        check_fields(self)
+        _check_errors("Retry.errors", self.errors)
         if self.attempts is not None and self.attempts < 1:
             raise ValueError(f"Retry.attempts must be at least 1, not {self.attempts}")
         if self.base_delay <= 0 or self.max_delay < self.base_delay:
@@ -95,6 +106,19 @@ class Retry:
             attempts=self.attempts,
             retry_if=lambda error: isinstance(error, self.errors) and retry_if(error),
         )
+
+
+def may_be_an_events_fault(quarantine: Quarantine, error: Exception) -> bool:
+    """Return whether an error of a handler may be the fault of the event."""
+    return isinstance(error, quarantine.errors) and not isinstance(error, StoreError)
+
+
+def _check_errors(name: str, errors: object) -> None:
+    if not isinstance(errors, tuple) or not errors:
+        raise TypeError(f"{name} must be a tuple of exception types, such as (ValueError,)")
+    for each in errors:
+        if not isinstance(each, type) or not issubclass(each, Exception):
+            raise TypeError(f"{name} must hold subclasses of Exception, not {each!r}")
 
 
 OnFailure = Literal["raise", "retry", "quarantine"] | Retry | Quarantine

@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from feedapi_client.model import Event, FeedKey
+from feedapi_client.stores.base import stored_key
 
 ERROR_CHARACTERS = 4000
 """Maximum number of characters of an error's text that are kept."""
@@ -118,7 +119,7 @@ def from_row(row: Sequence[Any]) -> QuarantinedEvent:
     id, _, url, name, filters, partition, cursor, index, raw, headers, error_type, error, at = row
     return QuarantinedEvent(
         id=id,
-        feed=FeedKey(url, name, orjson.loads(filters)),
+        feed=stored_key(url, name, filters),
         partition=partition,
         cursor=cursor,
         index=index,

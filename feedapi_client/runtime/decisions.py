@@ -46,9 +46,19 @@ class DecisionLog:
 
     def saved(self, positions: Mapping[int, Position]) -> None:
         """The planner's positions are in the store: cursors that successors have taken over."""
-        superseded = [id for id, each in positions.items() if each.status == "superseded"]
+        superseded = [
+            id
+            for id, each in positions.items()
+            # An ancestor with the revision 1 is history of a first start: it had no cursor.
+            if each.status == "superseded" and each.revision > 1
+        ]
         if superseded:
-            successors = [id for id, each in positions.items() if each.status == "open"]
+            cursors = {positions[id].cursor for id in superseded}
+            successors = [
+                id
+                for id, each in positions.items()
+                if each.status == "open" and each.revision == 1 and each.cursor in cursors
+            ]
             log.info(
                 "feed %s: the cursor of %s was transferred to %s",
                 self._feed,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -13,10 +14,16 @@ import anyio.lowlevel
 from feedapi_client.errors import CommitOrderError, FencedError, LeaseLostError, StoreError
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import Batch, Position
+from feedapi_client.notifications import BatchCommitted, BatchDelivered
+from feedapi_client.quarantine.batch_delivery import is_final
+from feedapi_client.quarantine.policy import OnFailure, parse_on_failure
 from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
+from feedapi_client.runtime.gathered import GatheredCommits
+from feedapi_client.runtime.key_order import Oldest
 from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.runtime.positions import Passed
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +31,31 @@ TURN_SECONDS = 0.01
 """Maximum time to deliver already-buffered batches before yielding to the event loop."""
 
 
+class Keyed(Protocol):
+    """What handles events by key, with several batches of a partition in flight."""
+
+    def look(self) -> None:
+        """Drop what was lost. Called before each look at what is ready."""
+        ...
+
+    def fits(self, partition: RuntimePartition) -> bool | None:
+        """Whether there is room for the first batch that the partition holds.
+
+        None: it may not be delivered before its partition is queued again.
+        """
+        ...
+
+    def passed(self, partition: int, number: int) -> Passed | None:
+        """Return what is done before the end of a batch; None where nothing is remembered."""
+        ...
+
+    def oldest(self, partition: int) -> Oldest | None:
+        """Return what holds the cursor of the partition back; None where nothing does."""
+        ...
+
+
 class Delivery:
-    """Delivers batches, at most one of each partition at a time.
+    """Delivers batches, at most one of each partition at a time; several to a `Keyed`.
 
     Its methods are called from the iterating task, or, by `FeedConsumer.run`, from several handler
     tasks at once.
@@ -43,6 +73,19 @@ class Delivery:
         in it shows the application's progress, which costs nothing for an event."""
         self.task: int | None = None
         """The iterating task, as `anyio.TaskInfo.id`; None while handlers run in tasks of ours."""
+        self.keyed: Keyed | None = None
+        interval = driver.limits.commit_interval
+        self.gathered = (
+            None
+            if interval is None
+            else GatheredCommits(driver, interval, self._gathered_saved, self._gathered_refused)
+        )
+        """The commits that are saved together later; None without `Limits.commit_interval`."""
+
+    def overlap(self, keyed: Keyed) -> None:
+        """Deliver also what comes behind batches in flight, as far as it fits."""
+        self.keyed = keyed
+        self._driver.overlap()
 
     def takes_from(self, events: object) -> None:
         """The application takes the events of its batch from this iterator."""
@@ -76,7 +119,9 @@ class Delivery:
                 raise driver.failure
             if driver.stopping or driver.over:
                 return None
-            partition = driver.next_ready()
+            if self.keyed is not None:
+                self.keyed.look()
+            partition = driver.next_ready(None if self.keyed is None else self.keyed.fits)
             if partition is not None:
                 return self._take(partition)
             if not driver.settings.follow and self._finished():
@@ -95,7 +140,9 @@ class Delivery:
     def _take(self, partition: RuntimePartition) -> Batch:
         # Without an await: a cancellation in it would lose the batch (R20).
         limits = self._driver.limits
-        events, cursor = partition.take(limits.max_batch_bytes, limits.max_batch_events)
+        # By key they are not joined: the cursor of each may be committed.
+        most = limits.max_batch_bytes if self.keyed is None else 0
+        events, cursor = partition.take(most, limits.max_batch_events)
         self._driver.hold_back(partition)
         partition.handling.delivered(self._driver.clock())
         self._driver.planner.delivered(partition.id)
@@ -103,19 +150,24 @@ class Delivery:
         batch = Batch(partition.id, events, cursor, commit)
         for observer in self._driver.observers:
             observer.delivered(batch, self._driver.clock() - partition.requested_at)
+        if self._driver.listeners:
+            self._driver.listeners.tell(BatchDelivered(partition.id, len(events)))
         if partition.end is not None and not partition.pending:
             self._fetching.reached_end(partition)
         else:
             self._fetching.resume(partition)
+        if self.keyed is not None:
+            self._driver.enqueue(partition)
         return batch
 
-    async def release(self, partition_id: int) -> None:
-        """Release the batch: what was committed of it counts from now on (R5)."""
+    async def release(self, partition_id: int, count: int = 1) -> None:
+        """Release the oldest batches: what was committed of them counts from now on (R5)."""
         partition = self._driver.partitions[partition_id]
-        for observer in self._driver.observers:
-            seconds = self._driver.clock() - partition.handling.delivered_at
-            observer.released(partition_id, seconds, None)
-        partition.release()
+        for _ in range(count):
+            for observer in self._driver.observers:
+                seconds = self._driver.clock() - partition.handling.delivered_at
+                observer.released(partition_id, seconds, None)
+            partition.release()
         self._released.append(partition)
         self._driver.enqueue(partition)
         if self._driver.failure is None:
@@ -124,21 +176,85 @@ class Delivery:
     async def handled(self, batch: Batch) -> None:
         """Commit the batch of a handler that returned, unless it did so, and release it."""
         if not self._driver.partitions[batch.partition].has_saves:
-            await self.commit(batch)
+            await self.commit_or_gather(batch)
         await self.release(batch.partition)
 
-    async def commit(self, batch: Batch) -> None:
-        """Commit a batch in the application's place.
+    async def commit_or_gather(self, batch: Batch) -> None:
+        """Commit the one batch in flight of its partition in the application's place.
+
+        With `Limits.commit_interval` it only counts as handled, and is saved later.
+        """
+        partition = self._driver.partitions[batch.partition]
+        number, gathered = partition.batches, self.gathered
+        if (
+            gathered is None
+            or self._driver.over
+            or partition.is_lost(number)
+            or partition.loss_untold
+            or partition.has_saves
+            or partition.entry.state is State.SUPERSEDED
+        ):
+            await self.commit(batch)
+        else:
+            gathered.add(partition, number, batch.cursor)
+
+    def retry_gathered(self, on_failure: OnFailure) -> None:
+        """Retry saves that were gathered as `run` is to retry a batch."""
+        if self.gathered is not None:
+            policy, _ = parse_on_failure(on_failure)
+            self.gathered.backoff = lambda: policy.backoff(lambda error: not is_final(error))
+
+    async def _gathered_saved(self, partitions: Iterable[RuntimePartition]) -> None:
+        """Let saves that were gathered count: nobody can roll them back."""
+        driver = self._driver
+        for partition in partitions:
+            if partition.in_flight or partition.gathered is not None:
+                position = partition.acknowledge()
+                if position is not None:
+                    driver.planner.committed(partition.id, position)
+            else:
+                self._released.append(partition)
+            driver.enqueue(partition)
+        driver.wake()
+        if driver.failure is None:
+            await self._acknowledge()
+
+    async def _gathered_refused(self, partition: RuntimePartition, error: StoreError) -> None:
+        """Do as for a commit that was refused: R17, R18, leases. Raises what ends the iteration."""
+        driver = self._driver
+        if isinstance(error, FencedError) and driver.sharing is not None:
+            driver.lose(partition)
+            log.warning("%s", self._lease_lost(partition), extra=self._extra(partition.id))
+            await self._gathered_saved([partition])
+            return
+        if isinstance(error, FencedError) or driver.settings.on_error != "park":
+            raise error
+        await driver.fail_partition(partition, error)
+
+    def abandon(self, partition_id: int, count: int) -> None:
+        """Release batches whose lease was lost: somebody else handles them, or has done so."""
+        partition = self._driver.partitions[partition_id]
+        if partition.loss_untold:
+            log.warning("%s", self._lease_lost(partition), extra=self._extra(partition_id))
+        for _ in range(count):
+            partition.release()
+        self._released.append(partition)
+
+    def _extra(self, partition: int) -> dict[str, object]:
+        return {"feed": self._driver.feed, "partition": partition}
+
+    async def commit(
+        self, batch: Batch, save: Callable[[], Awaitable[object]] | None = None
+    ) -> None:
+        """Commit a batch in the application's place; `save` does it, if it is given.
 
         With ``on_error="park"`` a cursor that can't be stored parks its partition, and nothing is
         raised (R18). Nor is a lost lease: the instance that has it delivers the batch again.
         """
         try:
-            await batch.commit()
+            await (batch.commit() if save is None else save())
         except LeaseLostError as error:
-            log.warning(
-                "%s", error, extra={"feed": self._driver.feed, "partition": batch.partition}
-            )
+            log.warning("%s", error, extra=self._extra(batch.partition))
         except StoreError as error:
             # A store that refuses a cursor as a value names its partition; one that fails does not.
             own = error.partition is not None and type(error) is StoreError
@@ -151,8 +267,15 @@ class Delivery:
         driver = self._driver
         while self._released:
             partition = self._released.popleft()
-            if partition.in_flight or partition.committing:
+            if partition.committing or (partition.in_flight and self.keyed is None):
                 continue  # it comes again: released, or at the end of the commit
+            if partition.gathered is not None and not partition.has_saves:
+                continue  # it comes again once that is saved
+            if partition.in_flight:
+                position = partition.acknowledge()
+                if position is not None:
+                    driver.planner.committed(partition.id, position)
+                continue
             actions = driver.planner.released(partition.id, partition.acknowledge())
             if actions or driver.applying:
                 await driver.apply(actions)
@@ -168,13 +291,22 @@ class Delivery:
     ) -> None:
         """Save the cursor of batch `number`; see `Batch.commit`."""
         driver = self._driver
+        if self.gathered is not None:
+            await self.gathered.gives_way(partition, transaction=transaction is not None)
         if driver.over:
             raise self._out_of_order(
                 batch,
                 "its iteration has ended, and what was not committed is read again by the next one",
             )
         if partition.is_lost(number):
-            raise self._lease_lost(batch.partition)
+            raise self._lease_lost(partition)
+        if partition.committing:
+            raise self._out_of_order(
+                batch, "another commit of this partition is under way: await one after the other"
+            )
+        if partition.loss_untold and driver.sharing is not None:
+            driver.lose(partition)
+            raise self._lease_lost(partition)
         if partition.is_overtaken(number):
             raise self._out_of_order(
                 batch,
@@ -207,14 +339,15 @@ class Delivery:
     ) -> None:
         driver, began = self._driver, self._driver.clock()
         failure: BaseException | None = None
+        passed = None if self.keyed is None else self.keyed.passed(partition.id, number)
         try:
-            await driver.positions.save({partition.id: position}, transaction)
+            await driver.positions.save({partition.id: position}, transaction, passed)
             partition.saved(number, position, durable=transaction is None)
         except FencedError as error:
             failure = error
             if driver.sharing is not None:
                 driver.lose(partition)
-                raise self._lease_lost(partition.id) from error
+                raise self._lease_lost(partition) from error
             driver.fail(error)  # another consumer has replaced this one (R17)
             raise
         except BaseException as error:
@@ -223,17 +356,20 @@ class Delivery:
         finally:
             for observer in driver.observers:
                 observer.committed(partition.id, driver.clock() - began, failure)
+            if driver.listeners and failure is None:
+                driver.listeners.tell(BatchCommitted(partition.id, driver.clock() - began))
             partition.end_commit()
             if not partition.in_flight:
                 self._released.append(partition)
                 driver.wake()
 
-    def _lease_lost(self, partition: int) -> LeaseLostError:
+    def _lease_lost(self, partition: RuntimePartition) -> LeaseLostError:
+        partition.tell_loss()
         return LeaseLostError(
             "the lease of this partition was lost while a batch was in flight: what was not "
             "committed is delivered again, by the instance that has the lease",
             feed=self._driver.feed,
-            partition=partition,
+            partition=partition.id,
         )
 
     def _out_of_order(self, batch: Batch, why: str) -> CommitOrderError:
@@ -248,15 +384,20 @@ class Delivery:
         if entry.state is not State.READING:
             return False
         partition = self._driver.partitions.get(entry.id)
-        return partition is None or not partition.at_end or partition.in_flight
+        return partition is None or not partition.at_end or partition.in_flight > 0
 
     def _finished(self) -> bool:
         """Whether the feed was read to its end.
 
+        It was not while a partition that is over is listed as open (R11): that passes, or the
+        discovery fails the session.
+
         Raises `CommitOrderError` when children wait for a commit that the application forgot.
         """
         driver = self._driver
-        if driver.timer.wanted or driver.applying:
+        if driver.timer.wanted or driver.applying or driver.awaits_partitions:
+            return False
+        if driver.planner.listed_again() or self._fetching.late.awaited:
             return False
         if driver.planner.finished():
             return True
@@ -269,6 +410,9 @@ class Delivery:
         entries = driver.planner.entries.values()
         self._unread = next((entry for entry in entries if self._is_unread(entry)), None)
         at_end = {entry.id for entry in entries if entry.state is State.READING}
+        if self._unread is None and self.gathered:
+            self.gathered.soon()
+            return False
         if self._unread is not None or not at_end:
             return False
         # All was read, but the application did not commit the end of some closed partitions.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from typing import TypeVar
 
 import anyio
 
@@ -12,33 +14,62 @@ from feedapi_client.errors import (
     AuthenticationError,
     FeedError,
     FeedUnavailableError,
+    LineageError,
+    NoProgressError,
     RequestRefusedError,
     StoreError,
 )
+from feedapi_client.lineage.planner import Action
 from feedapi_client.model import FeedInfo
+from feedapi_client.notifications import DiscoveryEnded, error_text
+from feedapi_client.pace import limits_requests
+from feedapi_client.protocol.page import MIN_EMPTY_ANSWERS
 from feedapi_client.retry import Backoff, retry
 from feedapi_client.runtime.discovery_timer import INTERVAL
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.failures import AskedAs
+from feedapi_client.runtime.late import LateEvents
 from feedapi_client.runtime.partition import RuntimePartition
 
 log = logging.getLogger(__name__)
+
+_ROLLBACK_PAUSE = 0.5
+"""Seconds until the feed is discovered again at first, when a partition seems to be rolled back."""
+T = TypeVar("T")
 
 
 class Discovery:
     """Discovers at the start of a session and again whenever the timer says so."""
 
-    def __init__(self, driver: Driver, client: FeedClient) -> None:
+    def __init__(self, driver: Driver, client: FeedClient, late: LateEvents) -> None:
         self._driver = driver
+        self._late = late
+        self._unread = Backoff(
+            base_delay=driver.settings.retry.base_delay,
+            max_delay=driver.settings.retry.max_delay,
+            clock=anyio.current_time,
+        )
+        """The pauses while the positions of other instances can't be loaded."""
         self._client = client
         self._timer = driver.timer
         self._scope: anyio.CancelScope | None = None
         self._hung = False
+        limits = driver.limits
+        self._empty = Backoff(
+            base_delay=limits.poll_interval,
+            max_delay=max(limits.poll_interval, min(limits.max_poll_interval, limits.settle_time)),
+            clock=anyio.current_time,
+        )
+        """The pauses while no discovery has listed a partition yet."""
         self.began: float | None = None
         """When the discovery under way began, on the clock of the event loop."""
         self.error: FeedError | None = None
         """Why the last discovery failed."""
         self.failing_since: datetime | None = None
+        self._has_topology = False
+        self._unusable_since: float | None = None
+        """Since when what discoveries list can't be used, and none before could."""
+        self.rollback = Rollback(driver)
 
     async def first(self) -> None:
         """Discover for the first time, and carry out the planner's actions.
@@ -57,8 +88,12 @@ class Discovery:
         # A refusal means that the feed changed between the two: discover anew.
         info, ends = await retry(self._discover_with_ends, backoff, sleep=anyio.sleep)
         self._driver.update_info(info)
-        await self._driver.apply(self._driver.planner.discover(info, ends=ends))
         self._timer.succeeded()
+        if not self._waits_for_partitions(info):
+            await self._driver.apply(self._driver.planner.discover(info, ends=ends))
+            self._has_topology = not self._driver.planner.starts_first
+        self.rollback.look()
+        self._late.discovered()
         started = [each for each in self._driver.partitions.values() if each.started]
         self._driver.decisions.bootstrapped(info, {each.id: each.read_cursor for each in started})
 
@@ -73,9 +108,10 @@ class Discovery:
         """Discover whenever it is due, until cancelled.
 
         A failed discovery is reported and tried again; the topology stays as it was. Raises
-        `StoreError`, and the error of a discovery that something is blocked by: at once when the
-        feed refuses our credentials, otherwise after `RetryPolicy.give_up_after`. A feed that
-        answers 404, HTML or nonsense is as likely to come back as one that answers 503 (R10).
+        `StoreError`, and the error of a discovery that something is blocked by: after
+        `RetryPolicy.refused_for` when the feed refuses our credentials, otherwise after
+        `give_up_after`. A feed that answers 404, HTML or nonsense is as likely to come back as one
+        that answers 503 (R10).
         """
         policy = self._driver.settings.retry
         backoff = Backoff(
@@ -86,6 +122,7 @@ class Discovery:
         )
         while True:
             await self._timer.due()
+            await self._driver.scheduler.turn()
             before = self._timer.reason
             self._timer.begun()
             self._log_reason(before)
@@ -96,7 +133,8 @@ class Discovery:
             except FeedError as error:
                 self._note_failure(error)
                 pause = backoff.pause(error)
-                if self._blocked() and self._is_final(error, backoff.elapsed):
+                elapsed = self._elapsed(error, backoff)
+                if self._blocked() and self._is_final(error, elapsed):
                     raise
                 self._timer.failed(pause)
             else:
@@ -124,6 +162,60 @@ class Discovery:
             self.began = self._scope = None
             for observer in driver.observers:
                 observer.discovered(seconds, error)
+            if driver.listeners:
+                driver.listeners.tell(DiscoveryEnded(seconds, error_text(error)))
+
+    async def _in_turn(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Make a request as soon as the pace allows, ahead of those of partitions (R14).
+
+        One that the publisher's limits refuse is made again until nothing of the feed has passed
+        for `RetryPolicy.give_up_after`: such a refusal speaks for the feed, not for the request.
+        """
+        driver = self._driver
+        while True:
+            await driver.scheduler.turn()
+            began = driver.clock()
+            try:
+                result = await request()
+            except FeedError as error:
+                if not limits_requests(error):
+                    raise
+                driver.slow_down(error, began=began)
+                await anyio.sleep(driver.pace.own_pause(error))
+            else:
+                driver.pace.passed(driver.clock(), began=began)
+                return result
+
+    async def _paced(self, request: Callable[[], Awaitable[T]]) -> T:
+        """Make a request, and let the pace know whether the publisher's limits let it pass."""
+        driver = self._driver
+        began = driver.clock()
+        try:
+            result = await request()
+        except FeedError as error:
+            if limits_requests(error):
+                driver.slow_down(error, began=began)
+            raise
+        driver.pace.passed(driver.clock(), began=began)
+        return result
+
+    def _waits_for_partitions(self, info: FeedInfo) -> bool:
+        """Whether the discovery lists nothing: then another one is due soon (R7).
+
+        What lists nothing for less than `Limits.settle_time` is no topology, but a publisher that
+        starts, whatever is stored.
+        """
+        driver, empty = self._driver, self._empty
+        if info.partitions:
+            empty.reset()
+            driver.awaits_partitions = False
+            return False
+        if not empty.failing:
+            driver.report(None, "lists no partition so far: waits until it does")
+        self._timer.later(empty.pause(FeedError("")), "no partition was listed so far")
+        enough = empty.failures >= MIN_EMPTY_ANSWERS
+        driver.awaits_partitions = not (enough and empty.elapsed >= driver.limits.settle_time)
+        return driver.awaits_partitions
 
     def _log_reason(self, before: str) -> None:
         reason = self._timer.reason
@@ -138,14 +230,30 @@ class Discovery:
 
     def _note_failure(self, error: FeedError) -> None:
         self.error = error
+        self._driver.feed_failed()
         self.failing_since = self.failing_since or datetime.now(UTC)
         text = error.message if error.partition is None else str(error)
         self._driver.report_failure(None, f"keeps its last good topology: {text}")
 
+    def _elapsed(self, error: FeedError, backoff: Backoff) -> float:
+        """For how long nothing came: of the whole feed, where its publisher limits requests."""
+        if not limits_requests(error):
+            return backoff.elapsed
+        since = self._driver.pace.since
+        return 0.0 if since is None else self._driver.clock() - since
+
     def _is_final(self, error: FeedError, elapsed: float) -> bool:
-        limit = self._driver.settings.retry.give_up_after
+        policy = self._driver.settings.retry
+        limit = policy.give_up_after
+        if isinstance(error, AuthenticationError):
+            limit = policy.refused_for if limit is None else min(limit, policy.refused_for)
         given_up = limit is not None and elapsed >= limit
-        return given_up or isinstance(error, AuthenticationError)
+        if self._driver.planner.starts_first and isinstance(error, NoProgressError):
+            return True  # nothing can start where the feed can't say its ends
+        if isinstance(error, LineageError) and self._unusable_since is not None:
+            # On entry it would be an error at once. A publisher that starts has some patience.
+            return self._driver.clock() - self._unusable_since >= policy.refused_for
+        return given_up
 
     async def _discover(self, *, after_failures: bool) -> None:
         driver = self._driver
@@ -153,19 +261,46 @@ class Discovery:
         # one may describe the time before the refusal.
         refused = [p for p in driver.partitions.values() if p.failures.refused]
         before = driver.discovered
-        info = await self._client.discover_once()
+        info = await self._paced(self._client.discover_once)
+        ends = await self._present_ends(driver.planner.unresolved(info))
         if not await self._load_positions_of_others():
             return
-        actions = driver.planner.discover(info)
-        driver.update_info(info)
         self._timer.succeeded()
+        if self._waits_for_partitions(info):
+            return
+        actions = self._planned(info, ends)
+        driver.update_info(info)
         driver.decisions.rediscovered(before, info)
         await driver.apply(actions)
+        self._hurry_gathered()
+        self.rollback.look()
         self._ask_again(refused, after_failures=after_failures)
+        self._late.discovered()
         self._reopen_streams(info.token != before.token or info.dialect != before.dialect)
         driver.wake()
-        if driver.sharing is not None:
+        if driver.sharing is not None and driver.planner.looks_again:
+            driver.sharing.suspect()
+        elif driver.sharing is not None:
             driver.sharing.nudge()
+
+    def _planned(self, info: FeedInfo, ends: dict[int, str]) -> list[Action]:
+        """Let the planner take the topology. Raises `LineageError` where it can't be used (R12)."""
+        try:
+            actions = self._driver.planner.discover(info, ends=ends)
+        except LineageError:
+            if info.partitions and not self._has_topology and self._unusable_since is None:
+                self._unusable_since = self._driver.clock()
+            raise
+        self._has_topology = not self._driver.planner.starts_first
+        self._unusable_since = None
+        return actions
+
+    def _hurry_gathered(self) -> None:
+        """Let commits that were gathered be saved where successors wait for them (R9)."""
+        successors = self._driver.planner.graph.successors
+        for partition in self._driver.partitions.values():
+            if partition.gathered is not None and successors.get(partition.id):
+                partition.gathered.hurry()
 
     async def _load_positions_of_others(self) -> bool:
         """Load what other instances have saved before the discovery, which may depend on it.
@@ -179,8 +314,9 @@ class Discovery:
             await driver.apply(await driver.sharing.reload())
         except StoreError as error:
             driver.report_failure(None, f"a discovery is left out: {error.message}")
-            self._timer.failed(driver.settings.retry.max_delay)
+            self._timer.failed(self._unread.pause(error))
             return False
+        self._unread.reset()
         return True
 
     def _ask_again(self, refused: list[RuntimePartition], *, after_failures: bool) -> None:
@@ -213,6 +349,8 @@ class Discovery:
     def _blocked(self) -> bool:
         """Whether something can't go on without a new discovery."""
         driver = self._driver
+        if driver.planner.starts_first or not self._has_topology:
+            return True
         if any(partition.failures.refused for partition in driver.partitions.values()):
             return True
         return not driver.settings.follow and driver.planner.finished()
@@ -223,7 +361,7 @@ class Discovery:
 
         async def ask(partition: int) -> None:
             async with limiter:
-                ends[partition] = await self._client.end_of(partition)
+                ends[partition] = await self._client.end_of(partition, within=self._in_turn)
 
         try:
             async with anyio.create_task_group() as tasks:
@@ -232,6 +370,42 @@ class Discovery:
         except BaseExceptionGroup as group:
             raise first_error(group) from None
         return ends
+
+
+class Rollback:
+    """Partitions that are listed as open again although they were over (R11).
+
+    A discovery that lags lists them for a while. So they are a problem at once, and reported and,
+    without `follow`, an error only after `RetryPolicy.refused_for`.
+    """
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self.since: dict[int, datetime] = {}
+        """When each was first listed so."""
+        self._began = 0.0
+        self._reported: set[int] = set()
+
+    def look(self) -> None:
+        """Look at the last discovery."""
+        driver, found = self._driver, self._driver.planner.listed_again()
+        if not self.since:
+            self._began = driver.clock()
+        self.since = {p: self.since.get(p) or datetime.now(UTC) for p in found}
+        self._reported &= self.since.keys()
+        if not found:
+            return
+        elapsed = driver.clock() - self._began
+        pause = max(_ROLLBACK_PAUSE, min(elapsed, driver.limits.discovery_interval))
+        driver.timer.again(pause, "a partition that was over is listed as open")
+        if elapsed < driver.settings.retry.refused_for:
+            return
+        for partition in found.keys() - self._reported:
+            self._reported.add(partition)
+            driver.report(partition, found[partition])
+        if not driver.settings.follow:
+            partition, text = next(iter(found.items()))
+            driver.fail(LineageError(text, feed=driver.feed, partition=partition))
 
 
 def first_error(error: BaseException) -> BaseException:

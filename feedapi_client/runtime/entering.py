@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
 
 import anyio
 
@@ -23,25 +21,6 @@ def waits_for(driver: Driver) -> str:
     """Return what an entry waits for, for people."""
     calls = driver.positions.calls
     return f"for the store, {calls[0].doing}" if calls else driver.entry_waits
-
-
-async def beside(
-    background: Callable[[], Coroutine[Any, Any, None]], work: Awaitable[None]
-) -> None:
-    """Await `work` while `background` runs, and then cancel that.
-
-    Raises what `work` raises, without a group around it and with its cause.
-    """
-    error: BaseException | None = None
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(background)
-        try:
-            await work
-        except (Exception, KeyboardInterrupt) as failure:  # noqa: BLE001 - raised below
-            error = failure
-        tasks.cancel_scope.cancel()
-    if error is not None:
-        raise error
 
 
 async def warn_if_entry_hangs(driver: Driver, task: int) -> None:

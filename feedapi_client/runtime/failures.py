@@ -8,7 +8,12 @@ from typing import NamedTuple
 
 import anyio
 
-from feedapi_client.errors import FeedError, RequestRefusedError
+from feedapi_client.errors import (
+    AuthenticationError,
+    FeedError,
+    ProtocolError,
+    RequestRefusedError,
+)
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import RetryPolicy
 from feedapi_client.retry import Backoff
@@ -22,8 +27,23 @@ all of them are refused once in 2**60 times.
 """
 LAG_REPORTED_SECONDS = 5.0
 """After which a closed partition that does not reach its end is reported (R6)."""
+ALONE_AFTER = 3
+"""Refusals of a partition in a row, each of them since another request has passed, after which the
+publisher's limits are no longer taken for the reason (R14)."""
+NO_ACCESS = (405, 421)
+"""Statuses of a gateway that knows nothing of the feed, or not any more."""
 _QUIET = 2
 """The pauses after refusals grow until none came for the longest pause times this."""
+
+
+def is_refusal(error: FeedError) -> bool:
+    """Whether an error is a refusal that may pass: of a rolling deployment or a stale cache (R10).
+
+    A 401 or 403 is one, too, unless the application's policy retries it anyway.
+    """
+    if isinstance(error, (RequestRefusedError, AuthenticationError)):
+        return True
+    return isinstance(error, ProtocolError) and error.status in NO_ACCESS
 
 
 class AskedAs(NamedTuple):
@@ -44,7 +64,10 @@ class Failures:
     __slots__ = (
         "_failures",
         "_lag",
+        "_lag_ends",
         "_lag_reported",
+        "_limited_alone",
+        "_limited_at",
         "_no_progress",
         "_refusals",
         "_refused_at",
@@ -53,6 +76,8 @@ class Failures:
         "_retry_due",
         "_without_checkpoint",
         "error",
+        "failed_at",
+        "first_in_row",
         "refused",
         "refused_as",
         "retry_at",
@@ -66,6 +91,13 @@ class Failures:
         self.error: FeedError | None = None
         self.since: datetime | None = None
         """When the first error in a row came."""
+        self.failed_at = float("-inf")
+        """When a request failed last, on the clock of the event loop.
+
+        The first refusal in a row does not count: publishers change tokens and split partitions.
+        """
+        self.first_in_row = False
+        """Whether no other error came before the last one since a request succeeded."""
         self.retry_at: datetime | None = None
         """When it is asked again, for `status()` only: the wall clock may be set meanwhile."""
         self._retry_due = 0.0
@@ -79,11 +111,14 @@ class Failures:
         self._failures: Backoff | None = None
         self._no_progress: Backoff | None = None
         self._lag: Backoff | None = None
+        self._lag_ends = True
         self._lag_reported = False
         self._without_checkpoint: Backoff | None = None
         self._refusals: Backoff | None = None
         self._refused_at = 0.0
         self._refused_since: float | None = None
+        self._limited_at = -1
+        self._limited_alone = -1
 
     @property
     def failing(self) -> bool:
@@ -133,25 +168,56 @@ class Failures:
             self._failures = Backoff.of(self._retry, clock=anyio.current_time)
         return self._retry_in(self._failures.pause(error))
 
+    def answered(self) -> None:
+        """A response has begun: the publisher's limits have let the request pass."""
+        self._limited_at = self._limited_alone = -1
+
+    def limited(self, error: FeedError, passed: int) -> bool:
+        """The publisher's limits have refused the request, as `limits_requests` says.
+
+        Return whether the partition keeps its place among those that wait. It does not if nothing
+        has passed since it was refused before: another one is to be tried then, since this one may
+        be refused for another reason.
+
+        `passed`: how many requests of all partitions have passed so far.
+        """
+        self.show(error)
+        others_passed = passed > self._limited_at
+        self._limited_alone += others_passed
+        self._limited_at = passed
+        return others_passed
+
+    @property
+    def limited_alone(self) -> bool:
+        """Whether the limits refuse this partition again and again while they let others pass."""
+        return self._limited_alone >= ALONE_AFTER
+
+    def ask_when_allowed(self, pause: float) -> float:
+        """Record that the request is made again after so many seconds, once the pace allows."""
+        return self._retry_in(pause)
+
     def show(self, error: FeedError) -> None:
         """Show an error in the status, with the time of the first in a row."""
         self.error = error
+        self.first_in_row = self.since is None
         if self.since is None:
             self.since = datetime.now(UTC)
 
-    def lags(self, error: FeedError) -> float:
-        """A replica does not reach the end yet: seconds until the next request (R6).
+    def lags(self, error: FeedError, *, ends: bool = True) -> float:
+        """The response is no evidence of anything: seconds until the next request (R6).
 
-        Raises the error itself when that has lasted for `RetryPolicy.give_up_after`.
+        Raises the error itself when that has lasted for `RetryPolicy.give_up_after`, unless the
+        partition `ends` neither by itself nor by the end of the iteration.
         """
         self.show(error)
         self._failures = self._without_checkpoint = self._refused_since = None
-        if self._lag is None:
+        if self._lag is None or self._lag_ends is not ends:
             policy = self._retry
+            self._lag_ends = ends
             self._lag = Backoff(
                 base_delay=policy.base_delay,
                 max_delay=policy.max_delay,
-                give_up_after=policy.give_up_after,
+                give_up_after=policy.give_up_after if ends else None,
                 clock=anyio.current_time,
             )
         return self._retry_in(self._lag.pause(error))
@@ -165,7 +231,7 @@ class Failures:
 
     # ------------------------------------------------------------------ refusals (R10)
 
-    def refuse(self, error: RequestRefusedError, asked_as: AskedAs, *, outdated: bool) -> float:
+    def refuse(self, error: FeedError, asked_as: AskedAs, *, outdated: bool) -> float:
         """A request was refused: return the seconds until the next one.
 
         If it is to wait for a new discovery first, `refused` is set. After the first refusal in a
@@ -177,7 +243,7 @@ class Failures:
             outdated: a discovery has succeeded since the request was made.
 
         Raises:
-            RequestRefusedError: the error itself, after `RetryPolicy.refused_for`.
+            FeedError: the error itself, after `RetryPolicy.refused_for`.
         """
         now = anyio.current_time()
         self.show(error)
@@ -189,9 +255,13 @@ class Failures:
             raise error
         self.refused = not outdated and (first or random.random() < 0.5)
         self.refused_as = asked_as
-        return self._retry_in(self._refusal_pause(error, quiet))
+        failed_at = self.failed_at
+        pause = self._retry_in(self._refusal_pause(error, quiet))
+        if first:  # says that the topology changed, not that what answers may lag
+            self.failed_at = failed_at
+        return pause
 
-    def _refusal_pause(self, error: RequestRefusedError, quiet: float) -> float:
+    def _refusal_pause(self, error: FeedError, quiet: float) -> float:
         """0 for the first refusal in a while: the feed has changed, and a discovery says how."""
         policy = self._retry
         longest = min(policy.max_delay, policy.refused_for / REFUSED_ATTEMPTS)
@@ -251,5 +321,6 @@ class Failures:
     def _retry_in(self, seconds: float) -> float:
         self.total += 1
         self.retry_at = datetime.now(UTC) + timedelta(seconds=seconds)
-        self._retry_due = anyio.current_time() + seconds
+        self.failed_at = anyio.current_time()
+        self._retry_due = self.failed_at + seconds
         return seconds

@@ -6,21 +6,30 @@ import logging
 
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import (
+    AuthenticationError,
     CursorRejectedError,
     FeedError,
     FeedUnavailableError,
     NoProgressError,
     ProtocolError,
-    RequestRefusedError,
 )
 from feedapi_client.lineage.planner import Entry, Start, State
 from feedapi_client.model import FIRST, LAST, FeedInfo
-from feedapi_client.protocol.page import Outcome, lagging_error
+from feedapi_client.notifications import FetchEnded, error_text
+from feedapi_client.options import default_decision
+from feedapi_client.pace import limits_requests
+from feedapi_client.protocol.page import (
+    Outcome,
+    behind_error,
+    lagging_error,
+    unrecognized_error,
+)
 from feedapi_client.protocol.text import excerpt
 from feedapi_client.runtime.driver import Driver
-from feedapi_client.runtime.failures import AskedAs
-from feedapi_client.runtime.partition import RuntimePartition
-from feedapi_client.runtime.request import Request, RequestStopped, SlotPreempted
+from feedapi_client.runtime.failures import AskedAs, is_refusal
+from feedapi_client.runtime.late import LateEvents
+from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
+from feedapi_client.runtime.request import PartitionRequest, RequestStopped, SlotPreempted
 from feedapi_client.runtime.slots import Slot, SlotWatch
 
 log = logging.getLogger(__name__)
@@ -36,30 +45,42 @@ class Fetching:
         self._driver = driver
         self._client = client
         limits, scheduler = driver.limits, driver.scheduler
+        self.late = LateEvents(driver, client)
         self.slots = SlotWatch(limits.slot_timeout, scheduler.slots, lambda: scheduler.waiting)
 
-    async def work(self, partition: RuntimePartition) -> None:
-        """Make one request and act on its result: the job of the scheduler. Raises `StoreError`."""
+    async def work(self, partition: RuntimePartition) -> float | None:
+        """Make one request and act on its result: the job of the scheduler.
+
+        Return the seconds after which the partition is asked again in its old place among those
+        that wait; None otherwise. Raises `StoreError`.
+        """
+        if self._driver.waits_paused(partition):
+            return None
         if not partition.started:
-            return
+            await self.late.look(partition)
+            return None
         if partition.fetching:
             self._driver.scheduler.schedule(partition, UNWINDING_SECONDS)
-            return
+            return None
+        if partition.asks_control:
+            await self.late.control(partition)
+            self.resume(partition)
+            return None
         slot = Slot(
             partition.failures.slot_doublings,
             failing=partition.failing,
             clock=self._driver.clock,
         )
         try:
-            await self._fetch(partition, slot)
+            return await self._fetch(partition, slot)
         except RequestStopped:
-            pass
+            return None
         finally:
             partition.end_request(slot.scope)
 
-    async def _fetch(self, partition: RuntimePartition, slot: Slot) -> None:
+    async def _fetch(self, partition: RuntimePartition, slot: Slot) -> float | None:
         driver, asked = self._driver, partition.read_cursor
-        request = Request(driver, self._client, partition, slot, self.slots)
+        request = PartitionRequest(driver, self._client, partition, slot, self.slots)
         partition.begin_request(slot.scope, slot)
         result: Outcome | SlotPreempted | FeedError | None
         self.slots.hold(slot)
@@ -74,22 +95,30 @@ class Fetching:
         if slot.stopped:
             # The response was complete before the cancellation took effect. The partition was
             # stopped, and perhaps started again, so the result of this request is ignored.
-            return
+            return None
         if partition.read_cursor != asked:
             partition.failures.recovered()
         for observer in driver.observers:
             observer.fetched(partition.id, slot.age, _failure(result))
+        if driver.listeners:
+            ended = FetchEnded(partition.id, slot.age, error_text(_failure(result)))
+            driver.listeners.tell(ended)
         if isinstance(result, SlotPreempted):
             self._preempted(partition, slot, silent=result.silent)
+        elif isinstance(result, FeedError) and limits_requests(result):
+            return await self._limited(partition, result, request.info, slot)
         elif isinstance(result, FeedError):
             await self._failed(partition, result, request.info)
         elif result is Outcome.LAGGING:
             await self._lagging(partition, request.info)
+        elif result is Outcome.UNRECOGNIZED or result is Outcome.BEHIND:
+            await self._without_evidence(partition, result, asked, slot)
         else:
             partition.failures.recovered()
             if slot.held < driver.limits.slot_timeout / 2:
                 partition.failures.answered_quickly()
-            await self._finished(partition, result)
+            await self._finished(partition, result, request.info, asked)
+        return None
 
     def _log_request(
         self,
@@ -117,25 +146,51 @@ class Fetching:
 
     # ------------------------------------------------------------------ a complete response
 
-    async def _finished(self, partition: RuntimePartition, outcome: Outcome | None) -> None:
+    async def _finished(
+        self, partition: RuntimePartition, outcome: Outcome | None, asked_of: FeedInfo, asked: str
+    ) -> None:
         """Act on a complete response. `outcome` is None for a stream idle for too long."""
         driver = self._driver
+        if outcome is Outcome.EMPTY or outcome is Outcome.SILENT:
+            pause = self._settles_in(partition, asked_of, closed=outcome is Outcome.EMPTY)
+            if pause is not None:
+                driver.scheduler.schedule(partition, pause)
+                return
+            partition.reached_end(ReadEnd(partition.read_cursor, outcome is Outcome.EMPTY))
+            outcome = Outcome.END
+        else:
+            partition.contradicted(driver.clock())
         if outcome is Outcome.END:
             if not partition.pending:
                 self.reached_end(partition)
                 await driver.apply()
             else:
                 driver.announce(partition)  # nothing more would join what lingers
+        elif outcome is Outcome.DOUBTFUL:
+            driver.scheduler.schedule(partition, driver.limits.poll_interval)
         elif outcome is Outcome.NO_PROGRESS:
             error = NoProgressError(outcome.value, feed=driver.feed, partition=partition.id)
             driver.scheduler.schedule(partition, partition.failures.pause_without_progress(error))
-        elif outcome is Outcome.SILENT:
-            driver.scheduler.schedule(partition, driver.limits.poll_interval)
         else:
             if outcome is Outcome.PROGRESS:
                 driver.planner.progressed(partition.id)
-                partition.progressed(driver.limits)
+                partition.progressed(driver.limits, asked)
             self.resume(partition)
+
+    def _settles_in(
+        self, partition: RuntimePartition, asked_of: FeedInfo, *, closed: bool
+    ) -> float | None:
+        """Return the seconds until an empty answer is asked for again; None: it is the end (R6)."""
+        driver, now = self._driver, self._driver.clock()
+        if not closed:
+            if driver.settings.follow or partition.was_silent():
+                return None
+            return driver.limits.silent_pause
+        since = max(driver.closed_since.get(partition.id, now), driver.feed_failed_at)
+        pause = partition.empty_answer(asked_of, driver.limits, now=now, since=since)
+        if pause is not None and partition.lacks_discovery(driver.discovered):
+            driver.timer.soon("a closed partition seems to be at its end")
+        return pause
 
     def resume(self, partition: RuntimePartition) -> None:
         """Schedule the next fetch, unless enough is buffered or the end was seen."""
@@ -186,6 +241,30 @@ class Fetching:
             driver.report(partition.id, error.message)
         driver.scheduler.schedule(partition, pause)
 
+    async def _without_evidence(
+        self, partition: RuntimePartition, outcome: Outcome, asked: str, slot: Slot
+    ) -> None:
+        """A response that says nothing of the partition, or leads back to an older place (R6)."""
+        driver = self._driver
+        partition.forget_empty_answers()
+        if outcome is Outcome.UNRECOGNIZED:
+            if partition.streamed and slot.held_open:
+                self.resume(partition)  # held open and idle, whatever kept it alive
+                return
+            error = unrecognized_error(feed=driver.feed, partition=partition.id)
+        else:
+            error = behind_error(asked, feed=driver.feed, partition=partition.id)
+        ends = not driver.settings.follow or driver.planner.is_closed(partition.id)
+        try:
+            pause = partition.failures.lags(error, ends=ends)
+        except FeedError as final:
+            await driver.fail_partition(partition, final)
+            return
+        self._retried(partition, error)
+        if outcome is Outcome.BEHIND or partition.failures.lags_for_long():
+            driver.report_failure(partition.id, error.message)
+        driver.scheduler.schedule(partition, pause)
+
     # ------------------------------------------------------------------ for the watchdog
 
     async def restart(self, partition: RuntimePartition, seconds: float) -> None:
@@ -220,6 +299,7 @@ class Fetching:
         """Others need the slot, or the room that is left in the buffer (R14, R16)."""
         driver = self._driver
         if not silent:
+            partition.contradicted(driver.clock())  # events may have come
             if not partition.pending:
                 driver.scheduler.schedule(partition, driver.limits.poll_interval)
             return
@@ -237,13 +317,18 @@ class Fetching:
         self, partition: RuntimePartition, error: FeedError, asked_of: FeedInfo
     ) -> None:
         driver = self._driver
-        if isinstance(error, RequestRefusedError):
+        denied = isinstance(error, AuthenticationError)
+        decides = driver.settings.retry.decide is not default_decision
+        if is_refusal(error) and not (denied and decides):
             await self._refused(partition, error, asked_of)
             return
         try:
             pause = partition.failures.failed(error)
         except FeedError as final:
-            await driver.fail_partition(partition, final)
+            if denied:
+                await self._refused(partition, error, asked_of)
+            else:
+                await driver.fail_partition(partition, final)
             return
         attempt = partition.failures.attempts + 1
         self._retried(partition, error)
@@ -252,15 +337,36 @@ class Fetching:
         )
         driver.scheduler.schedule(partition, pause)
 
+    async def _limited(
+        self, partition: RuntimePartition, error: FeedError, asked_of: FeedInfo, slot: Slot
+    ) -> float | None:
+        """The publisher limits requests: the whole feed slows down. Return what `work` does."""
+        driver, failures = self._driver, partition.failures
+        keeps_place = failures.limited(error, driver.pace.count)
+        if failures.limited_alone:
+            await self._failed(partition, error, asked_of)
+            return None
+        try:
+            driver.slow_down(error, began=slot.began, answering=self.slots.answering)
+        except FeedError as final:
+            await driver.fail_partition(partition, final)
+            return None
+        self._retried(partition, error)
+        pause = failures.ask_when_allowed(driver.pace.own_pause(error))
+        if keeps_place:
+            return pause
+        driver.scheduler.schedule(partition, pause)
+        return None
+
     async def _refused(
-        self, partition: RuntimePartition, error: RequestRefusedError, asked_of: FeedInfo
+        self, partition: RuntimePartition, error: FeedError, asked_of: FeedInfo
     ) -> None:
-        """400, 404, 409, 410: discover again, then ask again, for `refused_for` (R10)."""
+        """Discover again, then ask again, for `RetryPolicy.refused_for` (R10)."""
         driver, failures = self._driver, partition.failures
         outdated = asked_of is not driver.discovered
         try:
             pause = failures.refuse(error, AskedAs.of(asked_of), outdated=outdated)
-        except RequestRefusedError:
+        except FeedError:
             await driver.fail_partition(partition, self._final(partition, error))
             return
         self._retried(partition, error)
@@ -274,18 +380,25 @@ class Fetching:
             driver.scheduler.schedule(partition, pause)
 
     def _retried(self, partition: RuntimePartition, error: FeedError) -> None:
+        partition.forget_empty_answers()
+        if partition.failures.first_in_row and not (
+            is_refusal(error) or isinstance(error, NoProgressError)
+        ):
+            self._driver.feed_failed()
         for observer in self._driver.observers:
             observer.fetch_retried(partition.id, error)
 
-    def _final(self, partition: RuntimePartition, error: RequestRefusedError) -> FeedError:
+    def _final(self, partition: RuntimePartition, error: FeedError) -> FeedError:
         """What to raise for a partition that refused its requests for too long."""
         cursor = partition.read_cursor
         times = (
             f"{error.message}. It has done so for {partition.failures.refused_seconds:.0f} s, "
             "while discovery lists the partition"
         )
-        kind: type[ProtocolError] = ProtocolError
-        if error.status == 409:
+        kind: type[FeedError] = ProtocolError
+        if isinstance(error, AuthenticationError):
+            kind, advice = AuthenticationError, "Its discovery is answered all the same"
+        elif isinstance(error, ProtocolError) and error.status == 409:
             advice = "Its fetches don't accept the token that its discovery gives"
         elif cursor in (FIRST, LAST):
             advice = f"The cursor can't be at fault, since it is {cursor}"

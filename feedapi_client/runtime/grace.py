@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import anyio
 
-from feedapi_client.runtime.clock import loop_clock
+from feedapi_client.runtime.loop_clock import loop_clock
 
 
 class GracePeriod:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from feedapi_client.arguments import awaitable_of
 from feedapi_client.errors import LeaseLostError
 from feedapi_client.model import Batch
+from feedapi_client.notifications import EventQuarantined, HandlerFailed
 from feedapi_client.quarantine.failure_text import FailureText, text_of
 from feedapi_client.quarantine.policy import Handler
 from feedapi_client.quarantine.record import QuarantinedEvent
@@ -14,6 +16,9 @@ from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.partition import RuntimePartition
 
 log = logging.getLogger(__name__)
+
+HANDLER = "async def handle(batch): ..."
+"""What a handler looks like, for messages."""
 
 
 class WatchedHandler:
@@ -42,7 +47,7 @@ class WatchedHandler:
         self._again.add(batch.partition)
         self._raised.discard(batch.partition)
         try:
-            await self._handle(batch)
+            await awaitable_of(self._handle(batch), "the handler", HANDLER)
             partition.handling.returned()
         except LeaseLostError as error:
             if error.partition != batch.partition:
@@ -58,6 +63,9 @@ class WatchedHandler:
         handling.failed(self._described_once(batch, error))
         for observer in self._driver.observers:
             observer.handler_failed(batch.partition, error)
+        if self._driver.listeners:
+            failed = HandlerFailed(batch.partition, type(error).__qualname__)
+            self._driver.listeners.tell(failed)
 
     def over(self, batch: Batch) -> None:
         """The batch was handled, or ends the iteration."""
@@ -90,6 +98,8 @@ class WatchedHandler:
         for observer in self._driver.observers:
             seconds = self._driver.clock() - partition.handling.delivered_at
             observer.released(partition.id, seconds, error)
+        if error is self._driver.failure:
+            return  # logged where it was found
         log.error(
             "%s, which ends the iteration\n%s",
             self._failure(partition),
@@ -107,6 +117,9 @@ class WatchedHandler:
             self._driver.partitions[event.partition].handling.quarantine()
             for observer in self._driver.observers:
                 observer.quarantined(event.partition, event.error_type)
+            if self._driver.listeners:
+                told = EventQuarantined(event.partition, event.error_type)
+                self._driver.listeners.tell(told)
 
     def _failure(self, partition: RuntimePartition) -> str:
         return f"feed {self._driver.feed}, partition {partition.id}: {partition.handling.error}"

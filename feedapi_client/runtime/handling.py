@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections import deque
 from datetime import UTC, datetime, timedelta
 
 
 class Handling:
     """The batch in flight of one partition, and the failures of its handler.
 
-    Moments without a date are on the clock of the event loop. Only `RuntimePartition` and its
-    drivers call it.
+    Where several are in flight (`FeedConsumer.run_by_key`), the oldest one. Moments without a date
+    are on the clock of the event loop. Only `RuntimePartition` and its drivers call it.
     """
 
     __slots__ = (
+        "_later",
         "attempt_began",
         "attempts",
         "committed_at",
@@ -46,9 +48,14 @@ class Handling:
         self.retry_at: datetime | None = None
         self.quarantined = 0
         self.committed_at: datetime | None = None
+        self._later: deque[tuple[datetime, float]] | None = None
 
     def delivered(self, now: float) -> None:
         """A batch was delivered."""
+        if self.in_flight_since is not None:
+            self._later = self._later or deque()
+            self._later.append((datetime.now(UTC), now))
+            return
         self.in_flight_since = datetime.now(UTC)
         self.attempt_began = self.delivered_at = now
         self.attempts = 1
@@ -71,6 +78,17 @@ class Handling:
         if self.since is None:
             self.since = datetime.now(UTC)
 
+    def event_failed(self, error: str) -> None:
+        """The handler of a single event raised. Others of the batch are handled meanwhile."""
+        self.failures += 1
+        self.error = error
+        if self.since is None:
+            self.since = datetime.now(UTC)
+
+    def recovered(self) -> None:
+        """No event that failed is left in flight."""
+        self.error = self.since = self.retry_at = None
+
     def pauses(self, seconds: float) -> None:
         """The handler gets the batch again after a pause."""
         self.retry_at = datetime.now(UTC) + timedelta(seconds=seconds)
@@ -88,7 +106,11 @@ class Handling:
         self.committed_at = datetime.now(UTC)
 
     def released(self) -> None:
-        """The application is done with the batch."""
+        """The application is done with the oldest batch."""
+        if self._later:
+            self.in_flight_since, self.delivered_at = self._later.popleft()
+            self.hangs = None
+            return
         self.in_flight_since = self.attempt_began = self.retry_at = None
         self.attempts = 0
         self.error = self.since = self.hangs = None

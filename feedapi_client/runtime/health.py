@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from feedapi_client.errors import FeedError
+from feedapi_client.errors import AuthenticationError, FeedError, ProtocolError
+from feedapi_client.lineage.planner import State
 from feedapi_client.runtime.discovery import Discovery
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.entering import waits_for
-from feedapi_client.runtime.watchdog import Hang, Watchdog
+from feedapi_client.runtime.failures import NO_ACCESS
+from feedapi_client.runtime.watchdog import Stall, Watchdog
 from feedapi_client.status import Health, PartitionState, PartitionStatus, Problem, ProblemName
 
 SHOWN = 100
@@ -20,6 +22,7 @@ _NEED_A_RESTART = (
     ProblemName.EVENT_LOOP_BLOCKED,
     ProblemName.FAILED,
 )
+_OVER = (State.DRAINED, State.SUPERSEDED, State.VANISHED)
 _RESTARTED = (ProblemName.FETCH_STUCK, ProblemName.DISCOVERY_STUCK, ProblemName.STALLED)
 _STATES = {
     PartitionState.PARKED: ProblemName.PARKED,
@@ -34,7 +37,8 @@ def health_of(driver: Driver, watchdog: Watchdog, discovery: Discovery, *, openi
     problems = [
         *_of_session(driver, watchdog, opening=opening),
         *_of_discovery(discovery),
-        *_of_partitions(driver),
+        *_of_rollback(driver, discovery),
+        *_of_partitions(driver, watchdog),
     ]
     helpless = any(problem.name in _NEED_A_RESTART for problem in problems)
     for hang in watchdog.look():
@@ -46,9 +50,25 @@ def health_of(driver: Driver, watchdog: Watchdog, discovery: Discovery, *, openi
     problems.sort(key=lambda problem: problem.since)
     return Health(
         live=not helpless,
-        ready=not helpless and all(problem.partition is not None for problem in problems),
+        ready=(not helpless and not any(map(_concerns_all, problems)) and not _is_parked(driver)),
         problems=_shown(problems),
     )
+
+
+def _is_parked(driver: Driver) -> bool:
+    """Whether all that is left to read is parked, or access is refused, which is to all of it."""
+    if driver.settings.on_error == "raise":
+        return False
+    left = [e for e in driver.planner.entries.values() if e.state not in _OVER]
+    parked = [e for e in left if e.state is State.PARKED]
+    if parked and len(parked) == len(left):
+        return True
+    return any(isinstance(e.error, AuthenticationError) or _no_access(e.error) for e in parked)
+
+
+def _no_access(error: FeedError | None) -> bool:
+    refused = None if error is None else error.__cause__
+    return isinstance(refused, ProtocolError) and refused.status in NO_ACCESS
 
 
 def _of_session(driver: Driver, watchdog: Watchdog, *, opening: bool) -> Iterator[Problem]:
@@ -66,7 +86,9 @@ def _of_session(driver: Driver, watchdog: Watchdog, *, opening: bool) -> Iterato
         text = "the iteration has ended" if driver.over else "nobody iterates over the consumer"
         yield Problem(ProblemName.NOT_ITERATING, None, began, text)
     if blocked := watchdog.blocked_seconds:
+        where = watchdog.heartbeat.where
         text = f"the event loop has not run for {blocked:.1f} s"
+        text = f"{text}; it is at {where}" if where else text
         yield Problem(ProblemName.EVENT_LOOP_BLOCKED, None, _moment(blocked), text)
 
 
@@ -76,7 +98,17 @@ def _of_discovery(discovery: Discovery) -> Iterator[Problem]:
         yield Problem(ProblemName.DISCOVERY_FAILING, None, since, text)
 
 
-def _of_partitions(driver: Driver) -> Iterator[Problem]:
+def _of_rollback(driver: Driver, discovery: Discovery) -> Iterator[Problem]:
+    for partition, text in driver.planner.listed_again().items():
+        since = discovery.rollback.since.get(partition, datetime.now(UTC))
+        yield Problem(ProblemName.ROLLED_BACK, partition, since, text)
+
+
+def _concerns_all(problem: Problem) -> bool:
+    return problem.partition is None or problem.name is ProblemName.ROLLED_BACK
+
+
+def _of_partitions(driver: Driver, watchdog: Watchdog) -> Iterator[Problem]:
     ended = driver.handler_failure
     for id, status in driver.status().partitions.items():
         runtime = driver.partitions.get(id)
@@ -84,7 +116,10 @@ def _of_partitions(driver: Driver) -> Iterator[Problem]:
         if failing and runtime is not None and (ended is None or ended.partition != id):
             handling = runtime.handling
             since = handling.since or datetime.now(UTC)
-            yield Problem(ProblemName.HANDLER_FAILING, id, since, handling.error or "")
+            oldest = watchdog.oldest(id)
+            held_back = "" if oldest is None else f"; {oldest.held_back}"
+            text = f"{handling.error}{held_back}"
+            yield Problem(ProblemName.HANDLER_FAILING, id, since, text)
         if not failing or (runtime is not None and runtime.error is not None):
             yield from _of_state(status)
 
@@ -96,7 +131,7 @@ def _of_state(status: PartitionStatus) -> Iterator[Problem]:
         yield Problem(name, status.partition, status.since or datetime.now(UTC), text)
 
 
-def _problem(hang: Hang, now: float) -> Problem:
+def _problem(hang: Stall, now: float) -> Problem:
     return Problem(hang.name, hang.partition, _moment(now - hang.began), hang.text)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import anyio
 
-from feedapi_client.runtime.clock import Clock
+from feedapi_client.runtime.loop_clock import Clock
 from feedapi_client.runtime.partition import RuntimePartition
 
 

@@ -7,6 +7,7 @@ other module writes its fields; `Fetching`, `Delivery` and `Driver` call its met
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -17,11 +18,11 @@ from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import Event, Position
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import Progress
+from feedapi_client.protocol.page import MOST_PASSED, EndEvidence, Progress
 from feedapi_client.runtime.buffer import BufferBudget, memory_of
 from feedapi_client.runtime.failures import Failures
 from feedapi_client.runtime.handling import Handling
-from feedapi_client.runtime.slots import Slot
+from feedapi_client.runtime.slots import HELD_OPEN_SECONDS, Slot
 
 _AT_END = (State.CAUGHT_UP, State.DRAINED)  # here: to look up a member of an enum takes long
 
@@ -47,26 +48,45 @@ class SavedBatch(NamedTuple):
     durable: bool
 
 
+class Gathered(NamedTuple):
+    """The last commit that waits to be saved with others, see `Limits.commit_interval`.
+
+    `hurry`: to be called when somebody waits for it.
+    """
+
+    number: int
+    cursor: str
+    hurry: Callable[[], None]
+
+
 class RuntimePartition:
     """One partition of one session. `entry` is its state in the planner, read-only here."""
 
     __slots__ = (
         "_announced",
+        "_base",
         "_buffer",
+        "_held_open",
+        "_held_seconds",
+        "_loss_untold",
         "_lost",
         "_saves",
         "_scope",
         "_taken",
+        "_withheld",
         "at_end",
         "batches",
         "caught_up_at",
         "committed",
         "committing",
+        "control",
         "delivered_cursor",
         "end",
         "entry",
         "events",
+        "evidence",
         "failures",
+        "gathered",
         "handling",
         "in_flight",
         "last_contact",
@@ -80,10 +100,15 @@ class RuntimePartition:
         "progress",
         "queued",
         "read_cursor",
+        "readings",
         "requested_at",
+        "silent",
+        "silent_stream",
         "slot",
         "started",
+        "stream_cut_short",
         "streamed",
+        "unknown_commands",
     )
 
     def __init__(
@@ -93,6 +118,7 @@ class RuntimePartition:
         buffer: BufferBudget,
         limits: Limits,
         retry: RetryPolicy,
+        passed: int = MOST_PASSED,
     ) -> None:
         self.entry = entry
         self._buffer = buffer
@@ -102,9 +128,27 @@ class RuntimePartition:
         """What the application does with its batches."""
         # What is read.
         self.started = False
+        self.readings = 0
+        """How often it was read from its stored position, with nothing in flight before that."""
         self.read_cursor = entry.cursor
-        self.progress = Progress(limits.max_attempts_without_progress)
+        attempts = limits.max_attempts_without_progress
+        self.progress = Progress(attempts, passed=passed, cautious=True)
+        self.evidence: EndEvidence | None = None
+        """The empty answers since it was found closed, where only they can show its end."""
+        self.control: str | None = None
+        """A cursor from which a response brought events, for control questions (R6)."""
+        self.silent = False
+        """Whether the last response held no cursor and no event."""
+        self.unknown_commands = 0
+        """Lines that were neither an event nor a checkpoint."""
         self.streamed = False
+        self._held_open = False
+        """Whether the last response lasted for so long."""
+        self._held_seconds = HELD_OPEN_SECONDS
+        self.silent_stream = False
+        """Whether the last stream brought nothing. The next request is none (R14)."""
+        self.stream_cut_short = False
+        """Whether it had little time, because others waited for its slot."""
         self.end: ReadEnd | None = None
         """The end that was seen. It is passed to the planner after the batches before it."""
         self.poll_delay = limits.poll_interval
@@ -127,8 +171,8 @@ class RuntimePartition:
         # Delivery and commits.
         self.queued = False
         """Whether it is in the queue of partitions that have something to deliver."""
-        self.in_flight = False
-        """Whether a batch is delivered and not released yet."""
+        self.in_flight = 0
+        """How many batches are delivered and not released yet."""
         self.at_end = False
         """Whether it is closed and read to its end, and the end is not committed yet."""
         self.delivered_cursor = entry.cursor
@@ -138,8 +182,14 @@ class RuntimePartition:
         self.committing = 0
         """Number of commits under way. A commit may take longer than its batch is in flight."""
         self._saves: list[SavedBatch] = []
+        self.gathered: Gathered | None = None
+        self._withheld = False
         self._lost = 0
         """The number of the last batch before the lease was lost."""
+        self._base: str | None = None
+        """The stored cursor that what was delivered since follows; None: it follows any."""
+        self._loss_untold = False
+        """Whether the application may hold effects of a batch that was lost, and does not know."""
         # For `status()`.
         self.events = 0
         self.last_event: datetime | None = None
@@ -174,7 +224,7 @@ class RuntimePartition:
     @property
     def deliverable(self) -> bool:
         """Whether it holds a batch that can be delivered now."""
-        return self._announced and not self.in_flight
+        return self._announced and not self.in_flight and not self._withheld
 
     def __repr__(self) -> str:
         doing = "pausing"
@@ -191,10 +241,22 @@ class RuntimePartition:
 
     # ------------------------------------------------------------------ what is read
 
+    def follows(self, cursor: str) -> bool:
+        """Whether what was delivered follows the stored `cursor`.
+
+        The invariant of each start: what a partition is read from is its stored position, or comes
+        after batches that were delivered from there on.
+        """
+        return self._base is None or self._base in (cursor, self.entry.cursor)
+
     def start(self, cursor: str) -> None:
         """Read from the cursor; after a stop, from where the application's batches end."""
+        self.forget_empty_answers()
         if self.batches == self._lost:
             self.read_cursor = self.delivered_cursor = cursor
+        if self.batches == self._lost or self.is_settled:
+            self.readings += 1
+        self._base = cursor
         self.started = True
         self.failures.started()
         self.end = None
@@ -206,6 +268,8 @@ class RuntimePartition:
     def stop(self) -> None:
         """Stop reading and drop what was not delivered."""
         self.started = False
+        if self.gathered is not None:
+            self.gathered.hurry()
         self.failures.stopped()
         self.at_end = False
         self.end = None
@@ -218,9 +282,34 @@ class RuntimePartition:
         self.read_cursor = self.delivered_cursor
 
     def lose(self) -> None:
-        """Give up what was delivered so far: another instance may read it again."""
+        """Give up what was delivered so far: it may be read again, here or by another instance.
+
+        The next start begins at the stored position.
+        """
+        if self.batches > max(self._last_saved, self._lost):
+            self._loss_untold = True
         self._lost = self.batches
+        self._base = None
+        if self.gathered is not None:
+            self.gathered.hurry()  # the planner is to learn that nothing is in flight any more
+        self.gathered = None
         self._saves.clear()
+
+    @property
+    def loss_untold(self) -> bool:
+        """Whether a batch was lost uncommitted, and no commit has been refused since.
+
+        A later cursor covers that batch, too: whoever has read it again has its effects (R5).
+        """
+        return self._loss_untold
+
+    def tell_loss(self) -> None:
+        """Record that the application learns of the loss: a commit is refused."""
+        self._loss_untold = False
+
+    @property
+    def _last_saved(self) -> int:
+        return self._saves[-1].number if self._saves else self.committed
 
     def is_lost(self, number: int) -> bool:
         """Whether the lease of batch `number` was lost since it was delivered."""
@@ -229,7 +318,7 @@ class RuntimePartition:
     @property
     def is_settled(self) -> bool:
         """Whether no batch is in flight, and no commit under way or unknown to the planner."""
-        return not (self.in_flight or self.committing or self._saves)
+        return not (self.in_flight or self.committing or self._saves or self.gathered)
 
     def begin_request(self, scope: anyio.CancelScope, slot: Slot | None = None) -> None:
         """Record that a request begins. `cancel_request` cancels `scope`."""
@@ -241,6 +330,7 @@ class RuntimePartition:
     def end_request(self, scope: anyio.CancelScope) -> None:
         """Record that the request of `scope` is over, unless another one has begun since."""
         if self._scope is scope:
+            self._held_open = self.slot is not None and self.slot.age > self._held_seconds
             self._scope = self.slot = None
 
     def cancel_request(self) -> None:
@@ -250,10 +340,24 @@ class RuntimePartition:
         if self._scope is not None:
             self._scope.cancel()
 
-    def answered(self, *, streamed: bool) -> None:
-        """Record that a response has begun."""
-        self.streamed = streamed
+    def answered(self, *, stream: bool | int) -> None:
+        """Record that a response has begun. `stream`: what was asked for, as in `FetchOptions`."""
+        self.streamed = bool(stream)
+        asked = HELD_OPEN_SECONDS if stream is True else stream / 2000
+        self._held_seconds = min(HELD_OPEN_SECONDS, asked)
+        self.failures.answered()
         self.last_contact = datetime.now(UTC)
+
+    def stream_was_silent(self, *, cut_short: bool = False) -> None:
+        """Record that a stream brought nothing, and did not end by itself.
+
+        `cut_short`: it had little time, because others waited for its slot.
+        """
+        self.silent_stream, self.stream_cut_short = True, cut_short
+
+    def asked_without_stream(self) -> None:
+        """Record that the request after a silent stream was answered."""
+        self.silent_stream = self.stream_cut_short = False
 
     def received(self, batch: CheckpointedEvents) -> None:
         """Buffer events that a checkpoint closed."""
@@ -271,6 +375,50 @@ class RuntimePartition:
         """Record the end that a complete response showed. It counts after all pending batches."""
         self.end = end
 
+    def empty_answer(
+        self, info: object, limits: Limits, *, now: float, since: float
+    ) -> float | None:
+        """Count an empty answer of the closed partition, see `EndEvidence.add`."""
+        if self.evidence is None:
+            self.evidence = EndEvidence(limits.settle_time, limits.poll_interval)
+        return self.evidence.add(info, now=now, since=max(since, self.failures.failed_at))
+
+    @property
+    def asks_control(self) -> bool:
+        """Whether the next request is to be a control question."""
+        evidence = self.evidence
+        return self.control is not None and evidence is not None and evidence.asks_control
+
+    def control_failed(self, now: float) -> None:
+        """Note that a control question brought no event: there is no further one."""
+        self.control = None
+        self.contradicted(now)
+
+    def lacks_discovery(self, info: object) -> bool:
+        """Whether its empty answers need another discovery than `info`, the present one."""
+        return self.evidence is not None and self.evidence.lacks_discovery(info)
+
+    def was_silent(self) -> bool:
+        """Count an answer without a line. Return whether the one before was silent, too."""
+        before, self.silent = self.silent, True
+        return before
+
+    def forget_empty_answers(self) -> None:
+        """Let empty answers count anew: something else came, or the requests fail."""
+        self.silent = False
+        if self.evidence is not None:
+            self.evidence.reset()
+
+    def contradicted(self, now: float) -> None:
+        """Record progress. Where empty answers came before it, what answers may lag: R6."""
+        if self.evidence is not None and self.evidence.answers:
+            self.failures.failed_at = now
+        self.forget_empty_answers()
+
+    def commands_came(self, count: int) -> None:
+        """Count lines that were neither an event nor a checkpoint."""
+        self.unknown_commands += count
+
     def take_end(self) -> ReadEnd:
         """Return the end, to be passed to the planner when no batch is pending."""
         assert self.end is not None
@@ -281,6 +429,8 @@ class RuntimePartition:
         """Record that the planner has the end of the closed partition, uncommitted so far."""
         self.end = end
         self.at_end = True
+        if self.gathered is not None:
+            self.gathered.hurry()
 
     def note_caught_up(self) -> None:
         """Record the time if everything that the publisher has is committed."""
@@ -290,19 +440,24 @@ class RuntimePartition:
     @property
     def is_caught_up(self) -> bool:
         """Whether everything that the publisher had when it last answered is committed."""
-        uncommitted = self.in_flight or self.entry.cursor != self.read_cursor
+        uncommitted = self.in_flight > 0 or self.entry.cursor != self.read_cursor
         return self.entry.state in _AT_END and not uncommitted
 
     def polled(self, limits: Limits) -> None:
         """Increase the delay before the next poll, after a response with nothing new (R15)."""
-        if not self.streamed:  # a stream has done the waiting itself
+        if not (self.streamed and self._held_open):  # such a stream has done the waiting itself
             self.poll_delay = max(
                 self.poll_delay, min(self.poll_delay * 2, limits.max_poll_interval)
             )
 
-    def progressed(self, limits: Limits) -> None:
-        """Reset the delay before the next poll, after a response with something new (R15)."""
+    def progressed(self, limits: Limits, asked: str) -> None:
+        """Reset the delay before the next poll, after a response with something new (R15).
+
+        `asked` is the cursor of its request.
+        """
         self.poll_delay = limits.poll_interval
+        if not self.progress.empty:
+            self.control = asked
         self.failures.progressed()
 
     # ------------------------------------------------------------------ what is delivered
@@ -348,7 +503,7 @@ class RuntimePartition:
         self.pending_events -= len(events)
         self._announced = bool(self.pending)
         self._buffer.free(memory, deliverable=True)
-        self.in_flight = True
+        self.in_flight += 1
         self.delivered_cursor = batch.cursor
         self.batches += 1
         self.events += len(events)
@@ -362,8 +517,8 @@ class RuntimePartition:
         return self._taken
 
     def release(self) -> None:
-        """Record that the application is done with the batch in flight."""
-        self.in_flight = False
+        """Record that the application is done with the oldest batch in flight."""
+        self.in_flight -= 1
         self.handling.released()
 
     # ------------------------------------------------------------------ what is committed
@@ -388,6 +543,19 @@ class RuntimePartition:
             return True
         return bool(self._saves) and self._saves[-1].number > number
 
+    def gather(self, number: int, cursor: str, hurry: Callable[[], None]) -> None:
+        """Record that batch `number` is handled, and is committed later."""
+        self.gathered = Gathered(number, cursor, hurry)
+        self.handling.saved()
+
+    def forget_gathered(self) -> None:
+        """Record that what was gathered is saved, or never will be."""
+        self.gathered = None
+
+    def withhold(self, withheld: bool) -> None:
+        """Deliver nothing of it while a save that was gathered is under way, or go on."""
+        self._withheld = withheld
+
     def begin_commit(self) -> None:
         """Block other saves of this position until `end_commit`: a batch is being saved."""
         self.committing += 1
@@ -409,6 +577,9 @@ class RuntimePartition:
             return None
         last = self._saves[-1]
         self.committed = last.number
+        if self.gathered is not None and self.gathered.number <= last.number:
+            self.gathered = None
+        self._base = last.position.cursor
         self._saves.clear()
         return last.position
 

@@ -10,6 +10,7 @@ from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.status import PartitionState, PartitionStatus, PartitionWait
 
 _STATES = {state: PartitionState(state.value) for state in State}
+_READ_NO_MORE = (State.DRAINED, State.SUPERSEDED, State.ELSEWHERE)
 
 
 def partition_status(
@@ -20,16 +21,17 @@ def partition_status(
     unsaved: bool = False,
     owner: str | None = None,
     wait: PartitionWait | None = None,
+    paused: bool = False,
 ) -> PartitionStatus:
     """Return a snapshot of the state of one partition in planner and runtime.
 
     `partition` is None for one that was never read in this session, `since` the time of its error.
     `unsaved`: the store does not have the position of the planner yet. `owner`: the instance that
-    reads it. `wait`: what it waits for.
+    reads it. `wait`: what it waits for. `paused`: by the application.
     """
     error = entry.error or (partition.error if partition else None)
-    if entry.state is State.ELSEWHERE:
-        error = None
+    if entry.state in _READ_NO_MORE:
+        error = None  # of requests that nobody makes again
     position = entry.position
     if position is not None and unsaved and position.revision == 1:
         position = None  # a later one has the cursor of the one before it, which is saved
@@ -39,7 +41,7 @@ def partition_status(
     if partition is None:
         return PartitionStatus(
             partition=entry.id,
-            state=_state(entry, error, unsaved=unsaved),
+            state=_state(entry, error, unsaved=unsaved, paused=paused),
             cursor=cursor,
             waits_for=waits_for,
             caught_up=entry.state is State.DRAINED or None,
@@ -55,7 +57,7 @@ def partition_status(
         caught_up = None
     handling = partition.handling
     hanging_since = handling.in_flight_since if handling.hangs else None
-    state = _state(entry, error or handling.error, unsaved=unsaved)
+    state = _state(entry, error or handling.error, unsaved=unsaved, paused=paused)
     if state is PartitionState.CAUGHT_UP and handling.hangs:
         state = PartitionState.READING  # all is read, but the application does not get on with it
     return PartitionStatus(
@@ -68,11 +70,13 @@ def partition_status(
         since=since or handling.since or hanging_since,
         owner=owner,
         wait=wait,
-        caught_up_at=partition.caught_up_at,
+        # Another instance knows how far behind it is.
+        caught_up_at=None if entry.state is State.ELSEWHERE else partition.caught_up_at,
         retry_at=partition.failures.retry_at if error is not None else handling.retry_at,
         events=partition.events,
         last_event=partition.last_event,
         last_contact=partition.last_contact,
+        unknown_commands=partition.unknown_commands,
         fetch_failures=partition.failures.total,
         handler_failures=handling.failures,
         attempts=handling.attempts,
@@ -82,8 +86,12 @@ def partition_status(
     )
 
 
-def _state(entry: Entry, error: FeedError | str | None, *, unsaved: bool) -> PartitionState:
-    """Return the state for `status()`: the planner's, or retrying while requests fail."""
+def _state(
+    entry: Entry, error: FeedError | str | None, *, unsaved: bool, paused: bool
+) -> PartitionState:
+    """Return the state for `status()`: the planner's, paused, or retrying while requests fail."""
+    if entry.running and paused:
+        return PartitionState.PAUSED
     if entry.running and error is not None:
         return PartitionState.RETRYING
     if entry.state is State.SUPERSEDED and unsaved:

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
 import anyio
 
+from feedapi_client.causes import causes
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.runtime.clock import loop_clock
-from feedapi_client.stores.base import CursorStore
+from feedapi_client.runtime.cancellation import finish, hurried
+from feedapi_client.runtime.loop_clock import loop_clock
+from feedapi_client.stores.base import CursorStore, PatientStore
+from feedapi_client.stores.done import Claim, DoneEvent, DoneStore
 from feedapi_client.stores.foreign_errors import translated
 from feedapi_client.stores.memory import MemoryCursorStore
-from feedapi_client.stores.moving import keys_elsewhere
+from feedapi_client.stores.moving import adopt, check_key_format, is_elsewhere, stored_keys
 
 log = logging.getLogger(__name__)
+
+Passed = Mapping[int, Collection[str]]
+"""What is done and passed by a cursor, by the partition that it was done in."""
 
 
 class StoreCall(NamedTuple):
@@ -50,6 +58,9 @@ class Positions:
         self._numbers = count()
         self.at_once = type(store) is MemoryCursorStore
         """Whether a save never suspends, so that no cancellation can interrupt it."""
+        self._done_store = store if isinstance(store, DoneStore) else None
+        self._patient = isinstance(store, PatientStore)
+        self._scopes: set[anyio.CancelScope] = set()
 
     async def load(self) -> Mapping[int, Position]:
         """Load all positions. Raises `StoreError`."""
@@ -72,40 +83,136 @@ class Positions:
         finally:
             del self._calls[number]
 
-    async def keys_elsewhere(self) -> list[FeedKey]:
+    async def adopt(self, old: FeedKey) -> int:
+        """Move the positions of another key to this one, see `adopt`. Raises `StoreError`."""
+        doing = "adopting cursors"
+        with self.noted(doing):
+            moving = adopt(self._store, old, self._key)
+            return await translated(moving, doing, self._key.url)
+
+    async def other_keys(self) -> list[FeedKey]:
         """Return the stored keys of this consumer under another origin; none if the store can't.
 
-        A store that fails at this is no reason not to start: the keys are only reported.
+        To be called when nothing was loaded. A store that can't list its keys is no reason not to
+        start: the keys are only reported.
+
+        Raises:
+            StoreError: this very key is stored, in a format of another version.
         """
+        doing = "listing keys"
         try:
-            listing = keys_elsewhere(self._store, self._key)
-            return await translated(listing, "listing keys", self._key.url)
+            stored = await translated(stored_keys(self._store), doing, self._key.url)
         except StoreError as error:
             log.info("cursors under another origin are not looked for: %s", error)
             return []
+        if self._key in stored:
+            await translated(check_key_format(self._store, self._key), doing, self._key.url)
+        return [found for found in stored if is_elsewhere(found, self._key)]
 
-    async def save(self, positions: Mapping[int, Position], transaction: Any = None) -> None:
+    async def save(
+        self,
+        positions: Mapping[int, Position],
+        transaction: Any = None,
+        passed: Passed | None = None,
+    ) -> None:
         """Save the positions in one atomic save. Raises `StoreError`, `FencedError`.
 
-        The error names the partition when the store refuses its cursor as a value, which is no
-        failure of the store. A cancel scope waits until it is finished; see also `finish`.
+        What they have `passed` is forgotten with it. The error names the partition when the store
+        refuses its cursor as a value, which is no failure of the store. A cancel scope waits until
+        it is finished; see also `finish`.
         """
-        with (
-            self.noted("saving cursors", positions),
-            anyio.move_on_after(self._timeout, shield=True) as scope,
-        ):
-            save = self._store.save(self._key, positions, transaction=transaction)
+        save = partial(self._store.save, self._key, positions, transaction=transaction)
+        if passed:
+            save = partial(
+                self._remembering().save_passing,
+                self._key,
+                positions,
+                passed,
+                transaction=transaction,
+            )
+        try:
+            await self._bounded("saving cursors", positions, save, transaction)
+        except StoreError as error:
+            if len(positions) == 1 and _is_data_error(error.__cause__):
+                raise self._unstorable(*positions) from error.__cause__
+            raise
+
+    async def claim(self, partitions: Sequence[int], revision: int) -> Claim:
+        """Claim partitions, see `DoneStore.take_over`. Raises `StoreError`, `FencedError`."""
+        doing = "claiming a partition"
+        with self.noted(doing, partitions[:1]):
+            call = self._remembering().take_over(self._key, partitions, revision)
+            return await translated(call, doing, self._key.url)
+
+    async def done(self, event: DoneEvent, transaction: Any) -> None:
+        """Remember that an event is done, see `DoneStore.done`, and raise the same.
+
+        Cancellation: as for a save. In the caller's transaction it ends with that.
+        """
+        call = partial(self._remembering().done, self._key, event, transaction=transaction)
+        bounded = self._bounded("remembering an event", [event.partition], call, transaction)
+        # In the caller's task: others must not run while a synchronous transaction is open.
+        await (bounded if transaction is not None or self.at_once else finish(bounded))
+
+    async def is_done(self, event: DoneEvent) -> bool:
+        """Return whether an event is remembered. Raises `StoreError`."""
+        doing = "looking for an event"
+        with self.noted(doing, [event.partition]):
+            call = self._remembering().is_done(self._key, event)
+            return await translated(call, doing, self._key.url)
+
+    def _remembering(self) -> DoneStore:
+        assert self._done_store is not None, "which was looked at before anything was read"
+        return self._done_store
+
+    async def _bounded(
+        self,
+        doing: str,
+        partitions: Iterable[int],
+        call: Callable[[], Awaitable[None]],
+        transaction: Any,
+    ) -> None:
+        """Await what changes the store to its end, for as long as that may take."""
+        with self.noted(doing, partitions):
+            limit = math.inf if self._patient else self._timeout
+            scope = anyio.move_on_after(limit, shield=True)
+            self._scopes.add(scope)
+            save = self._within(scope, doing, call)
             try:
-                await translated(save, "saving cursors", self._key.url)
-            except StoreError as error:
-                if len(positions) == 1 and _is_data_error(error.__cause__):
-                    raise self._unstorable(*positions) from error.__cause__
-                raise
+                if self._patient and transaction is not None:
+                    # In the task of the caller, whose scope may be cancelled.
+                    await hurried(save, lambda: self._limit(scope))
+                else:
+                    await save
+            finally:
+                self._scopes.discard(scope)
+
+    async def _within(
+        self, scope: anyio.CancelScope, doing: str, call: Callable[[], Awaitable[None]]
+    ) -> None:
+        with scope:
+            await translated(call(), doing, self._key.url)
         if scope.cancelled_caught:
             raise StoreError(
-                f"saving cursors took longer than Limits.commit_timeout, {self._timeout} s",
+                f"{doing} took longer than Limits.commit_timeout, {self._timeout} s",
                 feed=self._key.url,
             )
+
+    @property
+    def hurry_saves(self) -> Callable[[], None] | None:
+        """What `finish` calls when a save's caller is cancelled; None where saves are bounded."""
+        return self._hurry if self._patient else None
+
+    def _hurry(self) -> None:
+        """Give the saves that are under way `timeout` seconds, because a caller was cancelled.
+
+        A `PatientStore` limits its saves itself, and may be waiting for a server that is away.
+        """
+        for scope in self._scopes:
+            self._limit(scope)
+
+    def _limit(self, scope: anyio.CancelScope) -> None:
+        scope.deadline = min(scope.deadline, anyio.current_time() + self._timeout)
 
     def _unstorable(self, partition: int) -> StoreError:
         return StoreError(
@@ -121,10 +228,8 @@ def _is_data_error(error: BaseException | None) -> bool:
     PEP 249 calls that error DataError in every driver. SQLAlchemy has one of the same name, or
     chains the driver's.
     """
-    while error is not None:
-        if isinstance(error, UnicodeError) or any(
-            kind.__name__ == "DataError" for kind in type(error).__mro__
-        ):
-            return True
-        error = error.__cause__
-    return False
+    return any(
+        isinstance(each, UnicodeError)
+        or any(kind.__name__ == "DataError" for kind in type(each).__mro__)
+        for each in causes(error)
+    )

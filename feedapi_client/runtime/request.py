@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 
 import anyio
 
-from feedapi_client.client import FeedClient, Response
+from feedapi_client.client import FeedClient, FetchResponse
 from feedapi_client.errors import ProtocolError
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader
@@ -43,7 +42,7 @@ class RequestStopped(Exception):  # noqa: N818 - not an error
     """The partition was stopped, and perhaps started again, while the request was under way."""
 
 
-class Request:
+class PartitionRequest:
     """One request of a partition, from sending it to the end of its response."""
 
     def __init__(
@@ -60,6 +59,10 @@ class Request:
         self._slot = slot
         self._slots = slots
         self._idle_stream = False
+        self._heard = False
+        self._open_since: float | None = None
+        """When the first event came that no checkpoint of the stream has closed yet."""
+        self._brought_events = False
         self.info = driver.discovered
         self._stream = self._streamed()
         self._unclosed = 0
@@ -78,9 +81,12 @@ class Request:
         stream, settings = driver.settings.stream, driver.settings
         if not stream or not settings.follow or not self.info.stream:
             return False
-        if driver.planner.is_closed(self._partition.id):
+        partition, limits = self._partition, driver.limits
+        if driver.planner.is_closed(partition.id) or partition.silent_stream:
             return False
-        if len(driver.partitions) <= driver.limits.max_concurrent_fetches:
+        if not driver.streaming.is_tried(partition.id, driver.clock(), limits.stream_idle_timeout):
+            return False
+        if len(driver.partitions) <= limits.max_concurrent_fetches:
             return stream
         if stream is True:
             return SHARED_STREAM_MILLISECONDS
@@ -94,35 +100,49 @@ class Request:
         it was cancelled because its partition was stopped.
         """
         slot = self._slot
-        with slot.scope:
-            return await self._run()
+        try:
+            with slot.scope:
+                return await self._run()
+        finally:
+            self._note_silence()
         if slot.stopped:
             raise RequestStopped
         innocent = slot.brought or slot.waits_for_room or self._idle_stream
         raise SlotPreempted(silent=not innocent)
 
     async def _run(self) -> Outcome | None:
+        """Read the response. A stream that brings nothing for too long is ended (R15).
+
+        Otherwise there is no scope: it takes longer to enter one than to read most pages.
+        """
+        if not self._stream:
+            return await self._respond(None)
+        timeout = self._driver.limits.stream_idle_timeout
+        with anyio.CancelScope(deadline=self._clock() + timeout) as idle:
+            return await self._respond(idle)
+        return None
+
+    async def _respond(self, idle: anyio.CancelScope | None) -> Outcome | None:
         partition = self._partition
         opened = self._open()
         outcome: Outcome | None = None
         async with opened as response:
-            partition.answered(streamed=bool(self._stream))
-            self._slot.answered(
-                self._clock(), self._driver.limits.stream_idle_timeout if self._stream else 0.0
-            )
-            self._idle_stream = bool(self._stream)
+            partition.answered(stream=self._stream)
+            now, limits = self._clock(), self._driver.limits
+            self._driver.pace.passed(now, began=self._slot.began)
+            self._slot.answered(now, limits.stream_idle_timeout if self._stream else 0.0)
+            self._idle_stream = idle is not None
             reader = response.reader
             try:
-                with anyio.CancelScope() if self._stream else nullcontext() as idle:
-                    await self._read(response, idle)
-                    outcome = self._finish(reader)
+                await self._read(response, idle)
+                outcome = self._finish(reader)
             finally:
                 self._close(reader)
         if outcome is Outcome.END and not self._slot.stopped:
             partition.reached_end(ReadEnd(reader.asked, reader.closed))
         return outcome
 
-    def _open(self) -> Response:
+    def _open(self) -> FetchResponse:
         partition = self._partition
         try:
             return self._client.open(
@@ -139,11 +159,8 @@ class Request:
                 partition=partition.id,
             ) from error
 
-    async def _read(self, response: Response, idle: anyio.CancelScope | None) -> None:
-        """Read the body. A stream that brings nothing for too long is ended by `idle` (R15).
-
-        `idle` is None for a page: a scope takes longer to enter than most pages to be read.
-        """
+    async def _read(self, response: FetchResponse, idle: anyio.CancelScope | None) -> None:
+        """Read the body. `idle` ends a stream that brings nothing; None for a page."""
         reader, limits, buffer = response.reader, self._driver.limits, self._driver.buffer
         partition = self._partition
         self._delivered_at = self._clock()
@@ -153,6 +170,9 @@ class Request:
         async for chunk in response.chunks():
             if idle is not None:
                 idle.deadline = float("inf")
+                if not self._heard:
+                    self._heard = True
+                    self._driver.streaming.heard()
             self._slot.seen = self._clock()
             before = partition.pending_bytes + self._unclosed
             for part in _parts(chunk, limits.max_batch_events):
@@ -165,7 +185,13 @@ class Request:
             self._deliver_in_time()
             await self._make_room(reader)
             if idle is not None:
-                idle.deadline = self._clock() + limits.stream_idle_timeout
+                now = self._clock()
+                if not reader.unclosed_events:
+                    self._open_since = None
+                elif self._open_since is None:
+                    self._open_since = now
+                since = now if self._open_since is None else self._open_since
+                idle.deadline = since + limits.stream_idle_timeout
 
     def _finish(self, reader: PageReader) -> Outcome:
         finished = reader.finish()
@@ -177,7 +203,50 @@ class Request:
                 self._partition.id,
                 f"{empty} responses in a row moved the cursor and held no event",
             )
+        self._heard = True
+        if self._partition.silent_stream and not self._stream:
+            self._compare_with_stream()
         return finished.outcome
+
+    def _note_silence(self) -> None:
+        """A stream that brought nothing at all, for long: ask once without it (R14).
+
+        So is one that was ended early because others wait for the slot: if a proxy holds streams
+        back, each of them is ended before the proxy passes anything on.
+        """
+        limits, slot = self._driver.limits, self._slot
+        if not self._stream or slot.stopped:
+            return
+        if self._heard:
+            since = self._open_since
+            if since is not None and self._clock() >= since + limits.stream_idle_timeout:
+                self._partition.stream_was_silent(cut_short=False)
+            return
+        cut_short = slot.age < min(limits.slot_timeout, limits.stream_idle_timeout)
+        if not cut_short or (slot.given_back and slot.answering):
+            self._partition.stream_was_silent(cut_short=cut_short)
+
+    def _compare_with_stream(self) -> None:
+        """Compare a response with the silent stream before it."""
+        driver, partition = self._driver, self._partition
+        # With more partitions than slots this request had to wait for one: events come meanwhile.
+        crowd = len(driver.partitions) / driver.limits.max_concurrent_fetches
+        cut_short = partition.stream_cut_short or crowd > 1
+        partition.asked_without_stream()
+        if not self._brought_events:
+            driver.streaming.stayed_silent(partition.id)
+            return
+        seconds = driver.streaming.held_back(self._clock(), cut_short=cut_short, crowd=crowd)
+        if seconds is None:
+            return
+        driver.report(
+            partition.id,
+            "a streamed response brought nothing, and the same request without stream brought "
+            "events at once: a proxy buffers responses (with nginx, proxy_buffering off ends "
+            "that), or no checkpoint comes before their end. The feed is polled instead; a stream "
+            "is tried again in "
+            f"{seconds / 60:.0f} minutes",
+        )
 
     def _close(self, reader: PageReader) -> None:
         """Keep checkpointed events, and drop the others: they are fetched again."""
@@ -188,6 +257,7 @@ class Request:
         self._unclosed = 0
         self._deliver()
         if reader.unknown_commands:
+            self._partition.commands_came(reader.unknown_commands)
             self._driver.timer.perhaps()  # perhaps "list the partitions again" (R10)
 
     # ------------------------------------------------------------------ towards the application
@@ -196,6 +266,7 @@ class Request:
         if self._slot.stopped:
             return  # the partition was stopped: it reads again from what was delivered
         self._partition.received(batch)
+        self._brought_events |= bool(batch.events)
         self._slots.brought(self._slot)
         self._undelivered += batch.size
 

@@ -13,20 +13,21 @@ from functools import partial
 import anyio
 
 from feedapi_client.client import FeedClient
+from feedapi_client.lineage.partition_names import names
 from feedapi_client.lineage.planner import Planner
-from feedapi_client.lineage.text import names
 from feedapi_client.model import Partition, Position
+from feedapi_client.runtime.cancellation import beside
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery import Discovery, first_error
-from feedapi_client.runtime.driver import Driver, Settings
-from feedapi_client.runtime.entering import beside, warn_if_entry_hangs
+from feedapi_client.runtime.driver import ConsumerSettings, Driver
+from feedapi_client.runtime.entering import warn_if_entry_hangs
 from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.health import health_of
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.runtime.sharing import Sharing
 from feedapi_client.runtime.waits import wait_of
 from feedapi_client.runtime.watchdog import Watchdog
-from feedapi_client.status import ConsumerStatus, Health
+from feedapi_client.status import ConsumerStatus, Health, PartitionStatus
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.moving import cursors_elsewhere
 
@@ -36,7 +37,7 @@ class Session:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: ConsumerSettings,
         client: FeedClient,
         store: CursorStore,
         *,
@@ -53,15 +54,22 @@ class Session:
         )
         positions = Positions(store, settings.key, timeout=settings.limits.commit_timeout)
         self._positions = positions
+        self._adopts = settings.adopts
         self.driver = Driver(settings, planner, positions)
         self._sharing = self.driver.sharing = None if share is None else share(self.driver)
         self._fetching = Fetching(self.driver, client)
-        self._discovery = Discovery(self.driver, client)
+        self._discovery = Discovery(self.driver, client, self._fetching.late)
         self._opening = anyio.CancelScope()
         self._scope = anyio.CancelScope()
         self._unwound = anyio.Event()
         self.delivery = Delivery(self.driver, self._fetching)
-        self._watchdog = Watchdog(self.driver, self._fetching, self._discovery, self.delivery)
+        self._watchdog = Watchdog(
+            self.driver,
+            self._fetching,
+            self._discovery,
+            self.delivery,
+            lambda: self.health().problems,
+        )
 
     def __repr__(self) -> str:
         return f"<Session {self.driver!r}>"
@@ -80,6 +88,12 @@ class Session:
             self._unwound.set()
 
     async def _load_and_open(self) -> None:
+        if self._adopts is not None and (count := await self._positions.adopt(self._adopts)):
+            text = (
+                f"{count} cursors that were stored under {self._adopts.url} are kept under "
+                f"{self.driver.feed} from now on"
+            )
+            self.driver.report(None, text)
         if self._sharing is None:
             await self._open(await self._positions.load())
         else:
@@ -96,9 +110,10 @@ class Session:
     async def _report_cursors_elsewhere(self) -> None:
         """Report stored cursors of this feed under another origin: the feed may have moved there.
 
-        Without them the consumer reads all again.
+        Without them the consumer reads all again. Raises `StoreError` for cursors of this very key
+        that another version has stored in a format of its own.
         """
-        for key in await self._positions.keys_elsewhere():
+        for key in await self._positions.other_keys():
             self.driver.report(None, cursors_elsewhere(key, self.driver.feed))
 
     async def run(self) -> None:
@@ -118,6 +133,8 @@ class Session:
                     tasks.start_soon(self._watchdog.run)
                     if self.driver.linger is not None:
                         tasks.start_soon(self.driver.linger.run)
+                    if self.delivery.gathered is not None:
+                        tasks.start_soon(self.delivery.gathered.run)
                     if self._sharing is not None:
                         tasks.start_soon(self._sharing.run)
         except* Exception as group:  # noqa: BLE001 - a cancellation beside it goes on
@@ -126,9 +143,22 @@ class Session:
             self.driver.iterating = False
             try:
                 if self._sharing is not None:
+                    # A cancellation comes here before it comes to the application's loop.
+                    if self.delivery.gathered is not None:
+                        await self.delivery.gathered.save_before_leaving()
                     await self._sharing.leave()
             finally:
                 self._unwound.set()
+
+    async def save_gathered(self) -> Exception | None:
+        """Save what `Limits.commit_interval` has gathered, at the end of the iteration.
+
+        Return why that failed; the session fails with it, too, unless it has failed before.
+
+        Cancellation: waits for the save, for at most `Limits.commit_timeout`.
+        """
+        gathered = self.delivery.gathered
+        return None if gathered is None else await gathered.save_at_end()
 
     async def aclose(self) -> None:
         """End the session and wait until a save under way is through.
@@ -172,6 +202,10 @@ class Session:
     def status(self) -> ConsumerStatus:
         """A snapshot. Costs time linear in the number of partitions."""
         return self.driver.status(wait_of if self.driver.iterating else None)
+
+    def status_of(self, partition: int) -> PartitionStatus | None:
+        """What `status` shows of one partition; None if it is not known."""
+        return self.driver.status_of(partition, wait_of if self.driver.iterating else None)
 
     def health(self, *, opening: bool = False) -> Health:
         """Whether the session works. Costs time linear in the number of partitions.

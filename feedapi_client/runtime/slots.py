@@ -10,10 +10,12 @@ from collections.abc import Callable
 
 import anyio
 
-from feedapi_client.runtime.clock import Clock, loop_clock
+from feedapi_client.runtime.loop_clock import Clock, loop_clock
 from feedapi_client.runtime.scheduler import Waiting
 from feedapi_client.runtime.wakeup import Wakeup
 
+HELD_OPEN_SECONDS = 1.0
+"""A streamed response that took longer was held open by the publisher: no gateway answered it."""
 MAX_DOUBLINGS = 6
 """A partition may hold a slot for at most `slot_timeout` times two to the power of this."""
 _TICKS = 4
@@ -36,8 +38,9 @@ class Slot:
     """
 
     __slots__ = (
-        "_began",
         "_clock",
+        "answering",
+        "began",
         "brought",
         "doublings",
         "failing",
@@ -61,6 +64,8 @@ class Slot:
         partition is stopped. One scope for both takes less time than two."""
         self.held = 0.0
         """Seconds, not counting those in which the event loop did not run."""
+        self.answering = False
+        """The response has begun."""
         self.brought = False
         """The request has brought a checkpoint."""
         self.waits_for_room = False
@@ -71,20 +76,26 @@ class Slot:
         self.restarted = False
         """The watchdog has ended the request: it showed no sign of life."""
         self._clock = clock or loop_clock()
-        self._began = self.seen = self._clock()
-        """`seen` is the moment of the last sign of life."""
+        self.began = self.seen = self._clock()
+        """When the request began, and when it showed the last sign of life."""
         self.silence = 0.0
         """For how many seconds the response may be silent: a stream ends itself after them."""
 
     def answered(self, now: float, silence: float) -> None:
         """The response has begun."""
+        self.answering = True
         self.seen = now
         self.silence = silence
 
     @property
+    def held_open(self) -> bool:
+        """Whether the response has lasted longer than one that ends at once."""
+        return self.age > HELD_OPEN_SECONDS
+
+    @property
     def age(self) -> float:
         """Seconds since the request began."""
-        return self._clock() - self._began
+        return self._clock() - self.began
 
     def give_back(self) -> None:
         """End the request."""
@@ -114,6 +125,11 @@ class SlotWatch:
 
     def __repr__(self) -> str:
         return f"<SlotWatch of {len(self._held)} slots held, quiet for {self._quiet:.1f} s>"
+
+    @property
+    def answering(self) -> int:
+        """How many requests under way are being answered."""
+        return sum(slot.answering for slot in self._held)
 
     def hold(self, slot: Slot) -> None:
         """Note that a request has begun."""

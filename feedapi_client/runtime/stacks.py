@@ -1,15 +1,18 @@
-"""Where a task stands: the frames of its coroutines, for a log record."""
+"""Where a task or a thread stands, for a log record: functions, files and lines, no values."""
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
 import anyio
 
 _FRAMES = 25
+_INNERMOST = 5
 
 
 def stack_where(matches: Callable[[FrameType], bool]) -> str | None:
@@ -43,6 +46,19 @@ def stack_of_task(id: int | None) -> str | None:
         if task.id == id:
             return _text(list(_frames(task.coro)))
     return None
+
+
+def stack_of_thread(id: int) -> tuple[str, str]:
+    """Return where a thread is: its innermost frames in one line, and its stack."""
+    frame = sys._current_frames().get(id)
+    if frame is None:
+        return "an unknown place", ""
+    frames = traceback.extract_stack(frame, limit=_FRAMES)
+    place = ", called by ".join(
+        f"{each.name} ({Path(each.filename).name}:{each.lineno})"
+        for each in reversed(frames[-_INNERMOST:])
+    )
+    return place, "".join(traceback.format_list(frames))
 
 
 def _frames(awaited: Any) -> Iterator[FrameType]:

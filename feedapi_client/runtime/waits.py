@@ -33,6 +33,8 @@ def wait_of(
         return PartitionWait.LEASE
     if is_over(entry, follow=driver.settings.follow):
         return None
+    if entry.id in driver.paused:
+        return PartitionWait.RESUME
     wait = None if partition is None else _for_publisher(driver, partition)
     if wait is None and driver.applying:
         return PartitionWait.SAVE  # one of the planner's actions, which are carried out in turn

@@ -10,25 +10,29 @@ their work.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from operator import length_hint
+from types import FrameType
 from typing import NamedTuple
 
 import anyio
 import anyio.lowlevel
 
 from feedapi_client.lineage.planner import Entry
+from feedapi_client.notifications import ProblemFound, ProblemGone
+from feedapi_client.runtime.by_key import ByKey
 from feedapi_client.runtime.delivery import Delivery
 from feedapi_client.runtime.discovery import Discovery
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.fetching import Fetching
 from feedapi_client.runtime.handlers import WatchedHandler
+from feedapi_client.runtime.heartbeat import Heartbeat
+from feedapi_client.runtime.key_order import KeyedEvent, Oldest
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.positions import Positions, StoreCall
 from feedapi_client.runtime.stacks import stack_in, stack_of_task, stack_where
 from feedapi_client.runtime.waits import is_over, wait_of
-from feedapi_client.status import PartitionWait, ProblemName
+from feedapi_client.status import PartitionWait, Problem, ProblemName
 
 log = logging.getLogger(__name__)
 
@@ -36,13 +40,15 @@ _LOOKS = 10
 """Looks within `Limits.stall_timeout`, beside those at the moments when something would be late."""
 _SHORTEST = 0.001
 """Seconds between two looks, at least."""
+_TELL_SECONDS = 1.0
+"""Between two looks for listeners; a part of `Limits.stall_timeout` if that is shorter."""
 _AT_ONCE = 500
 """Partitions that are looked at before others get their turn."""
 
 Restart = Callable[[], Awaitable[None]]
 
 
-class Hang(NamedTuple):
+class Stall(NamedTuple):
     """Something that hangs.
 
     Attributes:
@@ -66,19 +72,29 @@ class Watchdog:
     """Looks at everything that a session waits for."""
 
     def __init__(
-        self, driver: Driver, fetching: Fetching, discovery: Discovery, delivery: Delivery
+        self,
+        driver: Driver,
+        fetching: Fetching,
+        discovery: Discovery,
+        delivery: Delivery,
+        problems: Callable[[], Iterable[Problem]],
     ) -> None:
         self._driver = driver
         self._fetching = fetching
         self._discovery = discovery
         self._delivery = delivery
         self._limit = driver.limits.stall_timeout
+        self._problems = problems
+        self._told: dict[tuple[ProblemName, int | None], Problem] = {}
+        self._tells_at = float("-inf")
         self._since: dict[tuple[object, str], float] = {}
         self._reported: set[tuple[ProblemName, int | None, float]] = set()
         self._left = (0, 0)
         self._left_since = 0.0
         self._next = float("inf")
-        self._looked_at = time.monotonic()
+        self.heartbeat = Heartbeat(driver.feed, driver.clock, self._limit)
+        """Says whether the event loop runs."""
+        self._judges_from = float("-inf")
         self.began = driver.clock()
         """When the session began, on the clock of the event loop."""
 
@@ -88,14 +104,19 @@ class Watchdog:
     @property
     def blocked_seconds(self) -> float:
         """For how long the event loop may have been blocked; 0 while that is not too long."""
-        late = time.monotonic() - self._looked_at - self._limit / _LOOKS
+        late = self.heartbeat.late
         return late if self._driver.iterating and late >= self._limit else 0.0
 
     async def run(self) -> None:
         """Report and restart what hangs, until cancelled."""
+        with self.heartbeat:
+            await self._run()
+
+    async def _run(self) -> None:
         driver = self._driver
         while True:
-            self._looked_at = time.monotonic()
+            if await self._was_blocked():
+                continue
             self._next = driver.clock() + self._limit / _LOOKS
             hangs = list(self._of_consumer(driver.clock()))
             for number, entry in enumerate(list(driver.planner.entries.values())):
@@ -108,18 +129,62 @@ class Watchdog:
                 if hang[:3] not in self._reported:
                     self._reported.add(hang[:3])
                     await self._report(hang)
-            await anyio.sleep_until(max(self._next, driver.clock() + _SHORTEST))
+            if driver.listeners:
+                self._tell_problems()
+            await self.heartbeat.sleep_until(max(self._next, driver.clock() + _SHORTEST))
 
-    def look(self) -> list[Hang]:
+    def _tell_problems(self) -> None:
+        """Tell listeners which problems were found since the last look, and which are gone.
+
+        At most each second, and for at most a twentieth of the time: health is that of all
+        partitions.
+        """
+        clock, listeners = self._driver.clock, self._driver.listeners
+        if (now := clock()) >= self._tells_at:
+            found = {(each.name, each.partition): each for each in self._problems()}
+            before, self._told = self._told, found
+            for key in before.keys() - found.keys():
+                listeners.tell(ProblemGone(*key))
+            for key in [key for key in found if key not in before]:
+                listeners.tell(ProblemFound(*key, found[key].text))
+            self._tells_at = clock() + max(
+                min(_TELL_SECONDS, self._limit / _LOOKS), 20 * (clock() - now)
+            )
+        self._next = min(self._next, self._tells_at)
+
+    async def _was_blocked(self) -> bool:
+        """Report that the event loop was blocked, and let everything catch up before it is judged.
+
+        Nothing shows a sign of life meanwhile, least of all requests.
+        """
+        heartbeat, pause = self.heartbeat, self._limit / _LOOKS
+        late, where = heartbeat.late, heartbeat.where
+        heartbeat.beat()
+        heartbeat.where = None
+        if late < heartbeat.threshold:
+            return False
+        self._driver.report(
+            None,
+            f"the event loop did not run for {late:.1f} s: something in this process calls "
+            f"blocking code{f', at {where}' if where else ''}. What waited meanwhile is not judged "
+            "by it",
+        )
+        self._judges_from = self._driver.clock() + pause
+        await heartbeat.sleep_until(self._judges_from)
+        return True
+
+    def look(self) -> list[Stall]:
         """Return what hangs now."""
         now = self._driver.clock()
         hangs = list(self._of_consumer(now))
+        if now < self._judges_from or self.heartbeat.late >= self.heartbeat.threshold:
+            return hangs  # the event loop was blocked
         if self._driver.iterating:
             for entry in list(self._driver.planner.entries.values()):
                 hangs.extend(self._of_partition(entry, now))
         return hangs
 
-    async def _report(self, hang: Hang) -> None:
+    async def _report(self, hang: Stall) -> None:
         driver = self._driver
         where = "" if hang.partition is None else f", partition {hang.partition}"
         log.log(
@@ -137,19 +202,20 @@ class Watchdog:
 
     # ------------------------------------------------------------------ the whole consumer
 
-    def _of_consumer(self, now: float) -> Iterator[Hang]:
+    def _of_consumer(self, now: float) -> Iterator[Stall]:
         for call in self._driver.positions.calls:
             if self._late(call.began, now):
                 yield self._store_stuck(call, now)
-        discovery, timer = self._discovery, self._driver.timer
+        discovery = self._discovery
+        due = max(self._driver.timer.next, self._driver.pace.opens)
         if discovery.began is not None and self._late(discovery.began, now):
             yield self._discovery_stuck(discovery.began, "a discovery has taken", now)
-        elif discovery.began is None and self._driver.iterating and self._late(timer.next, now):
-            yield self._discovery_stuck(timer.next, "a discovery has been due for", now)
+        elif discovery.began is None and self._driver.iterating and self._late(due, now):
+            yield self._discovery_stuck(due, "a discovery has been due for", now)
         yield from self._scheduler(now)
 
-    def _store_stuck(self, call: StoreCall, now: float) -> Hang:
-        return Hang(
+    def _store_stuck(self, call: StoreCall, now: float) -> Stall:
+        return Stall(
             ProblemName.STORE_STUCK,
             call.partitions[0] if len(call.partitions) == 1 else None,
             call.began,
@@ -157,11 +223,11 @@ class Watchdog:
             lambda: stack_in(Positions.save) or stack_in(Positions.load),
         )
 
-    def _discovery_stuck(self, began: float, text: str, now: float) -> Hang:
+    def _discovery_stuck(self, began: float, text: str, now: float) -> Stall:
         async def restart() -> None:
             self._discovery.restart()
 
-        return Hang(
+        return Stall(
             ProblemName.DISCOVERY_STUCK,
             None,
             began,
@@ -170,7 +236,7 @@ class Watchdog:
             restart,
         )
 
-    def _scheduler(self, now: float) -> Iterator[Hang]:
+    def _scheduler(self, now: float) -> Iterator[Stall]:
         """Partitions that are due while slots are free, and none is taken."""
         scheduler = self._driver.scheduler
         stands = self._driver.iterating and scheduler.has_idle_slots and scheduler.any_due
@@ -180,18 +246,18 @@ class Watchdog:
         began = self._lasts((scheduler.begun, "begun"), now, stands)
         if began is not None:
             text = f"partitions are due, slots are free, and none began for {now - began:.1f} s"
-            yield Hang(ProblemName.STALLED, None, began, text)
+            yield Stall(ProblemName.STALLED, None, began, text)
 
     # ------------------------------------------------------------------ one partition
 
-    def _of_partition(self, entry: Entry, now: float) -> Iterator[Hang]:
+    def _of_partition(self, entry: Entry, now: float) -> Iterator[Stall]:
         partition = self._driver.partitions.get(entry.id)
         if partition is not None:
             yield from self._request(partition, now)
             yield from self._handler(partition, now)
         yield from self._wait(entry, partition, now)
 
-    def _request(self, partition: RuntimePartition, now: float) -> Iterator[Hang]:
+    def _request(self, partition: RuntimePartition, now: float) -> Iterator[Stall]:
         slot = partition.slot
         if slot is None or slot.waits_for_room:
             return
@@ -201,7 +267,7 @@ class Watchdog:
         async def restart() -> None:
             await self._fetching.restart(partition, now - slot.seen)
 
-        yield Hang(
+        yield Stall(
             ProblemName.FETCH_STUCK,
             partition.id,
             slot.seen,
@@ -210,7 +276,10 @@ class Watchdog:
             restart,
         )
 
-    def _handler(self, partition: RuntimePartition, now: float) -> Iterator[Hang]:
+    def _handler(self, partition: RuntimePartition, now: float) -> Iterator[Stall]:
+        if self._delivery.keyed is not None:
+            yield from self._keyed_handler(partition, now)
+            return
         began = partition.handling.attempt_began
         if began is None or not partition.in_flight or partition.committing:
             return
@@ -221,13 +290,36 @@ class Watchdog:
         what = "a batch" if events is None else "an event"
         text = f"the application has had {what} for {now - began:.1f} s"
         partition.handling.stuck(text)
-        yield Hang(
+        yield Stall(
             ProblemName.HANDLER_STUCK,
             partition.id,
             began,
             text,
             lambda: _stack_of_handler(partition.id) or stack_of_task(self._delivery.task),
         )
+
+    def _keyed_handler(self, partition: RuntimePartition, now: float) -> Iterator[Stall]:
+        """The event that holds the cursor back; one that fails is a problem of another name."""
+        oldest = self.oldest(partition.id)
+        if oldest is None or oldest.pausing:
+            return
+        if not self._late(oldest.since, now):
+            return
+        does = "is handled" if oldest.begun else "waits behind another one of its key"
+        text = f"an event {does} for {now - oldest.since:.1f} s: {oldest.held_back}"
+        partition.handling.stuck(text)
+        yield Stall(
+            ProblemName.HANDLER_STUCK,
+            partition.id,
+            oldest.since,
+            text,
+            lambda: _stack_of_event(partition.id),
+        )
+
+    def oldest(self, partition: int) -> Oldest | None:
+        """Return the event by key that holds the cursor of a partition back, if there is one."""
+        keyed = self._delivery.keyed
+        return None if keyed is None else keyed.oldest(partition)
 
     def _taken_at(self, events: object, now: float) -> float:
         """When the application was first seen to have so many events left of its batch."""
@@ -236,13 +328,15 @@ class Watchdog:
             self._left, self._left_since = left, now
         return self._left_since
 
-    def _wait(self, entry: Entry, partition: RuntimePartition | None, now: float) -> Iterator[Hang]:
+    def _wait(
+        self, entry: Entry, partition: RuntimePartition | None, now: float
+    ) -> Iterator[Stall]:
         driver = self._driver
         wait = wait_of(driver, entry, partition)
         uncommitted = wait is PartitionWait.COMMIT
         began = self._lasts((entry.id, "commit"), now, uncommitted)
         if began is not None:
-            yield Hang(
+            yield Stall(
                 ProblemName.UNCOMMITTED,
                 entry.id,
                 began,
@@ -257,11 +351,11 @@ class Watchdog:
         if began is not None:
             yield self._stalled(entry, began, now)
 
-    def _stalled(self, entry: Entry, began: float, now: float) -> Hang:
+    def _stalled(self, entry: Entry, began: float, now: float) -> Stall:
         async def restart() -> None:
             await self._fetching.revive(entry)
 
-        return Hang(
+        return Stall(
             ProblemName.STALLED,
             entry.id,
             began,
@@ -295,3 +389,15 @@ def _stack_of_handler(partition: int) -> str | None:
     return stack_where(
         lambda frame: frame.f_code is code and frame.f_locals["batch"].partition == partition
     )
+
+
+def _stack_of_event(partition: int) -> str | None:
+    """The stack of the task of `FeedConsumer.run_by_key` that handles an event of the partition."""
+
+    code = ByKey._work.__code__
+
+    def handles(frame: FrameType) -> bool:
+        item = frame.f_locals.get("item") if frame.f_code is code else None
+        return isinstance(item, KeyedEvent) and item.work.batch.partition == partition
+
+    return stack_where(handles)

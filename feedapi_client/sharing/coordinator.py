@@ -10,20 +10,22 @@ import logging
 import random
 import secrets
 import socket
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import anyio
 
 from feedapi_client.errors import StoreError
 from feedapi_client.lineage.actions import Action
 from feedapi_client.model import FeedKey, Position
+from feedapi_client.notifications import PartitionAssigned, PartitionReleased
 from feedapi_client.options import Share
+from feedapi_client.runtime.cancellation import beside
 from feedapi_client.runtime.driver import Driver
-from feedapi_client.runtime.entering import beside
 from feedapi_client.runtime.sharing import Begin, Load
 from feedapi_client.sharing.assignment import Plan, Unit, merged, plan
+from feedapi_client.sharing.callbacks import Callbacks
 from feedapi_client.sharing.ends import Ends
-from feedapi_client.sharing.leases import Leases
+from feedapi_client.sharing.feed_leases import Leases, different_options, published_options
 from feedapi_client.sharing.membership import Membership
 from feedapi_client.stores.leases import Instance, Lease, LeaseStore
 
@@ -35,6 +37,8 @@ _LEAVE_SECONDS = 5.0
 _CLAIMED_AT_ONCE = 4096
 _SETTLE_PART = 5
 """A part of `Share.rebalance_seconds`: an instance that joins waits for others that start, too."""
+_LOADED_PART = 0.75
+"""A part of a lease: the time after which the positions that others commit are loaded again."""
 _NUDGE_PART = 20
 """A part of `Share.rebalance_seconds`: the shortest time between two looks."""
 
@@ -42,6 +46,12 @@ _NUDGE_PART = 20
 def instance_name(share: Share) -> str:
     """Return a name that no other process has, also not one that had the same host before."""
     return f"{share.instance or socket.gethostname()[:100]}-{secrets.token_hex(4)}"
+
+
+def _version() -> str:
+    from feedapi_client import __version__
+
+    return __version__
 
 
 def _in_slices(epochs: dict[int, int]) -> Iterator[dict[int, int]]:
@@ -67,7 +77,8 @@ class Coordinator:
     ) -> None:
         self.name = name
         self._share = share
-        self._store = Leases(store, key, name)
+        self._options = published_options(driver.settings, _version())
+        self._store = Leases(store, key, name, self._options)
         self._driver = driver
         self._membership = Membership(share, self._store, key, name, lost=self._lose_all)
         self._owned: dict[int, int] = {}
@@ -77,8 +88,15 @@ class Coordinator:
         self._leases: dict[int, Lease] = {}
         self._owners: dict[int, str] = {}
         self._seen: tuple[object, ...] | None = None
+        self._looked = 0
+        """When the last look began, as `Planner.begin_load` counts."""
+        self._loaded_at = 0.0
+        """When the positions were last loaded, on the clock of the event loop."""
         self._wake = anyio.Event()
         self._ends = Ends(driver)
+        self._callbacks = Callbacks(share, driver, self.suspect)
+        self._others: set[str] = set()
+        """Instances whose options were compared with its own."""
         self._takes_part = False
         """Whether it divides partitions with others, and has not only joined to save first."""
 
@@ -130,6 +148,7 @@ class Coordinator:
     async def run(self) -> None:
         """See `Sharing.run`. An error of the store is reported, and the next round tries again."""
         async with anyio.create_task_group() as tasks:
+            self._callbacks.use(tasks)
             tasks.start_soon(self._membership.run)
             await self._membership.wait_until_joined()
             self._takes_part = True
@@ -149,6 +168,7 @@ class Coordinator:
 
     async def leave(self) -> None:
         """See `Sharing.leave`."""
+        await self._callbacks.leave()
         self._membership.left()
         with anyio.move_on_after(_LEAVE_SECONDS, shield=True):
             try:
@@ -163,11 +183,14 @@ class Coordinator:
             else:
                 if self._takes_part:
                     self._membership.log("left")
+        self._tell_released(self._owned, lost=False)
         self._owned.clear()
 
     async def reload(self) -> list[Action]:
         """See `Sharing.reload`."""
-        return self._driver.planner.refresh(await self._driver.positions.load())
+        began = self._driver.planner.begin_load()
+        positions = await self._driver.positions.load()
+        return self._driver.planner.refresh(positions, began=began)
 
     def suspect(self) -> None:
         """See `Sharing.suspect`."""
@@ -207,8 +230,10 @@ class Coordinator:
         if not self._membership.joined:
             return
         await self._release_settled()
+        self._looked = driver.planner.begin_load()
         instances = await self._store.instances()
         self._ends.saw_instances(instances)
+        self._compare_options(instances)
         # Its own changes, too: a store that went back may name it as an owner without its claim.
         seen = tuple((i.name, i.changes) for i in instances if i.alive)
         if seen != self._seen:
@@ -218,6 +243,8 @@ class Coordinator:
             except StoreError:
                 self._seen = None
                 raise
+        elif anyio.current_time() - self._loaded_at >= self._share.lease_seconds * _LOADED_PART:
+            await self._refresh()  # what others have committed, for `status`
         await self._mark_ends()
         alive = [instance.name for instance in instances if instance.alive]
         if driver.applying or not self._membership.joined or self.name not in alive:
@@ -225,6 +252,19 @@ class Coordinator:
         decided = self._decide(alive)
         await self._give(decided.give)
         await self._claim(decided.claim)
+
+    def _compare_options(self, instances: Iterable[Instance]) -> None:
+        """Report once of each instance which options are not the same as here."""
+        for other in instances:
+            if not other.alive or other.name in self._others:
+                continue
+            self._others.add(other.name)
+            if different := different_options(self._options, other.options):
+                self._driver.report(
+                    None,
+                    f"the instance {other.name} has other options than this one "
+                    f"({', '.join(different)}): all instances that share a feed need the same",
+                )
 
     async def _read_leases(self, instances: Iterable[Instance]) -> None:
         """Read all leases, drop what was lost, and load the positions that others saved."""
@@ -255,11 +295,17 @@ class Coordinator:
 
     async def _refresh(self) -> None:
         """Give the planner what is stored, and which leases are held. After any claim."""
-        driver = self._driver
+        driver, self._loaded_at = self._driver, anyio.current_time()
+        began = driver.planner.begin_load()
         positions = await driver.positions.load()
+        if driver.give_up_overtaken(positions, began):
+            began = driver.planner.begin_load()
+            positions = await driver.positions.load()
         actions = driver.planner.refresh(
             positions,
-            owned=self._owned.keys() - self._leaving.keys(),
+            began=began,
+            looked=self._looked,
+            owned=self._owned.keys() - self._leaving.keys() - self._callbacks.arriving,
             others={p for p, owner in self._owners.items() if owner != self.name},
             ended=self._ends.of(self._leases),
         )
@@ -283,13 +329,22 @@ class Coordinator:
         if not wanted:
             return
         claimed: dict[int, int] = {}
+        expired = self._membership.expired
         for some in _in_slices(wanted):
             claimed |= await self._store.claim(some)
         if len(claimed) < len(wanted):
             self._seen = None  # others were faster, or the view is old
+        if expired != self._membership.expired:
+            # Others may have claimed the same since. What is still its own, it gives back.
+            self._seen = None
+            return
         if not claimed or not self._membership.joined:
             return
         self._owned |= claimed
+        self._callbacks.assign(claimed)
+        if self._driver.listeners:
+            for partition in claimed:
+                self._driver.listeners.tell(PartitionAssigned(partition))
         self._note(dict.fromkeys(claimed, self.name), claimed)
         self._membership.log("claimed", claimed)
         await self._refresh()
@@ -317,20 +372,24 @@ class Coordinator:
 
     async def _release_settled(self) -> None:
         driver, now = self._driver, anyio.current_time()
+        self._callbacks.release([p for p in self._leaving if self._is_committed(p)])
         late = {p for p, until in self._leaving.items() if now >= until and not self._settled(p)}
         released = late | {p for p in self._leaving if self._settled(p)}
         if not released:
             return
-        for p in released & driver.partitions.keys():
-            driver.partitions[p].lose()
+        for p in released:
+            driver.lose_delivered(p)
         if late:
             self._membership.log("does not wait any longer for the batches of", late)
         await self._store.release(released)
-        self._forget(released)
+        self._forget(released, lost=False)
         self._note(dict.fromkeys(released))
         self._membership.log("gave away", released)
 
     def _settled(self, partition: int) -> bool:
+        return self._is_committed(partition) and self._callbacks.is_over(partition)
+
+    def _is_committed(self, partition: int) -> bool:
         found = self._driver.partitions.get(partition)
         return found is None or found.is_settled
 
@@ -339,9 +398,8 @@ class Coordinator:
         driver = self._driver
         driver.defer(driver.planner.revoke(lost))
         for p in lost:
-            if p in driver.partitions:
-                driver.partitions[p].lose()
-        self._forget(lost)
+            driver.lose_delivered(p)
+        self._forget(lost, lost=True)
         if lost:
             self._membership.log(f"lost, {why}:", lost, level=logging.WARNING)
         driver.wake()
@@ -351,11 +409,18 @@ class Coordinator:
         self._seen = None
         self._wake.set()
 
-    def _forget(self, partitions: Iterable[int]) -> None:
+    def _forget(self, partitions: Collection[int], *, lost: bool) -> None:
+        self._tell_released(self._owned.keys() & set(partitions), lost=lost)
+        self._callbacks.forget(partitions)
         for p in partitions:
             self._owned.pop(p, None)
             self._leaving.pop(p, None)
             self._owners.pop(p, None)
+
+    def _tell_released(self, partitions: Iterable[int], *, lost: bool) -> None:
+        if self._driver.listeners:
+            for partition in sorted(partitions):
+                self._driver.listeners.tell(PartitionReleased(partition, lost))
 
     def _note(
         self, owners: Mapping[int, str | None], epochs: Mapping[int, int] | None = None

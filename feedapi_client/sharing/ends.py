@@ -43,15 +43,20 @@ class Ends:
 
         An old mark does not count. This instance reads that partition itself, once its present
         owner has released it. Nor does the mark of a closed partition: that one has to be drained,
-        and its children to be read.
+        and its children to be read. Nor that of one that is not listed any more: its cursor may
+        have to be transferred.
         """
         driver, old = self._driver, self._old or {}
         if driver.settings.follow:
             return set()
+        planner = driver.planner
         return {
             p
             for p, lease in leases.items()
-            if lease.ended and old.get(p) != lease.epoch and not driver.planner.is_closed(p)
+            if lease.ended
+            and old.get(p) != lease.epoch
+            and p in planner.graph
+            and not planner.is_closed(p)
         }
 
     def to_mark(self, owned: Collection[int], leases: Mapping[int, Lease]) -> list[int]:

@@ -11,7 +11,7 @@ import anyio
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.options import Share
-from feedapi_client.sharing.leases import Leases
+from feedapi_client.sharing.feed_leases import Leases
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +28,10 @@ class Membership:
 
     Arguments:
         lost: called with the reason when all leases are lost.
+
+    Attributes:
+        joined: whether there is a heartbeat.
+        expired: how often it has expired.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Membership:
         lost: Callable[[str], object],
     ) -> None:
         self.joined = False
+        self.expired = 0
         self._seconds = share.lease_seconds
         self._store = store
         self._key = key
@@ -101,6 +106,7 @@ class Membership:
     def _expire(self, why: str) -> None:
         if self.joined:
             self.joined = False
+            self.expired += 1
             self._lost(why)
 
     def log(

@@ -12,7 +12,7 @@ Needs PySpark 4.2 or later::
 
 Where the wheel is installed, PySpark finds the format by itself. Then `register` is only needed to
 stage in S3 with the cluster's ``fs.s3a.*`` settings.
-`feedapi_client.spark.options.OPTION_NAMES` lists the options,
+`feedapi_client.spark.source_options.OPTION_NAMES` lists the options,
 `feedapi_client.spark.schema.spark_schema` the columns.
 """
 
@@ -20,16 +20,33 @@ try:
     import numpy  # noqa: F401
     import obstore  # noqa: F401
     import pyarrow  # noqa: F401
-    import pyspark.sql.datasource  # noqa: F401
+    import pyspark.sql.streaming.datasource  # noqa: F401 - since PySpark 4.2
     import zstandard  # noqa: F401
 except ImportError as error:
+    from importlib.metadata import distributions
+
+    found = next((one.version for one in distributions(name="pyspark")), None)
+    if found is not None and tuple(map(int, found.split(".")[:2])) < (4, 2):
+        raise ImportError(
+            f"feedapi_client.spark needs PySpark 4.2 or newer, and {found} is installed: "
+            "pip install 'pyspark>=4.2', on the driver and on all executors"
+        ) from error
     raise ImportError(
         "feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'"
     ) from error
 
-from feedapi_client.spark.options import OptionError, SourceOptions
+from feedapi_client.spark.java import JavaError, ensure_java
 from feedapi_client.spark.registration import register
 from feedapi_client.spark.source import FeedDataSource
-from feedapi_client.spark.staging.errors import StagingError
+from feedapi_client.spark.source_options import OptionError, SourceOptions
+from feedapi_client.spark.staging.staging_errors import StagingError
 
-__all__ = ["FeedDataSource", "OptionError", "SourceOptions", "StagingError", "register"]
+__all__ = [
+    "FeedDataSource",
+    "JavaError",
+    "OptionError",
+    "SourceOptions",
+    "StagingError",
+    "ensure_java",
+    "register",
+]

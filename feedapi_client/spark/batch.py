@@ -2,40 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+import uuid
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import orjson
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    ColumnPath,
+    DataSourceReader,
+    EqualTo,
+    Filter,
+    In,
+    InputPartition,
+)
 
 from feedapi_client.errors import CursorRejectedError
-from feedapi_client.lineage.order import count_before
-from feedapi_client.lineage.planner import Fail, Planner
-from feedapi_client.model import FeedInfo
-from feedapi_client.options import FetchOptions
+from feedapi_client.model import public_url
+from feedapi_client.protocol.cursors import shown
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.concurrency import InThreads
-from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader, read_end
-from feedapi_client.spark.options import SourceOptions
-from feedapi_client.spark.plan.probe import Probe
-from feedapi_client.spark.plan.selection import check_partitions, only
+from feedapi_client.spark.feed_connection import FeedConnection
+from feedapi_client.spark.fetch import PartitionReader
 from feedapi_client.spark.schema import RowBuilder
+from feedapi_client.spark.snapshot import Chain, SharedSnapshot, chains_of_feed
+from feedapi_client.spark.source_options import OptionError, SourceOptions
 from feedapi_client.spark.target import Target
-
-
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The partitions that one task reads, one after the other.
-
-    `source` is the number of their feed among those of the options.
-    """
-
-    targets: list[Target]
-    info: FeedInfo
-    fetch: FetchOptions
-    source: int = 0
 
 
 class ChainPartition(InputPartition):
@@ -52,22 +44,41 @@ class ChainPartition(InputPartition):
 class FeedReader(DataSourceReader):
     """Reader of one batch read.
 
-    The end of an open partition is fixed when an action starts. Two actions on one DataFrame may
-    therefore see different ends: cache the DataFrame, or write it out first.
+    The end of an open partition is fixed when the first action on the DataFrame starts. All scans
+    of it see that end, also those of later actions, for an hour.
+
+    Arguments:
+        dataframe: its id.
     """
 
-    def __init__(self, options: SourceOptions) -> None:
+    def __init__(self, options: SourceOptions, dataframe: str = "") -> None:
         self.options = options
+        self._dataframe = dataframe or uuid.uuid4().hex
+        self._wanted: frozenset[int] | None = None  # partitions, by filters of the query
+        self._feeds: frozenset[str] | None = None
+
+    def _wants_feed(self, url: str) -> bool:
+        return self._feeds is None or public_url(url) in self._feeds
 
     def partitions(self) -> list[InputPartition]:
-        """Return one task for each lineage chain of each feed.
+        """Return one task for each lineage chain of each feed, as far as they are wanted.
 
         Raises:
             FeedError: the feed can't be read.
             OptionError: credentials are missing, or an option does not fit the feed.
         """
-        feeds = list(enumerate(self.options.of_feeds()))
-        found = InThreads("feedapi-batch").map(_chains_of_feed, feeds)
+        shared = SharedSnapshot(self._dataframe)
+        feeds = [
+            (source, options)
+            for source, options in enumerate(self.options.of_feeds())
+            if self._wants_feed(options.url)
+        ]
+
+        def chains(feed: tuple[int, SourceOptions]) -> list[Chain]:
+            return chains_of_feed(*feed, self._wanted, shared.feeds)
+
+        found = InThreads("feedapi-batch").map(chains, feeds)
+        shared.save()
         return [ChainPartition(chain) for chains in found for chain in chains]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -81,90 +92,29 @@ class FeedReader(DataSourceReader):
                 yield from _read(options, connection, target)
 
 
-def _chains_of_feed(feed: tuple[int, SourceOptions]) -> list[Chain]:
-    source, options = feed
-    with FeedConnection(options) as connection:
-        info = connection.info
-        found = with_fixed_ends(connection, chains(options, connection, info))
-        fetch = connection.fetch_options
-        return [Chain(one, _task_info(info, one), fetch, source) for one in found]
+class FilteringFeedReader(FeedReader):
+    """The same, reading only the partitions and feeds that filters of the query name.
 
-
-def chains(
-    options: SourceOptions, connection: FeedConnection, info: FeedInfo
-) -> list[list[Target]]:
-    """Return what to read, cut into lineage chains.
-
-    A partition is in the chain of its parent if that has no other child. Chains may be read at the
-    same time: column `depth` says what came first.
-
-    Raises:
-        FeedError: the partitions make no valid lineage, or an end can't be read.
-        OptionError: option ``partitions`` names one that the feed does not list.
+    It is a class of its own because PySpark refuses a reader that takes filters, unless
+    ``spark.sql.python.filterPushdown.enabled`` is set.
     """
-    if options.partitions is not None:
-        check_partitions(options, info)
-    # Unordered: a batch reads children whether or not their parents were read before.
-    planner = Planner(
-        feed=connection.url,
-        start=options.start,
-        ordered=False,
-        partitions=options.partitions,
-        lineage=options.lineage,
-        selects_events=bool(connection.fetch_options.selection()),
-    )
-    planner.load({})
-    ends = {partition: read_end(connection, partition) for partition in planner.unresolved(info)}
-    for action in planner.discover(info, ends=ends):
-        if isinstance(action, Fail):
-            raise action.error
-    return _chains_of(planner, seek=options.start_time is not None)
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        """Take the filters on columns ``partition`` and ``feed``. Spark applies all of them too."""
+        for one in filters:
+            column, values = _values_of(one)
+            if column == ("partition",):
+                self._wanted = frozenset(values) & (self._wanted or frozenset(values))
+            elif column == ("feed",):
+                self._feeds = frozenset(values) & (self._feeds or frozenset(values))
+            yield one
 
 
-def with_fixed_ends(connection: FeedConnection, chains: list[list[Target]]) -> list[list[Target]]:
-    """Return the chains with the present end of each open partition.
-
-    Raises:
-        FeedError: no retry helps.
-    """
-    open_ones = [t.partition for targets in chains for t in targets if not t.closed]
-    ends = Probe(connection).ends(open_ones)
-    return [[replace(t, end=ends.get(t.partition)) for t in targets] for targets in chains]
-
-
-def _chains_of(planner: Planner, *, seek: bool) -> list[list[Target]]:
-    found: list[list[Target]] = []
-    chain_of: dict[int, list[Target]] = {}
-    cursors = planner.runnable()
-    depths: dict[int, int] = {}
-    before = {id: [p for p in planner.preceding(id) if p in planner.graph] for id in cursors}
-    count_before({id: dict.fromkeys(others, 1) for id, others in before.items()}, depths)
-    for partition in sorted(cursors, key=lambda p: (depths[p], p)):
-        listed = planner.graph.partitions[partition]
-        target = Target(
-            partition,
-            cursors[partition],
-            listed.closed,
-            listed.last_cursor,
-            depth=depths[partition],
-            seek=seek,
-        )
-        parent = listed.starts_after
-        only_child = parent is not None and len(planner.graph.children[parent]) == 1
-        chain = chain_of.get(parent) if only_child and parent is not None else None
-        if chain is None:
-            chain = []
-            found.append(chain)
-        chain.append(target)
-        chain_of[partition] = chain
-    return found
-
-
-def _task_info(info: FeedInfo, targets: list[Target]) -> FeedInfo:
-    """The discovery as far as the task needs it. Dialect v1 sends the number of all partitions."""
-    if info.dialect == "v1":
-        return info
-    return only(info, [target.partition for target in targets])
+def _values_of(one: Filter) -> tuple[ColumnPath, tuple[Any, ...]]:
+    """Return the column that a filter asks for some values, and these; () for other filters."""
+    if isinstance(one, EqualTo):
+        return one.attribute, (one.value,)
+    return (one.attribute, tuple(one.value)) if isinstance(one, In) else ((), ())
 
 
 def _read(
@@ -192,6 +142,12 @@ def _read(
             "read. Read again",
             feed=connection.url,
             partition=target.partition,
+        )
+    if target.required and not result.reached:
+        raise OptionError(
+            f"feedapi source: option endingCursors: no checkpoint of partition {target.partition} "
+            f"has the cursor {shown(target.end or '')}, also behind its start: it was read to its "
+            "end"
         )
 
 

@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from feedapi_client.errors import ProtocolError
+from feedapi_client.protocol.cursors import shown
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.fixed_end import MAX_FOLLOWING, MIN_IN_A_ROW, EndRounds, FixedEnd
+from feedapi_client.spark.source_options import OptionError
 from feedapi_client.spark.target import Target
 
 
@@ -53,6 +55,8 @@ class EndWatch:
         self._looks = looks
         self._feed = feed
         self._partition = target.partition
+        self._required = target.end if target.required else None
+        self._looked = False
         self._end: FixedEnd | None = None
         if target.end is not None:
             self._end = FixedEnd(target.end, exact=not target.resumable)
@@ -71,10 +75,14 @@ class EndWatch:
         Raises:
             MayHoldEnd: the end may lie within it: it is to be read again by `pages_to_end`.
             FeedError: the end was passed, and no later one can be fixed.
+            OptionError: the end was passed, and it was asked for.
         """
         end = self._end
         if end is None or not end.exact or batch.cursor == end.cursor:
             return
+        if self._required is not None and not self._looked:  # it may lie in the first batch
+            self._looked = True
+            end.set_following(self._looks.fingerprints(end.cursor, MAX_FOLLOWING), ())
         guess = end.events_before(batch)
         if guess is not None and self._rounds.searches:
             raise MayHoldEnd(guess, len(batch.events))
@@ -137,7 +145,18 @@ class EndWatch:
         self._fix_later_end()
 
     def _fix_later_end(self) -> None:
-        """Replace the end, which was passed or can't be found, by the present one."""
+        """Replace the end, which was passed or can't be found, by the present one.
+
+        Raises:
+            OptionError: this end was asked for.
+            ProtocolError: too many were passed.
+        """
+        if self._required is not None:
+            raise OptionError(
+                f"feedapi source: option endingCursors: partition {self._partition} of feed "
+                f"{self._feed} has no checkpoint {shown(self._required)} on the way of this read, "
+                "which is past that place now: name a cursor of a checkpoint, as column cursor has"
+            )
         if not self._rounds.may_go_on(self._responses):
             raise ProtocolError(
                 "grows while it is read, and no end of it can be found: no checkpoint lies at an "

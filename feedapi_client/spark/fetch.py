@@ -13,21 +13,33 @@ from typing import Any
 from feedapi_client.errors import (
     BufferLimitError,
     FeedError,
+    LineTooLongError,
     NoProgressError,
     ProtocolError,
     RequestRefusedError,
 )
 from feedapi_client.model import LAST, FeedInfo
 from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.protocol.page import Outcome, PageReader, Progress, lagging_error
+from feedapi_client.protocol.page import (
+    EndEvidence,
+    Outcome,
+    PageReader,
+    Progress,
+    behind_error,
+    lagging_error,
+    unrecognized_error,
+)
 from feedapi_client.retry import Backoff
-from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.runtime.failures import REFUSED_ATTEMPTS, is_refusal
 from feedapi_client.spark.end_watch import EndWatch, MayHoldEnd
+from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fixed_end import fingerprints
-from feedapi_client.spark.options import with_option_names
+from feedapi_client.spark.source_options import with_option_names
 from feedapi_client.spark.target import FetchResult, Target
 
-_CONFLICT = 409
+CONFLICT = 409
+DENIED = 401
+"""Stands for 403 as well."""
 _NOT_LISTED = 0
 _END_GRACE_PERIOD = 2.0
 _MAX_LOOKS = 100
@@ -80,14 +92,21 @@ class PartitionReader:
         attempts = connection.options.limits.max_attempts_without_progress
         policy = connection.options.retry
         self._progress = Progress(attempts)
+        limits = connection.options.limits
+        self._evidence = EndEvidence(limits.settle_time, limits.poll_interval)
+        self._silent = False
+        self._failed_at = float("-inf")
         self._failures = Backoff.of(policy, give_up_after=grace_period)
         self._lag = Backoff(
             base_delay=policy.base_delay,
             max_delay=policy.max_delay,
             give_up_after=policy.give_up_after if grace_period is None else grace_period,
         )
+        longest = min(policy.max_delay, policy.refused_for / REFUSED_ATTEMPTS)
         self._conflicts = Backoff(
-            base_delay=policy.base_delay, max_delay=policy.max_delay, attempts=attempts + 1
+            base_delay=policy.base_delay,
+            max_delay=max(longest, policy.base_delay),
+            give_up_after=policy.refused_for if grace_period is None else grace_period,
         )
 
     def read(self, receive: Callable[[CheckpointedEvents], object] = len) -> FetchResult:
@@ -131,15 +150,16 @@ class PartitionReader:
         self.connection.wait_for_turn()
         try:
             yield from self._read_response(info, asked)
-        except RequestRefusedError as error:
-            self._refused(error, info)
-        except BufferLimitError as error:
-            raise self._in_option_names(error) from error
         except FeedError as error:
+            if isinstance(error, (BufferLimitError, LineTooLongError)):
+                raise self._in_option_names(error) from error
+            if self._is_refusal(error):
+                self._refused(error, int(getattr(error, "status", None) or DENIED), info)
+                return
             if self.result.cursor != asked:
-                self._progress.moved(events=True)
+                self._progress.moved(self.result.cursor, events=True)
                 self._failures.reset()
-            self._retry(error)
+            self._retry(self._in_option_names(error) if type(error) is ProtocolError else error)
         else:
             self._conflicts.reset()
 
@@ -160,18 +180,32 @@ class PartitionReader:
                 yield from self._deliver(finished.batches)
             finally:
                 self.result.unknown_commands |= reader.unknown_commands > 0
-        if finished.outcome is not Outcome.LAGGING:
+        self._take_outcome(finished.outcome, info, reader, asked)
+
+    def _take_outcome(
+        self, outcome: Outcome, info: FeedInfo, reader: PageReader, asked: str
+    ) -> None:
+        """Act on a complete response. Raises `FeedError` for one that says nothing."""
+        feed, partition = self.connection.url, self.target.partition
+        if outcome is not Outcome.LAGGING and outcome is not Outcome.BEHIND:
             self._lag.reset()
-        if finished.outcome is Outcome.PROGRESS:
+        if outcome is Outcome.PROGRESS:
+            if self._evidence.answers:
+                self._doubt()  # what came behind empty responses shows that they may lag
             self._failures.reset()
             self._watch.response_over(self.result.cursor)
             self.result.reached = self._watch.reached
-        elif finished.outcome is Outcome.END:
+        elif outcome is Outcome.END:
             self.result.ended, self.result.asked_closed = True, reader.closed
-        elif finished.outcome is Outcome.SILENT:
-            time.sleep(self.connection.options.limits.poll_interval)
-        elif finished.outcome is Outcome.LAGGING:
-            self._wait_for_replica(asked, reader.last_cursor)
+        elif outcome in (Outcome.EMPTY, Outcome.SILENT):
+            self._seems_to_end(info, reader, silent=reader.last_checkpoint is None)
+        elif outcome is Outcome.LAGGING:
+            error = lagging_error(asked, reader.last_cursor, feed=feed, partition=partition)
+            self._wait_for_replica(error)
+        elif outcome is Outcome.BEHIND:
+            self._wait_for_replica(behind_error(asked, feed=feed, partition=partition))
+        elif outcome is Outcome.UNRECOGNIZED:
+            raise unrecognized_error(feed=feed, partition=partition)
 
     def _pieces(self, reader: PageReader, chunk: bytes) -> Iterator[bytes]:
         """Yield the chunk whole, or by line near the limit or the fixed end.
@@ -239,23 +273,32 @@ class PartitionReader:
             return False
         return listed.last_cursor == self.result.cursor
 
-    def _in_option_names(self, error: BufferLimitError) -> BufferLimitError:
-        return BufferLimitError(
+    def _in_option_names(self, error: ProtocolError) -> ProtocolError:
+        return type(error)(
             with_option_names(error.message), feed=error.feed, partition=error.partition
         )
 
     # ------------------------------------------------------------------ between two responses
 
-    def _refused(self, error: RequestRefusedError, info: FeedInfo) -> None:
+    def _is_refusal(self, error: FeedError) -> bool:
+        """Whether the driver is to discover. A batch read asks for other credentials at once."""
+        return isinstance(error, RequestRefusedError) or (
+            self._grace_period is not None and is_refusal(error)
+        )
+
+    def _refused(self, error: FeedError, status: int, info: FeedInfo) -> None:
         """Get a new token after a conflict; leave other refusals to the driver, which discovers."""
         self.result.retries += 1
-        if error.status != _CONFLICT:
-            self.result.refused = error.status
+        if status != CONFLICT:
+            self.result.refused, self.result.refusal = status, error.message
             return
         self.result.conflict = True
         try:
             pause = self._conflicts.pause(error)
-        except RequestRefusedError:
+        except FeedError:
+            if self._grace_period is not None:
+                self.result.refused, self.result.refusal = status, error.message
+                return
             raise ProtocolError(
                 "the fetch is answered 409 again and again, with a fresh token each time",
                 feed=self.connection.url,
@@ -268,11 +311,31 @@ class PartitionReader:
         except FeedError as failed:
             self._retry(failed)
 
-    def _wait_for_replica(self, asked: str, last_cursor: str | None) -> None:
-        """Sleep until a replica that lags may have the rest of a closed partition, or give up."""
-        error = lagging_error(
-            asked, last_cursor, feed=self.connection.url, partition=self.target.partition
-        )
+    def _seems_to_end(self, info: FeedInfo, reader: PageReader, *, silent: bool) -> None:
+        """Take an empty response. A read that has the time to find out if it is the end does (R6).
+
+        The driver of a streaming query counts such responses over its triggers.
+        """
+        result, limits = self.result, self.connection.options.limits
+        was_silent, self._silent = self._silent, silent
+        pause: float | None = None
+        if self._grace_period is None and reader.asked != LAST:
+            if reader.closed:
+                since = max(self.connection.began, self._failed_at)
+                pause = self._evidence.add(info, now=time.monotonic(), since=since)
+            elif silent and not was_silent:
+                pause = limits.silent_pause
+        if pause is None:
+            result.ended, result.asked_closed, result.silent = True, reader.closed, silent
+            result.unproven = reader.closed and self._grace_period is not None
+            return
+        time.sleep(pause)
+        if reader.closed and self._evidence.lacks_discovery(self.connection.info):
+            self.connection.discover(seen=info)
+
+    def _wait_for_replica(self, error: FeedError) -> None:
+        """Sleep until a replica that lags may have the rest, or give up."""
+        self._doubt()
         try:
             pause = self._lag.pause(error)
         except FeedError:
@@ -282,10 +345,16 @@ class PartitionReader:
             return
         time.sleep(pause)
 
+    def _doubt(self) -> None:
+        """Let empty responses count anew: the feed fails."""
+        self._evidence.reset()
+        self._silent, self._failed_at = False, time.monotonic()
+
     def _retry(self, error: FeedError) -> None:
         """Sleep until the next attempt, or give up."""
         self.result.retries += 1
-        if self._grace_period is None or self.connection.options.retry.decide(error) != "retry":
+        self._doubt()
+        if self._grace_period is None or not self.connection.options.retry.retries(error):
             time.sleep(self._failures.pause(error))
             return
         try:

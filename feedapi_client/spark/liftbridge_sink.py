@@ -43,7 +43,7 @@ from pyspark.sql.types import (
 from feedapi_client.liftbridge import AckPolicy, LiftbridgePublisher, Stream
 from feedapi_client.liftbridge.headers import BATCH, QUERY, ROW
 from feedapi_client.liftbridge.until_acked import publish_until_acked
-from feedapi_client.spark.options import OptionError
+from feedapi_client.spark.source_options import OptionError
 
 _NATS = "nats://127.0.0.1:4222"
 _QUERY_ID = "sql.streaming.queryId"
@@ -100,7 +100,7 @@ class SinkOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Written(WriterCommitMessage):
+class PublishedRows(WriterCommitMessage):
     """The commit message of a task: the number of rows that it published."""
 
     rows: int
@@ -134,13 +134,13 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> PublishedRows:
         """Publish the rows of one task and wait for all acks.
 
         Raises:
             LiftbridgeError: a row could not be published. Spark retries the task.
         """
-        return Written(asyncio.run(self._publish(iterator)))
+        return PublishedRows(asyncio.run(self._publish(iterator)))
 
     async def _publish(self, batches: Iterator[pa.RecordBatch]) -> int:
         task = TaskContext.get()

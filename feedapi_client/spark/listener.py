@@ -33,6 +33,8 @@ from pyspark.sql.streaming.listener import (
 Report = Mapping[str, Any]
 Attributes = Mapping[str, str]
 
+__all__ = ["FeedQueryListener"]
+
 _STATES = {
     "reading": "reading",
     "caughtUp": "caught_up",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import uuid
+
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from feedapi_client.spark.batch import FeedReader
-from feedapi_client.spark.options import OptionError, SourceOptions, parse_options
+from feedapi_client.spark.batch import FeedReader, FilteringFeedReader
 from feedapi_client.spark.schema import spark_schema
+from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
 from feedapi_client.spark.staging.location import default_location
 from feedapi_client.spark.stream import FeedStreamReader
 
@@ -24,6 +26,10 @@ class FeedDataSource(DataSource):
         """Return the format's name."""
         return "feedapi"
 
+    def __init__(self, options: dict[str, str]) -> None:
+        super().__init__(options)
+        self._dataframe = uuid.uuid4().hex
+
     def _options(self) -> SourceOptions:
         return parse_options(self.options)
 
@@ -35,7 +41,8 @@ class FeedDataSource(DataSource):
         """Return the batch reader."""
         options = self._options()
         _check_schema(schema, options)
-        return FeedReader(options)
+        kind = FilteringFeedReader if options.push_filters else FeedReader
+        return kind(options, self._dataframe)
 
     def streamReader(self, schema: StructType) -> FeedStreamReader:  # noqa: N802
         """Return the streaming reader.
@@ -44,6 +51,11 @@ class FeedDataSource(DataSource):
         """
         options = self._options()
         _check_schema(schema, options)
+        if options.ending_cursors:
+            raise OptionError(
+                "feedapi source: option endingCursors bounds a batch read, and a stream goes on: "
+                "leave it out, or take spark.read"
+            )
         return FeedStreamReader(options, options.staging_location or default_location())
 
 

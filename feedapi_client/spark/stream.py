@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -16,22 +17,23 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.options import SourceOptions
-from feedapi_client.spark.plan.available_now import AvailableNow
-from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask
-from feedapi_client.spark.plan.planner import EpochPlanner
-from feedapi_client.spark.plan.restoring import match_feeds
-from feedapi_client.spark.plan.stored import decode, encode
-from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
+from feedapi_client.model import Position
+from feedapi_client.spark.feed_connection import FeedConnection
+from feedapi_client.spark.plan.epoch import EpochPlan, FeedPlan, FetchTask, decode, encode
+from feedapi_client.spark.plan.epoch_planner import EpochPlanner, match_feeds
+from feedapi_client.spark.plan.feed_planner import key_of
+from feedapi_client.spark.plan.probe import AvailableNow
+from feedapi_client.spark.source_options import SourceOptions
 from feedapi_client.spark.staging.first_fetch import (
     empty_object,
     fetch_once,
     results_in,
     rows_of,
 )
+from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.staging.location import Staging
 from feedapi_client.spark.staging.runs import sweep_unstarted
+from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 from feedapi_client.spark.target import FetchResult
 from feedapi_client.spark.worker_gc import freeze_imported_objects
 
@@ -104,6 +106,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._planned_here = False
         self._plans: dict[Epoch, EpochPlan] = {}
         self._available_now: AvailableNow | None = None
+        self._lease: QueryLease | None = None
         self._renew_at = 0.0
 
     def __repr__(self) -> str:
@@ -116,6 +119,8 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         Spark calls this twice. The run id is therefore made by `latestOffset`.
         """
+        if self.options.resume_run is not None:
+            return Epoch(self.options.resume_run, 0).offset()
         return _BEFORE_FIRST.offset()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -144,6 +149,8 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         last = Epoch.of(start)
         if self._is_planned_after(last):
             return self._current.offset()
+        if last.run and self._lease is None:
+            self._hold(last.run)
         planner = self._planner_after(last)
         epoch = last.next()
         staging = self._staging(epoch.run)
@@ -160,6 +167,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         if not last.run:
             _sweep(self.location)
+        self._hold(epoch.run)
         if not staging.create(staging.plan_key(epoch.number), encode(plan)):
             return self._adopt(epoch)
         self._plans[epoch] = plan
@@ -182,6 +190,8 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             StagingError: a plan no longer exists.
         """
         last = Epoch.of(end)
+        if self._lease is None:  # else `latestOffset` has just checked it
+            self._hold(last.run)
         found: list[InputPartition] = []
         for number in range(Epoch.of(start).number + 1, last.number + 1):
             tasks = self._tasks(Epoch(last.run, number))
@@ -220,10 +230,29 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def stop(self) -> None:
-        """Give the connection back."""
+        """Give the lease and the connections back."""
+        if self._lease is not None:
+            self._lease.release()
+            self._lease = None
         for connection in self._connections:
             connection.close()
         self._connections = []
+
+    def _hold(self, run: str) -> None:
+        """Acquire the lease of the run, or check that it is still held.
+
+        Raises:
+            FencedError: another driver runs the query.
+        """
+        if not self.options.fenced:
+            return
+        if self._lease is None or self._lease.query != run:
+            lease, reader = QueryLease(self.location, run), weakref.ref(self)
+            lease.in_use = lambda: reader() is not None
+            lease.acquire()
+            self._lease = lease
+        else:
+            self._lease.check()
 
     # ------------------------------------------------------------------ on executors
 
@@ -337,6 +366,58 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _staging(self, run: str) -> Staging:
         return Staging(self.location, run)
+
+
+class ReadSoFar(NamedTuple):
+    """How far a partition was read by another query, as its rows tell."""
+
+    cursor: str
+    events: int
+    depth: int
+
+
+def seed(options: SourceOptions, location: str, read: Mapping[int, ReadSoFar]) -> str:
+    """Stage a plan that a new query goes on from, and return its run: option ``resumeRun``.
+
+    Arguments:
+        options: of the source.
+        location: the staging location.
+        read: what was read of each partition, by number. Others begin where R7 says.
+
+    Raises:
+        FeedError: the feed does not answer, or the location failed.
+    """
+    with FeedConnection(options) as connection:
+        info = connection.discover()
+        gone = sorted(read.keys() - info.partitions.keys())
+        if gone:
+            _log.warning(
+                "feed %s: partitions %s are not listed any more, and are taken as read to their "
+                "ends",
+                connection.url,
+                ", ".join(map(str, gone)),
+            )
+        positions = {
+            partition: Position(one.cursor, "open" if partition in info.partitions else "drained")
+            for partition, one in read.items()
+        }
+        chosen = None if options.partitions is None else sorted(options.partitions)
+        plan = FeedPlan(
+            feed=key_of(connection),
+            name=connection.url,
+            info=info,
+            positions=positions,
+            sequences={partition: one.events for partition, one in read.items()},
+            depths={partition: one.depth for partition, one in read.items()},
+            known=sorted(read),
+            selected=chosen,
+            groups=[],
+            limit=None,
+            chosen=chosen,
+        )
+    staging = Staging(location, uuid.uuid4().hex)
+    staging.create(staging.plan_key(0), encode(EpochPlan(feeds=[plan])))
+    return staging.run
 
 
 def _sweep(location: str) -> None:

@@ -12,8 +12,9 @@ class Target:
     `sequence` and `depth` are for the columns of the same names. `end` is the cursor of a fixed end
     (see `feedapi_client.spark.fixed_end`); None reads until the partition is caught up. With
     `resumable` the end may also be recognized by the events behind it: where the publisher repeats
-    a part of its events, that is too early, and only another read brings the rest. With `seek` the
-    events before `SourceOptions.start_time` are dropped.
+    a part of its events, that is too early, and only another read brings the rest. With `required`
+    it is an error where no checkpoint has that cursor. With `seek` the events before
+    `SourceOptions.start_time` are dropped.
     """
 
     partition: int
@@ -24,6 +25,7 @@ class Target:
     depth: int = 0
     end: str | None = None
     resumable: bool = False
+    required: bool = False
     seek: bool = False
 
 
@@ -42,12 +44,18 @@ class FetchResult:
     or the last cursor of a closed partition."""
     asked_closed: bool = False
     """The discovery before the last request listed the partition as closed."""
+    unproven: bool = False
+    """It is closed, discovery lists no end, and only this empty response shows one (R6)."""
+    silent: bool = False
+    """That response held no cursor."""
     reached: bool = False
     """The fixed end of the read was reached."""
     more: bool = False
     """Events are known to follow."""
     refused: int | None = None
     """Status of a refusal that calls for a discovery; 0: the partition is no longer listed."""
+    refusal: str = ""
+    """What the publisher said with it."""
     conflict: bool = False
     """A token was refused (409): the partitions have changed."""
     unknown_commands: bool = False

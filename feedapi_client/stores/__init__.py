@@ -6,30 +6,39 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from feedapi_client.stores.base import AdministrableStore, CursorStore, JournalledStore
+from feedapi_client.stores.caller_thread import in_callers_thread
+from feedapi_client.stores.done import Claim, DoneEvent, DoneStore
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.leases import Instance, Lease, LeaseStore
 from feedapi_client.stores.memory import MemoryCursorStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
 
 if TYPE_CHECKING:
+    from feedapi_client.stores.postgres import PostgresCursorStore
     from feedapi_client.stores.redis import RedisCursorStore
     from feedapi_client.stores.sql import SQLAlchemyCursorStore
 
 __all__ = [
     "AdministrableStore",
+    "Claim",
     "CursorStore",
+    "DoneEvent",
+    "DoneStore",
     "Instance",
     "Journal",
     "JournalledStore",
     "Lease",
     "LeaseStore",
     "MemoryCursorStore",
+    "PostgresCursorStore",
     "RedisCursorStore",
     "SQLAlchemyCursorStore",
     "SQLiteCursorStore",
+    "in_callers_thread",
 ]
 
 _LAZY = {
+    "PostgresCursorStore": "feedapi_client.stores.postgres",
     "RedisCursorStore": "feedapi_client.stores.redis",
     "SQLAlchemyCursorStore": "feedapi_client.stores.sql",
 }

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, Protocol, Self, runtime_checkable
 
@@ -16,6 +16,7 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 
 _REPLACE_ATTEMPTS = 500
+_LOOK_SECONDS = 5.0
 _STATUSES = ("open", "drained", "superseded")
 
 
@@ -55,6 +56,21 @@ class CursorStore(Protocol):
             FencedError: for one of the positions the stored revision is not its predecessor, which
                 is ``revision - 1``, or nothing for a revision of 1. Nothing is saved.
             StoreError: the store failed, or it can't take part in a transaction.
+        """
+        ...
+
+
+@runtime_checkable
+class PatientStore(CursorStore, Protocol):
+    """A store that limits by itself how long a save may wait for a server that is away.
+
+    `Limits.commit_timeout` then only bounds what a save takes after its caller was cancelled.
+    """
+
+    def wait_for_server(self, seconds: float | None) -> None:
+        """Take over the consumer's patience, `RetryPolicy.give_up_after`; None: without end.
+
+        A store that was given a patience of its own keeps that.
         """
         ...
 
@@ -150,6 +166,34 @@ class JournalledStore(AdministrableStore, Protocol):
         ...
 
 
+@runtime_checkable
+class LockingStore(CursorStore, Protocol):
+    """A store in a database where a save may have to wait for another's row lock."""
+
+    def limit_lock_waits(self, feed: FeedKey, seconds: float) -> None:
+        """Let no save of the feed wait for a row that another transaction holds any longer.
+
+        `save` then raises `FencedError`: that transaction decides about the position, and may be
+        that of a process that is paused. For a feed that several instances share; without a limit
+        a save waits as long as the database lets it, and as the store's timeout.
+        """
+        ...
+
+
+@runtime_checkable
+class ThreadBoundStore(CursorStore, Protocol):
+    """A store of a library whose open transactions belong to threads, as Django's."""
+
+    def check_thread(self) -> None:
+        """Check that a save of the store's own may happen while this thread's code waits for it.
+
+        Raises:
+            StoreError: a transaction is open in the calling thread. The cursor would not be part of
+                it, and would outlive a rollback of the effects.
+        """
+        ...
+
+
 class Closable:
     """``async with store:`` for stores that hold resources; leaving the block calls `aclose`."""
 
@@ -176,11 +220,66 @@ def check_predecessor(
 
 
 def fenced(feed: FeedKey, partition: int, revision: int, stored: int | None) -> FencedError:
-    """Return the error of a refused save."""
+    """Return the error of a refused save.
+
+    What is stored is newer when another consumer has saved, and older when the store went back.
+    """
     found = "nothing is stored" if stored is None else f"revision {stored} is stored"
+    if (stored or 0) < revision - 1:
+        return FencedError(
+            f"the store went back: revision {revision} can't be saved because {found}. A failover "
+            "or a restored backup has lost what was saved before, somebody deleted it, or the "
+            "application went on although it had rolled back the transaction of a commit. Check "
+            "'feedapi cursors ls' before you start again: without any position the next start "
+            "begins as the first one, with start='last' at the present end",
+            feed=feed.url,
+            partition=partition,
+        )
     return FencedError(
         f"another consumer named {feed.name!r} advanced this partition: revision {revision} "
         f"can't be saved because {found}. Run one consumer of a name at a time",
+        feed=feed.url,
+        partition=partition,
+    )
+
+
+async def check_same_database(
+    feed: FeedKey,
+    refused: FencedError,
+    positions: Mapping[int, Position],
+    load: Callable[[], Awaitable[Mapping[int, Position]]],
+) -> None:
+    """Check, after a save was refused in the caller's transaction, that the store refuses it, too.
+
+    Arguments:
+        refused: why.
+        positions: what was to be saved.
+        load: loads the positions outside of the transaction. What it raises is passed over, and so
+            is one that waits for long, such as for the last connection of a pool.
+
+    Raises:
+        StoreError: the store has the predecessor, which the transaction does not see.
+    """
+    found, partition = None, refused.partition
+    with suppress(Exception), anyio.move_on_after(_LOOK_SECONDS):
+        found = (await load()).get(-1 if partition is None else partition)
+    if partition is None or found is None:
+        return
+    if found.revision == positions[partition].revision - 1:
+        raise StoreError(
+            "the transaction does not see the position that the store has saved: it is on another "
+            "database or schema than the store. Cursors and effects have to be in one",
+            feed=feed.url,
+            partition=partition,
+        )
+
+
+def held_elsewhere(feed: FeedKey, partition: int | None, seconds: float) -> FencedError:
+    """Return the error of a save that has waited for another transaction as long as it may."""
+    return FencedError(
+        f"another transaction holds this position and has not ended within {seconds:g} s: another "
+        f"consumer named {feed.name!r} commits it, or is paused within a commit. That transaction "
+        "decides; what was not committed is read again",
         feed=feed.url,
         partition=partition,
     )
@@ -217,11 +316,13 @@ def is_encodable(text: str) -> bool:
 def stored_key(url: str, name: str, filters: str) -> FeedKey:
     """Return a key from its stored parts; `filters` is JSON.
 
+    Version 0.1.0 marked the digest of a query in another way. No stored URL has a query.
+
     Raises:
         StoreError: they are no key.
     """
     try:
-        return FeedKey(url, name, orjson.loads(filters))
+        return FeedKey(url.replace("?sha256=", "#sha256="), name, orjson.loads(filters))
     except (ValueError, TypeError, AttributeError) as error:
         raise StoreError(
             f"a stored feed key can't be read: {type(error).__name__}: was it saved by another "
@@ -285,7 +386,7 @@ def consumer_interferes(feed: FeedKey | None) -> StoreError:
 
 @asynccontextmanager
 async def asyncio_operation(
-    store: str, database: str, feed: FeedKey | None, seconds: float
+    store: str, database: str, feed: FeedKey | None, seconds: float, *, shield: bool = True
 ) -> AsyncIterator[None]:
     """Run the block to its end although its task is cancelled, for at most `seconds`.
 
@@ -293,6 +394,7 @@ async def asyncio_operation(
 
     Arguments:
         store, database: what error messages call them.
+        shield: False for what only reads: a cancellation ends it.
 
     Raises:
         StoreError: the time is over, or the event loop is not asyncio's.
@@ -304,9 +406,21 @@ async def asyncio_operation(
         raise StoreError(
             f"{store} runs on asyncio only: on trio use SQLiteCursorStore", feed=url
         ) from None
+    async with operation(database, feed, seconds, shield=shield):
+        yield
+
+
+@asynccontextmanager
+async def operation(
+    database: str, feed: FeedKey | None, seconds: float, *, shield: bool = True
+) -> AsyncIterator[None]:
+    """Do as `asyncio_operation`, on every event loop."""
     await anyio.lowlevel.checkpoint_if_cancelled()
     try:
-        with anyio.fail_after(seconds, shield=True):
+        with anyio.fail_after(seconds, shield=shield):
             yield
     except TimeoutError as error:
-        raise StoreError(f"{database} did not answer within {seconds:g} s", feed=url) from error
+        raise StoreError(
+            f"{database} did not answer within {seconds:g} s",
+            feed=None if feed is None else feed.url,
+        ) from error

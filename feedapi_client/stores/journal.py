@@ -26,8 +26,8 @@ next behaves as if it had been switched off since:
 
 The journal never guesses. Where it does not know what was stored at a time (before it was switched
 on, beyond `keep`, while another process saved without it), it raises `StoreError`. A rewind is
-itself journalled, so that another one can undo it. Times are those of the consumers' clocks at the
-save.
+itself journalled, so that another one can undo it. Times are those of the database's clock at the
+save; for a SQLite file that is the machine's.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def now() -> int:
     return time.time_ns() // 1000
 
 
-def check_reach(feed: FeedKey, journal: Journal | None, when: datetime) -> int:
-    """Return `when` in microseconds since 1970 UTC.
+def check_reach(feed: FeedKey, journal: Journal | None, when: datetime, now: int) -> int:
+    """Return `when` in microseconds since 1970 UTC. `now` is the time of the database.
 
     Raises:
         StoreError: there is no journal, or it can't reach back so far.
@@ -118,7 +118,7 @@ def check_reach(feed: FeedKey, journal: Journal | None, when: datetime) -> int:
     if journal is None:
         raise StoreError("the store keeps no journal: give it journal=Journal()", feed=feed.url)
     at = microseconds(when)
-    if journal.keep is not None and at < now() - journal.keep // _MICROSECOND:
+    if journal.keep is not None and at < now - journal.keep // _MICROSECOND:
         raise StoreError(
             f"the journal keeps {journal.keep} and does not reach back to {when.isoformat()}",
             feed=feed.url,

@@ -20,12 +20,14 @@ class Instance:
         age: seconds since it joined.
         changes: a number that grows with every change of its leases. After `LeaseStore.leave` and
             `LeaseStore.join` it is another one than ever before.
+        options: what it told the others when it joined, see `LeaseStore.join`.
     """
 
     name: str
     expires_in: float
     age: float
     changes: int
+    options: str = ""
 
     @property
     def alive(self) -> bool:
@@ -69,8 +71,10 @@ class LeaseStore(Protocol):
     (`FeedConsumer(share=...)`). All times are those of the store's own clock, never of the caller.
     An instance without a row is dead, a partition without a row has no owner.
 
-    Concurrency: all methods may be called concurrently, by several tasks and processes. Each is
-    atomic. None takes part in a transaction of the caller.
+    Concurrency: all methods may be called concurrently, by several tasks and processes. What each
+    does to one partition is atomic, and `Instance.changes` grows after it. None takes part in a
+    transaction of the caller. None waits for a row that another process has locked longer than a
+    part of a lease; `claim` passes by such a row.
 
     Raises: every method raises `StoreError` when the store fails. Whether it took effect is then
     unknown.
@@ -78,8 +82,10 @@ class LeaseStore(Protocol):
     `feedapi_client.testing.LeaseStoreContract` is the test suite that every such store passes.
     """
 
-    async def join(self, feed: FeedKey, instance: str, seconds: float) -> None:
+    async def join(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> None:
         """Write the heartbeat of an instance, which may have expired; it holds for `seconds`.
+
+        `options` is kept for the others to read: at most 200 characters of ASCII.
 
         Leases that still name the instance are its own again. When no other instance is alive,
         the marks of `end` are deleted: a new round begins.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import anyio.lowlevel
@@ -15,6 +15,8 @@ from feedapi_client.stores.base import (
     check_storable,
     replace_positions,
 )
+from feedapi_client.stores.done import Claim, DoneEvent, already_done, claimed_anew
+from feedapi_client.stores.done_statements import new_claim
 from feedapi_client.stores.memory_leases import MemoryLeases
 from feedapi_client.stores.moving import check_moves, moved_positions
 
@@ -29,6 +31,8 @@ class MemoryCursorStore(MemoryLeases, Closable):
     def __init__(self) -> None:
         super().__init__()
         self._feeds: dict[FeedKey, dict[int, Position]] = {}
+        self._claims: dict[tuple[FeedKey, int], int] = {}
+        self._done: dict[tuple[FeedKey, int], set[str]] = {}
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
@@ -39,12 +43,7 @@ class MemoryCursorStore(MemoryLeases, Closable):
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
     ) -> None:
         """See `CursorStore.save`. Raises `StoreError` if a transaction is given."""
-        if transaction is not None:
-            raise StoreError(
-                "MemoryCursorStore can't take part in a transaction: "
-                "use a store in the database that the effects go to",
-                feed=feed.url,
-            )
+        _check_no_transaction(feed, transaction)
         await anyio.lowlevel.checkpoint_if_cancelled()
         check_storable(feed, positions)
         stored = self._feeds.get(feed, {})
@@ -53,6 +52,52 @@ class MemoryCursorStore(MemoryLeases, Closable):
             check_predecessor(feed, partition, position, None if found is None else found.revision)
         if positions:
             self._feeds.setdefault(feed, {}).update(positions)
+
+    async def take_over(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Claim:
+        """See `DoneStore.take_over`."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        found = self._feeds.get(feed, {}).get(partitions[0])
+        check_predecessor(
+            feed,
+            partitions[0],
+            Position("", revision=revision + 1),
+            None if found is None else found.revision,
+        )
+        number = new_claim()
+        done: dict[str, int] = {}
+        for partition in partitions:
+            self._claims[feed, partition] = number
+            done |= dict.fromkeys(self._done.get((feed, partition), ()), partition)
+        return Claim(number, done)
+
+    async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
+        """See `DoneStore.done`. Raises `StoreError` if a transaction is given."""
+        _check_no_transaction(feed, transaction)
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        if self._claims.get((feed, event.partition)) != event.claim:
+            raise claimed_anew(feed, event.partition)
+        done = self._done.setdefault((feed, event.partition), set())
+        if event.id in done:
+            raise already_done(feed, event.partition)
+        done.add(event.id)
+
+    async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
+        """See `DoneStore.is_done`."""
+        await anyio.lowlevel.checkpoint_if_cancelled()
+        return event.id in self._done.get((feed, event.partition), ())
+
+    async def save_passing(
+        self,
+        feed: FeedKey,
+        positions: Mapping[int, Position],
+        passed: Mapping[int, Collection[str]],
+        *,
+        transaction: Any = None,
+    ) -> None:
+        """See `DoneStore.save_passing`. Raises `StoreError` if a transaction is given."""
+        await self.save(feed, positions, transaction=transaction)
+        for partition, ids in passed.items():
+            self._done.get((feed, partition), set()).difference_update(ids)
 
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`."""
@@ -65,6 +110,7 @@ class MemoryCursorStore(MemoryLeases, Closable):
         stored = self._feeds.get(feed, {})
         for partition in list(stored) if partitions is None else partitions:
             stored.pop(partition, None)
+            self._forget(feed, [partition])
         if not stored:
             self._feeds.pop(feed, None)
 
@@ -72,7 +118,9 @@ class MemoryCursorStore(MemoryLeases, Closable):
         self, feed: FeedKey, positions: Mapping[int, Position]
     ) -> dict[int, Position]:
         """See `AdministrableStore.replace`."""
-        return await replace_positions(self, feed, positions)
+        replaced = await replace_positions(self, feed, positions)
+        self._forget(feed, positions)
+        return replaced
 
     async def move(
         self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
@@ -91,8 +139,31 @@ class MemoryCursorStore(MemoryLeases, Closable):
             if new in moved:
                 del self._feeds[old]
                 self._feeds[new] = dict(moved[new])
+                for kept in (self._claims, self._done):
+                    _move(kept, old, new)
         return moved
+
+    def _forget(self, feed: FeedKey, partitions: Iterable[int]) -> None:
+        for partition in partitions:
+            self._done.pop((feed, partition), None)
+            self._claims.pop((feed, partition), None)
 
     def __repr__(self) -> str:
         positions = sum(map(len, self._feeds.values()))
         return f"<MemoryCursorStore: {len(self._feeds)} feeds, {positions} positions>"
+
+
+def _check_no_transaction(feed: FeedKey, transaction: Any) -> None:
+    if transaction is not None:
+        raise StoreError(
+            "MemoryCursorStore can't take part in a transaction: "
+            "use a store in the database that the effects go to",
+            feed=feed.url,
+        )
+
+
+def _move(kept: dict[tuple[FeedKey, int], Any], old: FeedKey, new: FeedKey) -> None:
+    for feed, partition in [key for key in kept if key[0] in (old, new)]:
+        value = kept.pop((feed, partition))
+        if feed == old:
+            kept[new, partition] = value

@@ -17,6 +17,7 @@ class _Heartbeat:
     joined: float
     expires: float
     changes: int
+    options: str = ""
 
 
 @dataclass(slots=True)
@@ -50,14 +51,14 @@ class MemoryLeases:
     def __init__(self) -> None:
         self._shared: dict[FeedKey, _Feed] = {}
 
-    async def join(self, feed: FeedKey, instance: str, seconds: float) -> None:
+    async def join(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> None:
         """See `LeaseStore.join`."""
         shared, now = await self._at(feed)
         if not any(shared.alive(name, now) for name in shared.instances if name != instance):
             for row in shared.leases.values():
                 row.ended = False
         found = shared.instances.setdefault(instance, _Heartbeat(now, now, 0))
-        found.expires = now + seconds
+        found.expires, found.options = now + seconds, options
         shared.changed(instance)
 
     async def renew(self, feed: FeedKey, instance: str, seconds: float) -> bool:
@@ -80,7 +81,7 @@ class MemoryLeases:
         """See `LeaseStore.instances`."""
         shared, now = await self._at(feed)
         return [
-            Instance(name, found.expires - now, now - found.joined, found.changes)
+            Instance(name, found.expires - now, now - found.joined, found.changes, found.options)
             for name, found in sorted(shared.instances.items())
         ]
 

@@ -9,6 +9,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.protocol.text import printable
 from feedapi_client.stores.base import AdministrableStore, CursorStore
+from feedapi_client.stores.stored_format import FirstFormatKey, in_another_format
 
 _MAX_SHOWN = 200
 
@@ -60,6 +61,47 @@ def already_stored(new: FeedKey) -> StoreError:
     )
 
 
+async def adopt(store: CursorStore, old: FeedKey, new: FeedKey) -> int:
+    """Move what is stored under `old` to `new`, in one transaction, unless `new` has positions.
+
+    Several instances may do it at once: one of them moves.
+
+    Returns the number of positions that were moved; 0 also for a store that can't move any.
+
+    Raises:
+        StoreError: the store failed.
+    """
+    if old == new or not isinstance(store, AdministrableStore):
+        return 0
+    stored = await store.feeds()
+    if new in stored or old not in stored:
+        return 0
+    try:
+        moved = await store.move({old: new})
+    except StoreError:
+        if await store.load(new):  # another instance was faster
+            return 0
+        raise
+    return len(moved.get(new, {}))
+
+
+async def stored_keys(store: CursorStore) -> list[FeedKey]:
+    """Return all stored keys; none for a store that can't list them. Raises `StoreError`."""
+    return await store.feeds() if isinstance(store, AdministrableStore) else []
+
+
+async def check_key_format(store: CursorStore, key: FeedKey) -> None:
+    """Check that a listed key is not one of another format, under which `load` finds nothing.
+
+    Raises:
+        StoreError: it is, or the store failed.
+    """
+    # In this order: another process may save or delete positions meanwhile.
+    first = await store.load(FirstFormatKey.of(key))
+    if not await store.load(key) and key in await stored_keys(store):
+        raise in_another_format(key, len(first))
+
+
 async def keys_elsewhere(store: CursorStore, key: FeedKey) -> list[FeedKey]:
     """Return the stored keys that differ from `key` in scheme, host or port, and in nothing else.
 
@@ -69,9 +111,7 @@ async def keys_elsewhere(store: CursorStore, key: FeedKey) -> list[FeedKey]:
     Raises:
         StoreError: the store failed.
     """
-    if not isinstance(store, AdministrableStore):
-        return []
-    return [found for found in await store.feeds() if _is_elsewhere(found, key)]
+    return [found for found in await stored_keys(store) if is_elsewhere(found, key)]
 
 
 def cursors_elsewhere(found: FeedKey, url: str) -> str:
@@ -95,7 +135,8 @@ def _shown(text: str) -> str:
     return line if len(text) <= _MAX_SHOWN else f"{line}…"
 
 
-def _is_elsewhere(found: FeedKey, key: FeedKey) -> bool:
+def is_elsewhere(found: FeedKey, key: FeedKey) -> bool:
+    """Return whether a stored key differs from `key` as `keys_elsewhere` says."""
     if (found.name, found.filters) != (key.name, key.filters):
         return False
     there, here = urlsplit(found.url), urlsplit(key.url)

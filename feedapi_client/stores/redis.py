@@ -25,10 +25,12 @@ from feedapi_client.stores.base import (
     check_storable,
     fenced,
     replace_positions,
+    stored_key,
     stored_position,
 )
 from feedapi_client.stores.moving import already_stored, check_moves
 from feedapi_client.stores.redis_leases import RedisLeases
+from feedapi_client.stores.stored_format import STORE_FORMAT, check_format
 
 # KEYS[1]: the feed's hash. ARGV[1]: the feed as JSON; then for each position: partition, the
 # revision that must be stored (0: none), the new value.
@@ -101,8 +103,9 @@ class RedisCursorStore(RedisLeases, Closable):
     """Keeps positions in Redis.
 
     Each feed has one hash, whose name is `prefix` and `FeedKey.id`. It has a field for each
-    partition (``revision status cursor``) and the field ``feed``, which holds the feed key as
-    JSON. A save is one Lua script: atomic, and one round trip whatever the number of positions.
+    partition (``revision status cursor``) and the field ``feed``, which holds the feed key and the
+    version of the format as JSON. A save is one Lua script: atomic, and one round trip whatever the
+    number of positions.
 
     Redis takes no part in the transactions of another database: `save` raises `StoreError` if a
     transaction is given. A consumer that crashes between its effects and the commit gets the batch
@@ -146,12 +149,11 @@ class RedisCursorStore(RedisLeases, Closable):
         """See `CursorStore.load`."""
         async with self._operation(feed):
             fields = await self._client.hgetall(self._key(feed))
-            texts = ((_text(name), _text(value)) for name, value in fields.items())
-            return {
-                int(name): _position(feed, int(name), value)
-                for name, value in texts
-                if name != _FEED_FIELD
-            }
+            texts = {_text(name): _text(value) for name, value in fields.items()}
+            if (described := texts.pop(_FEED_FIELD, None)) is not None:
+                version = orjson.loads(described).get("format")
+                check_format("these cursors in Redis", version, STORE_FORMAT, feed)
+            return {int(name): _position(feed, int(name), text) for name, text in texts.items()}
 
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
@@ -187,7 +189,8 @@ class RedisCursorStore(RedisLeases, Closable):
             async for key in self._client.scan_iter(match=pattern, count=1000):
                 if (text := await self._described(key)) is not None:
                     described = orjson.loads(text)
-                    found.add(FeedKey(described["url"], described["name"], described["filters"]))
+                    filters = orjson.dumps(described["filters"]).decode()
+                    found.add(stored_key(described["url"], described["name"], filters))
         return sorted(found, key=str)
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
@@ -275,7 +278,8 @@ def _position(feed: FeedKey, partition: int, value: str) -> Position:
 
 def _description(feed: FeedKey) -> bytes:
     """Return the field ``feed`` of the feed's hash."""
-    return orjson.dumps({"url": feed.url, "name": feed.name, "filters": feed.filters})
+    key = {"url": feed.url, "name": feed.name, "filters": feed.filters}
+    return orjson.dumps({**key, "format": STORE_FORMAT})
 
 
 def _text(value: Any) -> str:

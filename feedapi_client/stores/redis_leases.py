@@ -1,8 +1,8 @@
 """Leases in Redis, beside the cursors. Needs the extra ``redis``.
 
-Two hashes for each feed, in one slot of a cluster: the instances (``joined expires changes``) and
-the leases (``epoch ended changed owner``). Times are those of Redis, in microseconds. Nothing
-expires by itself: an epoch must not be forgotten.
+Two hashes for each feed, in one slot of a cluster: the instances (``joined expires changes
+options``) and the leases (``epoch ended changed owner``). Times are those of Redis, in
+microseconds. Nothing expires by itself: an epoch must not be forgotten.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ local function number(value) return string.format('%.0f', value) end
 local function heartbeat(name)
     local found = redis.call('HGET', KEYS[1], name)
     if not found then return nil end
-    local joined, expires, changes = string.match(found, '^(%d+) (%d+) (%d+)$')
-    return {joined = tonumber(joined), expires = tonumber(expires), changes = tonumber(changes)}
+    local joined, expires, changes, options = string.match(found, '^(%d+) (%d+) (%d+) (.*)$')
+    return {joined = tonumber(joined), expires = tonumber(expires), changes = tonumber(changes),
+        options = options}
 end
 local function beat(name, h)
-    local value = number(h.joined) .. ' ' .. number(h.expires) .. ' ' .. number(h.changes)
-    redis.call('HSET', KEYS[1], name, value)
+    local times = number(h.joined) .. ' ' .. number(h.expires)
+    redis.call('HSET', KEYS[1], name, times .. ' ' .. number(h.changes) .. ' ' .. h.options)
 end
 local function alive(name)
     local found = heartbeat(name)
@@ -77,6 +78,7 @@ end
 local mine = heartbeat(ARGV[1]) or {joined = now, changes = tonumber(ARGV[4])}
 mine.expires = now + tonumber(ARGV[2])
 mine.changes = mine.changes + 1
+mine.options = ARGV[5]
 beat(ARGV[1], mine)
 return 1
 """
@@ -154,10 +156,10 @@ class RedisLeases:
             for script in (_JOIN, _RENEW, _LEAVE, _CLAIM, _CHANGE, _READ)
         }
 
-    async def join(self, feed: FeedKey, instance: str, seconds: float) -> None:
+    async def join(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> None:
         """See `LeaseStore.join`."""
         length, kept = int(seconds * _SECOND), _KEPT_SECONDS * _SECOND
-        await self._call(_JOIN, feed, instance, length, kept, first_change())
+        await self._call(_JOIN, feed, instance, length, kept, first_change(), options)
 
     async def renew(self, feed: FeedKey, instance: str, seconds: float) -> bool:
         """See `LeaseStore.renew`."""
@@ -172,9 +174,9 @@ class RedisLeases:
         now, rows = await self._read(feed, 1)
         found = []
         for name, value in rows.items():
-            joined, expires, changes = map(int, value.split())
-            left, age = (expires - now) / _SECOND, (now - joined) / _SECOND
-            found.append(Instance(name, left, age, changes))
+            joined, expires, changes, options = value.split(" ", 3)
+            left, age = (int(expires) - now) / _SECOND, (now - int(joined)) / _SECOND
+            found.append(Instance(name, left, age, int(changes), options))
         return sorted(found, key=lambda instance: instance.name)
 
     async def leases(self, feed: FeedKey) -> dict[int, Lease]:

@@ -11,6 +11,8 @@ from typing import Any
 
 import orjson
 import sqlalchemy as sa
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.functions import FunctionElement
 
 from feedapi_client.model import FeedKey, Position
 
@@ -18,6 +20,38 @@ from feedapi_client.model import FeedKey, Position
 _ROWS_PER_STATEMENT = 500
 
 Condition = list[sa.ColumnElement[bool]]
+Time = int | sa.ColumnElement[int]
+"""A time by the database's clock, in microseconds since 1970 UTC, or what computes it there."""
+
+
+class DatabaseTime(FunctionElement[int]):
+    """The database's clock, in microseconds since 1970 UTC."""
+
+    inherit_cache = True
+    type = sa.BigInteger()
+
+
+@compiles(DatabaseTime, "postgresql")
+def _postgresql(*_: object, **__: object) -> str:
+    # now() is the time at which the transaction began.
+    return "CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000000 AS BIGINT)"
+
+
+@compiles(DatabaseTime, "mysql")
+@compiles(DatabaseTime, "mariadb")
+def _mysql(*_: object, **__: object) -> str:
+    # NOW() is in the time zone of the session; without (6) there are no fractions.
+    return "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
+
+
+@compiles(DatabaseTime, "sqlite")
+def _sqlite(*_: object, **__: object) -> str:
+    return "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
+
+
+@compiles(DatabaseTime, "mssql")
+def _mssql(*_: object, **__: object) -> str:
+    return "DATEDIFF_BIG(MICROSECOND, '1970-01-01', SYSUTCDATETIME())"
 
 
 def in_chunks(positions: Mapping[int, Position]) -> Iterator[dict[int, Position]]:
@@ -38,9 +72,17 @@ class CursorStatements:
         self.journal = journal
 
     def select_positions(
-        self, feed: FeedKey, *, lock: bool = False, partitions: Iterable[int] | None = None
+        self,
+        feed: FeedKey,
+        *,
+        lock: bool = False,
+        skip_locked: bool = False,
+        partitions: Iterable[int] | None = None,
     ) -> sa.Executable:
-        """Select partition, cursor, status and revision; `lock` locks the rows for a change."""
+        """Select partition, cursor, status and revision.
+
+        `lock` locks the rows for a change, with `skip_locked` those that nobody else has locked.
+        """
         columns = self.table.c
         query = sa.select(
             columns.partition_id, columns.feed_cursor, columns.status, columns.revision
@@ -48,7 +90,14 @@ class CursorStatements:
         if partitions is not None:
             query = query.where(columns.partition_id.in_(list(partitions)))
         # In the order of the partitions, see `in_chunks`.
-        return query.order_by(columns.partition_id).with_for_update() if lock else query
+        if not lock:
+            return query
+        return query.order_by(columns.partition_id).with_for_update(skip_locked=skip_locked)
+
+    def lock_positions(self, matching: Condition) -> sa.Executable:
+        """Lock the matching rows that nobody else has locked, and select their partitions."""
+        query = sa.select(self.table.c.partition_id).where(*matching)
+        return query.order_by(self.table.c.partition_id).with_for_update(skip_locked=True)
 
     def select_feeds(self) -> sa.Executable:
         """Select URL, consumer's name and filters (JSON) of every feed."""
@@ -65,7 +114,7 @@ class CursorStatements:
         ]
 
     def update_positions(
-        self, matching: Condition, positions: Mapping[int, Position], at: int
+        self, matching: Condition, positions: Mapping[int, Position], at: Time
     ) -> sa.Update:
         """Set the matching rows to these positions."""
         cursors = {partition: new.cursor for partition, new in positions.items()}
@@ -82,12 +131,11 @@ class CursorStatements:
         )
 
     def insert_positions(
-        self, feed: FeedKey, positions: Mapping[int, Position], at: int
+        self, feed: FeedKey, positions: Mapping[int, Position], at: Time
     ) -> tuple[sa.Insert, list[dict[str, Any]]]:
         """Return the statement that inserts these positions, and its rows."""
         key = {
             "feed_id": feed.id,
-            "saved_at": at,
             "feed_url": feed.url,
             "consumer": feed.name,
             "filters": orjson.dumps(feed.filters).decode(),
@@ -102,7 +150,7 @@ class CursorStatements:
             }
             for partition, new in sorted(positions.items())
         ]
-        return sa.insert(self.table), rows
+        return sa.insert(self.table).values(saved_at=at), rows
 
     def delete_positions(self, matching: Condition) -> sa.Delete:
         """Delete the matching rows."""

@@ -13,6 +13,8 @@ except ImportError as error:
         "SQLAlchemyCursorStore needs SQLAlchemy: pip install 'feedapi-client[sql]'"
     ) from error
 
+from feedapi_client.stores.stored_format import FORMAT_TABLE, check_format
+
 TABLE_OPTIONS: dict[str, Any] = {
     f"{dialect}_{option}": value
     for dialect in ("mysql", "mariadb")
@@ -76,6 +78,7 @@ def instance_table(name: str, metadata: sa.MetaData, schema: str | None = None) 
         sa.Column("joined_at", sa.BigInteger, nullable=False),
         sa.Column("expires_at", sa.BigInteger, nullable=False),
         sa.Column("changes", sa.BigInteger, nullable=False),
+        sa.Column("options", sa.String(200), nullable=False),
         schema=schema,
         **TABLE_OPTIONS,
     )
@@ -98,6 +101,46 @@ def lease_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> 
         schema=schema,
         **TABLE_OPTIONS,
     )
+
+
+def format_table(metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
+    """Return the table that notes the formats of other tables, by their names."""
+    return table_in(metadata, _format_table, FORMAT_TABLE, schema)
+
+
+def _format_table(name: str, metadata: sa.MetaData, schema: str | None) -> sa.Table:
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("name", sa.Unicode(200), primary_key=True),
+        sa.Column("version", sa.Integer, nullable=False),
+        schema=schema,
+        **TABLE_OPTIONS,
+    )
+
+
+def note_format(connection: sa.Connection, table: sa.Table, name: str, newest: int) -> None:
+    """Note the format of a table where it is not noted yet, and check it.
+
+    Arguments:
+        table: the `format_table`, which exists.
+        name: of the table whose format it is.
+        newest: the newest version of it that can be read.
+
+    Raises:
+        StoreError: a newer version of this package wrote the table.
+    """
+    noted = connection.execute(sa.select(table.c.version).where(table.c.name == name)).scalar()
+    check_format(f"the table {name}", noted, newest)
+    if noted is None:
+        connection.execute(sa.insert(table).values(name=name, version=newest))
+
+
+def check_noted_format(connection: sa.Connection, table: sa.Table, name: str, newest: int) -> None:
+    """Check the format of a table as `note_format` does, and note nothing."""
+    if sa.inspect(connection).has_table(table.name, schema=table.schema):
+        noted = connection.execute(sa.select(table.c.version).where(table.c.name == name)).scalar()
+        check_format(f"the table {name}", noted, newest)
 
 
 def long_text() -> sa.types.TypeEngine[str]:

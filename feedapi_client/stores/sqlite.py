@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import Any, TypeVar
 
 import anyio
@@ -22,10 +23,12 @@ from feedapi_client.stores.base import (
     Closable,
     check_storable,
     stored_key,
-    stored_position,
 )
+from feedapi_client.stores.caller_thread import in_callers_thread
+from feedapi_client.stores.done import Claim, DoneEvent
 from feedapi_client.stores.journal import Journal, microseconds
 from feedapi_client.stores.moving import check_moves
+from feedapi_client.stores.scripts import Query, Script
 from feedapi_client.stores.sqlite_connection import (
     SQLiteFile,
     run_script,
@@ -33,7 +36,7 @@ from feedapi_client.stores.sqlite_connection import (
     transact,
 )
 from feedapi_client.stores.sqlite_leases import SQLiteLeases, create_lease_tables
-from feedapi_client.stores.sqlite_statements import CursorScripts, Query, Script
+from feedapi_client.stores.sqlite_statements import CursorScripts
 
 T = TypeVar("T")
 
@@ -48,7 +51,8 @@ class SQLiteCursorStore(SQLiteLeases, Closable):
     as ``transaction``: a `sqlite3.Connection` or an `aiosqlite.Connection`. The save then happens
     on that connection, and the caller commits it or rolls it back. It is part of the open
     transaction; without one it opens one, if the connection is in the mode to do so. On a
-    `sqlite3.Connection` it happens synchronously in the calling thread. Don't hold a write
+    `sqlite3.Connection` it happens synchronously in the calling thread, also with
+    `SyncFeedConsumer`: see `feedapi_client.stores.caller_thread`. Don't hold a write
     transaction open across awaits that lead to other saves: SQLite has one writer at a time.
 
     A file that is damaged, not SQLite or not accessible raises `StoreError` at the first use.
@@ -73,8 +77,7 @@ class SQLiteCursorStore(SQLiteLeases, Closable):
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
-        rows = await self._read(feed, self._scripts.load(feed))
-        return {row[0]: stored_position(feed, *row) for row in rows}
+        return await self._read(feed, self._scripts.load(feed))
 
     async def save(
         self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
@@ -83,11 +86,41 @@ class SQLiteCursorStore(SQLiteLeases, Closable):
 
         `transaction` is a `sqlite3.Connection` or an `aiosqlite.Connection` to the same file.
         """
+        await self.save_passing(feed, positions, {}, transaction=transaction)
+
+    async def take_over(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Claim:
+        """See `DoneStore.take_over`."""
+        done = self._scripts.done
+        number = await self._write(feed, done.claim(feed, partitions, revision))
+        return Claim(number, await self._write(feed, done.load(feed, partitions, revision)))
+
+    async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
+        """See `DoneStore.done`. `transaction` as in `save`."""
+        script = self._scripts.done.done(feed, event)
+        if transaction is not None:
+            await self._run_within(feed, script, transaction)
+        else:
+            await self._write(feed, script)
+
+    async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
+        """See `DoneStore.is_done`."""
+        return await self._read(feed, self._scripts.done.is_done(feed, event))
+
+    async def save_passing(
+        self,
+        feed: FeedKey,
+        positions: Mapping[int, Position],
+        passed: Mapping[int, Collection[str]],
+        *,
+        transaction: Any = None,
+    ) -> None:
+        """See `DoneStore.save_passing`. `transaction` as in `save`."""
         check_storable(feed, positions)
         if transaction is not None:
-            await self._save_within(feed, positions, transaction)
+            script = self._scripts.save_passing(feed, positions, passed) if positions else None
+            await self._run_within(feed, script, transaction)
         elif positions:
-            await self._write(feed, self._scripts.save(feed, positions))
+            await self._write(feed, self._scripts.save_passing(feed, positions, passed))
 
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`."""
@@ -136,15 +169,13 @@ class SQLiteCursorStore(SQLiteLeases, Closable):
 
     # The caller's connection
 
-    async def _save_within(
-        self, feed: FeedKey, positions: Mapping[int, Position], transaction: Any
-    ) -> None:
+    async def _run_within(self, feed: FeedKey, work: Script[None] | None, transaction: Any) -> None:
         await anyio.lowlevel.checkpoint_if_cancelled()
-        script = self._save_in_transaction(feed, positions, transaction)
+        script = self._in_transaction(feed, work, transaction)
         aiosqlite = sys.modules.get("aiosqlite")
         try:
             if isinstance(transaction, sqlite3.Connection):
-                run_script(transaction, script)
+                await in_callers_thread(partial(run_script, transaction, script))
             elif aiosqlite is not None and isinstance(transaction, aiosqlite.Connection):
                 with anyio.CancelScope(shield=True):
                     await run_script_on_aiosqlite(transaction, script)
@@ -160,8 +191,8 @@ class SQLiteCursorStore(SQLiteLeases, Closable):
         except Exception as error:
             raise self._file.failure(feed, error) from error
 
-    def _save_in_transaction(
-        self, feed: FeedKey, positions: Mapping[int, Position], connection: Any
+    def _in_transaction(
+        self, feed: FeedKey, work: Script[None] | None, connection: Any
     ) -> Script[None]:
         databases = yield Query("PRAGMA database_list")
         self._check_file(feed, next(row[2] for row in databases if row[1] == "main"))
@@ -180,11 +211,11 @@ class SQLiteCursorStore(SQLiteLeases, Closable):
             yield Query("BEGIN IMMEDIATE")
         if not self._file.is_open:
             yield from self._scripts.create_tables()
-        if not positions:
+        if work is None:
             return
         yield Query("SAVEPOINT feedapi_save")
         try:
-            yield from self._scripts.save(feed, positions)
+            yield from work
         except Exception:
             # A failure such as a full disk has already rolled back everything, also the savepoint.
             if connection.in_transaction:

@@ -8,6 +8,8 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -16,7 +18,7 @@ from anyio.lowlevel import RunVar
 
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey
-from feedapi_client.stores.sqlite_statements import Change, Query, Script
+from feedapi_client.stores.scripts import Query, Script, Step, run_steps, run_steps_async
 
 BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 """Error codes of a file that another connection holds."""
@@ -72,6 +74,8 @@ class SQLiteFile:
             )
         elif getattr(error, "sqlite_errorcode", None) in BUSY_CODES:
             hint = ". Another writer holds the file: keep write transactions short"
+        elif not (folder := Path(self.path).absolute().parent).is_dir():
+            hint = f": there is no folder {folder}"
         # Of any other error only the name: its text may quote a cursor.
         text = str(error) if isinstance(error, sqlite3.Error) else type(error).__name__
         return StoreError(
@@ -158,21 +162,10 @@ def transact(connection: sqlite3.Connection, script: Script[T]) -> T:
 
 def run_script(connection: sqlite3.Connection, script: Script[T]) -> T:
     """Run a script on a connection, and return its result."""
-    try:
-        step = next(script)
-        while True:
-            try:
-                rows = _execute(connection, step)
-            except Exception as error:  # noqa: BLE001 - the script cleans up and raises it again
-                step = script.throw(error)
-            else:
-                step = script.send(rows)
-    except StopIteration as end:
-        result: T = end.value
-        return result
+    return run_steps(script, partial(_execute, connection))
 
 
-def _execute(connection: sqlite3.Connection, step: Query | Change) -> list[Any]:
+def _execute(connection: sqlite3.Connection, step: Step) -> list[Any]:
     execute = connection.execute if isinstance(step, Query) else connection.executemany
     cursor: sqlite3.Cursor = execute(*step)
     try:
@@ -183,21 +176,10 @@ def _execute(connection: sqlite3.Connection, step: Query | Change) -> list[Any]:
 
 async def run_script_on_aiosqlite(connection: Any, script: Script[T]) -> T:
     """Run a script on an `aiosqlite.Connection`, and return its result."""
-    try:
-        step = next(script)
-        while True:
-            try:
-                rows = await _execute_on_aiosqlite(connection, step)
-            except Exception as error:  # noqa: BLE001 - the script cleans up and raises it again
-                step = script.throw(error)
-            else:
-                step = script.send(rows)
-    except StopIteration as end:
-        result: T = end.value
-        return result
+    return await run_steps_async(script, partial(_execute_on_aiosqlite, connection))
 
 
-async def _execute_on_aiosqlite(connection: Any, step: Query | Change) -> list[Any]:
+async def _execute_on_aiosqlite(connection: Any, step: Step) -> list[Any]:
     if isinstance(step, Query):
         cursor = await connection.execute(*step)
     else:

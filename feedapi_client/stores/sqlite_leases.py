@@ -13,8 +13,8 @@ from typing import Any
 
 from feedapi_client.model import FeedKey
 from feedapi_client.stores.leases import Instance, Lease, first_change
+from feedapi_client.stores.scripts import Query, Script, StatementRows
 from feedapi_client.stores.sqlite_connection import SQLiteFile, run_script, transact
-from feedapi_client.stores.sqlite_statements import Change, Query, Script
 
 _SECOND = 1_000_000
 _KEPT_SECONDS = 3600
@@ -28,6 +28,7 @@ CREATE TABLE IF NOT EXISTS feedapi_cursors_instances (
     joined_at BIGINT NOT NULL,
     expires_at BIGINT NOT NULL,
     changes BIGINT NOT NULL,
+    options VARCHAR(200) NOT NULL,
     PRIMARY KEY (feed_id, instance)
 )
 """,
@@ -52,10 +53,11 @@ _PRUNE = (
     f"WHERE feed_id = ? AND expires_at < {_NOW} - {_KEPT_SECONDS * _SECOND}"
 )
 _JOIN = f"""
-INSERT INTO feedapi_cursors_instances (feed_id, instance, joined_at, expires_at, changes)
-VALUES (?1, ?2, {_NOW}, {_NOW} + ?3, ?4)
+INSERT INTO feedapi_cursors_instances (
+    feed_id, instance, joined_at, expires_at, changes, options
+) VALUES (?1, ?2, {_NOW}, {_NOW} + ?3, ?4, ?5)
 ON CONFLICT (feed_id, instance) DO UPDATE SET
-    expires_at = excluded.expires_at, changes = changes + 1
+    expires_at = excluded.expires_at, changes = changes + 1, options = excluded.options
 """
 _NEW_ROUND = "UPDATE feedapi_cursors_leases SET ended = 0 WHERE feed_id = ? AND ended = 1"
 _RENEW = f"""
@@ -68,7 +70,7 @@ _RELEASE_ALL = (
 )
 _LEAVE = "DELETE FROM feedapi_cursors_instances WHERE feed_id = ? AND instance = ?"
 _INSTANCES = (
-    f"SELECT instance, expires_at - {_NOW}, {_NOW} - joined_at, changes "
+    f"SELECT instance, expires_at - {_NOW}, {_NOW} - joined_at, changes, options "
     "FROM feedapi_cursors_instances WHERE feed_id = ? ORDER BY instance"
 )
 _LEASES = (
@@ -110,9 +112,9 @@ class SQLiteLeases:
     def __init__(self, file: SQLiteFile) -> None:
         self._lease_file = file
 
-    async def join(self, feed: FeedKey, instance: str, seconds: float) -> None:
+    async def join(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> None:
         """See `LeaseStore.join`."""
-        await self._lease_change(feed, _join(feed, instance, int(seconds * _SECOND)))
+        await self._lease_change(feed, _join(feed, instance, int(seconds * _SECOND), options))
 
     async def renew(self, feed: FeedKey, instance: str, seconds: float) -> bool:
         """See `LeaseStore.renew`."""
@@ -127,8 +129,8 @@ class SQLiteLeases:
         """See `LeaseStore.instances`."""
         rows = await self._lease_rows(feed, _INSTANCES)
         return [
-            Instance(name, left / _SECOND, age / _SECOND, changes)
-            for name, left, age, changes in rows
+            Instance(name, left / _SECOND, age / _SECOND, changes, options)
+            for name, left, age, changes, options in rows
         ]
 
     async def leases(self, feed: FeedKey) -> dict[int, Lease]:
@@ -166,12 +168,12 @@ def _query(sql: str, parameters: tuple[Any, ...]) -> Script[list[Any]]:
     return (yield Query(sql, parameters))
 
 
-def _join(feed: FeedKey, instance: str, microseconds: int) -> Script[None]:
+def _join(feed: FeedKey, instance: str, microseconds: int, options: str) -> Script[None]:
     yield Query(_PRUNE, (feed.id,))
     alive = yield Query(_ALIVE, (feed.id,))
     if not any(name != instance for (name,) in alive):
         yield Query(_NEW_ROUND, (feed.id,))
-    yield Query(_JOIN, (feed.id, instance, microseconds, first_change()))
+    yield Query(_JOIN, (feed.id, instance, microseconds, first_change(), options))
 
 
 def _leave(feed: FeedKey, instance: str) -> Script[None]:
@@ -184,14 +186,14 @@ def _claim(feed: FeedKey, instance: str, epochs: Mapping[int, int]) -> Script[di
     if (instance,) not in alive:
         return {}
     first = [(feed.id, partition, instance) for partition, epoch in epochs.items() if not epoch]
-    yield Change(_CLAIM_FIRST, first)
+    yield StatementRows(_CLAIM_FIRST, first)
     again = [(feed.id, instance, partition, epoch) for partition, epoch in epochs.items() if epoch]
-    yield Change(_CLAIM, again)
+    yield StatementRows(_CLAIM, again)
     rows = yield Query(_OWN, (feed.id, instance))
     yield Query(_CHANGED, (feed.id, instance))
     return {partition: epoch for partition, epoch in rows if epochs.get(partition) == epoch - 1}
 
 
 def _change(sql: str, feed: FeedKey, instance: str, partitions: Collection[int]) -> Script[None]:
-    yield Change(sql, [(feed.id, instance, partition) for partition in partitions])
+    yield StatementRows(sql, [(feed.id, instance, partition) for partition in partitions])
     yield Query(_CHANGED, (feed.id, instance))

@@ -1,15 +1,16 @@
 """The SQL statements of `SQLiteCursorStore`, and in which order a transaction executes them.
 
-What happens in a transaction is written once, as a *script*: a generator that yields statements
-and receives the rows found. `feedapi_client.stores.sqlite_connection` runs a script on each kind
-of connection.
+What happens in a transaction is written once, as a script.
+`feedapi_client.stores.sqlite_connection` runs a script on each kind of connection.
+
+The statements are plain SQL, which MySQL understands, too: `feedapi_client.django` runs them there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any
 
 import orjson
 
@@ -19,6 +20,7 @@ from feedapi_client.stores.base import (
     stored_position,
     with_next_revisions,
 )
+from feedapi_client.stores.done_statements import TABLE, DoneScripts
 from feedapi_client.stores.journal import (
     Journal,
     Pruner,
@@ -28,6 +30,8 @@ from feedapi_client.stores.journal import (
     reconstruct,
 )
 from feedapi_client.stores.moving import moved_positions
+from feedapi_client.stores.scripts import Query, Script, StatementRows
+from feedapi_client.stores.stored_format import STORE_FORMAT, note_format
 
 # The same tables as SQLAlchemyCursorStore creates: both stores can work on one file.
 _CREATE_TABLE = """
@@ -57,16 +61,14 @@ CREATE TABLE IF NOT EXISTS feedapi_cursors_journal (
 )
 """
 _LOAD = "SELECT partition_id, feed_cursor, status, revision FROM feedapi_cursors WHERE feed_id = ?"
-_LOAD_ONE = f"{_LOAD} AND partition_id = ?"
-_SAVE = """
+_INSERT = """
 INSERT INTO feedapi_cursors (
     feed_id, partition_id, feed_cursor, status, revision, saved_at, feed_url, consumer, filters
 ) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (feed_id, partition_id) DO UPDATE SET
-    feed_cursor = excluded.feed_cursor,
-    status = excluded.status,
-    revision = excluded.revision,
-    saved_at = excluded.saved_at
+"""
+_UPDATE = """
+UPDATE feedapi_cursors SET feed_cursor = ?, status = ?, revision = ?, saved_at = ?
+WHERE feed_id = ? AND partition_id = ?
 """
 _DELETE = "DELETE FROM feedapi_cursors WHERE feed_id = ? AND partition_id = ?"
 _FEEDS = "SELECT DISTINCT feed_url, consumer, filters FROM feedapi_cursors"
@@ -94,45 +96,59 @@ SELECT partition_id, MIN(saved_at), MIN(CASE WHEN revision = 1 THEN saved_at END
     UNION ALL
     SELECT partition_id, saved_at, revision FROM feedapi_cursors
     WHERE feed_id = ?1 AND saved_at > ?2
-) GROUP BY partition_id
+) AS later GROUP BY partition_id
 """
 
-T = TypeVar("T")
 
-
-class Query(NamedTuple):
-    """A statement and its parameters."""
-
-    sql: str
-    parameters: Sequence[Any] = ()
-
-
-class Change(NamedTuple):
-    """A statement and the rows to execute it for."""
-
-    sql: str
-    rows: list[tuple[Any, ...]]
-
-
-Script = Generator[Query | Change, list[Any], T]
+_MAX_NAMED = 500
+"""The number of partitions that a statement names. For more it takes all of the feed."""
 
 
 class CursorScripts:
-    """Makes the scripts of a store. Each has to run within one transaction."""
+    """Makes the scripts of a store. Each has to run within one transaction.
 
-    def __init__(self, journal: Journal | None) -> None:
+    Arguments:
+        journal: keep a history of positions.
+        lock: ends a SELECT of rows that are about to be changed, where a transaction does not lock
+            the whole database.
+        share: ends a SELECT of rows that nobody else may change until the transaction ends.
+        clock: the SELECT of the database's time, in microseconds since 1970 UTC; by default the
+            machine's is taken.
+    """
+
+    def __init__(
+        self,
+        journal: Journal | None,
+        *,
+        lock: str = "",
+        share: str = "",
+        clock: str | None = None,
+    ) -> None:
         self._journal = journal
         self._pruner = Pruner(journal)
+        # In the order of the partitions: two consumers that save several don't deadlock.
+        self._lock = f" ORDER BY partition_id {lock}" if lock else ""
+        self._clock = clock
+        self.done = DoneScripts(
+            TABLE, "feedapi_cursors", lock=lock and f" {lock}", share=share and f" {share}"
+        )
 
     def create_tables(self) -> Script[None]:
-        """Create the tables that do not exist yet."""
+        """Create the tables that do not exist yet.
+
+        Raises:
+            StoreError: a newer version of this package wrote them.
+        """
+        yield from note_format("feedapi_cursors", STORE_FORMAT)
         yield Query(_CREATE_TABLE)
+        yield Query(self.done.create)
         if self._journal is not None:
             yield Query(_CREATE_JOURNAL)
 
-    def load(self, feed: FeedKey) -> Script[list[Any]]:
-        """Return partition, cursor, status and revision of all positions."""
-        return (yield Query(_LOAD, (feed.id,)))
+    def load(self, feed: FeedKey) -> Script[dict[int, Position]]:
+        """Return all positions."""
+        rows = yield Query(_LOAD, (feed.id,))
+        return {row[0]: stored_position(feed, *row) for row in rows}
 
     def feeds(self) -> Script[list[Any]]:
         """Return URL, consumer's name and filters (JSON) of every feed."""
@@ -149,19 +165,39 @@ class CursorScripts:
             check_predecessor(feed, partition, position, stored.get(partition))
         yield from self._write(feed, positions, stored)
 
+    def save_passing(
+        self,
+        feed: FeedKey,
+        positions: Mapping[int, Position],
+        passed: Mapping[int, Collection[str]],
+    ) -> Script[None]:
+        """Do as `save`, and forget what is done before these positions."""
+        yield from self.save(feed, positions)
+        yield from self.done.forget(feed, passed)
+
     def _write(
         self, feed: FeedKey, positions: Mapping[int, Position], stored: Iterable[int]
     ) -> Script[None]:
         """Save the positions; of `stored` partitions they replace those that are there."""
-        at = now()
+        at = yield from self._time()
         replaced = set(stored)
-        yield from self._archive(feed, [p for p in positions if p in replaced], at)
+        ordered = sorted(positions.items())
+        yield from self._archive(feed, [p for p, _ in ordered if p in replaced], at)
         key = (feed.url, feed.name, orjson.dumps(feed.filters).decode())
-        rows = [
-            (feed.id, partition, new.cursor, new.status, new.revision, at, *key)
-            for partition, new in positions.items()
+        updated = [
+            (new.cursor, new.status, new.revision, at, feed.id, partition)
+            for partition, new in ordered
+            if partition in replaced
         ]
-        yield Change(_SAVE, rows)
+        inserted = [
+            (feed.id, partition, new.cursor, new.status, new.revision, at, *key)
+            for partition, new in ordered
+            if partition not in replaced
+        ]
+        if updated:
+            yield StatementRows(_UPDATE, updated)
+        if inserted:
+            yield StatementRows(_INSERT, inserted)
 
     def replace(
         self, feed: FeedKey, positions: Mapping[int, Position]
@@ -169,6 +205,7 @@ class CursorScripts:
         """Save the positions, whatever is stored; return them as saved."""
         stored = yield from self._revisions(feed, positions)
         replaced = with_next_revisions(positions, stored)
+        yield from self.done.delete(feed, positions)
         yield from self.save(feed, replaced)
         return replaced
 
@@ -183,20 +220,23 @@ class CursorScripts:
             stored = yield from self._positions(new)
             moved[new] = moved_positions(new, positions, stored, overwrite=overwrite)
             yield from self.delete(new, set(stored) - set(positions))
+            yield from self.done.move(old, new)
             yield from self.delete(old, None)
             yield from self._write(new, moved[new], set(stored) & set(positions))
         return moved
 
     def delete(self, feed: FeedKey, partitions: set[int] | None) -> Script[None]:
         """Delete the positions of the partitions, or of all."""
-        rows = yield Query(_LOAD, (feed.id,))
-        to_delete = [row[0] for row in rows if partitions is None or row[0] in partitions]
-        yield from self._archive(feed, to_delete, now())
-        yield Change(_DELETE, [(feed.id, partition) for partition in to_delete])
+        stored = yield from self._positions(feed)
+        to_delete = [p for p in stored if partitions is None or p in partitions]
+        if to_delete:
+            yield from self._archive(feed, to_delete, (yield from self._time()))
+            yield StatementRows(_DELETE, [(feed.id, partition) for partition in to_delete])
+        yield from self.done.delete(feed, partitions)
 
     def positions_at(self, feed: FeedKey, when: datetime) -> Script[dict[int, Position]]:
         """Return the positions of a time, see `JournalledStore.positions_at`."""
-        at = check_reach(feed, self._journal, when)
+        at = check_reach(feed, self._journal, when, (yield from self._time()))
         covering = yield Query(_COVERING, (feed.id, at))
         later = yield Query(_LATER, (feed.id, at))
         return reconstruct(feed, when, covering, later)
@@ -205,26 +245,35 @@ class CursorScripts:
         """Make the positions of a time the current ones; return them as saved."""
         target = yield from self.positions_at(feed, to)
         check_rewind(feed, to, target)
-        rows = yield Query(_LOAD, (feed.id,))
-        yield from self.delete(feed, {row[0] for row in rows} - target.keys())
+        stored = yield from self._positions(feed)
+        yield from self.delete(feed, stored.keys() - target.keys())
+        yield from self.done.delete(feed, None)
         return (yield from self.replace(feed, target))
 
     def _positions(self, feed: FeedKey) -> Script[dict[int, Position]]:
-        rows = yield Query(_LOAD, (feed.id,))
+        rows = yield Query(f"{_LOAD}{self._lock}", (feed.id,))
         return {row[0]: stored_position(feed, *row) for row in rows}
 
     def _revisions(self, feed: FeedKey, partitions: Iterable[int]) -> Script[dict[int, int]]:
-        wanted = set(partitions)
-        if len(wanted) == 1:
-            rows = yield Query(_LOAD_ONE, (feed.id, *wanted))
-        else:
-            rows = yield Query(_LOAD, (feed.id,))
-        return {row[0]: row[3] for row in rows if row[0] in wanted}
+        wanted = sorted(set(partitions))
+        if not wanted:
+            return {}
+        load = _LOAD
+        if len(wanted) <= _MAX_NAMED:
+            load += f" AND partition_id IN ({', '.join(map(str, map(int, wanted)))})"
+        rows = yield Query(f"{load}{self._lock}", (feed.id,))
+        return {row[0]: row[3] for row in rows}
+
+    def _time(self) -> Script[int]:
+        if self._clock is None:
+            return now()
+        rows = yield Query(self._clock)
+        return int(rows[0][0])
 
     def _archive(self, feed: FeedKey, partitions: Iterable[int], at: int) -> Script[None]:
         if self._journal is None:
             return
         if rows := [(at, feed.id, partition) for partition in partitions]:
-            yield Change(_ARCHIVE, rows)
+            yield StatementRows(_ARCHIVE, rows)
         if (before := self._pruner.due(feed, at)) is not None:
-            yield Change(_PRUNE, [(feed.id, before)])
+            yield StatementRows(_PRUNE, [(feed.id, before)])

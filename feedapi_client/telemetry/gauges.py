@@ -23,7 +23,7 @@ from feedapi_client.telemetry.metrics import Metric
 if TYPE_CHECKING:
     from feedapi_client.consumer import FeedConsumer
 
-TOLD_APART = 1000
+MAX_PARTITIONS = 1000
 """Partitions that gauges and counters tell apart. Of more only the worst one is exported."""
 _FRESH_SECONDS = 0.2
 """All gauges of one export are read from the same snapshot."""
@@ -38,10 +38,20 @@ Read = Callable[["Gauges"], Iterator[Value]]
 
 
 class Gauges:
-    """What one consumer is like. Also read by threads of a metric reader."""
+    """What one consumer is like. Also read by threads of a metric reader.
 
-    def __init__(self, consumer: FeedConsumer, common: dict[str, Any]) -> None:
+    Arguments:
+        refreshed: called with each status that is read.
+    """
+
+    def __init__(
+        self,
+        consumer: FeedConsumer,
+        common: dict[str, Any],
+        refreshed: Callable[[ConsumerStatus], object],
+    ) -> None:
         self._consumer = consumer
+        self._refreshed = refreshed
         self.common = common
         self._read_at = float("-inf")
         self.status = ConsumerStatus(consumer.feed)
@@ -52,6 +62,7 @@ class Gauges:
         if time.monotonic() - self._read_at > _FRESH_SECONDS:
             self.status, self.health = self._consumer.status(), self._consumer.health()
             self._read_at = time.monotonic()
+            self._refreshed(self.status)
 
     @property
     def leases(self) -> int | None:
@@ -70,7 +81,7 @@ class Gauges:
             for each in self.status.partitions.values()
             if each.state not in _ENDED and (of_one := value(each)) is not None
         ]
-        if len(self.status.partitions) <= TOLD_APART:
+        if len(self.status.partitions) <= MAX_PARTITIONS:
             for id, of_one in found:
                 yield Value(of_one, self.common | {metrics.PARTITION: str(id)})
         elif found:

@@ -89,14 +89,14 @@ FETCH_RETRIES = Metric(
     Kind.COUNTER,
     "{request}",
     "Requests that failed or were refused, and are made again",
-    (PARTITION, ERROR),
+    (PARTITION,),
 )
 HANDLER_FAILURES = Metric(
     "feedapi.consumer.handler.failures",
     Kind.COUNTER,
     "{failure}",
     "Times that the handler of run() raised",
-    (PARTITION, ERROR),
+    (PARTITION,),
 )
 HANDLER_RETRIES = Metric(
     "feedapi.consumer.handler.retries",
@@ -110,7 +110,7 @@ QUARANTINED = Metric(
     Kind.COUNTER,
     "{event}",
     "Events put into quarantine, the dead-letter queue",
-    (PARTITION, ERROR),
+    (PARTITION,),
 )
 BUFFERED = Metric(
     "feedapi.consumer.buffered",
@@ -178,6 +178,11 @@ PROBLEMS = Metric(
     "Problems by name: Health.problems",
     (PROBLEM,),
 )
+
+FROM_THE_START = (MESSAGES, FETCH_RETRIES, HANDLER_FAILURES, HANDLER_RETRIES, QUARANTINED)
+"""Counters that are there at 0 for every partition, before anything is counted: to Prometheus the
+first occurrence is an increase only then. So they have no attribute that can't be known before,
+such as the type of an error; the durations have that one."""
 
 METRICS: tuple[Metric, ...] = (
     MESSAGES,

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, Self
 
 import feedapi_client.telemetry.metrics as metrics
 from feedapi_client.model import Batch
-from feedapi_client.telemetry.counts import Count
-from feedapi_client.telemetry.gauges import TOLD_APART, Gauges
-from feedapi_client.telemetry.instruments import HistogramLike, Sink, instruments_of
+from feedapi_client.status import ConsumerStatus, PartitionState
+from feedapi_client.telemetry.gauges import MAX_PARTITIONS, Gauges
+from feedapi_client.telemetry.instruments import Count, HistogramLike, Sink, instruments_of
 from feedapi_client.telemetry.metrics import Metric
 from feedapi_client.telemetry.spans import Spans
 
@@ -19,8 +19,15 @@ if TYPE_CHECKING:
 
     from feedapi_client.consumer import FeedConsumer
 
-HISTOGRAMS_TOLD_APART = 100
+MAX_HISTOGRAM_PARTITIONS = 100
 """Partitions that histograms tell apart: each of their series has some twenty numbers."""
+ENDED = (
+    PartitionState.DRAINED,
+    PartitionState.SUPERSEDED,
+    PartitionState.VANISHED,
+    PartitionState.ELSEWHERE,
+)
+"""States of partitions that are not read, by this instance."""
 _Operation = tuple[str, str | None]
 _PROCESS: _Operation = ("process", None)
 _FETCH: _Operation = ("fetch", "receive")
@@ -76,7 +83,7 @@ class Observation:
         self._attributes: dict[tuple[object, ...], dict[str, Any]] = {}
         self._counts = sink.totals.open()
         self._seen: set[int] = set()
-        self._sink.gauges[id(self)] = Gauges(consumer, self._common)
+        self._sink.gauges[id(self)] = Gauges(consumer, self._common, self._begin_counting)
         consumer.observers.add(self)
 
     def __enter__(self) -> Self:
@@ -127,23 +134,35 @@ class Observation:
         """See `Observer`."""
         self._record(self._discovery, None, seconds, error)
 
-    def handler_failed(self, partition: int, error: BaseException) -> None:
+    def handler_failed(self, partition: int, error: BaseException) -> None:  # noqa: ARG002
         """See `Observer`."""
-        self._count(metrics.HANDLER_FAILURES, partition, error=_kind(error))
+        self._count(metrics.HANDLER_FAILURES, partition)
 
     def handler_retried(self, partition: int) -> None:
         """See `Observer`."""
         self._count(metrics.HANDLER_RETRIES, partition)
 
-    def fetch_retried(self, partition: int, error: BaseException) -> None:
+    def fetch_retried(self, partition: int, error: BaseException) -> None:  # noqa: ARG002
         """See `Observer`."""
-        self._count(metrics.FETCH_RETRIES, partition, error=_kind(error))
+        self._count(metrics.FETCH_RETRIES, partition)
 
-    def quarantined(self, partition: int, error_type: str) -> None:
+    def quarantined(self, partition: int, error_type: str) -> None:  # noqa: ARG002
         """See `Observer`."""
-        self._count(metrics.QUARANTINED, partition, error=error_type)
+        self._count(metrics.QUARANTINED, partition)
 
     # ------------------------------------------------------------------ series
+
+    def _begin_counting(self, status: ConsumerStatus) -> None:
+        """Have the counters of all partitions that may be read, before anything is counted.
+
+        Called by any thread that exports.
+        """
+        read = [each.partition for each in status.partitions.values() if each.state not in ENDED]
+        self._seen.update(read)
+        for metric in metrics.FROM_THE_START:
+            operation = _PROCESS if metric is metrics.MESSAGES else None
+            for partition in read if len(self._seen) <= MAX_PARTITIONS else (None,):
+                self._count(metric, partition, 0, operation=operation)
 
     def _record(
         self,
@@ -153,7 +172,7 @@ class Observation:
         error: BaseException | None,
         operation: _Operation | None = None,
     ) -> None:
-        if len(self._seen) > HISTOGRAMS_TOLD_APART:
+        if len(self._seen) > MAX_HISTOGRAM_PARTITIONS:
             partition = None
         kind = _kind(error)
         attributes = self._attributes.get((operation, partition, kind))
@@ -170,14 +189,15 @@ class Observation:
         error: str | None = None,
         operation: _Operation | None = None,
     ) -> None:
-        if len(self._seen) > TOLD_APART:
+        if len(self._seen) > MAX_PARTITIONS:
             partition = None
         key = (metric.name, partition, error)
         count = self._counts.get(key)
         if count is None:
-            count = Count(metric, self._labels(partition, error, operation))
-            self._counts[key] = count
-        count.value += amount
+            made = Count(metric, self._labels(partition, error, operation))
+            count = self._counts.setdefault(key, made)  # a thread that exports may be faster
+        if amount:
+            count.value += amount
 
     def _labels(
         self, partition: int | None, error: str | None, operation: _Operation | None
@@ -186,7 +206,7 @@ class Observation:
         key = (operation, partition, error)
         found = self._attributes.get(key)
         if found is None:
-            found = self._attributes[key] = self._built(partition, error, operation)
+            found = self._attributes.setdefault(key, self._built(partition, error, operation))
         return found
 
     def _built(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from feedapi_client.testing.contracts import (
         AdministrableStoreContract,
         CursorStoreContract,
+        DoneStoreContract,
         LeaseStoreContract,
     )
     from feedapi_client.testing.liftbridge import BrokerFault as BrokerFault
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         FaultRule,
         Publisher,
         Quirks,
+        RateLimit,
         Request,
         Response,
         faults,
@@ -42,11 +44,13 @@ if TYPE_CHECKING:
 __all__ = [
     "AdministrableStoreContract",
     "CursorStoreContract",
+    "DoneStoreContract",
     "Fault",
     "FaultRule",
     "LeaseStoreContract",
     "Publisher",
     "Quirks",
+    "RateLimit",
     "Request",
     "Response",
     "Serving",
@@ -59,6 +63,7 @@ _MODULES = {
     "AdministrableStoreContract": "contracts",
     "BrokerFault": "liftbridge",
     "CursorStoreContract": "contracts",
+    "DoneStoreContract": "contracts",
     "Fault": "publisher",
     "FaultRule": "publisher",
     "LeaseStoreContract": "contracts",
@@ -66,6 +71,7 @@ _MODULES = {
     "NatsServer": "liftbridge",
     "Publisher": "publisher",
     "Quirks": "publisher",
+    "RateLimit": "publisher",
     "Request": "publisher",
     "Response": "publisher",
     "Serving": "publisher.server",

@@ -19,6 +19,7 @@ from tests.benchmarks.sizes import Sizes
 
 PARTS = {
     "consume": "bench_consume",
+    "by-key": "bench_by_key",
     "observe": "bench_observe",
     "pages": "bench_pages",
     "latency": "bench_latency",

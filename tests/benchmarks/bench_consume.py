@@ -20,24 +20,31 @@ from tests.benchmarks.sizes import Sizes
 from tests.benchmarks.static_feed import static_feed
 
 MEASURES = (
-    ("batches(), payloads untouched", "batches_untouched", "bare_raw", None),
+    ("batches(), payloads untouched", "batches_untouched", "bare_lines", None),
     ("batches(), each .raw taken", "batches_raw", "bare_raw", 0.8),
     ("batches(), each .json()", "batches_json", "bare_json", 0.95),
     ("async for, each .json()", "events_json", "bare_json", 0.8),
+    ("SyncFeedConsumer, batches(), each .json()", "sync_batches_json", "batches_json", 0.8),
+    ("SyncFeedConsumer, for, each .json()", "sync_events_json", "events_json", 0.8),
     ("batches(), .raw, with observe()", "batches_raw_observed", "batches_raw", 0.97),
     ("v1, decoded", "v1_json", "zeroeventhub", 5.0),
 )
 THEIRS = {
-    "bare_raw": "httpx + decode_lines",
-    "bare_json": "httpx + orjson.loads",
+    "bare_lines": "httpx + decode_lines, streaming",
+    "bare_raw": "httpx + decode_lines + bytes, streaming",
+    "bare_json": "httpx + orjson.loads, streaming",
     "batches_raw": "without observe()",
+    "batches_json": "with async",
+    "events_json": "with async",
     "zeroeventhub": "zeroeventhub from PyPI",
 }
 
 
 def measure(sizes: Sizes) -> list[Comparison]:
     """Time each way to consume, in events per second, beside a bare loop."""
-    return compare(sizes, events=sizes.pick(600_000, 2000), page_size=20_000)
+    events = sizes.pick(600_000, 2000)
+    pages = (1000,) if sizes.quick else (1000, events)
+    return [each for size in pages for each in compare(sizes, events=events, page_size=size)]
 
 
 def compare(sizes: Sizes, *, events: int, page_size: int) -> list[Comparison]:
@@ -59,7 +66,7 @@ def compare(sizes: Sizes, *, events: int, page_size: int) -> list[Comparison]:
             )
         results.append(
             Comparison(
-                name=f"{name} / {THEIRS[theirs]}",
+                name=f"{name} / {THEIRS[theirs]}, pages of {page_size:,}",
                 unit="M events/s",
                 ours=[each.wall / 1e6 for each, _ in pairs],
                 theirs=[each.wall / 1e6 for _, each in pairs],

@@ -1,11 +1,14 @@
 """Publisher and relay beside bare nats-py loops: ``python -m tests.benchmarks.bench_liftbridge``.
 
 With ``--real`` the real broker acks, instead of a fast stand-in in a process of its own. With
-``--go PROGRAM`` go-liftbridge's PublishAsync is measured there, too; the program is built with
-``go build -o PROGRAM .`` in ``tests/benchmarks/go_liftbridge``.
+``--go`` go-liftbridge's PublishAsync is measured there, too; its program in
+``tests/benchmarks/go_liftbridge`` is built first. Seven rounds of all of that:
+``python -m tests.benchmarks.bench_liftbridge --real --go``.
 
-All loops send the same payloads in one run. One bare loop only publishes. The other one waits for
-an ack of each message, as a publisher that loses nothing has to; it is the base of the ratios.
+All loops send the same payloads, in turns, and each round begins with another loop. The table has
+medians, and the lowest and the highest figure of a round. One bare loop only publishes. The other
+one waits for an ack of each message, as a publisher that loses nothing has to; it is the base of
+the ratios. Neither bare loop decodes its acks; the others do.
 Publisher and relay are measured with the fast path and with documented calls of nats-py only.
 Client, NATS server and broker share the cores of the machine; the CPU time is the client's alone.
 """
@@ -14,11 +17,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import statistics
+import subprocess
+import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from unittest.mock import patch
 
 import nats
@@ -37,9 +45,10 @@ from feedapi_client.liftbridge import (
     StreamCursorStore,
     encode,
 )
-from feedapi_client.liftbridge import publisher as publisher_module
+from feedapi_client.liftbridge import nats_publisher as publisher_module
 from feedapi_client.liftbridge.envelope import decode_message
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
+from tests import components
 from tests.benchmarks.fast_broker import fast_broker
 from tests.benchmarks.static_feed import payload, static_feed
 
@@ -47,6 +56,7 @@ PARTITIONS = 4
 """Of the feed. A relay waits for the acks of a batch before the partition's next one, and meanwhile
 it publishes those of the others."""
 STREAM = "bench"
+GO = "go-liftbridge, PublishAsync"
 SUBJECT_WITHOUT_ACKS = "bench.quiet"
 HEADERS = {"feedapi-partition": b"0", "feedapi-cursor": b"00000000000000000100"}
 
@@ -153,36 +163,57 @@ async def documented_calls(loop: Callable[[], Awaitable[Measurement]]) -> Measur
         return await loop()
 
 
+Loop = Callable[[], Awaitable[Measurement]]
+
+
 class Results:
     """The measurements of all rounds."""
 
     def __init__(self) -> None:
-        self._rates: dict[str, list[float]] = {}
+        self.rates: dict[str, list[float]] = {}
         self._cpu: dict[str, list[float]] = {}
 
-    def add(self, name: str, measured: Measurement) -> None:
-        self._rates.setdefault(name, []).append(measured.events / measured.wall)
-        self._cpu.setdefault(name, []).append(measured.cpu / measured.events * 1e6)
+    async def measure(self, loops: Mapping[str, Loop], rounds: int) -> None:
+        """Run all loops in each round. Each round begins with another one."""
+        for number in range(rounds):
+            names = list(loops)
+            first = number % len(names)
+            for name in names[first:] + names[:first]:
+                measured = await loops[name]()
+                self.rates.setdefault(name, []).append(measured.events / measured.wall)
+                self._cpu.setdefault(name, []).append(measured.cpu / measured.events * 1e6)
 
-    def table(self, bases: list[str]) -> Table:
+    def table(self, loops: Iterable[str], bases: list[str]) -> Table:
+        rounds = len(self.rates[bases[0]])
         table = Table(
             "loop",
             "events/s",
+            "from, to",
             "client CPU, us/event",
-            *(f"of {base}" for base in bases),
-            title="acked publishing over NATS, medians",
+            *(f"of {base} (from, to)" for base in bases),
+            title=f"acked publishing over NATS, medians of {rounds} rounds in turns",
         )
-        for name, rates in self._rates.items():
-            rate = statistics.median(rates)
-            ratios = [f"{rate / statistics.median(self._rates[base]):.2f}" for base in bases]
-            cpu = statistics.median(self._cpu[name])
-            table.add_row(name, f"{rate:,.0f}", f"{cpu:.2f}", *ratios)
+        for name in loops:
+            rates = self.rates[name]
+            table.add_row(
+                name,
+                f"{statistics.median(rates):,.0f}",
+                f"{min(rates):,.0f}, {max(rates):,.0f}",
+                f"{statistics.median(self._cpu[name]):.2f}",
+                *(self._ratio(rates, self.rates[base]) for base in bases),
+            )
         return table
 
+    @staticmethod
+    def _ratio(ours: list[float], theirs: list[float]) -> str:
+        """Return the ratio of the medians, and the lowest and the highest one of a round."""
+        each = [mine / other for mine, other in zip(ours, theirs, strict=True)]
+        ratio = statistics.median(ours) / statistics.median(theirs)
+        return f"{ratio:.2f} ({min(each):.2f}, {max(each):.2f})"
 
-async def throughput(events: int, rounds: int, window: int) -> Results:
+
+async def throughput(events: int, rounds: int, window: int) -> Table:
     payloads = [payload(number) for number in range(events)]
-    results = Results()
     with (
         NatsServer() as server,
         fast_broker(server.url, STREAM),
@@ -190,19 +221,20 @@ async def throughput(events: int, rounds: int, window: int) -> Results:
     ):
         publish = partial(publisher_acked, server.url, payloads, window)
         relay = partial(relay_at_least_once, server.url, feed, window)
-        for _ in range(rounds):
-            results.add("bare publish", await bare(server.url, payloads))
-            results.add("bare publish, acked", await bare_acked(server.url, payloads, window))
-            results.add("LiftbridgePublisher", await publish())
-            results.add("LiftbridgePublisher, documented calls", await documented_calls(publish))
-            results.add("Relay, at least once", await relay())
-            results.add("Relay, at least once, documented calls", await documented_calls(relay))
+        loops: dict[str, Loop] = {
+            "bare publish": partial(bare, server.url, payloads),
+            "bare publish, acked": partial(bare_acked, server.url, payloads, window),
+            "LiftbridgePublisher": publish,
+            "LiftbridgePublisher, documented calls": partial(documented_calls, publish),
+            "Relay, at least once": relay,
+            "Relay, at least once, documented calls": partial(documented_calls, relay),
+        }
         for format in ("batch", "events"):
-            results.add(
-                f"Relay, exactly once, {format} (broker in the same process)",
-                await relay_exactly_once(server.url, feed, format),
-            )
-    return results
+            name = f"Relay, exactly once, {format} (broker in the same process)"
+            loops[name] = partial(relay_exactly_once, server.url, feed, format)
+        results = Results()
+        await results.measure(loops, rounds)
+    return results.table(loops, ["bare publish", "bare publish, acked"])
 
 
 async def grpc_acked(address: str, payloads: list[bytes], window: int) -> Measurement:
@@ -237,10 +269,9 @@ async def relay_to_ledger(url: str, address: str, feed: str, format: str) -> Mea
         return watch.stop(progress.events)
 
 
-async def real_throughput(events: int, rounds: int, window: int, program: str | None) -> Results:
+async def real_throughput(events: int, rounds: int, window: int, program: str | None) -> Table:
     """The same loops against the real broker."""
     payloads = [payload(number) for number in range(events)]
-    results = Results()
     with (
         NatsServer() as server,
         LiftbridgeServer(server.url) as broker,
@@ -248,21 +279,35 @@ async def real_throughput(events: int, rounds: int, window: int, program: str | 
     ):
         async with LiftbridgeApi(broker.address) as api:
             await api.create_stream(STREAM)
-        for _ in range(rounds):
-            results.add("bare publish, acked", await bare_acked(server.url, payloads, window))
-            published = await publisher_acked(server.url, payloads, window)
-            results.add("LiftbridgePublisher", published)
-            relayed = await relay_at_least_once(server.url, feed, window)
-            results.add("Relay, at least once", relayed)
-            for format in ("batch", "events"):
-                relayed = await relay_to_ledger(server.url, broker.address, feed, format)
-                results.add(f"Relay, exactly once, {format}", relayed)
-            through_grpc = await grpc_acked(broker.address, payloads, window)
-            results.add("LiftbridgeGrpcPublisher", through_grpc)
-            if program is not None:
-                measured = await go_acked(program, broker.address, payloads, window)
-                results.add("go-liftbridge, PublishAsync", measured)
-    return results
+        loops: dict[str, Loop] = {
+            "bare publish, acked": partial(bare_acked, server.url, payloads, window),
+            "LiftbridgePublisher": partial(publisher_acked, server.url, payloads, window),
+            "Relay, at least once": partial(relay_at_least_once, server.url, feed, window),
+        }
+        for format in ("batch", "events"):
+            loops[f"Relay, exactly once, {format}"] = partial(
+                relay_to_ledger, server.url, broker.address, feed, format
+            )
+        loops["LiftbridgeGrpcPublisher"] = partial(grpc_acked, broker.address, payloads, window)
+        if program is not None:
+            loops[GO] = partial(go_acked, program, broker.address, payloads, window)
+        results = Results()
+        await results.measure(loops, rounds)
+    return results.table(loops, ["bare publish, acked", *([GO] if program else [])])
+
+
+@contextmanager
+def go_program() -> Iterator[str]:
+    """Build go-liftbridge's loop."""
+    go = components.available("go")
+    if go is None:
+        raise SystemExit("--go needs Go")
+    with tempfile.TemporaryDirectory() as folder:
+        program = str(Path(folder, "publish"))
+        environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": ""}
+        source = Path(__file__).parent / "go_liftbridge"
+        subprocess.run([go, "build", "-o", program, "."], cwd=source, env=environment, check=True)
+        yield program
 
 
 def codec(count: int = 200_000) -> Table:
@@ -291,20 +336,21 @@ def codec(count: int = 200_000) -> Table:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--events", type=int, default=200_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--window", type=int, default=8192, help="messages in flight")
     parser.add_argument("--real", action="store_true", help="against the real broker")
-    parser.add_argument("--go", metavar="PROGRAM", help="go-liftbridge's loop; with --real")
+    parser.add_argument("--go", action="store_true", help="go-liftbridge's loop; with --real")
     options = parser.parse_args()
-    console = Console(width=150)
-    if options.real:
-        measured = real_throughput(options.events, options.rounds, options.window, options.go)
-        bases = ["bare publish, acked", *(["go-liftbridge, PublishAsync"] if options.go else [])]
-        console.print(asyncio.run(measured).table(bases))
+    console = Console(width=180)
+    if not options.real:
+        console.print(codec())
+        console.print(asyncio.run(throughput(options.events, options.rounds, options.window)))
         return
-    console.print(codec())
-    results = asyncio.run(throughput(options.events, options.rounds, options.window))
-    console.print(results.table(["bare publish", "bare publish, acked"]))
+    components.require("liftbridge")
+    with go_program() if options.go else nullcontext() as program:
+        console.print(
+            asyncio.run(real_throughput(options.events, options.rounds, options.window, program))
+        )
 
 
 if __name__ == "__main__":

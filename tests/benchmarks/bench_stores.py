@@ -35,7 +35,8 @@ from feedapi_client.stores import (
     SQLAlchemyCursorStore,
     SQLiteCursorStore,
 )
-from tests.servers import mariadb_installed, run_mariadb, run_postgres, run_redis
+from tests import components
+from tests.servers import run_mariadb, run_postgres, run_redis
 
 PARTITIONS = 32_767
 TASKS = 16
@@ -193,7 +194,7 @@ async def rows(seconds: float, servers: ExitStack) -> list[list[str]]:
         sql("asyncpg", postgres.url("asyncpg")),
         redis(redis_server.url),
     ]
-    if mariadb_installed():
+    if components.available("mariadb"):
         subjects.append(sql("asyncmy", servers.enter_context(run_mariadb()).url()))
     found = []
     for subject in subjects:

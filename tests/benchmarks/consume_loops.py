@@ -42,23 +42,57 @@ class Line(msgspec.Struct):
     cursor: str | None = None
 
 
-async def bare_raw(url: str) -> int:
-    """httpx and msgspec, nothing else. The last line holds the cursor, which counts the events."""
+async def _complete_lines(client: httpx.AsyncClient, url: str, cursor: str) -> AsyncIterator[bytes]:
+    """Yield the complete lines of a response as they come, chunk after chunk."""
+    rest = b""
+    parameters = {"token": "t", "partition": "0", "cursor": cursor}
+    async with client.stream("GET", f"{url}/events", params=parameters) as response:
+        async for chunk in response.aiter_bytes():
+            cut = chunk.rfind(b"\n") + 1
+            if cut:
+                yield rest + chunk[:cut]
+                rest = chunk[cut:]
+            else:
+                rest += chunk
+
+
+async def bare_lines(url: str) -> int:
+    """httpx and msgspec, which reads a response while it comes. No payload is taken out."""
     decoder = msgspec.json.Decoder(Line)
-    cursor = "_first"
+    cursor, count = "_first", 0
     async with httpx.AsyncClient() as client:
         while True:
-            response = await client.get(
-                f"{url}/events", params={"token": "t", "partition": "0", "cursor": cursor}
-            )
-            lines = decoder.decode_lines(response.content)
-            if len(lines) == 1:
-                return int(cursor)
-            cursor = lines[-1].cursor or ""
+            asked, before = cursor, count
+            async for data in _complete_lines(client, url, cursor):
+                for line in decoder.decode_lines(data):
+                    if line.cursor is None:
+                        count += 1
+                    else:
+                        cursor = line.cursor
+            if (asked, before) == (cursor, count):
+                return count
+
+
+async def bare_raw(url: str) -> int:
+    """`bare_lines`, and each payload as bytes."""
+    decoder = msgspec.json.Decoder(Line)
+    cursor, count = "_first", 0
+    async with httpx.AsyncClient() as client:
+        while True:
+            asked, before = cursor, count
+            async for data in _complete_lines(client, url, cursor):
+                for line in decoder.decode_lines(data):
+                    if line.cursor is None:
+                        bytes(line.data)
+                        count += 1
+                    else:
+                        cursor = line.cursor
+            if (asked, before) == (cursor, count):
+                return count
 
 
 async def bare_zstd(url: str) -> int:
-    """`bare_raw` of pages in zstd, which httpx undoes only with a package of its own."""
+    """Whole pages in zstd, which httpx undoes only with a package of its own."""
     decoder = msgspec.json.Decoder(Line)
     cursor = "_first"
     async with httpx.AsyncClient(headers={"Accept-Encoding": "zstd"}) as client:
@@ -76,20 +110,18 @@ async def bare_zstd(url: str) -> int:
 
 
 async def bare_json(url: str) -> int:
-    """httpx and orjson: every line is decoded."""
+    """httpx and orjson: every line is decoded, while the response comes."""
     cursor, count = "_first", 0
     async with httpx.AsyncClient() as client:
         while True:
-            response = await client.get(
-                f"{url}/events", params={"token": "t", "partition": "0", "cursor": cursor}
-            )
             before, asked = count, cursor
-            for line in response.content.splitlines():
-                record = orjson.loads(line)
-                if "data" in record:
-                    count += 1
-                else:
-                    cursor = record["cursor"]
+            async for data in _complete_lines(client, url, cursor):
+                for line in data.splitlines():
+                    record = orjson.loads(line)
+                    if "data" in record:
+                        count += 1
+                    else:
+                        cursor = record["cursor"]
             if count == before and cursor == asked:
                 return count
 
@@ -277,6 +309,32 @@ async def events_json(url: str) -> int:
     return count
 
 
+async def sync_batches_json(url: str) -> int:
+    """`batches_json` without async. It is in a coroutine only to be called like the others."""
+    from feedapi_client import SyncFeedConsumer  # not in older versions
+
+    with SyncFeedConsumer(url, follow=False) as consumer:
+        count = 0
+        for batch in consumer.batches():
+            for event in batch.events:
+                event.json()
+                count += 1
+            batch.commit()
+    return count
+
+
+async def sync_events_json(url: str) -> int:
+    """`events_json` without async."""
+    from feedapi_client import SyncFeedConsumer  # not in older versions
+
+    with SyncFeedConsumer(url, follow=False) as consumer:
+        count = 0
+        for event in consumer:
+            event.json()
+            count += 1
+    return count
+
+
 async def v1_json(url: str) -> int:
     async with FeedConsumer(url, follow=False, v1_partitions=1) as consumer:
         count = 0
@@ -320,6 +378,8 @@ LOOPS: dict[str, Loop] = {
         run_raw_monitored,
         batches_json,
         events_json,
+        sync_batches_json,
+        sync_events_json,
         v1_json,
     )
 }
@@ -332,12 +392,14 @@ NEWER = frozenset(
         "batches_raw_status",
         "batches_raw_scraped",
         "run_raw_monitored",
+        "sync_batches_json",
+        "sync_events_json",
     }
 )
 """Those that version 0.1.0 can't run."""
 
 OTHERS: dict[str, Loop] = {
-    loop.__name__: loop for loop in (bare_raw, bare_zstd, bare_json, zeroeventhub)
+    loop.__name__: loop for loop in (bare_lines, bare_raw, bare_zstd, bare_json, zeroeventhub)
 }
 """Those that the library is compared with."""
 

@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import itertools
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from urllib.parse import urlsplit
 
 from feedapi_client.liftbridge import Ack, Message
-from feedapi_client.liftbridge.envelope import crc32c
 from tests.benchmarks.serving import serving
 
 _CHUNK = 1 << 20
 _ENVELOPE_WITH_CRC = 12
-_ACK_HEADER = b"\xb9\x0e\x43\xb4\x00\x0c\x01\x01"
+# As the real broker's: without a checksum.
+_ACK_HEADER = b"\xb9\x0e\x43\xb4\x00\x08\x00\x01"
 
 
 @contextmanager
@@ -51,9 +52,8 @@ class _Responder:
     """Turns received bytes of the NATS protocol into the bytes to send."""
 
     def __init__(self, stream: str) -> None:
-        self._shared = Ack(
-            stream=stream, partitionSubject=stream, msgSubject=stream
-        ).SerializeToString()
+        self._stream = stream
+        self._shared: dict[str, bytes] = {}
         self._offset = itertools.count(1)
 
     def __call__(self, data: bytes) -> tuple[bytes, bytes, bool]:
@@ -80,11 +80,26 @@ class _Responder:
         message = Message.FromString(envelope[_ENVELOPE_WITH_CRC:])
         if not message.ackInbox:
             return
+        inbox = message.ackInbox
+        if (shared := self._shared.get(inbox)) is None:
+            shared = self._shared[inbox] = self._fields_of_all(inbox)
         payload = (
-            self._shared
+            shared
             + Ack(
                 offset=next(self._offset), correlationId=message.correlationId
             ).SerializeToString()
         )
-        ack = _ACK_HEADER + crc32c(payload).to_bytes(4, "big") + payload
-        out.append(b"PUB %s %d\r\n%s\r\n" % (message.ackInbox.encode(), len(ack), ack))
+        ack = _ACK_HEADER + payload
+        out.append(b"PUB %s %d\r\n%s\r\n" % (inbox.encode(), len(ack), ack))
+
+    def _fields_of_all(self, inbox: str) -> bytes:
+        """Return what all acks to an inbox have: as much as those of the real broker."""
+        now = time.time_ns()
+        return Ack(
+            stream=self._stream,
+            partitionSubject=self._stream,
+            msgSubject=self._stream,
+            ackInbox=inbox,
+            receptionTimestamp=now,
+            commitTimestamp=now,
+        ).SerializeToString()

@@ -47,7 +47,7 @@ def idle_feed(partitions: int) -> Iterator[IdleFeed]:
         raise FileNotFoundError("nginx is not installed (apt-get install nginx-light)")
     with tempfile.TemporaryDirectory(prefix="feedapi-nginx-") as name:
         folder = Path(name)
-        certificate = self_signed(folder, "IP:127.0.0.1")
+        certificate = self_signed(folder, "127.0.0.1")
         listing = {"token": "t", "partitions": [{"id": str(n)} for n in range(partitions)]}
         (folder / "discovery.json").write_bytes(orjson.dumps(listing))
         plain, secure = free_ports(2)

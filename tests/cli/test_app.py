@@ -10,7 +10,7 @@ import pytest
 
 from feedapi_client import __version__
 from feedapi_client.cli import discover as discover_command
-from feedapi_client.cli.common.escape import one_line
+from feedapi_client.cli.escape import one_line
 from tests.cli.conftest import Feedapi
 
 
@@ -39,6 +39,7 @@ def test_help_lists_the_commands_and_the_exit_codes(feedapi: Feedapi) -> None:
         "discover",
         "cat",
         "cursors ls",
+        "cursors show",
         "cursors set",
         "cursors reset",
         "cursors export",
@@ -101,7 +102,9 @@ def test_help_imports_nothing_that_only_a_command_needs() -> None:
             ["cat", "http://localhost/feed", "--stream", "--page-size-hint", "5"],
             "exclude each other",
         ),
-        (["cat", "http://localhost/feed", "--name", "me"], "--name and --journal need --store"),
+        (["cat", "http://localhost/feed", "--name", "me"], "and --journal need --store"),
+        (["cat", "http://localhost/feed", "--feed-name", "me"], "and --journal need --store"),
+        (["cat", "http://localhost/feed", "--store", "x", "--feed-name", ""], "--feed-name"),
         (
             ["discover", "http://localhost/feed", "--auth-env", "NOT_SET_ANYWHERE"],
             "NOT_SET_ANYWHERE is not set",

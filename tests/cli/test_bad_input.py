@@ -15,9 +15,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from feedapi_client import FeedKey, Position, SQLiteCursorStore
-from feedapi_client.cli.common.databases import url_without_secrets
-from feedapi_client.cli.common.escape import escape_json, one_line, shown
-from feedapi_client.cli.common.stdout import for_terminal
+from feedapi_client.cli.databases import url_without_secrets
+from feedapi_client.cli.escape import escape_json, one_line, shown
+from feedapi_client.cli.stdout import for_terminal
 from feedapi_client.testing import Publisher, faults
 from tests.cli.conftest import TIMEOUT, Feedapi, OnTerminal, Spawn
 

@@ -128,6 +128,16 @@ def test_names_have_cursors_of_their_own(
     assert len(_lines(feedapi("cat", publisher.url, "--store", store, "--name", "other"))) == 5
 
 
+def test_a_feed_with_a_name_may_move(feedapi: Feedapi, publisher: Publisher, store: Path) -> None:
+    url = str(publisher.url)
+    assert len(_lines(feedapi("cat", url, "--store", store))) == 5
+    named = ("--store", store, "--feed-name", "payments")
+    assert _lines(feedapi("cat", url, *named)) == []  # adopted
+    publisher.append(0, {"entity": "a", "n": 5})
+    moved = _lines(feedapi("cat", url.replace("127.0.0.1", "localhost"), *named))
+    assert [line["data"]["n"] for line in moved] == [5]
+
+
 def test_r5_a_limit_with_a_store_ends_at_a_cursor_so_that_the_next_run_goes_on(
     feedapi: Feedapi, feedapi_publisher_factory: Make, store: Path
 ) -> None:
@@ -211,6 +221,7 @@ def test_chosen_partitions_are_read_without_waiting_for_their_parents(
     }
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_r8_a_chosen_child_is_read_after_its_chosen_parent(
     feedapi: Feedapi, split: Publisher
 ) -> None:
@@ -238,6 +249,7 @@ def test_a_chosen_partition_that_the_feed_does_not_list_is_an_error(
     assert "partition 9: the feed does not list this partition, only 0, 1, 2, 3" in result.stderr
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_a_chosen_partition_keeps_its_cursor_and_leaves_the_others_alone(
     feedapi: Feedapi, split: Publisher, store: Path
 ) -> None:
@@ -249,6 +261,7 @@ def test_a_chosen_partition_keeps_its_cursor_and_leaves_the_others_alone(
     )
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_r9_a_stored_cursor_of_an_ancestor_is_not_skipped(
     feedapi: Feedapi, split: Publisher, store: Path
 ) -> None:
@@ -289,6 +302,7 @@ def test_r17_a_fenced_consumer_is_reported_on_one_line(
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_a_refused_fetch_is_reported_after_what_was_printed(
     feedapi: Feedapi, publisher: Publisher
 ) -> None:

@@ -146,6 +146,25 @@ def test_without_a_stdout_it_ends_at_once(spawn: Spawn, feedapi_publisher: Publi
     assert (result.returncode, result.stderr) == (1, b"feedapi: stdout is closed\n")
 
 
+def test_without_a_stderr_it_works(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+    _fill(feedapi_publisher)
+    command = [sys.executable, "-m", "feedapi_client.cli", "cat", str(feedapi_publisher.url)]
+    result = subprocess.run(
+        ["sh", "-c", '"$@" 2>&-', "sh", *command], check=False, capture_output=True, timeout=TIMEOUT
+    )
+    assert result.returncode == 0
+    assert result.stdout
+
+
+def test_https_to_a_plain_port_is_named_at_once(spawn: Spawn, feedapi_publisher: Publisher) -> None:
+    url = str(feedapi_publisher.url).replace("http://", "https://")
+    process = spawn("cat", url)
+    _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 1
+    assert b"does not speak TLS" in errors
+    assert errors.count(b"\n") == 1
+
+
 def test_follow_prints_what_comes_later(spawn: Spawn, feedapi_publisher: Publisher) -> None:
     process = spawn("cat", feedapi_publisher.url, "--follow", "--raw")
     assert process.stdout is not None

@@ -64,6 +64,36 @@ def test_ls_shows_each_position(feedapi: Feedapi, publisher: Publisher, filled: 
     ]
 
 
+def test_show_is_of_one_feed_and_consumer(
+    feedapi: Feedapi, publisher: Publisher, filled: Path
+) -> None:
+    assert (
+        feedapi(
+            "cursors",
+            "set",
+            "5",
+            "abc",
+            "--store",
+            filled,
+            "--feed",
+            publisher.url,
+            "--name",
+            "other",
+        ).exit_code
+        == 0
+    )
+    several = feedapi("cursors", "show", "--store", filled)
+    assert several.exit_code == 1
+    assert "choose with --feed and --name" in several.output
+    shown = feedapi("cursors", "show", "--store", filled, "--name", "other")
+    assert shown.exit_code == 0
+    [row] = [line for line in shown.stdout.splitlines() if line.startswith("│ ")]
+    assert [cell.strip() for cell in row.strip("│").split("│")] == ["5", "open", "1", "abc"]
+    assert f"default @ {publisher.url}" not in shown.stdout
+    unknown = feedapi("cursors", "show", "--store", filled, "--name", "nobody")
+    assert (unknown.exit_code, "no positions of such a feed" in unknown.output) == (1, True)
+
+
 def test_ls_of_very_many_positions_prints_plain_columns(feedapi: Feedapi, store: Path) -> None:
     async def save() -> None:
         async with SQLiteCursorStore(store) as cursors:
@@ -307,6 +337,7 @@ def test_import_reads_an_export(feedapi: Feedapi, store: Path) -> None:
         '{"format":"feedapi-cursors/1","feeds":[{}]}',
         _export_of('{"partition":70000,"cursor":"c","status":"open"}'),
         _export_of('{"partition":0,"cursor":"c","status":"lost"}'),
+        _export_of('{"partition":0,"cursor":"_last","status":"open"}'),
     ],
 )
 def test_import_refuses_anything_but_an_export(feedapi: Feedapi, store: Path, text: str) -> None:

@@ -12,6 +12,7 @@ import orjson
 import pytest
 
 from feedapi_client import FeedConsumer, FeedKey, Position, SQLiteCursorStore
+from feedapi_client.stores.stored_format import FirstFormatKey
 from feedapi_client.testing import Publisher, Quirks
 from tests.cli.conftest import Feedapi, OnTerminal
 
@@ -74,6 +75,7 @@ def test_r7_skip_is_the_way_out_when_last_has_no_cursor(
     assert feedapi("cat", publisher.url, "--store", store, "--from", "last").stdout == ""
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_skip_saves_what_lineage_asks_for(
     feedapi: Feedapi, publisher: Publisher, store: Path
 ) -> None:
@@ -144,6 +146,7 @@ def test_r17_skip_does_not_move_a_consumer_that_runs(
     assert _positions(store, _key(publisher))[0] == moved
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_a_skip_that_fails_saves_nothing(
     feedapi: Feedapi, publisher: Publisher, store: Path
 ) -> None:
@@ -230,7 +233,7 @@ def test_drain_of_an_unknown_partition_is_refused(
     assert refused.exit_code == 1
     assert "neither listed by the feed nor stored" in refused.stderr
     assert _drain(feedapi, closed, store, 9, "--yes", "--force").exit_code == 0
-    assert _positions(store, _key(closed))[9] == Position("_last", "drained")
+    assert _positions(store, _key(closed))[9] == Position("_first", "drained")
 
 
 def test_drain_of_an_unknown_consumer_is_refused(
@@ -370,6 +373,7 @@ def test_r8_discover_draws_the_edges_that_are_given(
     assert wrong.stderr.count("\n") == 1
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_r8_cat_reads_a_child_after_the_parent_that_is_given(
     feedapi: Feedapi, without_edge: Publisher
 ) -> None:
@@ -383,3 +387,49 @@ def test_an_edge_of_another_form_is_a_usage_error(feedapi: Feedapi, value: str) 
         result = feedapi(command, "http://127.0.0.1:1/feed", f"--lineage={value}")
         assert result.exit_code == 2
         assert result.stderr.count("\n") == 1
+
+
+def test_rename_keeps_the_cursors_of_a_consumer(feedapi: Feedapi, tmp_path: Path) -> None:
+    async def fill() -> None:
+        async with SQLiteCursorStore(tmp_path / "c.db") as store:
+            for url in ("http://a/x", "http://b/y"):
+                await store.save(FeedKey(url, "old"), {0: Position("c")})
+            await store.save(FeedKey("http://a/x", "taken"), {0: Position("t")})
+
+    async def stored() -> set[str]:
+        async with SQLiteCursorStore(tmp_path / "c.db") as store:
+            return {f"{key.url} {key.name}" for key in await store.feeds()}
+
+    anyio.run(fill)
+    rename = ("cursors", "rename", "--store", tmp_path / "c.db")
+    assert feedapi(*rename, "old", "taken").exit_code == 1
+    assert feedapi(*rename, "nobody", "new").exit_code == 1
+    assert feedapi(*rename, "old", "old").exit_code == 2
+    assert feedapi(*rename, "old", "new", "--feed", "http://b").exit_code == 0
+    assert anyio.run(stored) == {"http://a/x old", "http://b/y new", "http://a/x taken"}
+    assert feedapi(*rename, "old", "new").exit_code == 0
+    assert anyio.run(stored) == {"http://a/x new", "http://b/y new", "http://a/x taken"}
+
+
+# ---------------------------------------------------------------------- upgrade
+
+
+def test_upgrade_converts_what_version_0_1_0_stored(feedapi: Feedapi, store: Path) -> None:
+    former = [FeedKey("https://a.test/x", "app"), FeedKey("https://b.test/y", "app")]
+    for key in former:
+        _save(store, FirstFormatKey.of(key), {0: Position("c"), 3: Position("e", "drained")})
+    listed = feedapi("cursors", "ls", "--store", store)
+    assert "'feedapi cursors upgrade'" in listed.stderr
+    upgrade = ("cursors", "upgrade", "--store", store)
+    one = feedapi(*upgrade, "--feed", "https://a.test/x", "--name", "app")
+    assert one.stdout == "app @ https://a.test/x: 2 positions were converted\n"
+    rest = feedapi(*upgrade)
+    assert (rest.exit_code, rest.stdout) == (
+        0,
+        "app @ https://b.test/y: 2 positions were converted\n",
+    )
+    for key in former:
+        assert {p: each.cursor for p, each in _positions(store, key).items()} == {0: "c", 3: "e"}
+    again = feedapi(*upgrade)
+    assert (again.exit_code, again.stdout[:7]) == (0, "nothing")
+    assert "upgrade" not in feedapi("cursors", "ls", "--store", store).output

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from feedapi_client.cli.demo.proof import Step, prove
+from tests import components
 from tests.cli.conftest import Feedapi, OnTerminal
 
 pytestmark = pytest.mark.waits
@@ -59,6 +62,17 @@ def test_a_cursor_outside_the_transaction_fails_the_proof(
     assert result.exit_code == 1
     assert "FAILED" in result.stdout
     assert fault in result.stdout
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_spark_reads_the_feed_of_the_demo_and_the_proof_holds() -> None:
+    components.require("java")
+    command = [sys.executable, "-m", "feedapi_client.cli", "demo", "--spark", "--events", "2000"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "|partition|depth|sequence|data" in done.stdout
+    assert "PROVED: 2,000 events of 200 entities" in done.stdout
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs the pseudo terminals of POSIX")

@@ -15,13 +15,30 @@ from feedapi_client.testing import Publisher
 from tests.cli.conftest import Feedapi
 
 _HANDLERS = """
+import contextlib, errno
+
 seen = []
 
 async def handle(batch):
     seen.extend(event.json() for event in batch.events)
 
 async def refuse(batch):
-    raise ValueError(batch.events[0].json())
+    raise ValueError("database down", batch.events[0].json())
+
+@contextlib.asynccontextmanager
+async def opened():
+    yield handle
+
+@contextlib.asynccontextmanager
+async def broken():
+    raise ConnectionRefusedError(errno.ECONNREFUSED, "postgresql://user:hidden@db")
+    yield
+
+def not_async(batch):
+    seen.append(batch)
+
+def opens_not_async():
+    return contextlib.nullcontext(not_async)
 """
 
 
@@ -115,9 +132,9 @@ def test_events_that_fail_again_stay(feedapi: Feedapi, quarantined: Path, handle
         "quarantine", "replay", id, "--store", quarantined, "--handler", f"{handlers}:refuse"
     )
     assert result.exit_code == 1
-    assert (
-        result.stdout
-        == f"{id}  failed again: ValueError\n0 events handled, 1 failed again and stay\n"
+    assert result.stdout == (
+        f"{id}  failed again: ValueError: ('database down', {{'***'}})\n"
+        "0 events handled, 1 failed again and stay\n"
     )
     assert "payload" not in result.output
     assert len(_ids(feedapi, quarantined)) == 2
@@ -128,7 +145,7 @@ def test_a_handler_that_can_not_be_imported_is_reported_on_one_line(
     feedapi: Feedapi, quarantined: Path, handler: str
 ) -> None:
     result = feedapi("quarantine", "replay", "--all", "--store", quarantined, "--handler", handler)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert result.stderr.count("\n") == 1
 
 
@@ -180,3 +197,35 @@ def test_r19_a_quarantine_that_can_not_be_opened_is_reported_without_its_passwor
     assert result.exit_code == 1
     assert "secret" not in result.output
     assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("form", ["opened", "handle"])
+def test_replay_takes_every_form_of_handler_that_run_takes(
+    feedapi: Feedapi, quarantined: Path, handlers: str, form: str
+) -> None:
+    result = feedapi(
+        "quarantine", "replay", "--all", "--store", quarantined, "--handler", f"{handlers}:{form}"
+    )
+    assert result.exit_code == 0, result.output
+    assert [event["n"] for event in sys.modules[handlers].seen] == [1, 3]
+
+
+@pytest.mark.parametrize(
+    ("form", "code", "says"),
+    [
+        ("not_async", 2, "must be a function with async"),
+        ("opens_not_async", 2, "must be a function with async"),
+        ("broken", 1, "ConnectionRefusedError: the connection was refused"),
+    ],
+)
+def test_a_handler_that_can_not_work_is_refused_before_any_event(
+    feedapi: Feedapi, quarantined: Path, handlers: str, form: str, code: int, says: str
+) -> None:
+    result = feedapi(
+        "quarantine", "replay", "--all", "--store", quarantined, "--handler", f"{handlers}:{form}"
+    )
+    assert result.exit_code == code
+    assert says in result.stderr
+    assert "hidden" not in result.output
+    assert sys.modules[handlers].seen == []
+    assert len(_ids(feedapi, quarantined)) == 2

@@ -219,7 +219,7 @@ def test_a_feed_that_is_none_is_code_1(run: Run, app: Any, feedapi_publisher: Pu
         (PRINT, "nothing:handle", "can't be imported"),
         (PRINT, "app", "MODULE:FUNCTION"),
         ("raise KeyError('secret')", "app:handle", "KeyError in the module"),
-        ("def handle(batch): pass", "app:handle", "has to be an 'async def'"),
+        ("def handle(batch): pass", "app:handle", "must be a function with async"),
         ("handle = 3", "app:handle", "is no function"),
     ],
 )
@@ -231,6 +231,17 @@ def test_a_handler_that_can_not_be_used_is_code_2(
     assert (code, len(errors.splitlines())) == (2, 1), errors
     assert says in errors
     assert "secret" not in errors
+
+
+def test_what_is_opened_has_to_be_a_handler_with_async(run: Run, app: Any) -> None:
+    app(
+        "import contextlib\n"
+        "def handle(batch): ...\n"
+        "def opened(): return contextlib.nullcontext(handle)\n"
+    )
+    code, errors = _end(run(handler="app:opened"))
+    assert code == 2
+    assert "must be a function with async" in errors
 
 
 def test_a_handler_may_open_what_it_needs(run: Run, app: Any, feedapi_publisher: Publisher) -> None:
@@ -284,8 +295,8 @@ def test_a_monitor_beside_it(run: Run, app: Any, feedapi_publisher: Publisher) -
     line = _await_stderr(process, "monitor at ")
     url = re.findall(r"http://\S+", line)[0]
     deadline = time.monotonic() + TIMEOUT
-    while httpx.get(f"{url}readyz").status_code != 200:
-        assert time.monotonic() < deadline
+    while (ready := httpx.get(f"{url}readyz")).status_code != 200:
+        assert time.monotonic() < deadline, ready.text
         time.sleep(0.05)
     assert httpx.get(f"{url}healthz").json()["live"] is True
     assert httpx.get(f"{url}status").json()["consumers"][0]["feed"] == feedapi_publisher.url
@@ -354,4 +365,4 @@ def test_cat_has_a_monitor_too(spawn: Spawn, feedapi_publisher: Publisher) -> No
 
 def test_its_help_says_the_exit_codes(feedapi: Feedapi) -> None:
     shown = " ".join(feedapi("run", "--help").stdout.split())
-    assert "3 the handler failed" in shown
+    assert "3 run: the handler failed" in shown

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from feedapi_client.cli.run.logs import JSONLines
-from feedapi_client.cli.run.workers import monitor_of, worker_number
+from feedapi_client.cli.handler_runner import JSONLines
+from feedapi_client.cli.run_workers import monitor_of, worker_number
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import Feedapi
 
@@ -75,6 +75,14 @@ def test_each_event_is_handled_once(feedapi: Feedapi, url: str, app: str) -> Non
     assert sys.modules[app].handled == [0, 1, 2]
 
 
+@pytest.mark.parametrize("app", [COLLECT], indirect=True, ids=["collect"])
+def test_a_feed_with_a_name_may_move(feedapi: Feedapi, url: str, app: str) -> None:
+    for place in (url, url.replace("127.0.0.1", "localhost")):
+        result = feedapi(*arguments(place, f"{app}:handle", "--feed-name", "payments"))
+        assert result.exit_code == 0, result.output
+    assert sys.modules[app].handled == [0, 1, 2]
+
+
 @pytest.mark.parametrize("app", [OPENED], indirect=True, ids=["opened"])
 def test_a_handler_that_is_opened_is_closed(feedapi: Feedapi, url: str, app: str) -> None:
     result = feedapi(*arguments(url, f"{app}:handle"))
@@ -108,7 +116,7 @@ def test_r19_a_handler_that_fails_is_code_3_or_quarantined_and_its_text_is_not_r
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        ("plain", "has to be an 'async def'"),
+        ("plain", "must be a function with async"),
         ("nothing", "is no function"),
         ("missing", "can't be imported"),
         ("no_manager", "takes no batch"),
@@ -147,3 +155,116 @@ def test_workers_have_monitors_at_consecutive_ports(monkeypatch: pytest.MonkeyPa
     assert worker_number() is None
     monkeypatch.setenv("FEEDAPI_RUN_WORKER", "2")
     assert worker_number() == 2
+
+
+EACH = """
+import anyio
+handled, running, most = [], set(), 0
+async def handle(event):
+    global most
+    payload = event.json()
+    entity = payload["order"]["id"]
+    assert entity not in running
+    running.add(entity)
+    most = max(most, len(running))
+    for _ in range(3):
+        await anyio.lowlevel.checkpoint()
+    running.discard(entity)
+    handled.append((entity, payload["n"]))
+"""
+EACH_FAILS = """
+async def handle(event):
+    raise ValueError("a payload")
+"""
+
+
+@pytest.fixture
+def orders(feedapi_publisher: Publisher) -> str:
+    orders = [{"n": n, "order": {"id": f"o{n % 4}"}, "a/b~c": [n % 2]} for n in range(40)]
+    feedapi_publisher.extend(0, orders)
+    assert feedapi_publisher.url is not None
+    return feedapi_publisher.url
+
+
+@pytest.mark.parametrize("app", [EACH], indirect=True, ids=["each"])
+@pytest.mark.parametrize(
+    ("options", "most"), [((), 4), (("--concurrency", "2"), 2), (("--concurrency", "1"), 1)]
+)
+def test_with_a_key_each_key_is_handled_in_order_and_keys_at_once(
+    feedapi: Feedapi, orders: str, app: str, options: tuple[str, ...], most: int
+) -> None:
+    result = feedapi(*arguments(orders, f"{app}:handle", "--key", "/order/id", *options))
+    assert result.exit_code == 0, result.output
+    found = sys.modules[app]
+    by_order = {f"o{k}": [n for order, n in found.handled if order == f"o{k}"] for k in range(4)}
+    assert by_order == {f"o{k}": list(range(k, 40, 4)) for k in range(4)}
+    assert found.most == most
+    assert feedapi(*arguments(orders, f"{app}:handle", "--key", "/order/id")).exit_code == 0
+    assert len(found.handled) == 40
+
+
+@pytest.mark.parametrize("app", [EACH], indirect=True, ids=["each"])
+def test_a_key_may_be_an_element_below_a_name_with_a_slash_and_a_tilde(
+    feedapi: Feedapi, orders: str, app: str
+) -> None:
+    result = feedapi(*arguments(orders, f"{app}:handle", "--key", "/a~1b~0c/0"))
+    assert result.exit_code == 0, result.output
+    assert sys.modules[app].most == 2
+
+
+@pytest.mark.parametrize(
+    ("app", "pointer"),
+    [(EACH, "/order/number"), (EACH, "/order"), (EACH_FAILS, "/order/id")],
+    indirect=["app"],
+    ids=["no key", "no value", "fails"],
+)
+def test_r19_an_event_without_a_key_ends_the_command_as_a_handler_that_fails(
+    feedapi: Feedapi, orders: str, app: str, pointer: str
+) -> None:
+    result = feedapi(*arguments(orders, f"{app}:handle", "--key", pointer))
+    assert result.exit_code == 3, result.output
+    assert "the handler failed with" in result.stderr
+    assert "a payload" not in result.stderr
+
+
+@pytest.mark.parametrize("app", [EACH], indirect=True, ids=["each"])
+def test_an_event_without_a_key_can_go_into_quarantine(
+    feedapi: Feedapi, orders: str, app: str, feedapi_publisher: Publisher
+) -> None:
+    feedapi_publisher.append(0, {"n": 40, "order": {"id": None}})
+    quarantine = ("--on-failure", "quarantine", "--attempts", "1")
+    run = arguments(orders, f"{app}:handle", "--key", "/order/id", *quarantine)
+    assert feedapi(*run).exit_code == 0
+    assert len(sys.modules[app].handled) == 40
+    listed = feedapi("quarantine", "ls", "--store", "cursors.db")
+    assert "LookupError" in listed.stdout, listed.output
+
+
+@pytest.mark.parametrize("app", [COLLECT], indirect=True, ids=["collect"])
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--key", "order.id"), "--key takes a JSON pointer"),
+        (("--key", "/a~2"), "--key takes a JSON pointer"),
+        (("--key", ""), "--key takes a JSON pointer"),
+        (("--concurrency", "5"), "--concurrency goes with --key"),
+        (("--key", "/a", "--max-concurrency", "5"), "--concurrency is how many events"),
+        (("--key", "/a", "--concurrency", "0"), "--concurrency"),
+        (("--cert", "missing.pem", "--key", "/a"), "--cert"),
+    ],
+)
+def test_options_of_a_key_that_can_not_be_used_are_refused(
+    feedapi: Feedapi, url: str, app: str, options: tuple[str, ...], says: str
+) -> None:
+    result = feedapi(*arguments(url, f"{app}:handle", *options))
+    assert (result.exit_code, says in result.stderr) == (2, True), result.output
+
+
+def test_with_a_key_the_handler_is_one_of_an_event(
+    feedapi: Feedapi, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "app_of_plain.py").write_text("def handle(event): pass\n")
+    monkeypatch.chdir(tmp_path)
+    result = feedapi(*arguments(url, "app_of_plain:handle", "--key", "/a"))
+    sys.modules.pop("app_of_plain", None)
+    assert (result.exit_code, "handle(event)" in result.stderr) == (2, True), result.output

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from feedapi_client import SyncFeedClient
-from feedapi_client.cli.serve.example_feed import ExampleFeed
+from feedapi_client.cli.example_feed import ExampleFeed
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import io
 import os
 import signal
 import time
@@ -12,11 +13,12 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from select import select
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from feedapi_client.cli.common import databases
+from feedapi_client.cli import databases
+from feedapi_client.cli.reporting import say
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
 
@@ -55,6 +57,18 @@ def test_a_dry_run_names_the_time_that_repeats_it(feedapi: Feedapi, filled: Path
     assert again.exit_code == 0
 
 
+# ---------------------------------------------------------------------- where the store is
+
+
+def test_a_store_in_a_folder_that_is_missing_names_the_folder(
+    feedapi: Feedapi, feedapi_publisher: Publisher, tmp_path: Path
+) -> None:
+    folder = tmp_path / "no" / "folder"
+    result = feedapi("cat", feedapi_publisher.url, "--store", folder / "cursors.db")
+    assert result.exit_code == 1
+    assert f"there is no folder {folder}" in result.stderr
+
+
 # ---------------------------------------------------------------------- secrets in arguments
 
 
@@ -74,6 +88,32 @@ def test_r19_a_secret_in_the_place_of_a_variable_is_not_repeated(
     assert "hunter2" not in result.stderr
     assert "environment variable" in result.stderr
     assert "arguments are visible to others" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        (
+            *("relay", "http://127.0.0.1:9/feed", "--stream", "orders", "--store", "x.db"),
+            *("--nats-env", "nats://me:hunter2@host"),
+        ),
+        (
+            *("relay", "http://127.0.0.1:9/feed", "--stream", "orders", "--store", "x.db"),
+            *("--api", "127.0.0.1:9", "--api-tls", "--api-token-env", "hunter2-token"),
+        ),
+        ("serve", "--bearer-env", "Bearer hunter2"),
+        ("cursors", "ls", "--store", "env:postgresql://me:hunter2@host/db"),
+        ("cursors", "ls", "--store", "liftbridges://broker:1/orders?token_env=hunter2-token"),
+    ],
+    ids=["nats", "api", "bearer", "store", "ledger"],
+)
+def test_r19_other_options_do_not_repeat_it_either(
+    feedapi: Feedapi, command: tuple[str, ...]
+) -> None:
+    result = feedapi(*command)
+    assert result.exit_code in (1, 2)
+    assert "hunter2" not in result.stderr + result.stdout
+    assert "takes the name of an environment variable" in " ".join(result.stderr.split())
 
 
 # ---------------------------------------------------------------------- the end of the output
@@ -238,3 +278,18 @@ def test_adapters_report_wrong_arguments_as_other_commands_do(
     assert result.stderr.startswith("feedapi: ")
     assert result.stderr.endswith(f" {command} --help says more)\n")
     assert result.stderr.count("\n") == 1
+
+
+def test_a_line_of_ours_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise a log record of another thread comes between its text and its end."""
+
+    class Stderr(io.StringIO):
+        written: ClassVar[list[str]] = []
+
+        def write(self, text: str) -> int:
+            self.written.append(text)
+            return len(text)
+
+    monkeypatch.setattr("sys.stderr", Stderr())
+    say("monitor at http://127.0.0.1:9464/")
+    assert Stderr.written == ["feedapi: monitor at http://127.0.0.1:9464/\n"]

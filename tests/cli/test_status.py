@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from feedapi_client.cli.status.view import Rates, age, view
+from feedapi_client.cli.status_view import Rates, age, view
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
 
@@ -175,8 +175,9 @@ def test_on_a_terminal_it_is_live_until_ctrl_c(spawn: Spawn, monitored: Callable
 
 
 def test_the_source_of_a_monitor_may_be_any_path_of_it() -> None:
-    from feedapi_client.cli.common.errors import CommandError
-    from feedapi_client.cli.status.source import RunningMonitor
+    from feedapi_client.cli.feed_options import Connection
+    from feedapi_client.cli.live_status import RunningMonitor
+    from feedapi_client.cli.reporting import CommandError
 
     with pytest.raises(CommandError, match="no monitor answers"):
-        asyncio.run(RunningMonitor("http://127.0.0.1:1/app/feed", {}).load())
+        asyncio.run(RunningMonitor("http://127.0.0.1:1/app/feed", Connection()).load())

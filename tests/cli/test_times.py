@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from feedapi_client.cli.common.times import parse_time
+from feedapi_client.cli.times import parse_time
 
 NOW = datetime(2031, 5, 4, 12, 0, tzinfo=UTC)
 

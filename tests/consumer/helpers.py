@@ -24,6 +24,7 @@ from feedapi_client import (
 )
 from feedapi_client.stores.base import check_predecessor
 from feedapi_client.testing import Publisher, Request
+from tests.testing.virtual_time import asgi_client
 
 SAFETY_LIMIT = 60.0
 """Seconds after which a test that waits for a condition fails. No test depends on it."""
@@ -31,6 +32,7 @@ QUICK: dict[str, Any] = {
     "poll_interval": 0.005,
     "max_poll_interval": 0.02,
     "discovery_interval": 0.03,
+    "settle_time": 0.03,
     "request_timeout": SAFETY_LIMIT,
     "slot_timeout": SAFETY_LIMIT,
     "stream_idle_timeout": SAFETY_LIMIT,
@@ -49,11 +51,11 @@ def limits(**changed: Any) -> Limits:
 def consume(
     publisher: Publisher, *, limit: Mapping[str, Any] | None = None, **options: Any
 ) -> FeedConsumer:
-    """A consumer that polls and retries fast."""
-    assert publisher.url is not None
-    return FeedConsumer(
-        publisher.url, **{"limits": limits(**(limit or {})), "retry": RETRY, **options}
-    )
+    """A consumer that polls and retries fast. One that is not served is asked without sockets."""
+    url = publisher.url
+    if url is None:
+        url, options = "http://feed/feed", {"http": asgi_client(publisher), **options}
+    return FeedConsumer(url, **{"limits": limits(**(limit or {})), "retry": RETRY, **options})
 
 
 class Transaction:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import anyio
+import anyio.lowlevel
 import pytest
 
 from feedapi_client import (
@@ -435,3 +437,31 @@ async def test_r04_nested_splits_are_read_parents_first(publisher: Publisher) ->
         fill(publisher, 10, start=depth * 10)
     async with consume(publisher, follow=False) as consumer:
         assert await read_n(consumer) == list(range(50))
+
+
+async def test_several_tasks_on_one_iterator_are_refused_as_by_a_generator(
+    serve: Callable[..., Publisher],
+) -> None:
+    publisher = serve(1)
+    async with consume(publisher) as consumer:
+        for iterator in (consumer.batches(), consumer.__aiter__()):
+            refused: list[RuntimeError] = []
+
+            async def ask(iterator: Any = iterator, refused: list[RuntimeError] = refused) -> None:
+                try:
+                    await iterator.__anext__()
+                except RuntimeError as error:
+                    refused.append(error)
+
+            with anyio.fail_after(SAFETY_LIMIT):
+                async with anyio.create_task_group() as tasks:
+                    tasks.start_soon(ask)
+                    await anyio.lowlevel.checkpoint()
+                    tasks.start_soon(ask)
+                    while not refused:  # noqa: ASYNC110
+                        await anyio.sleep(0.001)
+                    publisher.extend(0, [{"n": 1}])
+            assert len(refused) == 1
+            assert "another task" in str(refused[0])
+            publisher.extend(0, [{"n": 2}])
+            await iterator.__anext__()  # it goes on

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import pytest
@@ -15,6 +15,7 @@ from feedapi_client import (
     CommitOrderError,
     FencedError,
     LineageError,
+    NoProgressError,
     Position,
     RequestRefusedError,
     RetryPolicy,
@@ -439,6 +440,32 @@ async def test_r05_a_late_commit_wakes_an_iteration_that_waits_for_it(publisher:
         assert n_of((await next_batch(batches)).events) == [1]
 
 
+async def test_r05_two_commits_of_one_partition_at_once_are_out_of_order(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    numbers(publisher, 0, range(2))
+    saving, go_on = anyio.Event(), anyio.Event()
+
+    async def before_save(_: Mapping[int, Position]) -> None:
+        saving.set()
+        await go_on.wait()
+
+    async with consume(publisher, store=store, limit=SMALL) as consumer:
+        batch = await next_batch(consumer.batches())
+        store.before_save = before_save
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(batch.commit)
+            with anyio.fail_after(SAFETY_LIMIT):
+                await saving.wait()
+            with pytest.raises(CommitOrderError, match="another commit of this partition") as error:
+                await batch.commit()
+            assert error.value.partition == 0
+            go_on.set()
+        await batch.commit()  # that the other one has done
+        store.before_save = None
+        assert await store.cursors() == {0: batch.cursor}
+
+
 # ---------------------------------------------------------------------- R6
 
 
@@ -469,9 +496,12 @@ async def test_r06_drained_by_last_cursor_is_saved_with_the_position_itself(
     assert store.saves[-1] == {0: Position(end, "drained", 2)}
 
 
+@pytest.mark.parametrize(("listed", "looks"), [("closed", 0), ("never", 1)])
 async def test_r06_a_drained_partition_is_not_read_again(
-    publisher: Publisher, store: RecordingStore
+    publisher: Publisher, store: RecordingStore, listed: Literal["closed", "never"], looks: int
 ) -> None:
+    """Without a `lastCursor` a run without `follow` looks once whether more has come."""
+    publisher.quirks = Quirks(last_cursor=listed)
     numbers(publisher, 0, range(5))
     publisher.close(0)
     async with consume(publisher, store=store, follow=False) as consumer:
@@ -479,7 +509,7 @@ async def test_r06_a_drained_partition_is_not_read_again(
     publisher.clear_requests()
     async with consume(publisher, store=store, follow=False) as consumer:
         assert await read_n(consumer) == []
-    assert publisher.counters["fetch"] == 0
+    assert publisher.counters["fetch"] == looks
 
 
 @pytest.mark.parametrize(
@@ -690,14 +720,56 @@ async def test_r07_a_partition_that_appears_while_the_consumer_is_down_is_not_sk
         assert await read_n(consumer) == [1]
 
 
-async def test_r07_partitions_that_follow_an_empty_first_discovery_are_later_ones(
+async def test_r07_an_empty_first_discovery_is_waited_out_and_does_not_use_up_the_start(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
+    publisher = serve(2)
+    numbers(publisher, 0, range(5))
+    end = publisher.end_cursor(0)
+    publisher.fail(faults.Replace(b'{"token":"t","partitions":null}'), times=3, on="discovery")
+    async with consume(publisher, start="last", store=store) as consumer:
+        events = aiter(consumer)
+        async with nothing_comes(events):
+            await wait_until(lambda: bool(store.saves))
+        assert (await store.cursors())[0] == end
+        numbers(publisher, 0, [5])
+        assert n_of(await take(events)) == [5]
+        assert any("lists no partition so far" in text for text in consumer.status().reports)
+
+
+async def test_r07_where_the_ends_are_not_known_after_an_empty_discovery_the_iteration_ends(
     serve: Callable[..., Publisher],
 ) -> None:
-    publisher = serve(())
+    publisher = serve(1, dialect="v2-token")
+    publisher.fail(faults.Replace(b'{"token":"t","partitions":[]}'), times=2, on="discovery")
+    publisher.fail(faults.Replace(b'{"cursor":"_last"}\n'), times=None, on="fetch")
     async with consume(publisher, start="last") as consumer:
-        publisher.add(0)
-        numbers(publisher, 0, [1])
-        assert n_of(await take(aiter(consumer))) == [1]
+        with pytest.raises(NoProgressError, match="'feedapi cursors skip'"):
+            await take(aiter(consumer))
+
+
+@pytest.mark.parametrize("body", [b"", b'{"cursor":"_last"}\n'])
+async def test_r07_a_feed_that_gives_no_cursor_for_last_is_an_error_that_names_the_way_out(
+    serve: Callable[..., Publisher], store: RecordingStore, body: bytes
+) -> None:
+    publisher = serve(1, dialect="v2-token")
+    publisher.fail(faults.Replace(body), times=None, on="fetch")
+    with pytest.raises(NoProgressError, match="'feedapi cursors skip'"):
+        async with consume(publisher, start="last", store=store):
+            pass
+    assert store.saves == []
+
+
+async def test_r07_last_in_a_mapping_is_asked_for_and_never_stored(
+    serve: Callable[..., Publisher], store: RecordingStore
+) -> None:
+    publisher = serve(2, dialect="v2-token")
+    numbers(publisher, 0, range(5))
+    end = publisher.end_cursor(0)
+    async with consume(publisher, start={0: "_last"}, store=store, follow=False) as consumer:
+        assert await store.cursors() == {0: end, 1: "_first"}
+        numbers(publisher, 0, [5])
+        assert await read_n(consumer) == [5]
 
 
 async def test_r07_a_start_mapping_gives_cursors_and_the_others_begin_at_the_first_event(
@@ -712,7 +784,7 @@ async def test_r07_a_start_mapping_gives_cursors_and_the_others_begin_at_the_fir
     ) as consumer:
         numbers(publisher, 2, [20])
         assert len(store.saves) == 1
-        assert sorted(await read_n(consumer)) == [2, 10]
+        assert sorted(await read_n(consumer)) == [2, 10, 20]
 
 
 async def test_r07_a_start_mapping_applies_to_the_first_start_only(

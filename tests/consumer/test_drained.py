@@ -79,7 +79,7 @@ async def test_r06_empty_pages_without_a_line_end_a_closed_partition_and_its_chi
         assert await read_n(consumer) == list(range(10))
     assert (await store.statuses())[0] == "drained"
     asked = [r for r in publisher.requests if r.partition == 0 and r.cursor == at_end]
-    assert len(asked) == 2
+    assert len(asked) >= 3
 
 
 async def test_r06_one_empty_page_without_a_line_is_not_the_end(

@@ -539,6 +539,23 @@ async def test_r09_an_ancestor_that_stays_listed_is_superseded_too(
     assert 0 not in {request.partition for request in publisher.requests}
 
 
+async def test_r09_a_superseded_partition_has_no_error_of_requests_before(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    numbers(publisher, 0, [0])
+    async with consume(publisher, store=store) as consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(read_n, consumer)
+        await wait_until(lambda: consumer.status()[0].caught_up is True)
+        publisher.fail(503, on="fetch", times=None)
+        await wait_until(lambda: consumer.status()[0].error is not None)
+        publisher.split(0, into=(1,), method="cursor-from")
+        await wait_until(lambda: consumer.status()[0].state == "superseded")
+        status = consumer.status()[0]
+        assert (status.error, status.since, status.retry_at) == (None, None, None)
+        assert status.fetch_failures > 0
+        tasks.cancel_scope.cancel()
+
+
 async def test_r09_at_bootstrap_the_successors_hold_the_whole_history(publisher: Publisher) -> None:
     fill(publisher, 20)
     publisher.split(0, method="cursor-from")

@@ -7,7 +7,14 @@ import logging
 import anyio
 import pytest
 
-from feedapi_client import FeedConsumer
+from feedapi_client import (
+    Batch,
+    FeedConsumer,
+    FeedError,
+    FencedError,
+    MemoryCursorStore,
+    RetryPolicy,
+)
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import consume, limits, read
 from tests.testing.virtual_time import asgi_client
@@ -105,3 +112,91 @@ async def test_a_rediscovery_says_why(
 
 def test_importing_the_library_adds_no_handler() -> None:
     assert logging.getLogger("feedapi_client").handlers == []
+
+
+def errors_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.name.startswith("feedapi_client") and record.levelno >= logging.ERROR
+    ]
+
+
+async def test_every_end_by_an_error_is_one_record_even_if_nobody_waits_for_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    publisher = Publisher(2)
+    publisher.append(0, {"n": 0})
+    retry = RetryPolicy(base_delay=0.001, max_delay=0.002, refused_for=0.0)
+    async with (
+        asgi_client(publisher) as http,
+        FeedConsumer(FEED, http=http, limits=limits(), retry=retry) as consumer,
+    ):
+        publisher.fail(401, on="any", times=None)
+        async with anyio.create_task_group() as tasks:
+
+            async def consume_in_background() -> None:
+                with pytest.raises(FeedError):
+                    await consumer.run(nothing)
+
+            tasks.start_soon(consume_in_background)
+        (ended,) = errors_of(caplog)
+        assert "401" in ended
+        assert "ends the iteration" in ended
+        caplog.clear()
+        with pytest.raises(FeedError):  # the next iteration can't even begin
+            await consumer.run(nothing)
+        assert len(errors_of(caplog)) == 1
+
+
+async def test_a_consumer_that_is_replaced_logs_one_error(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    publisher = Publisher(1)
+    publisher.append(0, {"n": 0})
+    store = MemoryCursorStore()
+    async with (
+        asgi_client(publisher) as http,
+        FeedConsumer(FEED, http=http, limits=limits(), store=store) as consumer,
+    ):
+
+        async def replaced(batch: Batch) -> None:
+            await store.replace(consumer.key, await store.load(consumer.key))
+
+        with pytest.raises(FencedError):
+            await consumer.run(replaced)
+    assert len(errors_of(caplog)) == 1
+
+
+async def nothing(batch: Batch) -> None: ...
+
+
+async def test_the_first_start_of_a_feed_with_history_names_no_transfer(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    publisher = Publisher(2)
+    publisher.append(0, {"n": 0})
+    publisher.split(0, 2, method="cursor-from")
+    publisher.split(1, 2, method="cursor-from")
+    messages = await read_all(publisher, caplog, logging.INFO)
+    assert not [text for text in messages if "transferred" in text]
+
+
+async def test_a_transfer_names_only_those_that_take_the_cursor(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO, logger="feedapi_client")
+    publisher = Publisher(2)
+    publisher.append(0, {"n": 0})
+    publisher.append(1, {"n": 1})
+    store = MemoryCursorStore()
+    for _ in range(2):
+        async with (
+            asgi_client(publisher) as http,
+            FeedConsumer(FEED, http=http, follow=False, limits=limits(), store=store) as consumer,
+        ):
+            await read(consumer)
+        if 1 in publisher.open_partitions() and 0 in publisher.open_partitions():
+            new = publisher.split(0, 2, method="cursor-from")
+    (text,) = [r.getMessage() for r in caplog.records if "transferred" in r.getMessage()]
+    assert f"partition 0 was transferred to partitions {new[0]}, {new[1]}" in text

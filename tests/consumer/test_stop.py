@@ -5,15 +5,25 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 import pytest
 
-from feedapi_client import Batch, CommitOrderError, FeedConsumer, FeedKey, Position
-from feedapi_client.testing import Publisher
+from feedapi_client import (
+    Batch,
+    CommitOrderError,
+    FeedConsumer,
+    FeedKey,
+    Position,
+    Share,
+    StoreError,
+)
+from feedapi_client.testing import Publisher, faults
 from tests.consumer.helpers import (
     SAFETY_LIMIT,
+    BrokenStore,
     RecordingStore,
     consume,
     n_of,
@@ -115,15 +125,19 @@ async def test_stop_can_be_called_from_a_callback_of_the_event_loop(publisher: P
 
 async def test_a_grace_period_ends_with_its_iteration(publisher: Publisher) -> None:
     numbers(publisher, 0, [1])
+    grace = 10 * _SHORT
 
-    async def handle(batch: Batch) -> None:
-        consumer.stop(grace=_SHORT)
+    async def handle_the_last(batch: Batch) -> None:
+        consumer.stop(grace=grace)
+
+    async def handle_for_longer(batch: Batch) -> None:
+        await anyio.sleep(2 * grace)
+        consumer.stop(grace=_LONG)
 
     async with consume(publisher) as consumer:
-        await consumer.run(handle)
-        await anyio.sleep(2 * _SHORT)
+        await consumer.run(handle_the_last)
         numbers(publisher, 0, [2])
-        await consumer.run(handle)
+        await consumer.run(handle_for_longer)
         assert not consumer.cut_short
 
 
@@ -363,7 +377,76 @@ async def test_the_second_signal_cancels_what_is_in_flight(publisher: Publisher)
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-async def test_signal_handlers_need_an_open_consumer(publisher: Publisher) -> None:
+@pytest.mark.parametrize("waits_for", ["store", "feed", "leases"])
+@pytest.mark.parametrize("how", ["signal", "stop"])
+async def test_r20_a_stop_during_the_start_is_a_clean_end(
+    publisher: Publisher, waits_for: str, how: str
+) -> None:
+    """Whatever it waits for. Nothing is delivered, and its leases are given back."""
+    numbers(publisher, 0, [1])
+    waiting, blocked = anyio.Event(), anyio.Event()
+
+    class Slow(RecordingStore):
+        async def load(self, feed: FeedKey) -> dict[int, Position]:
+            if waits_for == "store":
+                waiting.set()
+                await blocked.wait()
+            return await super().load(feed)
+
+        async def claim(self, feed: FeedKey, instance: str, epochs: Any) -> dict[int, int]:
+            if waits_for == "leases" and -1 not in epochs:
+                waiting.set()
+                await blocked.wait()
+            return await super().claim(feed, instance, epochs)
+
+    if waits_for == "feed":
+        publisher.fail(faults.Delay(SAFETY_LIMIT), times=None)
+    store, delivered = Slow(), []
+    share = Share(lease_seconds=SAFETY_LIMIT, rebalance_seconds=0.05)
+    consumer = consume(publisher, store=store, share=share)
+
+    async def stop() -> None:
+        if waits_for == "feed":
+            while not publisher.counters["discovery"]:  # noqa: ASYNC110
+                await anyio.sleep(0.001)
+        else:
+            await waiting.wait()
+        _send(signal.SIGTERM) if how == "signal" else consumer.stop()
+
+    async def handle(batch: Batch) -> None:
+        delivered.append(batch)
+
+    with anyio.fail_after(SAFETY_LIMIT / 2):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop)
+            if how == "signal":
+                consumer.install_signal_handlers()
+            async with consumer:
+                await consumer.run(handle)
+    assert not delivered
+    assert await store.instances(consumer.key) == []
+    assert not any(lease.owner for lease in (await store.leases(consumer.key)).values())
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+async def test_a_signal_before_the_entry_ends_what_comes_then(publisher: Publisher) -> None:
+    numbers(publisher, 0, [1])
     consumer = consume(publisher)
-    with pytest.raises(RuntimeError, match="not open"):
-        consumer.install_signal_handlers()
+    consumer.install_signal_handlers()
+    _send(signal.SIGTERM)
+    await anyio.sleep(_SHORT)
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with consumer:
+            assert [event async for event in consumer] == []
+    async with consumer:  # opened anew
+        batch = await anext(consumer.batches())
+        assert len(batch.events) == 1
+
+
+async def test_an_entry_that_fails_restores_the_signal_handlers(publisher: Publisher) -> None:
+    consumer = consume(publisher, store=BrokenStore())
+    consumer.install_signal_handlers()
+    with pytest.raises(StoreError):
+        async with consumer:
+            pass
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -17,18 +17,32 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from tests.crash.application import DJANGO, SYNC_PSYCOPG, SYNC_SQLALCHEMY
 from tests.crash.runner import Outcome, run_crash_test
-from tests.servers import run_postgres
+from tests.servers import run_mariadb, run_postgres
 
 console = Console()
+PREFIXES = {
+    "postgresql": "",
+    "psycopg": "psycopg+",
+    "asyncpg": "asyncpg+",
+    "sync-psycopg": SYNC_PSYCOPG,
+    "sync-sqlalchemy": SYNC_SQLALCHEMY,
+    "django-postgresql": DJANGO,
+}
+"""What writes to PostgreSQL, and how the name of the database begins."""
+DATABASES = (*PREFIXES, "django-mysql", "sqlite")
 
 
 @contextmanager
 def database(kind: str) -> Iterator[str]:
-    """Start a PostgreSQL server, or make a directory for a SQLite file."""
-    if kind == "postgresql":
+    """Start a database server, or make a directory for a SQLite file."""
+    if kind in PREFIXES:
         with run_postgres() as server:
-            yield server.dsn
+            yield f"{PREFIXES[kind]}{server.dsn}"
+    elif kind == "django-mysql":
+        with run_mariadb() as mysql:
+            yield f"{DJANGO}mysql://{mysql.socket}"
     else:
         with tempfile.TemporaryDirectory() as directory:
             yield os.path.join(directory, "app.db")
@@ -54,6 +68,8 @@ def run(args: argparse.Namespace) -> Outcome:
                 kills=args.kills,
                 cursor=args.outside_transaction or "inside",
                 poison=args.poison,
+                threads=args.threads,
+                by_key=args.by_key,
                 seed=args.seed,
                 progress=progress,
             )
@@ -94,7 +110,12 @@ def main() -> None:
         description="Kill a consumer again and again, and check what its database holds.",
     )
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--database", choices=["postgresql", "sqlite"], default="postgresql")
+    parser.add_argument(
+        "--database",
+        choices=DATABASES,
+        default="postgresql",
+        help="what the application writes with; 'postgresql' is asynchronous SQLAlchemy",
+    )
     parser.add_argument(
         "--outside-transaction",
         choices=["before", "after"],
@@ -107,6 +128,19 @@ def main() -> None:
         "--poison",
         action="store_true",
         help="let the application fail at some events, which go into quarantine",
+    )
+    parser.add_argument(
+        "--threads",
+        type=int,
+        default=0,
+        help="consume without async, by SyncFeedConsumer, in so many threads (SQLite, Django, "
+        "sync-*)",
+    )
+    parser.add_argument(
+        "--by-key",
+        action="store_true",
+        help="handle events by key, and remember in the effects' transaction what is done "
+        "(PostgreSQL and SQLite, with async)",
     )
     parser.add_argument(
         "--seed",

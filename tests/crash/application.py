@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import anyio
 import orjson
 
-from feedapi_client.quarantine.sqlite import SQLiteQuarantineStore
+from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore
 from feedapi_client.stores.base import CursorStore
 
 
@@ -31,6 +31,9 @@ class Application(Protocol):
     """
 
     store: CursorStore
+
+    async def open(self) -> None:
+        """Open what needs an event loop, in the process that consumes."""
 
     def transaction(self) -> Any:
         """Return an async context manager around one transaction."""
@@ -57,6 +60,9 @@ class Application(Protocol):
 
 
 _COLUMNS = "partition_id, entity, n, writer"
+INSERT = f"INSERT INTO effects ({_COLUMNS}) VALUES (?, ?, ?, ?)"
+"""An effect into a SQLite file."""
+PSYCOPG_INSERT = f"INSERT INTO effects ({_COLUMNS}) VALUES (%s, %s, %s, %s)"
 _ROWS = f"SELECT {_COLUMNS} FROM effects ORDER BY at"
 _MISPLACED = """SELECT count(*) FROM (
     SELECT n, row_number() OVER (PARTITION BY entity ORDER BY at) - 1 AS expected FROM effects
@@ -72,32 +78,48 @@ _TABLE = """CREATE TABLE IF NOT EXISTS effects (
 
 
 class PostgresApplication:
-    """Effects through SQLAlchemy Core and psycopg. `dsn` is psycopg's."""
+    """Effects through SQLAlchemy Core and psycopg. The database is a DSN, after its driver."""
 
-    def __init__(self, dsn: str) -> None:
+    store: CursorStore
+
+    def __init__(self, database: str) -> None:
+        self._dsn = database[database.index("postgresql:") :]
+        self._connect()
+
+    def _connect(self) -> None:
         from sqlalchemy.ext.asyncio import create_async_engine
 
         from feedapi_client.stores.sql import SQLAlchemyCursorStore
 
-        self._dsn = dsn
-        self._engine = create_async_engine(dsn.replace("postgresql://", "postgresql+psycopg://"))
+        url = self._dsn.replace("postgresql://", "postgresql+psycopg://")
+        self._engine = create_async_engine(url)
         self.store = SQLAlchemyCursorStore(self._engine)
-        self.transaction = self._engine.begin
 
     @classmethod
-    async def create(cls, dsn: str) -> None:
-        """Create the tables, empty."""
+    async def create(cls, database: str) -> None:
+        """Create the tables, empty. They are the same for all drivers."""
         import psycopg
 
-        from feedapi_client.quarantine.sql import SQLAlchemyQuarantineStore
+        from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
+        from feedapi_client.stores.sql import SQLAlchemyCursorStore
 
-        with psycopg.connect(dsn) as connection:
-            connection.execute("DROP TABLE IF EXISTS effects, feedapi_cursors, feedapi_quarantine")
+        application = PostgresApplication(database)
+        with psycopg.connect(application._dsn) as connection:
+            connection.execute(
+                "DROP TABLE IF EXISTS effects, feedapi_cursors, feedapi_cursors_done, "
+                "feedapi_quarantine"
+            )
             connection.execute(_TABLE.format(at="BIGSERIAL PRIMARY KEY"))  # type: ignore[arg-type]
-        application = cls(dsn)
+        assert isinstance(application.store, SQLAlchemyCursorStore)
         await application.store.create_tables()
         await SQLAlchemyQuarantineStore(application._engine).create_tables()
         await application.aclose()
+
+    async def open(self) -> None:
+        """Open the pool, in the process that consumes."""
+
+    def transaction(self) -> Any:
+        return self._engine.begin()
 
     async def write(self, transaction: Any, rows: Sequence[Row]) -> None:
         import sqlalchemy as sa
@@ -126,6 +148,63 @@ class PostgresApplication:
             return connection.execute(sql).fetchall()  # type: ignore[arg-type]
 
 
+class PsycopgApplication(PostgresApplication):
+    """Effects through psycopg's asynchronous connections."""
+
+    def _connect(self) -> None:
+        from psycopg_pool import AsyncConnectionPool
+
+        from feedapi_client.stores.postgres import PostgresCursorStore
+
+        self._pool = AsyncConnectionPool(self._dsn, open=False, max_size=30)
+        self.store = PostgresCursorStore(self._pool)
+
+    async def open(self) -> None:
+        await self._pool.open()
+
+    def transaction(self) -> Any:
+        return self._pool.connection()
+
+    async def write(self, transaction: Any, rows: Sequence[Row]) -> None:
+        async with transaction.cursor() as cursor:
+            await cursor.executemany(PSYCOPG_INSERT, rows)
+
+    async def aclose(self) -> None:
+        await self._pool.close()
+
+
+class AsyncpgApplication(PostgresApplication):
+    """Effects through asyncpg."""
+
+    _is_open = False
+
+    def _connect(self) -> None:
+        import asyncpg  # type: ignore[import-untyped]
+
+        from feedapi_client.stores.postgres import PostgresCursorStore
+
+        self._pool = asyncpg.create_pool(self._dsn, min_size=1, max_size=30)
+        self.store = PostgresCursorStore(self._pool)
+
+    async def open(self) -> None:
+        await self._pool
+        self._is_open = True
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncIterator[Any]:
+        async with self._pool.acquire() as connection, connection.transaction():
+            yield connection
+
+    async def write(self, transaction: Any, rows: Sequence[Row]) -> None:
+        await transaction.executemany(
+            f"INSERT INTO effects ({_COLUMNS}) VALUES ($1, $2, $3, $4)", rows
+        )
+
+    async def aclose(self) -> None:
+        if self._is_open:
+            await self._pool.close()
+
+
 class SQLiteApplication:
     """Effects through the standard library's sqlite3, in the file that holds the cursors."""
 
@@ -140,10 +219,18 @@ class SQLiteApplication:
     async def create(cls, path: str) -> None:
         """Create the tables, empty."""
         with closing(sqlite3.connect(path)) as connection:
-            for table in ("effects", "feedapi_cursors", "feedapi_quarantine"):
+            for table in (
+                "effects",
+                "feedapi_cursors",
+                "feedapi_cursors_done",
+                "feedapi_quarantine",
+            ):
                 connection.execute(f"DROP TABLE IF EXISTS {table}")
             connection.execute(_TABLE.format(at="INTEGER PRIMARY KEY AUTOINCREMENT"))
         await SQLiteQuarantineStore(path).prepare()
+
+    async def open(self) -> None:
+        """Nothing needs it."""
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[sqlite3.Connection]:
@@ -154,7 +241,7 @@ class SQLiteApplication:
                 yield connection
 
     async def write(self, transaction: Any, rows: Sequence[Row]) -> None:
-        transaction.executemany(f"INSERT INTO effects ({_COLUMNS}) VALUES (?, ?, ?, ?)", rows)
+        transaction.executemany(INSERT, rows)
 
     def rows(self) -> list[Row]:
         return [Row(*row) for row in self._query(_ROWS)]
@@ -178,6 +265,23 @@ def _event(payload: bytes) -> tuple[str, int]:
     return event["entity"], event["n"]
 
 
-def application_class(database: str) -> type[PostgresApplication] | type[SQLiteApplication]:
-    """Return the class for a PostgreSQL DSN or for a SQLite file."""
-    return PostgresApplication if database.startswith("postgresql:") else SQLiteApplication
+DJANGO = "django+"
+"""Begins the name of a database that Django writes to: the rest is the server's."""
+SYNC_PSYCOPG = "sync-psycopg+"
+SYNC_SQLALCHEMY = "sync-sqlalchemy+"
+WITHOUT_ASYNC = (DJANGO, SYNC_PSYCOPG, SYNC_SQLALCHEMY)
+_KINDS: dict[str, type[PostgresApplication]] = {
+    "psycopg+": PsycopgApplication,
+    "asyncpg+": AsyncpgApplication,
+}
+
+
+def application_class(database: str) -> Any:
+    """Return the class for a SQLite file, or for a database of a server, after its driver."""
+    if database.startswith(DJANGO):
+        from tests.crash.django_application import DjangoApplication
+
+        return DjangoApplication
+    if "postgresql:" not in database:
+        return SQLiteApplication
+    return _KINDS.get(database.partition("postgresql:")[0], PostgresApplication)

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.servers import Postgres, postgres
+from tests.crash.application import DJANGO
+from tests.servers import MariaDB, Postgres, mariadb, postgres
 
-__all__ = ["postgres"]
+__all__ = ["mariadb", "postgres"]
 
 
 @pytest.fixture
@@ -21,3 +22,13 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return str(tmp_path / "app.db")
     server: Postgres = request.getfixturevalue("postgres")
     return server.dsn
+
+
+@pytest.fixture(params=["postgresql", "mysql"])
+def django_database(request: pytest.FixtureRequest) -> str:
+    """A server that Django writes to."""
+    if request.param == "mysql":
+        mysql: MariaDB = request.getfixturevalue("mariadb")
+        return f"{DJANGO}mysql://{mysql.socket}"
+    server: Postgres = request.getfixturevalue("postgres")
+    return f"{DJANGO}{server.dsn}"

@@ -12,12 +12,14 @@ import argparse
 import os
 import random
 import sys
+from collections.abc import Awaitable, Callable
+from functools import partial
 
 import anyio
 
-from feedapi_client import Batch, FeedConsumer, FencedError, Limits
+from feedapi_client import Batch, Event, FeedConsumer, FencedError, Limits
 from feedapi_client.quarantine.policy import Handler
-from tests.crash.application import Application, Row, application_class
+from tests.crash.application import WITHOUT_ASYNC, Application, Row, application_class
 
 FENCED = 3
 OPENED = b"o"
@@ -34,7 +36,14 @@ STEPS = (OPENED, HALF_WRITTEN, WRITTEN, BETWEEN, DONE)
 
 POISON = 17
 """With ``--poison`` the application can't handle each entity's every 17th event."""
-_PAUSE_SECONDS = 0.003
+PAUSE_SECONDS = 0.003
+_KEYS_AT_ONCE = 8
+_STEPS_BY_KEY = 0.2
+"""By key a step is an event's: most are not announced, so that a run gets somewhere."""
+_SLOW_BY_KEY = 0.05
+_SLOW_SECONDS = 0.3
+# Small batches and short pauses: many steps to be killed at.
+LIMITS = Limits(poll_interval=0.01, max_poll_interval=0.1, max_batch_bytes=500)
 
 
 class PoisonError(Exception):
@@ -46,7 +55,7 @@ async def reach(step: bytes) -> None:
     os.write(1, step)
     if not os.read(0, 1):
         sys.exit("the watching process is gone")
-    await anyio.sleep(random.uniform(0, _PAUSE_SECONDS))
+    await anyio.sleep(random.uniform(0, PAUSE_SECONDS))
 
 
 def make_handler(application: Application, cursor: str, *, poison: bool) -> Handler:
@@ -94,16 +103,67 @@ def make_handler(application: Application, cursor: str, *, poison: bool) -> Hand
     return {"inside": inside, "before": before, "after": after}[cursor]
 
 
-async def consume(url: str, database: str, cursor: str, *, poison: bool, follow: bool) -> None:
+def make_event_handler(
+    application: Application, cursor: str, *, poison: bool
+) -> Callable[[Event], Awaitable[None]]:
+    """Make a handler that writes one event and remembers that it is done.
+
+    `cursor` says where it remembers it, as in `make_handler`.
+    """
+
+    async def step(name: bytes) -> None:
+        if random.random() < _STEPS_BY_KEY:
+            await reach(name)
+
+    async def write(transaction: object, event: Event) -> None:
+        payload = event.json()
+        row = Row(event.partition, payload["entity"], payload["n"], os.getpid())
+        await step(HALF_WRITTEN)
+        await application.write(transaction, [row])
+        await step(WRITTEN)
+        if poison and row.n % POISON == 0:
+            raise PoisonError
+
+    async def handle(event: Event) -> None:
+        # Some take long, so that much is done ahead of the cursor.
+        slow = random.random() < _SLOW_BY_KEY
+        await anyio.sleep(random.uniform(0, _SLOW_SECONDS if slow else PAUSE_SECONDS))
+        if cursor == "before":
+            await event.done()
+            await step(BETWEEN)
+        async with application.transaction() as transaction:
+            await write(transaction, event)
+            if cursor == "inside":
+                await event.done(transaction=transaction)
+                await step(BETWEEN)
+        if cursor == "after":
+            await step(BETWEEN)
+            await event.done()
+        await step(DONE)
+
+    return handle
+
+
+async def consume(
+    url: str, database: str, cursor: str, *, poison: bool, follow: bool, by_key: bool
+) -> None:
     """Run until killed, or to the end of the feed."""
     application = application_class(database)(database)
-    # Small batches and short pauses: many steps to be killed at.
-    limits = Limits(poll_interval=0.01, max_poll_interval=0.1, max_batch_bytes=500)
     try:
+        await application.open()
         async with FeedConsumer(
-            url, store=application.store, follow=follow, limits=limits
+            url, store=application.store, follow=follow, limits=LIMITS
         ) as consumer:
             await reach(OPENED)
+            if by_key:
+                await consumer.run_by_key(
+                    make_event_handler(application, cursor, poison=poison),
+                    key=lambda event: event.json()["entity"],
+                    event_id=lambda event: f"{event.json()['entity']} {event.json()['n']}",
+                    max_concurrency=_KEYS_AT_ONCE,
+                    on_failure="quarantine" if poison else "raise",
+                )
+                return
             await consumer.run(
                 make_handler(application, cursor, poison=poison),
                 on_failure="quarantine" if poison else "raise",
@@ -120,13 +180,27 @@ def main() -> None:
     parser.add_argument("--cursor", choices=["inside", "before", "after"], default="inside")
     parser.add_argument("--poison", action="store_true")
     parser.add_argument("--to-the-end", action="store_true")
+    parser.add_argument("--by-key", action="store_true")
+    parser.add_argument("--threads", type=int, default=0, help="without async, in so many threads")
     args = parser.parse_args()
+    how = {"poison": args.poison, "follow": not args.to_the_end}
     try:
-        anyio.run(
-            lambda: consume(
-                args.url, args.database, args.cursor, poison=args.poison, follow=not args.to_the_end
+        if args.threads or args.database.startswith(WITHOUT_ASYNC):
+            # It imports this module for the steps; as a program this one has another name.
+            from tests.crash import sync_consumer
+
+            sync_consumer.consume(
+                args.url,
+                args.database,
+                args.cursor,
+                threads=args.threads or 1,
+                limits=LIMITS,
+                **how,
             )
-        )
+        else:
+            anyio.run(
+                partial(consume, args.url, args.database, args.cursor, **how, by_key=args.by_key)
+            )
     except FencedError as error:
         print(error, file=sys.stderr)
         sys.exit(FENCED)

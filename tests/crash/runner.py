@@ -54,6 +54,8 @@ async def run_crash_test(
     kills: int,
     cursor: str = "inside",
     poison: bool = False,
+    threads: int = 0,
+    by_key: bool = False,
     seed: int | None = None,
     stop_when_damaged: bool = False,
     progress: Progress = lambda outcome: None,
@@ -67,10 +69,14 @@ async def run_crash_test(
             or "after" it.
         poison: let the application fail at some events, which go into quarantine. They must be
             there exactly once, as the others in the effects.
+        threads: consume without async, in so many threads; 0 consumes with async.
+        by_key: handle events by key, and remember each one in the transaction of its effects.
         stop_when_damaged: kill no further once an event is lost or repeated.
         progress: called after each kill.
     """
     options = ["--cursor", cursor, *(["--poison"] if poison else [])]
+    options += ["--threads", str(threads)] if threads else []
+    options += ["--by-key"] if by_key else []
     random, outcome, started = Random(seed), Outcome(), time.monotonic()
     kind = application_class(database)
     await kind.create(database)

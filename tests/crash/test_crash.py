@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from tests.crash.runner import run_crash_test
+from tests.servers import Postgres
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -28,6 +31,55 @@ async def test_quarantined_events_are_stored_once_although_the_consumer_is_kille
     assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_each_event_is_stored_once_by_a_killed_consumer_without_async(
+    tmp_path: Path, threads: int
+) -> None:
+    outcome = await run_crash_test(str(tmp_path / "app.db"), kills=11, threads=threads)
+    assert outcome.kills == 11
+    assert set(outcome.splits) == {"starts-after", "cursor-from"}
+    assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
+    assert outcome.exactly_once
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+async def test_each_event_is_stored_once_by_a_killed_consumer_of_django(
+    django_database: str, threads: int
+) -> None:
+    outcome = await run_crash_test(django_database, kills=6, threads=threads)
+    assert outcome.kills == 6
+    assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
+    assert outcome.exactly_once
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "asyncpg", "sync-psycopg", "sync-sqlalchemy"])
+async def test_each_event_is_stored_once_with_each_driver_of_postgresql(
+    postgres: Postgres, driver: str
+) -> None:
+    threads = 3 if driver.startswith("sync") else 0
+    outcome = await run_crash_test(f"{driver}+{postgres.dsn}", kills=6, threads=threads)
+    assert outcome.kills == 6
+    assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
+    assert outcome.exactly_once
+
+
+async def test_with_django_a_cursor_outside_of_the_transaction_shows(django_database: str) -> None:
+    outcome = await run_crash_test(
+        django_database, kills=40, cursor="after", threads=1, stop_when_damaged=True
+    )
+    assert outcome.repeated
+    assert not outcome.exactly_once
+
+
+async def test_without_async_a_cursor_outside_of_the_transaction_shows(tmp_path: Path) -> None:
+    database = str(tmp_path / "app.db")
+    outcome = await run_crash_test(
+        database, kills=40, cursor="after", threads=2, stop_when_damaged=True
+    )
+    assert outcome.repeated
+    assert not outcome.exactly_once
+
+
 async def test_a_cursor_saved_after_the_transaction_shows_as_duplicates(database: str) -> None:
     """The check can fail: with the cursor outside the transaction it does."""
     outcome = await run_crash_test(database, kills=40, cursor="after", stop_when_damaged=True)
@@ -40,4 +92,22 @@ async def test_a_cursor_saved_before_the_transaction_shows_as_loss(database: str
     outcome = await run_crash_test(database, kills=40, cursor="before", stop_when_damaged=True)
     assert outcome.lost
     assert not outcome.repeated
+    assert not outcome.exactly_once
+
+
+async def test_by_key_each_event_is_stored_once_in_order_although_the_consumer_is_killed(
+    database: str,
+) -> None:
+    outcome = await run_crash_test(database, kills=11, by_key=True)
+    assert outcome.kills == 11
+    assert set(outcome.splits) == {"starts-after", "cursor-from"}
+    assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
+    assert outcome.exactly_once
+
+
+async def test_by_key_what_is_remembered_outside_of_the_transaction_shows(tmp_path: Path) -> None:
+    outcome = await run_crash_test(
+        str(tmp_path / "app.db"), kills=40, cursor="after", by_key=True, stop_when_damaged=True
+    )
+    assert outcome.repeated
     assert not outcome.exactly_once

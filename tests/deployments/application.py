@@ -18,19 +18,21 @@ from feedapi_client import FeedConsumer, SQLiteCursorStore
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import RETRY, limits, wait_until
 from tests.deployments.proxy import Proxy, Routes, proxy
+from tests.peers.go_publisher import GoPublisher
 
 REQUESTS = 60
 """Requests that a phase of a deployment takes."""
 
 
-Change = Callable[[Publisher], object]
+AnyPublisher = Publisher | GoPublisher
+Change = Callable[[Any], object]
 
 
-def _publish(n: int, publisher: Publisher) -> None:
+def _publish(n: int, publisher: AnyPublisher) -> None:
     publisher.publish(f"e{n % 5}", {"entity": f"e{n % 5}", "n": n})
 
 
-def port_of(publisher: Publisher) -> int:
+def port_of(publisher: AnyPublisher) -> int:
     """Return the port where a publisher is served."""
     assert publisher.url is not None
     return int(publisher.url.split(":")[2].split("/")[0])
@@ -40,12 +42,12 @@ def port_of(publisher: Publisher) -> int:
 class Deployment:
     """Two publishers with the same events behind one proxy, and a consumer that never ends."""
 
-    old: Publisher
-    new: Publisher
+    old: AnyPublisher
+    new: AnyPublisher
     proxy: Proxy
     file: Path
     published: int = 0
-    lagging: Publisher | None = None
+    lagging: AnyPublisher | None = None
     """A replica that does not know yet what is published and changed."""
     _missed: list[Change] = field(default_factory=list)
 
@@ -54,7 +56,7 @@ class Deployment:
         ports = (port_of(self.old), port_of(self.new))
         await self.phase(Routes(ports, ports), requests)
 
-    async def only(self, publisher: Publisher) -> None:
+    async def only(self, publisher: AnyPublisher) -> None:
         """Let one publisher answer, until all that it has is consumed."""
         port = port_of(publisher)
         await self._route(Routes((port,), (port,)))
@@ -114,7 +116,7 @@ class Deployment:
 
 @asynccontextmanager
 async def deployment(
-    folder: Path, old: Publisher, new: Publisher, **options: Any
+    folder: Path, old: AnyPublisher, new: AnyPublisher, **options: Any
 ) -> AsyncIterator[Deployment]:
     """Run publishers, proxy and consumer. At the end the consumer still runs, and all is there."""
     file = folder / "application.db"

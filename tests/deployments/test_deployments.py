@@ -28,7 +28,7 @@ async def test_r10_two_tokens_in_turn(tmp_path: Path) -> None:
 async def test_r10_two_tokens_in_turn_where_nginx_is_not_installed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tests.nginx.shutil.which", lambda *_, **__: None)
+    monkeypatch.setattr("tests.nginx.program", lambda: None)
     async with deployment(tmp_path, Publisher(2), Publisher(2)) as deployed:
         await deployed.only(deployed.old)
         await deployed.both()

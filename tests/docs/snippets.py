@@ -16,9 +16,14 @@ PAGES = [
 ]
 
 PYTHON_RUN_BY = {
+    "docs/pages/guides/credentials.md": ("tests/docs/test_guides.py", "needs a token endpoint"),
     "docs/pages/guides/django.md": ("tests/docs/test_guides.py", "needs a project of Django"),
     "docs/pages/guides/fastapi.md": ("tests/docs/test_guides.py", "is no program but an app"),
-    "docs/pages/exactly-once.md": ("tests/quarantine/test_documentation.py", "needs PostgreSQL"),
+    "docs/pages/guides/your-transaction.md": (
+        "tests/docs/test_your_transaction.py",
+        "needs PostgreSQL",
+    ),
+    "docs/pages/guides/websocket.md": ("tests/docs/test_guides.py", "is no program but an app"),
     "docs/pages/quarantine.md": ("tests/quarantine/test_documentation.py", "checks a database"),
     "docs/pages/spark.md": ("tests/spark/test_examples.py", "needs a JVM"),
     "docs/pages/kubernetes.md": ("tests/docs/test_deployment.py", "is a module of a handler"),
@@ -27,11 +32,23 @@ PYTHON_RUN_BY = {
 }
 """Pages whose Python blocks are run by another test file, and why."""
 
-PARSED = dict.fromkeys(("dockerfile", "ini", "yaml"), "tests/docs/test_deployment.py")
+PARSED = dict.fromkeys(("dockerfile", "ini", "yaml"), "tests/docs/test_deployment.py") | {
+    "nginx": "tests/docs/test_behind_a_proxy.py"
+}
 """Languages of blocks that nothing here can run, and the test file that reads them."""
 
 SHELL_RUN_BY = {
     "python3 -m venv .venv": (".ci/run", "sets up an environment"),
+    ".venv/bin/pip install": (".ci/run", "installs into that environment"),
+    "python3 -m venv build/released": ("CONTRIBUTING.md", "needs a version that is released"),
+    "feedapi relay https://service/": (
+        "tests/liftbridge/test_documentation.py",
+        "needs a broker",
+    ),
+    "feedapi cursors ls --store liftbridge:": (
+        "tests/liftbridge/test_documentation.py",
+        "needs a broker",
+    ),
 }
 """Shell blocks, by how they begin, that are run by something else than the tests, and why."""
 

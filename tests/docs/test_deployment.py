@@ -6,7 +6,6 @@ import configparser
 import json
 import re
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-from feedapi_client.monitor.address import parse_address
+from feedapi_client.cli import exit_codes
+from feedapi_client.cli.monitoring import parse_address
 from feedapi_client.testing import Publisher
 from tests.cli.invoke import COMMANDS
 from tests.docs.snippets import ROOT, blocks, python_blocks
@@ -95,7 +95,7 @@ def test_the_dockerfile_installs_extras_that_exist_and_runs_the_command() -> Non
     lines = [line.split(" ", 1) for line in text_of("dockerfile").splitlines() if line]
     steps = dict(lines)
     assert lines[0][0] == "FROM"
-    extras = re.search(r"feedapi-client\[([^\]]+)\]", steps["RUN"])
+    extras = re.search(r"feedapi_client-\*\.whl\)\[([^\]]+)\]", steps["RUN"])
     assert extras is not None
     assert {"cli", "monitor"} <= set(extras[1].split(",")) <= EXTRAS
     assert json.loads(steps["ENTRYPOINT"]) == ["feedapi", "run"]
@@ -139,23 +139,10 @@ def test_the_handler_of_the_page_runs(
     assert re.findall(r"'n': (\d+)", done.stdout) == ["0", "1", "2"]
 
 
-def test_the_exit_codes_are_those_of_the_command() -> None:
-    from feedapi_client.cli.common import exit_codes
-
+def test_what_is_not_restarted_is_what_the_unit_does_not_restart() -> None:
     page = (ROOT / PAGE).read_text(encoding="utf-8")
-    table = {
-        code
-        for row in re.findall(r"^\| ([\d, ]+) \|", page, re.MULTILINE)
-        for code in row.split(", ")
-    }
-    known = (
-        0,
-        exit_codes.FAILURE,
-        exit_codes.USAGE,
-        exit_codes.HANDLER_FAILED,
-        exit_codes.FENCED,
-        exit_codes.INTERRUPTED,
-        exit_codes.SIGNALLED + signal.SIGTERM,
-        exit_codes.INTERNAL_ERROR,
-    )
-    assert table == set(map(str, known))
+    (sentence,) = re.findall(r"Restart it after any .+? but (.+?)\.\n", page, re.DOTALL)
+    unit = re.search(r"RestartPreventExitStatus=(.+)", text_of("ini"))
+    assert unit is not None
+    assert re.findall(r"\b(\d+) \(", sentence) == ["0", *unit[1].split()]
+    assert [int(code) for code in unit[1].split()] == [exit_codes.USAGE, exit_codes.FENCED]

@@ -47,3 +47,16 @@ def test_a_path_of_contributing_exists(path: str) -> None:
 def test_ci_runs_the_commands_of_contributing(command: str) -> None:
     assert f"`{command}" in CONTRIBUTING
     assert f"$bin/{command}" in CI
+
+
+def test_each_row_of_what_sharing_survives_names_its_test() -> None:
+    page = (PAGES_FOLDER / "sharing.md").read_text(encoding="utf-8")
+    chapter = page.partition("## What a paused process")[2].partition("\n## ")[0]
+    rows = [line for line in chapter.splitlines() if line.startswith("| **")]
+    for word in ("Paused", "Failover", "Clock", "Rewind"):
+        assert any(row.startswith(f"| **{word}**") for row in rows)
+    for row in rows:
+        tests = re.findall(r"(tests/[\w/]+\.py)::(test_\w+)", row)
+        assert tests, row
+        for path, name in tests:
+            assert f"def {name}(" in (ROOT / path).read_text(encoding="utf-8"), row

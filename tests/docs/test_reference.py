@@ -20,8 +20,10 @@ MODULES = [
     "feedapi_client",
     "feedapi_client.stores",
     "feedapi_client.quarantine",
+    "feedapi_client.operations",
     "feedapi_client.testing",
     "feedapi_client.monitor",
+    "feedapi_client.django",
     "feedapi_client.liftbridge",
     "feedapi_client.spark",
 ]

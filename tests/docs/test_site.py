@@ -12,7 +12,7 @@ import pytest
 
 from tests.docs.snippets import PAGES, ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +25,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=500,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -47,3 +47,21 @@ def test_no_asset_comes_from_elsewhere(site: Path) -> None:
             assert 'class="mermaid"' not in text, f"{path}: the theme would fetch a script for it"
         elif path.suffix == ".css":
             assert not imports.search(path.read_text(encoding="utf-8")), path
+
+
+def test_a_cell_of_a_table_knows_its_heading(site: Path) -> None:
+    """Narrow screens show each row as a block, and the heading in front of each cell."""
+    text = (site / "operating.html").read_text(encoding="utf-8")
+    assert '<td data-label="live">' in text
+    assert "<td>" not in text
+
+
+@pytest.mark.parametrize("name", ["dashboards/feedapi.json", "alerts/feedapi.rules.yml"])
+def test_what_an_operator_installs_can_be_downloaded(site: Path, name: str) -> None:
+    assert (site / name).read_bytes() == (ROOT / "docs" / name).read_bytes()
+    assert f'href="{name}"' in (site / "operating.html").read_text(encoding="utf-8")
+
+
+def test_the_reference_has_no_column_of_required_defaults(site: Path) -> None:
+    for path in (site / "reference").glob("*.html"):
+        assert "<em>required</em>" not in path.read_text(encoding="utf-8"), path

@@ -11,23 +11,21 @@ from tests.docs.snippets import PAGES_FOLDER, PARSED, PYTHON_RUN_BY, ROOT, Block
 SNIPPETS = "tests/docs/test_snippets.py"
 INDEX = (PAGES_FOLDER / "index.md").read_text(encoding="utf-8")
 SECTION = INDEX.partition("\n## Everyday tasks\n")[2].partition("\n## ")[0]
-ROWS = re.findall(r"^\| ([^|]+) \| (.*?) \| (`tests/[^|]+) \|$", SECTION, re.MULTILINE)
+ROWS = re.findall(r"^\| ([^|-]+) \| (\[.*?) \|$", SECTION, re.MULTILINE)
 
 
-def test_there_are_twelve() -> None:
-    assert len(ROWS) == 12
-    assert len({task for task, _, _ in ROWS}) == 12
+def test_tasks_are_listed_once() -> None:
+    assert len(ROWS) >= 12
+    assert len({task for task, _ in ROWS}) == len(ROWS)
 
 
-@pytest.mark.parametrize(("pages", "tests"), [row[1:] for row in ROWS], ids=[r[0] for r in ROWS])
-def test_what_a_task_leads_to_is_run_by_the_tests_beside_it(pages: str, tests: str) -> None:
+@pytest.mark.parametrize("pages", [row[1] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_what_a_task_leads_to_is_run_by_tests(pages: str) -> None:
     links = re.findall(r"\]\(([\w/-]+\.md)(?:#([\w-]+))?\)", pages)
     assert links
     found = {test for page, anchor in links for test in run_by(page, anchor)}
-    named = set(re.findall(r"`([^`]+)`", tests))
-    assert named <= found, "a test that does not run what is there"
-    assert found & named
-    assert all((ROOT / test).is_file() for test in named)
+    assert found
+    assert all((ROOT / test).is_file() for test in found)
 
 
 def run_by(page: str, anchor: str) -> set[str]:

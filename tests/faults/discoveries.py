@@ -45,7 +45,6 @@ DISCOVERIES: dict[str, tuple[bytes, str]] = {
     "NaN": (b'{"partitions": [], "x": NaN}', NEGOTIATION),
     "5,000 nested lists": (b'{"partitions": ' + _DEEP + b"}", NEGOTIATION),
     "terminal escapes": (b"\x1b]0;owned\x07\x1b[2J", NEGOTIATION),
-    "partitions null": (b'{"partitions": null}', NEGOTIATION),
     "partitions an object": (b'{"partitions": {"0": {}}}', NEGOTIATION),
     # Ids
     "a partition that is a string": (_partitions("0"), LINEAGE),

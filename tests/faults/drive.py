@@ -25,6 +25,7 @@ LIMITS = Limits(
     poll_interval=0.005,
     max_poll_interval=0.02,
     discovery_interval=0.03,
+    settle_time=0.03,
     request_timeout=0.4,
     stream_idle_timeout=SAFETY_LIMIT,
     max_line_bytes=64 * 1024,

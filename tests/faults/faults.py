@@ -7,15 +7,29 @@ import zlib
 
 from tests.faults import responses
 from tests.faults.outcomes import (
+    A_DISCOVERY,
     HARMLESS,
+    MEANINGLESS,
     NO_FEED,
     TORN,
     UNAVAILABLE,
     UNREADABLE,
     Fault,
 )
-from tests.faults.responses import END_OF_CHUNKS, chunk, chunked, half, head, in_character, in_line
+from tests.faults.responses import (
+    END_OF_CHUNKS,
+    chunk,
+    chunked,
+    half,
+    head,
+    in_character,
+    in_line,
+    whole,
+)
 from tests.faults.server import Close, Hold, Repeat, Reset, Script, Slowly
+
+_MAINTENANCE = b'{"status":"maintenance"}\n'
+_NULL_LIST = b'{"token":"t","partitions":null}\n'
 
 
 def _gzipped(body: bytes) -> bytes:
@@ -311,5 +325,19 @@ CONTENT = (
         "gzip in gzip",
         lambda body: _encoded(_gzipped(_gzipped(body)), "gzip, gzip"),
         UNREADABLE,
+    ),
+    Fault("content", "an object without meaning", lambda _: whole(_MAINTENANCE), MEANINGLESS),
+    Fault("content", "a discovery that lists null", lambda _: whole(_NULL_LIST), A_DISCOVERY),
+    Fault(
+        "content",
+        "payloads under the other dialect's key",
+        lambda body: whole(body.replace(b'"data"', b'"event"')),
+        HARMLESS,
+    ),
+    Fault(
+        "content",
+        "keys in PascalCase",
+        lambda body: whole(body.replace(b'"data"', b'"Data"').replace(b'"cursor"', b'"Cursor"')),
+        HARMLESS,
     ),
 )

@@ -38,8 +38,9 @@ TORN = Outcomes(DELIVERED, DELIVERED, DELIVERED, "TornResponseError", (3, 14))
 REFUSED = Outcomes("NegotiationError", DELIVERED, DELIVERED, "RequestRefusedError", (1, 10))
 FATAL = Outcomes("NegotiationError", "ProtocolError", "ProtocolError", "ProtocolError", (1, 10))
 UNAUTHORIZED = Outcomes(
-    "AuthenticationError", "AuthenticationError", "AuthenticationError", "AuthenticationError", (1,)
+    "AuthenticationError", DELIVERED, "AuthenticationError", "AuthenticationError", (1, 10)
 )
+NO_ACCESS = Outcomes("NegotiationError", DELIVERED, "ProtocolError", "ProtocolError", (1, 10))
 NO_FEED = Outcomes("NegotiationError", DELIVERED, DELIVERED, "TornResponseError", (1, 3, 10))
 """Content that is not a feed's: an error on entry, a torn response in a fetch."""
 REDIRECTED = Outcomes(
@@ -47,6 +48,10 @@ REDIRECTED = Outcomes(
 )
 UNREADABLE = Outcomes("ProtocolError", "ProtocolError", "ProtocolError", "ProtocolError", (16,))
 HARMLESS = Outcomes(DELIVERED, DELIVERED, DELIVERED, PAGE, (3,))
+MEANINGLESS = Outcomes("NegotiationError", DELIVERED, DELIVERED, PAGE, (1, 3, 6))
+"""An object that is neither a discovery, an event nor a checkpoint."""
+A_DISCOVERY = Outcomes(DELIVERED, DELIVERED, DELIVERED, "TornResponseError", (3, 7))
+"""A list without partitions: waited out as a discovery, and no answer to a fetch."""
 EMPTY = Outcomes("NegotiationError", DELIVERED, DELIVERED, PAGE, (1, 3))
 """A 2xx without a body: no discovery, but an empty page."""
 

@@ -217,6 +217,8 @@ async def _reset(writer: asyncio.StreamWriter) -> None:
     while writer.transport.get_write_buffer_size():  # noqa: ASYNC110 - a transport has no event
         await asyncio.sleep(0)
     await asyncio.sleep(0.01)
+    if writer.is_closing():
+        return  # the client was first
     # Lingering for zero seconds makes the kernel send RST in place of FIN.
     writer.get_extra_info("socket").setsockopt(
         socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)

@@ -7,6 +7,7 @@ from tests.faults.outcomes import (
     EMPTY,
     FATAL,
     HARMLESS,
+    NO_ACCESS,
     REDIRECTED,
     REFUSED,
     UNAUTHORIZED,
@@ -48,7 +49,8 @@ STATUSES = (
     *(_row(status, UNAUTHORIZED) for status in (401, 403)),
     *(_row(status, REFUSED) for status in (400, 404, 409, 410)),
     *(_row(status, UNAVAILABLE) for status in (408, 425, 429)),
-    *(_row(status, FATAL) for status in (402, 405, 406, 407, 411, 418, 421, 422, 451, 499)),
+    *(_row(status, NO_ACCESS) for status in (405, 421)),
+    *(_row(status, FATAL) for status in (402, 406, 407, 411, 418, 422, 451, 499)),
     *(_row(status, UNAVAILABLE) for status in (500, 501, 502, 503, 504, 507, 520, 599, 999)),
 )
 

@@ -11,20 +11,18 @@ from dataclasses import dataclass
 from typing import Any
 
 import orjson
-from typer import BadParameter
 
-from feedapi_client.cli.cursors.export_format import dump, parse_export
-from feedapi_client.cli.cursors.feed_positions import FeedPositions
 from feedapi_client.errors import FeedError, LineageError
 from feedapi_client.http.retry_after import retry_after
 from feedapi_client.liftbridge.envelope import Envelope, decode_ack, decode_message
-from feedapi_client.liftbridge.errors import EnvelopeError
+from feedapi_client.liftbridge.liftbridge_errors import EnvelopeError
 from feedapi_client.lineage.graph import Graph
 from feedapi_client.lineage.order import count_before, preceding
-from feedapi_client.model import Event, FeedInfo, Partition
+from feedapi_client.model import MAX_PARTITION, Event, FeedInfo, Partition
+from feedapi_client.operations import FeedPositions, export_positions, parse_export
 from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS, Dialect
-from feedapi_client.protocol.negotiation import MAX_PARTITION, negotiate
+from feedapi_client.protocol.negotiation import negotiate
 from feedapi_client.protocol.page import Outcome, PageReader, Progress
 from tests.fuzz.chunks import cut
 
@@ -331,14 +329,14 @@ def envelope(data: bytes) -> None:
 
 
 def import_file(data: bytes) -> None:
-    """`parse_export`: a `BadParameter`, or positions that survive an export."""
+    """`parse_export`: a ValueError, or positions that survive an export."""
     try:
         positions = parse_export(data)
-    except BadParameter as error:
+    except ValueError as error:
         _check(str(error).isprintable(), "an error text is printable")
         return
-    exported = dump([FeedPositions(key, each) for key, each in positions.items()])
-    again = parse_export(exported.encode())
+    exported = export_positions([FeedPositions(key, each) for key, each in positions.items()])
+    again = parse_export(exported)
     assert again == positions, f"{again} != {positions}"
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import socket
 import ssl
-import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+import trustme
 import uvicorn
 
 from feedapi_client.testing import Publisher
@@ -37,30 +37,36 @@ class Certificate:
 
 
 def self_signed(folder: Path, name: str) -> Certificate:
-    """A certificate for a subject alternative name such as ``IP:127.0.0.1``."""
-    stem = name.replace(":", "-")
-    made = Certificate(folder / f"{stem}.pem", folder / f"{stem}.key")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"),
-            *("-nodes", "-days", "2", "-subj", "/CN=test", "-addext", f"subjectAltName={name}"),
-            *("-keyout", made.key, "-out", made.path),
-        ],
-        check=True,
-        capture_output=True,
+    """A certificate for a subject alternative name such as ``127.0.0.1``.
+
+    Its file also holds the authority that signed it, so that a client can trust the file.
+    """
+    authority = trustme.CA()
+    issued = authority.issue_cert(name)
+    made = Certificate(folder / f"{name}.pem", folder / f"{name}.key")
+    made.path.write_bytes(
+        b"".join(part.bytes() for part in [*issued.cert_chain_pems, authority.cert_pem])
     )
+    made.key.write_bytes(issued.private_key_pem.bytes())
     return made
 
 
 @contextmanager
-def serve_https(publisher: Publisher, certificate: Certificate) -> Iterator[str]:
-    """Serve the publisher in a thread, and give its URL. Connections have to be closed before."""
+def serve_https(
+    publisher: Publisher, certificate: Certificate, *, clients: Certificate | None = None
+) -> Iterator[str]:
+    """Serve the publisher in a thread, and give its URL. Connections have to be closed before.
+
+    With `clients` every client has to show that certificate.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(
             uvicorn.Config(
                 publisher.asgi,
                 ssl_certfile=certificate.path,
                 ssl_keyfile=str(certificate.key),
+                ssl_cert_reqs=ssl.CERT_NONE if clients is None else ssl.CERT_REQUIRED,
+                ssl_ca_certs=None if clients is None else str(clients.path),
                 log_level="error",
                 lifespan="off",
             )

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 from feedapi_client.errors import FeedError
-from feedapi_client.http.sync import SyncTransport
-from feedapi_client.http.transport import Transport
+from feedapi_client.http.async_transport import Transport
+from feedapi_client.http.sync_transport import SyncTransport
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, wire
 

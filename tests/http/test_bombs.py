@@ -65,6 +65,12 @@ def bomb_of(coding: str) -> bytes:
     return gzip.compress(body) if "," in coding else body
 
 
+@pytest.fixture
+def anyio_backend() -> str:
+    """That of the server only: the client is in a process of its own, on asyncio or synchronous."""
+    return "asyncio"
+
+
 DISCOVERY = b'{"token":"t","partitions":[{"id":"0"}]}'
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+import ssl
+from collections.abc import AsyncIterator, Iterator
+from typing import Any, NoReturn
 
 import anyio
 import httpx
@@ -20,6 +22,7 @@ from feedapi_client import (
     Partition,
     RetryPolicy,
     SyncFeedClient,
+    TornResponseError,
 )
 from feedapi_client.options import Decision, default_decision
 from tests.client.wire import Reply, Request, ok, wire
@@ -37,12 +40,12 @@ INFO = b'{"token":"t","partitions":[{"id":"0"}]}'
 
 @pytest.fixture(scope="module")
 def trusted(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return self_signed(tmp_path_factory.mktemp("trusted"), "IP:127.0.0.1")
+    return self_signed(tmp_path_factory.mktemp("trusted"), "127.0.0.1")
 
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return self_signed(tmp_path_factory.mktemp("foreign"), "DNS:elsewhere.test")
+    return self_signed(tmp_path_factory.mktemp("foreign"), "elsewhere.test")
 
 
 @pytest.mark.parametrize("sync", [False, True])
@@ -72,12 +75,56 @@ class TestTransport:
             with pytest.raises(HostError, match=r"not valid for '127\.0\.0\.1'"):
                 await page_of(server.url, sync=sync, http=client)
 
+    @pytest.mark.parametrize("ask", [page_of, discovery_of])
+    async def test_r14_an_alert_about_our_certificate_is_about_the_host(
+        self, ask: Any, sync: bool
+    ) -> None:
+        client = httpx.Client if sync else httpx.AsyncClient
+        with pytest.raises(HostError, match="the server wants another client certificate"):
+            await ask(UNKNOWN, sync=sync, http=client(transport=httpx.MockTransport(alert)))
+
+    async def test_r14_an_alert_within_a_body_tears_it(self, sync: bool) -> None:
+        def reply(_: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, stream=Alerting())
+
+        client = httpx.Client if sync else httpx.AsyncClient
+        with pytest.raises(TornResponseError, match="TLS: TLSV13_ALERT_CERTIFICATE_REQUIRED"):
+            await page_of(UNKNOWN, sync=sync, http=client(transport=httpx.MockTransport(reply)))
+
+    async def test_r14_a_server_that_hangs_up_for_want_of_a_certificate_is_explained(
+        self, trusted: Certificate, sync: bool
+    ) -> None:
+        context = trusted.server()
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(trusted.path)
+        client = httpx.Client if sync else httpx.AsyncClient
+        async with wire(lambda _: ok(b""), tls=context) as server:
+            with pytest.raises(FeedError, match="client certificate"):
+                await discovery_of(server.url, sync=sync, http=client(verify=trusted.client()))
+
     async def test_r14_a_server_without_tls_is_an_outage(self, sync: bool) -> None:
         short = Limits(request_timeout=1)  # both sides of the handshake wait for the other
         async with wire(lambda _: ok(b"")) as server:
             with pytest.raises(FeedUnavailableError) as caught:
                 await page_of(server.url.replace("http:", "https:"), sync=sync, limits=short)
         assert type(caught.value) is FeedUnavailableError
+
+
+def alert(_: object) -> NoReturn:
+    """Raise what httpcore's backend of anyio lets through, as it is."""
+    error = ssl.SSLError(1, "[SSL: TLSV13_ALERT_CERTIFICATE_REQUIRED] alert (_ssl.c:2580)")
+    error.reason = "TLSV13_ALERT_CERTIFICATE_REQUIRED"
+    raise error
+
+
+class Alerting(httpx.AsyncByteStream, httpx.SyncByteStream):
+    def __iter__(self) -> Iterator[bytes]:
+        yield b"{"
+        alert(None)
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        yield b"{"
+        alert(None)
 
 
 async def discover(url: str, *, sync: bool, known: bool, retry: RetryPolicy) -> None:

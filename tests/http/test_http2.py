@@ -21,7 +21,7 @@ pytestmark = pytest.mark.anyio
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return self_signed(tmp_path_factory.mktemp("http2"), "IP:127.0.0.1")
+    return self_signed(tmp_path_factory.mktemp("http2"), "127.0.0.1")
 
 
 @pytest.fixture(scope="module")

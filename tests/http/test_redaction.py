@@ -12,7 +12,7 @@ import pytest
 
 from feedapi_client.errors import FeedError, TransportError
 from feedapi_client.http.redaction import redact_http_logs
-from feedapi_client.http.sync import SyncTransport
+from feedapi_client.http.sync_transport import SyncTransport
 from tests.client.wire import Reply, ok, start, wire
 from tests.http.helpers import LIMIT, LINE, basic_auth, body_of, opened
 

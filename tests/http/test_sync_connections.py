@@ -7,20 +7,21 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import httpcore
 import httpx
 import pytest
 
 from feedapi_client import NegotiationError, SyncFeedClient
-from feedapi_client.http.sync_connections import LargeReadsTransport
+from feedapi_client.http.connections import LargeReadsTransport
 
 BODY = b"x" * 150_000
-"""Fits into the buffers of a socket."""
 ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(BODY) + BODY
 
 
 @contextmanager
-def answering(answer: bytes, sent: threading.Event) -> Iterator[str]:
+def answering(answer: bytes) -> Iterator[str]:
     """Serve one connection that answers one request, and give the URL."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
@@ -29,7 +30,6 @@ def answering(answer: bytes, sent: threading.Event) -> Iterator[str]:
             with connection:
                 connection.recv(65536)
                 connection.sendall(answer)
-                sent.set()
 
         thread = threading.Thread(target=serve)
         thread.start()
@@ -45,22 +45,34 @@ def a_client(kib: int) -> httpx.Client:
 
 
 @pytest.mark.parametrize("kib", [64, 256])
-def test_a_read_brings_as_much_as_is_asked_for(kib: int) -> None:
-    sent = threading.Event()
+def test_a_read_asks_for_as_much_as_was_set(kib: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    connect = httpcore.SyncBackend.connect_tcp
+
+    def connect_noting(*args: Any, **options: Any) -> httpcore.NetworkStream:
+        stream = connect(*args, **options)
+        read = stream.read
+
+        def read_noting(max_bytes: int, timeout: float | None = None) -> bytes:
+            asked.append(max_bytes)
+            return read(max_bytes, timeout)
+
+        monkeypatch.setattr(stream, "read", read_noting)
+        return stream
+
+    monkeypatch.setattr(httpcore.SyncBackend, "connect_tcp", connect_noting)
     with (
-        answering(ANSWER, sent) as url,
+        answering(ANSWER) as url,
         a_client(kib) as client,
         client.stream("GET", url) as response,
     ):
-        assert sent.wait(60)
-        sizes = [len(chunk) for chunk in response.iter_raw()]
-    assert sum(sizes) == len(BODY)
-    assert (max(sizes) > 64 * 1024) == (kib == 256)
+        assert sum(len(chunk) for chunk in response.iter_raw()) == len(BODY)
+    assert set(asked) == {kib * 1024}
 
 
 def test_a_body_that_breaks_off_is_an_error_of_httpx() -> None:
     with (
-        answering(ANSWER[:-1], threading.Event()) as url,
+        answering(ANSWER[:-1]) as url,
         a_client(64) as client,
         pytest.raises(httpx.RemoteProtocolError, match="without sending complete message"),
     ):

@@ -9,6 +9,7 @@ import anyio
 import httpx
 import pytest
 
+import feedapi_client
 from feedapi_client.errors import (
     AuthenticationError,
     FeedUnavailableError,
@@ -18,8 +19,8 @@ from feedapi_client.errors import (
     TornResponseError,
     TransportError,
 )
-from feedapi_client.http.sync import SyncTransport
-from feedapi_client.http.transport import Transport
+from feedapi_client.http.async_transport import Transport
+from feedapi_client.http.sync_transport import SyncTransport
 from feedapi_client.options import Limits
 from tests.client.wire import Reply, Request, Wire, chunk, ok, start, wire
 from tests.http.helpers import (
@@ -27,6 +28,7 @@ from tests.http.helpers import (
     LINE,
     basic_auth,
     body_of,
+    discovery_of,
     fetch_error,
     opened,
     page_of,
@@ -48,6 +50,31 @@ class TestRequests:
                 "/feed?tenant=a%20b&k=1",
                 "/feed/events?tenant=a%20b&k=1&cursor=c",
             ]
+
+    @pytest.mark.parametrize("sync", [False, True])
+    async def test_r14_requests_name_the_library_and_r10_discoveries_pass_caches(
+        self, sync: bool
+    ) -> None:
+        async with wire(lambda _: ok(LINE)) as server:
+            await discovery_of(server.url, sync=sync)
+            await page_of(server.url, sync=sync)
+            discovery, fetch = server.requests
+        agent = f"feedapi-client/{feedapi_client.__version__}"
+        assert [discovery.headers["user-agent"], fetch.headers["user-agent"]] == [agent, agent]
+        assert discovery.headers["cache-control"] == "no-cache"
+        assert "cache-control" not in fetch.headers
+
+    async def test_r14_a_client_of_the_callers_keeps_the_name_that_it_has(self) -> None:
+        async with wire(lambda _: ok(LINE)) as server:
+            for headers in ({}, {"User-Agent": "billing/7"}):
+                async with (
+                    httpx.AsyncClient(headers=headers) as http,
+                    opened(server.url, http=http) as transport,
+                ):
+                    await body_of(transport)
+            ours, theirs = (request.headers["user-agent"] for request in server.requests)
+        assert ours == f"feedapi-client/{feedapi_client.__version__}"
+        assert theirs == "billing/7"
 
     @pytest.mark.parametrize(
         ("path", "expected"),

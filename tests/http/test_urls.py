@@ -11,7 +11,7 @@ import pytest
 
 from feedapi_client import FeedClient, FeedConsumer, NegotiationError, SyncFeedClient
 from feedapi_client.http.urls import FeedURL, RequestURLs, feed_urls
-from feedapi_client.spark.options import parse_options
+from feedapi_client.spark.source_options import parse_options
 
 IMPOSSIBLE = [
     "",

@@ -11,20 +11,20 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import pytest
+import grpc
 
 from feedapi_client.liftbridge import LiftbridgeApi
 from feedapi_client.testing.liftbridge import (
     LiftbridgeBroker,
     LiftbridgeServer,
-    find_liftbridge,
 )
+from tests import components
+from tests.http.certificates import Certificate
 
 # The real broker cleans up often and notices soon that a member of a group is gone, so that no test
-# waits long for it.
+# waits long for it. Segments are large: what is cut off a log is in one of them.
 SETTINGS: Mapping[str, Any] = {
     "streams.cleaner.interval": "200ms",
-    "streams.segment.max.bytes": 1024,
     "metadata.cache.max.age": "1s",
     "cursors.stream.partitions": 2,
     "groups.consumer.timeout": "2s",
@@ -131,19 +131,23 @@ class Real(Cluster):
 
     async def tear(self, stream: str) -> None:
         await self.stop()
-        self._cut_index(stream, 1)
-        await self.start()
+        try:
+            self._cut_index(stream, 1)
+        finally:  # other tests need it
+            await self.start()
 
     async def lose(self, stream: str, count: int, *, keep_high_watermark: bool = False) -> None:
         await self.stop()
-        position = self._cut_index(stream, count)
-        [log] = self._partition_of(stream).glob("*.log")
-        os.truncate(log, position)
-        if keep_high_watermark:
-            newest = sum(1 for _ in self._entries(stream)) + count - 1
-            mark = self._partition_of(stream) / "replication-offset-checkpoint"
-            mark.write_text(str(newest))
-        await self.start()
+        try:
+            position = self._cut_index(stream, count)
+            [log] = self._partition_of(stream).glob("*.log")
+            os.truncate(log, position)
+            if keep_high_watermark:
+                newest = sum(1 for _ in self._entries(stream)) + count - 1
+                mark = self._partition_of(stream) / "replication-offset-checkpoint"
+                mark.write_text(str(newest))
+        finally:  # other tests need it
+            await self.start()
 
     def _cut_index(self, stream: str, count: int) -> int:
         """Delete the last entries of the index, and return where the first of them begins."""
@@ -167,13 +171,25 @@ class Real(Cluster):
         """Nothing: its cleaner runs by itself, and the tests wait for what it does."""
 
 
+def tls_settings(certificate: Certificate) -> Mapping[str, Any]:
+    """Settings of a broker that shows the certificate, and asks its clients for it, too."""
+    return {
+        "tls.cert": str(certificate.path),
+        "tls.key": str(certificate.key),
+        "tls.client.auth.enabled": True,
+        "tls.client.auth.ca": str(certificate.path),
+    }
+
+
+def trusting(certificate: Certificate, *, shown: bool = False) -> grpc.ChannelCredentials:
+    """Credentials that trust the certificate; when `shown`, it is also that of the client."""
+    content, key = certificate.path.read_bytes(), certificate.key.read_bytes()
+    return grpc.ssl_channel_credentials(content, key if shown else None, content if shown else None)
+
+
 def require_liftbridge() -> None:
-    """Skip the test where the real broker is not installed. In CI it has to be."""
-    if find_liftbridge() is None and not os.environ.get("CI"):
-        pytest.skip(
-            "the real Liftbridge is not installed: "
-            "go install github.com/liftbridge-io/liftbridge@v1.9.0"
-        )
+    """Skip the test where the real broker can't be had. In CI it has to be."""
+    components.require("liftbridge")
 
 
 async def in_sync_leader(server: LiftbridgeServer, api: LiftbridgeApi, stream: str) -> int:

@@ -5,14 +5,42 @@ nats-py runs on asyncio only, and so do these tests.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher
-from feedapi_client.liftbridge import publisher as publisher_module
-from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
+from feedapi_client.liftbridge import nats_publisher as publisher_module
+from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
+from tests.conftest import BROKER_CRASH
 from tests.liftbridge.helpers import SAFETY_NET, Faults, calls_end
+
+_told: WeakKeyDictionary[LiftbridgeServer, int] = WeakKeyDictionary()
+"""How many crashes of a server were told of."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, Any]:
+    """Tell of each crash of a real broker, and show the end of its log below a test that failed."""
+    report = yield
+    for server in _servers(item):
+        new = server.crashes[_told.get(server, 0) :]
+        _told[server] = len(server.crashes)
+        for crash in new:
+            report.sections.append(("the broker crashed, and was started again", crash))
+            report.user_properties.append((BROKER_CRASH, crash.split("\n\n")[0]))
+        if report.failed:
+            report.sections.append(("the end of the broker's log", server.log()[-4000:]))
+    return report
+
+
+def _servers(item: pytest.Item) -> Iterator[LiftbridgeServer]:
+    for value in getattr(item, "funcargs", {}).values():
+        found = getattr(value, "server", value)
+        if isinstance(found, LiftbridgeServer):
+            yield found
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from feedapi_client.liftbridge import (
     Message,
     Stream,
     StreamError,
+    StreamOptions,
 )
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, free_port
 from tests.liftbridge.helpers import SAFETY_NET
@@ -221,3 +222,47 @@ def test_at_least_one_address_is_needed() -> None:
 async def test_on_trio_the_error_says_that_asyncio_is_needed(anyio_backend: str) -> None:
     with pytest.raises(LiftbridgeError, match="asyncio"):
         await LiftbridgeApi().__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (StreamOptions(retention_messages=39_999), "Keep 40,000 or more"),
+        (StreamOptions(retention_bytes=2**28 - 1), "Keep 268,435,456 or more"),
+        (StreamOptions(retention_seconds=14_399), "14400 seconds or more"),
+        (StreamOptions(retention_bytes=2**28, segment_bytes=2**28), "at most 67,108,864"),
+        (StreamOptions(retention_messages=40_000, segment_bytes=2**28), "at most 1,280,000"),
+    ],
+)
+async def test_a_ledger_that_would_lose_its_snapshot_is_not_created(
+    api: LiftbridgeApi, api_broker: LiftbridgeBroker, options: StreamOptions, says: str
+) -> None:
+    with pytest.raises(ValueError, match=says):
+        await api.create_stream("ledger", concurrency_control=True, options=options)
+    assert "ledger" not in api_broker.create_requests
+    assert await api.create_stream("other", options=options)
+
+
+async def test_a_stream_with_fewer_replicas_than_min_isr_is_not_created(
+    api: LiftbridgeApi, api_broker: LiftbridgeBroker
+) -> None:
+    with pytest.raises(ValueError, match="no message would be acked"):
+        await api.create_stream("s", replication_factor=1, min_isr=2)
+    assert "s" not in api_broker.create_requests
+
+
+async def test_a_subject_that_would_be_lines_of_nats_is_refused(api: LiftbridgeApi) -> None:
+    for subject in ("a b", "a\r\nPUB b 1\r\nx", "a..b", ""):
+        with pytest.raises(ValueError, match="can't be the subject"):
+            await api.publish_to_subject(subject, b"x")
+
+
+async def test_segments_of_a_ledger_fit_to_its_retention(
+    api: LiftbridgeApi, api_broker: LiftbridgeBroker
+) -> None:
+    options = StreamOptions(retention_messages=40_000, retention_bytes=2**28)
+    await api.create_stream("ledger", concurrency_control=True, options=options)
+    assert api_broker.create_requests["ledger"].segmentMaxBytes.value == 1_280_000
+    much = StreamOptions(retention_bytes=2**40)
+    await api.create_stream("endless", concurrency_control=True, options=much)
+    assert not api_broker.create_requests["endless"].HasField("segmentMaxBytes")

@@ -1,4 +1,4 @@
-"""``feedapi relay`` in a process of its own."""
+"""``feedapi relay``, most of it in a process of its own."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ import anyio.to_thread
 import httpx
 import orjson
 import pytest
+from typer.main import get_command
 
+from feedapi_client.cli.app import app
 from feedapi_client.liftbridge import LiftbridgeApi, RelayReader, StreamOptions
-from feedapi_client.liftbridge.command import main, parser
 from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
 from tests.liftbridge.helpers import SAFETY_NET, eventually
@@ -35,21 +36,26 @@ def relay(nats_server: NatsServer, feedapi_publisher: Publisher) -> Start:
             "-W",
             "error",
             "-m",
-            "feedapi_client.liftbridge.command",
+            "feedapi_client.cli",
+            "relay",
             feedapi_publisher.url or "",
             "--nats",
             nats_server.url,
             *arguments,
         ]
-        return subprocess.Popen(
-            command,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **environment},
-        )
+        return process(command, **environment)
 
     return start
+
+
+def process(command: list[str], **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
 
 
 async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
@@ -76,12 +82,11 @@ async def test_it_relays_to_the_end_and_continues_from_its_store(
                 "s",
                 "--store",
                 str(tmp_path / "c.db"),
-                "--no-follow",
                 "--key",
                 "customer.id",
             )
         )
-        assert (code, errors) == (0, "100 events in 1 batches to stream s, 0 retries\n")
+        assert (code, errors) == (0, "feedapi: 100 events in 1 batches to stream s, 0 retries\n")
     assert numbers(broker) == list(range(200))
     assert [message.key for message in broker.messages("s")] == [
         b"%d" % (n % 5) for n in range(200)
@@ -104,7 +109,6 @@ async def test_exactly_once_creates_its_stream_and_needs_no_store(
         "--create",
         "--exactly-once",
         format,
-        "--no-follow",
         "--quiet",
     ]
     for start in (0, 100):
@@ -114,6 +118,31 @@ async def test_exactly_once_creates_its_stream_and_needs_no_store(
     assert [orjson.loads(event)["n"] async for batch in reader for event in batch.events] == list(
         range(200)
     )
+
+
+async def test_batches_that_do_not_fit_are_made_smaller_as_the_error_says(
+    relay: Start,
+    nats_server: NatsServer,
+    feedapi_publisher_factory: Callable[..., Publisher],
+    api_broker: LiftbridgeBroker,
+    api: LiftbridgeApi,
+) -> None:
+    arguments = ["--nats", nats_server.url, "--api", api_broker.address]
+    arguments += ["--exactly-once", "batch", "--quiet"]
+
+    async def run(stream: str, page_size: int, *more: str) -> tuple[int, str]:
+        await api_broker.create_stream(stream, concurrency_control=True, max_message_bytes=20_000)
+        feed = feedapi_publisher_factory(1, page_size=page_size)
+        feed.extend(0, [{"n": n, "x": "x" * 500} for n in range(100)])
+        command = [sys.executable, "-m", "feedapi_client.cli", "relay", feed.url or ""]
+        return await ended(process([*command, *arguments, "--stream", stream, *more]))
+
+    code, errors = await run("large", 100)
+    assert (code, "or --max-batch-bytes" in errors) == (1, True), errors
+    assert await run("s", 10, "--max-batch-bytes", "10000") == (0, "")
+    reader = RelayReader(api, "s", until=api_broker.next_offset("s") - 1)
+    read = [orjson.loads(event)["n"] async for batch in reader for event in batch.events]
+    assert read == list(range(100))
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -126,7 +155,7 @@ async def test_a_signal_ends_it_after_the_batches_in_flight(
 ) -> None:
     await broker.create_stream("s")
     feedapi_publisher.extend(0, [{"n": n} for n in range(100)])
-    process = relay("--stream", "s", "--store", str(tmp_path / "c.db"))
+    process = relay("--stream", "s", "--store", str(tmp_path / "c.db"), "--follow")
     await eventually(lambda: len(broker.messages("s")) == 100)
     process.send_signal(number)
     code, errors = await ended(process)
@@ -139,10 +168,10 @@ async def test_a_monitor_is_served_beside_the_relay(
 ) -> None:
     await broker.create_stream("s")
     store = str(tmp_path / "c.db")
-    process = relay("--stream", "s", "--store", store, "--monitor", "127.0.0.1:0")
+    process = relay("--stream", "s", "--store", store, "--monitor", "127.0.0.1:0", "--follow")
     assert process.stderr is not None
     line = await anyio.to_thread.run_sync(process.stderr.readline)
-    url = line.removeprefix("feedapi relay: monitor at ").strip()
+    url = line.removeprefix("feedapi: monitor at ").strip()
     status = await anyio.to_thread.run_sync(lambda: httpx.get(f"{url}status"))
     assert status.json()["consumers"][0]["feed"] == feedapi_publisher.url
     process.send_signal(signal.SIGTERM)
@@ -156,9 +185,7 @@ async def test_a_broker_that_refuses_is_one_line_and_exit_code_one(
     await broker.create_stream("s", max_message_bytes=10)
     broker.always = BrokerFault.ENCRYPTION
     feedapi_publisher.append(0, {"n": 1})
-    code, errors = await ended(
-        relay("--stream", "s", "--store", str(tmp_path / "c.db"), "--no-follow")
-    )
+    code, errors = await ended(relay("--stream", "s", "--store", str(tmp_path / "c.db")))
     assert code == 1
     assert errors.count("\n") == 1
     assert "stream s" in errors
@@ -200,7 +227,6 @@ async def test_credentials_come_from_the_environment(
         "s",
         "--store",
         str(tmp_path / "c.db"),
-        "--no-follow",
         "--auth-env",
         "FEED_AUTH",
         "--nats-env",
@@ -225,13 +251,13 @@ async def test_credentials_come_from_the_environment(
 def test_r19_a_wrong_command_line_is_one_line_with_exit_code_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    try:
-        code = main([*arguments, "--stream", "s", "--store", str(tmp_path / "cursors.db")])
-    except SystemExit as exit:
-        code = exit.code  # type: ignore[assignment]
+    store = str(tmp_path / "cursors.db")
+    with pytest.raises(SystemExit) as ended:
+        app(["relay", *arguments, "--stream", "s", "--store", store])
+    code = ended.value.code
     errors = capsys.readouterr().err
     assert code == 2
-    assert errors.startswith("feedapi relay: ")
+    assert errors.startswith("feedapi: ")
     assert errors.rstrip("\n").isprintable()
     assert "secret" not in errors
 
@@ -245,9 +271,7 @@ async def test_r8_relay_takes_the_edges_that_a_feed_leaves_out(
     feedapi_publisher.split(0, into=(9,), method="starts-after")
     feedapi_publisher.append(9, {"n": 1})
     store = str(tmp_path / "cursors.db")
-    code, errors = await ended(
-        relay("--stream", "s", "--store", store, "--no-follow", "--lineage", "9:0")
-    )
+    code, errors = await ended(relay("--stream", "s", "--store", store, "--lineage", "9:0"))
     assert (code, numbers(broker)) == (0, [0, 1]), errors
     assert "closed and no partition starts after" not in errors
 
@@ -272,7 +296,7 @@ async def test_options_of_a_new_stream_reach_the_broker(
 ) -> None:
     arguments = [text for option in NEW_STREAM.items() for text in option] + NEW_STREAM_FLAGS
     process = relay(
-        *("--stream", "s", "--api", api_broker.address, "--create", "--no-follow", "--quiet"),
+        *("--stream", "s", "--api", api_broker.address, "--create", "--quiet"),
         *("--store", str(tmp_path / "c.db"), *arguments),
     )
     assert await ended(process) == (0, "")
@@ -289,8 +313,8 @@ async def test_options_of_a_new_stream_reach_the_broker(
 
 
 def test_every_option_of_a_new_stream_has_one_on_the_command_line() -> None:
-    known = vars(parser().parse_args(["http://feed", "--stream", "s"]))
-    assert {field.name for field in fields(StreamOptions)} <= known.keys()
+    known = {parameter.name for parameter in get_command(app).commands["relay"].params}  # type: ignore[attr-defined]
+    assert {field.name for field in fields(StreamOptions)} <= known
 
 
 async def test_a_missing_stream_is_named_where_the_api_is_given(
@@ -314,6 +338,10 @@ async def test_a_missing_stream_is_named_where_the_api_is_given(
         (["--api", "h:1", "--api-token-env", "NAME"], "a token is a secret"),
         (["--api", "h:1", "--api-tls", "--api-token-env", "NO_SUCH"], "NO_SUCH is not set"),
         (["--api", "h:1", "--exactly-once", "events", "--compact"], "without --compact"),
+        (
+            ["--api", "h:1", "--exactly-once", "events", "--retention-messages", "50"],
+            "retention_messages=50 is too little",
+        ),
     ],
 )
 async def test_options_of_the_api_that_do_not_fit_are_refused(

@@ -211,3 +211,18 @@ def test_a_flipped_bit_in_a_payload_with_a_checksum_is_detected(
     encoded[place] ^= 1 << data.draw(st.integers(0, 7))
     with pytest.raises(EnvelopeError):
         decode(bytes(encoded))
+
+
+def test_bytes_of_every_kind_are_encoded() -> None:
+    for payload in (b"x", bytearray(b"x"), memoryview(b"x")):
+        for crc in (True, False):
+            assert encode(payload, MsgType.PUBLISH, crc=crc) == encode(b"x", 0, crc=crc)
+
+
+def test_an_ack_with_the_header_of_real_brokers_is_decoded() -> None:
+    ack = Ack(stream="s", offset=7)
+    data = encode(ack, crc=False)
+    assert len(data) == 8 + len(ack.SerializeToString())
+    assert decode_ack(data) == ack
+    with pytest.raises(EnvelopeError, match="payload"):
+        decode_ack(data[:8] + b"\xff")

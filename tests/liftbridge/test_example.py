@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "relay_to_liftbridge.py"
 
 
+@pytest.mark.slow
 def test_the_example_relays_and_reads_back(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-W", "error", EXAMPLE],

@@ -59,7 +59,7 @@ async def test_a_relay_and_its_reader_outlast_the_death_of_the_leader(
         LiftbridgeApi(three.addresses) as api,
     ):
         await api.create_stream(stream, concurrency_control=True, replication_factor=3)
-        store = StreamCursorStore(publisher, api, stream, format=format, attempts=100)
+        store = StreamCursorStore(publisher, api, stream, format=format)
 
         async def follow() -> None:
             async for batch in RelayReader(api, stream):

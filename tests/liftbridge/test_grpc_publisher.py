@@ -18,7 +18,7 @@ pytestmark = pytest.mark.anyio
 def test_addresses_and_limits_are_needed() -> None:
     wrong: list[dict[str, Any]] = [{"addresses": []}, {"max_in_flight": 0}, {"ack_timeout": 0}]
     for arguments in wrong:
-        with pytest.raises(ValueError, match="needs the address"):
+        with pytest.raises(ValueError, match=r"needs the address|must be positive"):
             LiftbridgeGrpcPublisher(**arguments)
 
 
@@ -31,3 +31,9 @@ async def test_a_header_that_the_broker_overwrites_is_refused(api_broker: Liftbr
     async with LiftbridgeGrpcPublisher(api_broker.address) as publisher:
         with pytest.raises(ValueError, match="subject"):
             await publisher.publish("s", b"x", headers={"subject": b"x"})
+
+
+async def test_keys_are_as_many_as_values(api_broker: LiftbridgeBroker) -> None:
+    async with LiftbridgeGrpcPublisher(api_broker.address) as publisher:
+        with pytest.raises(ValueError, match="not 3 values, 2 keys"):
+            await publisher.publish_many("s", [b"1", b"2", b"3"], keys=[b"k"] * 2)

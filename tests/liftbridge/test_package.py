@@ -12,12 +12,17 @@ from google.protobuf import descriptor_pb2
 import feedapi_client.liftbridge as package
 from feedapi_client.errors import FeedError, FencedError
 from feedapi_client.liftbridge import messages_pb2
-from feedapi_client.liftbridge.errors import LiftbridgeError
+from feedapi_client.liftbridge.liftbridge_errors import LiftbridgeError
 
 ROOT = Path(__file__).parents[2]
 PROTO = "feedapi_client/liftbridge/messages.proto"
 
 PUBLIC = {
+    "ActivityEvent",
+    "ActivityKind",
+    "EventTimes",
+    "NoStreamError",
+    "OnOversized",
     "ANY_OFFSET",
     "Ack",
     "AckError",
@@ -78,7 +83,7 @@ def test_every_error_is_a_liftbridge_error_and_relay_fencing_is_a_fenced_error()
         for name in PUBLIC
         if isinstance(value := getattr(package, name), type) and issubclass(value, Exception)
     ]
-    assert len(errors) == 14
+    assert len(errors) == 15
     assert all(
         issubclass(error, LiftbridgeError) and issubclass(error, FeedError) for error in errors
     )
@@ -127,6 +132,7 @@ def test_the_generated_code_requires_no_version_of_the_runtime() -> None:
     assert "runtime_version" not in (ROOT / PROTO).with_name("messages_pb2.py").read_text()
 
 
+@pytest.mark.slow
 def test_it_can_be_imported_beside_another_copy_of_the_brokers_api() -> None:
     ours = "import feedapi_client.liftbridge.messages_pb2 as ours; "
     program = f"import gufo.liftbridge.api_pb2; {ours}ours.Message(offset=-1)"

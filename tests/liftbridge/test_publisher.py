@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import zlib
 from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
 
 import anyio
 import nats
@@ -20,6 +22,7 @@ from feedapi_client.liftbridge import (
     IncorrectOffsetError,
     LiftbridgePublisher,
     MessageTooLargeError,
+    NoStreamError,
     PublishError,
     PublishRefusedError,
     Stream,
@@ -200,11 +203,36 @@ async def test_a_broker_that_never_acks_ends_in_a_timeout(
         assert publisher.stats.failed == 2
 
 
-async def test_publishing_to_a_missing_stream_ends_in_a_timeout(
+async def test_publishing_to_a_missing_stream_says_so_at_once(
     publisher: LiftbridgePublisher,
 ) -> None:
-    with pytest.raises(AckTimeoutError):
-        await publisher.publish("nobody", b"x", timeout=0.1)
+    for count in (1, 100):
+        with anyio.fail_after(SAFETY_NET / 2), pytest.raises(NoStreamError, match="missing") as no:
+            await publisher.publish_many("nobody", [b"x"] * count, timeout=SAFETY_NET)
+        assert no.value.index == 0
+    assert publisher.in_flight == 0
+
+
+async def publish_for_ever(publisher: LiftbridgePublisher) -> None:
+    while True:
+        publisher._asked.clear()  # as after some seconds
+        with suppress(AckTimeoutError):
+            await publisher.publish("late", b"y", timeout=0.2)
+
+
+async def test_a_stream_that_is_created_later_is_found(
+    publisher: LiftbridgePublisher, broker: LiftbridgeBroker
+) -> None:
+    with pytest.raises(NoStreamError):
+        await publisher.publish("late", b"x")
+    await broker.create_stream("late")
+    await publisher.publish_many("late", [b"x"] * 3)
+    await broker.stop()
+    with anyio.fail_after(SAFETY_NET), pytest.raises(NoStreamError):
+        await publish_for_ever(publisher)  # NATS learns a moment later that nobody listens
+    await broker.start()
+    await publisher.publish("late", b"z")
+    assert [message.value for message in broker.messages("late")] == [b"x", b"x", b"x", b"z"]
 
 
 async def test_each_publish_has_its_own_deadline(
@@ -372,3 +400,37 @@ async def test_a_plain_message_is_stored_as_an_opaque_value(
         (b"plain", True),
         (b"enveloped", False),
     ]
+
+
+LENGTHS = [
+    ({"keys": [b"k", b"l"]}, "not 3 values, 2 keys"),
+    ({"keys": [b"k"] * 4}, "not 3 values, 4 keys"),
+    ({"keys": [b"k"] * 3, "headers_each": [{}] * 2}, "not 3 values, 3 keys, 2 headers_each"),
+    ({"headers_each": []}, "not 3 values, 0 headers_each"),
+]
+
+
+@pytest.mark.parametrize(("given", "said"), LENGTHS)
+async def test_keys_and_headers_are_as_many_as_values(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher, given: dict[str, Any], said: str
+) -> None:
+    await broker.create_stream("s")
+    with pytest.raises(ValueError, match=said):
+        await publisher.publish_many("s", [b"1", b"2", b"3"], **given)
+    assert values(broker) == [], "nothing is sent"
+    await publisher.publish_many("s", [b"1"], keys=[b"k"], headers_each=[HEADERS])
+    [stored] = broker.messages("s")
+    assert (stored.key, stored.headers["source"]) == (b"k", b"test")
+
+
+@pytest.mark.parametrize("keys", [2, 4])
+async def test_generators_of_different_lengths_are_noticed_where_one_ends(
+    broker: LiftbridgeBroker, publisher: LiftbridgePublisher, keys: int
+) -> None:
+    await broker.create_stream("s")
+    with pytest.raises(ValueError, match=f"there are {min(keys, 3)} "):
+        await publisher.publish_many(
+            "s", (b"%d" % n for n in range(3)), keys=(b"k" for _ in range(keys))
+        )
+    acks = await publisher.publish_many("s", (b"%d" % n for n in range(3)), keys=[b"k"] * 3)
+    assert len(acks) == 3

@@ -9,7 +9,7 @@ import anyio
 import orjson
 import pytest
 
-from feedapi_client import FeedConsumer, FetchOptions, Limits, MemoryCursorStore
+from feedapi_client import FeedConsumer, FetchOptions, Limits, MemoryCursorStore, RetryPolicy
 from feedapi_client.liftbridge import (
     AckPolicy,
     AckTimeoutError,
@@ -186,9 +186,13 @@ async def test_the_cursor_is_never_ahead_of_the_acks(
     )
     with pytest.raises(AckTimeoutError):
         async with FeedConsumer(
-            feed.url or "", store=store, follow=False, limits=Limits(max_batch_bytes=1000)
+            feed.url or "",
+            store=store,
+            follow=False,
+            limits=Limits(max_batch_bytes=1000),
+            retry=RetryPolicy(give_up_after=0.1),
         ) as consumer:
-            await Relay(consumer, publisher, "s", attempts=2).run()
+            await Relay(consumer, publisher, "s").run()
     committed = (await store.load(FeedConsumer(feed.url or "").key))[0].cursor
     seen = [m for m in broker.messages("s") if m.headers["feedapi-cursor"].decode() == committed]
     assert seen
@@ -269,7 +273,7 @@ async def relay_during_restart(
         LiftbridgePublisher(server.url, ack_timeout=0.3, max_in_flight=20) as publisher,
         FeedConsumer(feed.url or "", follow=False) as consumer,
     ):
-        running = Relay(consumer, publisher, "s", attempts=1000)
+        running = Relay(consumer, publisher, "s")
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(fault.run)
             await running.run()

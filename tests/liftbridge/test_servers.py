@@ -9,13 +9,16 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from feedapi_client.liftbridge import LiftbridgeApi
+from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher
 from feedapi_client.testing.liftbridge import (
     LiftbridgeBroker,
     LiftbridgeServer,
     NatsServer,
     free_port,
 )
+from feedapi_client.testing.liftbridge.liftbridge_server import crash_of
+from tests.liftbridge.clusters import SETTINGS, require_liftbridge
+from tests.liftbridge.helpers import SAFETY_NET, eventually
 
 
 def test_no_two_nodes_of_a_cluster_have_the_same_port() -> None:
@@ -63,3 +66,57 @@ async def test_a_broker_that_ends_before_its_clients_writes_nothing_to_their_std
             api = await stack.enter_async_context(LiftbridgeApi(broker.address))
             await api.cluster()
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_a_broker_that_crashes_is_started_again_with_its_data(
+    nats_server: NatsServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    require_liftbridge()
+    with LiftbridgeServer(nats_server.url, settings=SETTINGS) as server:
+        async with (
+            LiftbridgeApi(server.address, timeout=SAFETY_NET) as api,
+            LiftbridgePublisher(nats_server.url, ack_timeout=SAFETY_NET) as publisher,
+        ):
+            await api.create_stream("s")
+            for crashes in (1, 2):
+                await publisher.publish("s", b"%d" % crashes)
+                server.crash()
+                await eventually(lambda count=crashes: len(server.crashes) == count)
+                # It answers again, and has what it had.
+                assert (await api.partition_metadata("s")).newest_offset == crashes - 1
+    assert all(crash.startswith("SIGQUIT: quit") for crash in server.crashes)
+    started_again = "node 0 ended by itself (2), and is started again:\nSIGQUIT: quit"
+    assert any(started_again in message for message in caplog.messages)
+
+
+@pytest.mark.anyio
+@pytest.mark.slow
+async def test_a_broker_that_was_stopped_stays_so(nats_server: NatsServer) -> None:
+    require_liftbridge()
+    with LiftbridgeServer(nats_server.url) as server:
+        for stop in (server.kill, server.terminate, server.interrupt):
+            stop()
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", int(server.address.split(":")[1])))
+            server.start()
+    assert not server.crashes
+
+
+_LOG = """\
+INFO[2026-11-23 22:00:00] Server became metadata leader
+unexpected fault address 0x7eff97200000
+fatal error: fault
+[signal SIGBUS: bus error code=0x2 addr=0x7eff97200000 pc=0x49763b]
+
+goroutine 66 [running]:
+"""
+
+
+def test_of_the_log_of_a_crash_the_beginning_is_shown() -> None:
+    idle = "goroutine 7 [select]:\ncommitlog.go:811\n" * 200
+    assert crash_of(_LOG + idle).startswith("unexpected fault address 0x7eff97200000\nfatal error")
+    assert crash_of(_LOG + idle + "panic: again\n" + idle).startswith("panic: again\n")
+    assert crash_of("INFO a stream named panic: was created\n") == ""
+    assert crash_of("") == ""

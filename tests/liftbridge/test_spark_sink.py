@@ -13,7 +13,7 @@ from pyspark.errors import PySparkException
 
 from feedapi_client.liftbridge import Message, RowId, Stream, row_id
 from feedapi_client.spark.liftbridge_sink import LiftbridgeDataSource, parse_options
-from feedapi_client.spark.options import OptionError
+from feedapi_client.spark.source_options import OptionError
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
 from tests.spark.conftest import _jvm, spark  # noqa: F401 - fixtures

@@ -20,7 +20,7 @@ from feedapi_client.liftbridge import (
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
 from tests.http.certificates import Certificate, self_signed
-from tests.liftbridge.clusters import require_liftbridge
+from tests.liftbridge.clusters import require_liftbridge, tls_settings, trusting
 from tests.liftbridge.helpers import SAFETY_NET
 
 pytestmark = pytest.mark.anyio
@@ -30,13 +30,7 @@ TOKEN = "s3cret-token"
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return self_signed(tmp_path_factory.mktemp("tls"), "IP:127.0.0.1")
-
-
-def trusting(certificate: Certificate, *, shown: bool = False) -> grpc.ChannelCredentials:
-    """Credentials that trust the certificate; when `shown`, it is also that of the client."""
-    content, key = certificate.path.read_bytes(), certificate.key.read_bytes()
-    return grpc.ssl_channel_credentials(content, key if shown else None, content if shown else None)
+    return self_signed(tmp_path_factory.mktemp("tls"), "127.0.0.1")
 
 
 @pytest.fixture
@@ -55,14 +49,10 @@ async def guarded(
 def mutual(nats_server: NatsServer, certificate: Certificate) -> Iterator[LiftbridgeServer]:
     """The real broker, which asks its clients for a certificate, too."""
     require_liftbridge()
-    settings = {
-        "tls.cert": str(certificate.path),
-        "tls.key": str(certificate.key),
-        "tls.client.auth.enabled": True,
-        "tls.client.auth.ca": str(certificate.path),
-    }
     with LiftbridgeServer(
-        nats_server.url, settings=settings, credentials=trusting(certificate, shown=True)
+        nats_server.url,
+        settings=tls_settings(certificate),
+        credentials=trusting(certificate, shown=True),
     ) as server:
         yield server
 
@@ -114,7 +104,7 @@ async def test_without_the_token_the_answer_is_an_error_at_once_that_does_not_sh
 async def test_a_certificate_that_is_not_trusted_is_an_error_at_once(
     guarded: LiftbridgeBroker, tmp_path: Path
 ) -> None:
-    other = trusting(self_signed(tmp_path, "IP:127.0.0.1"))
+    other = trusting(self_signed(tmp_path, "127.0.0.1"))
     async with LiftbridgeApi(guarded.address, credentials=other, token=TOKEN) as api:
         with pytest.raises(LiftbridgeError, match="certificate of the broker is not trusted"):
             await api.cluster()
@@ -127,8 +117,8 @@ async def test_the_command_takes_authority_and_token(
     certificate: Certificate,
 ) -> None:
     feedapi_publisher.append(0, {"n": 1})
-    command = [sys.executable, "-W", "error", "-m", "feedapi_client.liftbridge.command"]
-    command += [feedapi_publisher.url or "", "--nats", nats_server.url, "--no-follow"]
+    command = [sys.executable, "-W", "error", "-m", "feedapi_client.cli", "relay"]
+    command += [feedapi_publisher.url or "", "--nats", nats_server.url]
     command += ["--stream", "s", "--exactly-once", "events", "--create", "--api", guarded.address]
     command += ["--api-ca", str(certificate.path), "--api-token-env", "LIFTBRIDGE_TOKEN"]
     done = await anyio.run_process(

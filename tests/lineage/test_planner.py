@@ -12,6 +12,7 @@ from feedapi_client import (
     FeedInfo,
     LineageError,
     LostPartitionError,
+    NoProgressError,
     Partition,
     Position,
     ProtocolError,
@@ -184,7 +185,7 @@ def test_r07_start_last_asks_only_for_ends_that_discovery_leaves_out() -> None:
             0: Position("e0"),
             1: Position("l1"),
             2: Position("l2", "drained"),
-            3: Position(LAST, "drained"),
+            3: Position(FIRST, "drained"),
         }
     )
     assert {action.partition for action in of(Start, rest)} == {0, 1}
@@ -204,11 +205,38 @@ def test_r07_a_later_partition_starts_at_its_first_event_and_is_not_saved_before
 def test_r07_start_counts_for_the_first_discovery_of_an_empty_store_only() -> None:
     made = planner(start="last")
     assert made.discover(info()) == []
-    assert made.unresolved(info(0)) == []
-    assert of(Start, made.discover(info(0))) == [Start(0, FIRST)]
+    assert made.starts_first
+    assert made.unresolved(info(0)) == [0]
+    assert of(Start, made.discover(info(0), ends={0: "e"})) == [Start(0, "e")]
+    assert not made.starts_first
+    assert made.unresolved(info(0, 1)) == []
     stored = planner({0: Position("a")}, start="last")
     assert stored.unresolved(info(0, 1)) == []
     assert of(Start, stored.discover(info(0, 1))) == [Start(0, "a"), Start(1, FIRST)]
+
+
+def test_r07_no_position_is_ever_last() -> None:
+    with pytest.raises(NoProgressError, match="present end is not known"):
+        planner(start="last").discover(info(0))
+    made = planner(start={0: LAST})
+    assert made.unresolved(info(0, 1)) == [0]
+    (save, *_) = made.discover(info(0, 1), ends={0: "e"})
+    assert save == Save({0: Position("e"), 1: Position(FIRST)})
+    with pytest.raises(LineageError, match="only of a listed partition"):
+        planner(start={0: LAST}).discover(info(Partition(1, cursor_from=(0,))))
+
+
+def test_r06_a_drained_partition_that_holds_more_is_read_on() -> None:
+    made = planner({0: Position("a")})
+    made.discover(info(Partition(0, closed=True), Partition(1, starts_after=0)))
+    assert made.reopened(0) == []
+    made.ended(0, "a", asked_closed=True)
+    assert made.entries[0].state is State.DRAINED
+    assert made.reopened(0) == [Save({0: Position("a", "open", 3)}), Start(0, "a")]
+    assert (made.entries[0].state, made.entries[1].state) == (State.READING, State.READING)
+    assert made.released(0, made.checkpoint(0, "b")) == []
+    drained = made.ended(0, "b", asked_closed=True)
+    assert of(Save, drained) == [Save({0: Position("b", "drained", 5)})]
 
 
 def test_r07_a_mapping_gives_the_cursors() -> None:
@@ -252,6 +280,21 @@ def test_r08_a_stored_parent_that_left_the_list_has_to_be_drained(status: Any, l
     actions = made.discover(info(Partition(1, starts_after=0)))
     assert bool(of(Fail, actions)) is lost
     assert bool(of(Start, actions)) is not lost
+
+
+@pytest.mark.parametrize("status", ["open", None])
+def test_r08_a_partition_waits_for_the_parent_of_a_drained_parent(status: Any) -> None:
+    # A failover lost the end of 0 alone, or an operator has rewound it.
+    stored = {1: Position("e", "drained", 1)}
+    if status:
+        stored[0] = Position("a", status, 5)
+    made = planner(stored)
+    closed = Partition(0, closed=True), Partition(1, closed=True, starts_after=0)
+    actions = made.discover(info(*closed, Partition(2, starts_after=1)))
+    assert [action.partition for action in of(Start, actions)] == [0]
+    assert made.entries[2].waits_for == (0,)
+    commit(made, 0, "z")
+    assert of(Start, made.ended(0, "z", asked_closed=True)) == [Start(2, FIRST)]
 
 
 def test_r08_a_chain_is_read_parents_first() -> None:
@@ -605,3 +648,81 @@ def test_the_repr_shows_the_states() -> None:
     made = planner()
     made.discover(info(0, 1, Partition(2, closed=True), Partition(3, starts_after=2)))
     assert repr(made) == "<Planner of http://feed: 1 waiting, 3 reading>"
+
+
+def test_r17_a_load_from_before_a_refused_save_is_not_what_is_stored() -> None:
+    """Otherwise the partition would be read from a place that others have passed."""
+    made = planner({0: Position("a")}, shared=True)
+    made.discover(info(0))
+    made.refresh({0: Position("a")}, owned=[0])
+    before, loaded = made.begin_load(), {0: Position("a")}
+    commit(made, 0, "b")
+    made.refused([0])  # another instance has gone on to c
+    assert of(Start, made.refresh(loaded, owned=[0], began=before)) == []
+    stored = {0: Position("c", "open", 3)}
+    assert of(Start, made.refresh(stored, owned=[0], began=made.begin_load())) == [Start(0, "c")]
+
+
+def test_r08_a_parent_that_went_back_in_the_store_is_not_taken_for_an_old_load() -> None:
+    made = planner({0: Position("a")}, shared=True)
+    made.discover(info(Partition(0, closed=True)))
+    made.refresh({0: Position("b", "drained", 2)}, owned=[], others=[1], began=made.begin_load())
+    assert made.entries[0].state is State.DRAINED
+    made.refresh({0: Position("a", "open", 1)}, owned=[], others=[1], began=made.begin_load())
+    assert made.entries[0].state is State.ELSEWHERE
+    assert made.entries[0].position == Position("a", "open", 1)
+
+
+def test_r17_an_older_of_two_loads_that_overlap_is_not_taken() -> None:
+    made = planner({0: Position("a")}, shared=True)
+    made.discover(info(0))
+    older, newer = made.begin_load(), made.begin_load()
+    made.refresh({0: Position("b", "open", 2)}, owned=[], others=[0], began=newer)
+    made.refresh({0: Position("a", "open", 1)}, owned=[], others=[0], began=older)
+    assert made.entries[0].position == Position("b", "open", 2)
+
+
+def test_r17_a_load_that_began_before_a_commit_does_not_overwrite_it() -> None:
+    made = planner({0: Position("a")}, shared=True)
+    made.discover(info(0))
+    made.refresh({0: Position("a")}, owned=[0], others=[], began=made.begin_load())
+    began = made.begin_load()
+    made.delivered(0)
+    committed = made.checkpoint(0, "b")
+    made.released(0, committed)
+    made.revoke([0])
+    made.refresh({0: Position("a")}, owned=[], others=[0], began=began)
+    assert made.entries[0].position == committed
+    made.refresh({0: Position("a")}, owned=[], others=[0], began=made.begin_load())
+    assert made.entries[0].position == Position("a"), "the commit was lost"
+
+
+def test_r09_a_successor_waits_for_another_one_that_takes_the_same_cursor() -> None:
+    """2 came of 0, and was split itself: another instance may have begun to read it."""
+    made = planner({0: Position("a")}, shared=True)
+    made.discover(info(0))
+    looked = made.begin_load()
+    made.refresh({0: Position("a")}, owned=[0], others=[], looked=looked)
+    made.discover(info(Partition(3, cursor_from=(0,)), Partition(5, cursor_from=(2, 0))))
+    assert made.entries[3].state is State.WAITING
+    assert made.leasable() == [(0,), (0,)]
+    again = made.begin_load()
+    assert made.refresh({0: Position("a")}, owned=[0, 3], others=[], looked=looked) == []
+    actions = made.refresh({0: Position("a")}, owned=[0, 3], others=[], looked=again)
+    assert of(Start, actions) == [Start(3, "a")]
+    assert [save.positions[3] for save in of(Save, actions)] == [Position("a")]
+
+
+def test_r17_a_batch_in_flight_is_committed_after_what_it_was_read_from() -> None:
+    """The database went back: what it has now is not what the batch comes after."""
+    made = planner({0: Position("a")}, shared=True)
+    made.discover(info(0))
+    made.refresh({0: Position("a")}, owned=[0], others=[], began=made.begin_load())
+    commit(made, 0, "b")
+    made.delivered(0)
+    made.revoke([0])
+    made.refresh({0: Position("a")}, owned=[], others=[], began=made.begin_load())
+    assert made.checkpoint(0, "c") == Position("c", "open", 3)
+    made.released(0)
+    made.refresh({0: Position("a")}, owned=[], others=[], began=made.begin_load())
+    assert made.entries[0].position == Position("a")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedapi_client import FeedInfo, LineageError, Partition, Position
+from feedapi_client import FeedInfo, LineageError, LostPartitionError, Partition, Position
 from feedapi_client.lineage.graph import descendants
 from feedapi_client.lineage.planner import Action, Fail, Planner, Report, Save, Start, Stop
 from feedapi_client.lineage.transitions import State
@@ -103,8 +103,10 @@ def test_several_unknown_partitions_are_all_named() -> None:
 def test_of_many_listed_partitions_twenty_are_named() -> None:
     with pytest.raises(LineageError, match=r"only 0, 1, .*, 19 …$"):
         planner([99]).discover(info(*range(30)))
-    with pytest.raises(LineageError, match=r"does not list this partition$"):
-        planner([99]).discover(info())
+
+
+def test_r07_a_discovery_that_lists_nothing_is_waited_out_with_a_selection_too() -> None:
+    assert planner([99]).discover(info()) == []
 
 
 def test_an_unknown_partition_leaves_the_planner_as_it_was() -> None:
@@ -167,6 +169,39 @@ def test_r08_a_parent_that_is_not_selected_may_be_gone() -> None:
     made.discover(info(0))
     made.select([1])
     assert started(made.discover(info(0, Partition(1, starts_after=7)))) == {1: FIRST}
+
+
+def test_r08_a_parent_that_is_gone_is_lost_as_without_a_selection() -> None:
+    """Both were read before, without a selection, and 7 not to its end."""
+    child = Partition(1, starts_after=7)
+    for selected in ([0, 1], None):
+        made = planner(selected, {0: Position("a"), 7: Position("b")})
+        (fail,) = (a for a in made.discover(info(0, child)) if isinstance(a, Fail))
+        assert isinstance(fail.error, LostPartitionError)
+        made = planner(selected, {0: Position("a"), 7: Position("b", "drained")})
+        assert started(made.discover(info(0, child))) == {0: "a", 1: FIRST}
+
+
+def test_r09_what_vanished_is_lost_as_without_a_selection() -> None:
+    """Partition 1 had a position, and 2 may hold its history."""
+    for selected in ([0, 2], None):
+        made = planner(selected, {0: Position("a"), 1: Position("b")})
+        actions = made.discover(info(0, Partition(2, cursor_from=(7,))))
+        (fail,) = (a for a in actions if isinstance(a, Fail))
+        assert isinstance(fail.error, LostPartitionError)
+        assert "partition 1 had one and vanished" in str(fail.error)
+
+
+def test_r09_an_old_cursor_is_not_taken_while_those_that_took_it_have_vanished() -> None:
+    """The publisher was rolled back behind a split into 1 and 2, and has split 0 again (R11)."""
+    stored = {0: Position("a", "superseded"), 1: Position("b"), 2: Position("c")}
+    made = planner(None, stored)
+    actions = made.discover(info(Partition(3, cursor_from=(0,)), Partition(4, cursor_from=(0,))))
+    assert not started(actions)
+    errors = {a.partition: a.error for a in actions if isinstance(a, Fail)}
+    assert errors.keys() == {3, 4}
+    assert all(isinstance(error, LostPartitionError) for error in errors.values())
+    assert "only finds the cursor that 0 had, while partitions 1, 2 had one" in str(errors[3])
 
 
 def test_r08_order_is_not_kept_across_a_partition_that_is_not_selected() -> None:

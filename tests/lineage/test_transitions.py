@@ -109,6 +109,12 @@ def parent_open_again_elsewhere() -> Planner:
     return discovered(refreshed(planner, "drained"), Partition(0), CHILD)
 
 
+def split_again() -> Planner:
+    """Partition 0 was split, the publisher was rolled back, and the cursor moved back to 0."""
+    back = {0: Position("b", "open", 3), 1: Position("a", "superseded", 2)}
+    return discovered(started(Partition(0), stored=back), SUCCESSOR)
+
+
 SUCCESSOR = Partition(1, cursor_from=(0,))
 CHILD = Partition(1, starts_after=0)
 
@@ -152,6 +158,7 @@ SCENARIOS: dict[Pair, Callable[[], Any]] = {
     (R, E): lambda: shared(Partition(0), owned=True).revoke([0]),
     (C, E): lambda: shared_caught_up().revoke([0]),
     (D, E): parent_open_again_elsewhere,
+    (S, W): split_again,
     (S, E): lambda: refused(transferred()),
     (V, E): lambda: discovered(discovered(shared(Partition(0))), Partition(0)),
     (E, R): lambda: shared(Partition(0), owned=True),
@@ -212,9 +219,10 @@ def test_an_illegal_transition_is_no_feed_error_and_survives_pickling() -> None:
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
-def test_only_parked_is_final_and_superseded_unless_the_save_is_refused() -> None:
+def test_only_parked_is_final() -> None:
+    """Superseded is, too, unless the save is refused, or the cursor is moved back."""
     assert set(State) - {source for source, _ in LISTED} == {State.PARKED}
-    assert [target for source, target in LISTED if source is State.SUPERSEDED] == [State.ELSEWHERE]
+    assert [target for source, target in LISTED if source is State.SUPERSEDED] == [W, E]
 
 
 def test_a_final_state_is_kept_after_any_discovery() -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -16,9 +15,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
+from tests import components
+
 SAFETY_LIMIT = 60.0
 """Seconds after which waiting fails. No test depends on it."""
-NAMES = ("chromium", "chromium-browser", "google-chrome")
 _OPTIONS = (
     "--headless=new",
     "--remote-debugging-pipe",
@@ -30,11 +30,6 @@ _OPTIONS = (
     "--hide-scrollbars",
     "--force-device-scale-factor=1",
 )
-
-
-def find_chromium() -> str | None:
-    """The path of a Chromium, None where none is installed."""
-    return next(filter(None, map(shutil.which, NAMES)), None)
 
 
 class Browser:
@@ -158,7 +153,5 @@ class Browser:
 @contextmanager
 def browser(profile: Path) -> Iterator[Browser]:
     """Start a browser, which has to be installed."""
-    program = find_chromium()
-    assert program is not None
-    with Browser(program, profile) as running:
+    with Browser(components.require("chromium"), profile) as running:
         yield running

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,8 @@ import httpx
 import pytest
 
 from feedapi_client.testing import Publisher
-from tests.monitor.browser import Browser, browser, find_chromium
+from tests import components
+from tests.monitor.browser import Browser, browser
 
 
 @pytest.fixture
@@ -24,9 +24,7 @@ def publisher(feedapi_publisher_factory: Callable[..., Publisher]) -> Publisher:
 @pytest.fixture(scope="session")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     """A browser. Where none is installed tests are skipped, but not in CI."""
-    if find_chromium() is None:
-        reason = "Chromium is not installed: apt-get install -y chromium"
-        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    components.require("chromium")
     profile = tmp_path_factory.mktemp("profile")
     with browser(Path(profile)) as page:
         yield page

@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import anyio
@@ -17,7 +17,7 @@ import pytest
 from starlette.applications import Starlette
 from starlette.routing import Mount
 
-from feedapi_client import Batch, FeedConsumer, Quarantine
+from feedapi_client import Batch, FeedConsumer, PartitionState, PartitionStatus, Quarantine
 from feedapi_client.monitor import Monitor, serve
 from feedapi_client.testing import Publisher, faults
 from tests.consumer.helpers import SAFETY_LIMIT, consume, limits, numbers, wait_until
@@ -283,3 +283,34 @@ async def test_a_monitor_needs_a_consumer() -> None:
         Monitor()
     with pytest.raises(TypeError):
         serve()
+
+
+@pytest.mark.parametrize(
+    ("host", "hosts", "status"),
+    [
+        ("127.0.0.1:9464", None, 200),
+        ("localhost:9464", None, 200),
+        ("LOCALHOST", None, 200),
+        ("[::1]:9464", None, 200),
+        ("evil.example", None, 421),
+        ("evil.example:9464", None, 421),
+        ("monitor.internal", ("monitor.internal",), 200),
+        ("localhost", ("monitor.internal",), 421),
+    ],
+)
+async def test_a_page_of_another_site_can_not_read_it_by_a_name_of_its_own(
+    publisher: Publisher, host: str, hosts: tuple[str, ...] | None, status: int
+) -> None:
+    consumer = FeedConsumer(str(publisher.url))
+    async with serve(consumer, port=0, hosts=hosts) as monitor, httpx.AsyncClient() as http:
+        answer = await http.get(f"{monitor.url}status", headers={"host": host})
+    assert answer.status_code == status
+    assert answer.headers["cache-control"] == "no-store"
+
+
+async def test_what_is_read_no_more_is_not_behind() -> None:
+    long_ago = datetime(2026, 1, 1, tzinfo=UTC)
+    for state in PartitionState:
+        status = PartitionStatus(0, state, "c", caught_up_at=long_ago)
+        ended = state.value in ("drained", "superseded", "vanished", "elsewhere")
+        assert (status.behind_seconds is None) == ended, state

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import anyio
 import pytest
 
 from feedapi_client import Batch
@@ -61,6 +62,23 @@ def test_it_draws_a_split_while_it_happens(page: Browser) -> None:
         assert text(page, "#subtitle").startswith("consumer shop · v2-token · 3 partitions")
 
 
+def test_a_partition_that_was_never_caught_up_is_not_nobody(
+    page: Browser, feedapi_publisher_factory: Callable[..., Publisher]
+) -> None:
+    publisher = feedapi_publisher_factory(2)
+    publisher.append(1, {"n": 1})
+
+    async def hang(batch: Batch) -> None:
+        if batch.events:
+            await anyio.sleep_forever()
+
+    with scenes.running({scenes.consume(publisher): hang}) as url:
+        page.open(url)
+        page.wait_for("document.getElementById('in-flight-of').textContent === 'partition 1'")
+        page.wait_for("document.getElementById('caught-up').textContent === '50 %'")
+        assert text(page, "#behind-of") == "1 not caught up so far"
+
+
 def test_it_is_updated_live(
     page: Browser, feedapi_publisher_factory: Callable[..., Publisher]
 ) -> None:
@@ -104,6 +122,29 @@ def test_it_draws_any_number_of_partitions(
             "document.getElementById('drawing').clientWidth"
             " <= document.getElementById('lineage').clientWidth"
         )
+
+
+@pytest.mark.parametrize("generations", [1, 4, 10])
+def test_it_fits_into_the_width_of_a_telephone(
+    page: Browser, feedapi_publisher_factory: Callable[..., Publisher], generations: int
+) -> None:
+    publisher = feedapi_publisher_factory(2)
+    for _ in range(generations):
+        publisher.split(publisher.open_partitions()[-1])
+    consumer = scenes.consume(publisher)
+    page.resize(400, 900)
+    with scenes.running({consumer: scenes.handle_at_once}) as url:
+        page.open(url)
+        page.wait_for(f"{NODES} === {2 + 2 * generations}")
+        places = page.evaluate(
+            "(left => [...document.querySelectorAll('#drawing .node .box')]"
+            ".map(n => n.getBoundingClientRect()).map(b => [b.left - left, b.right - left, b.top]))"
+            "(document.getElementById('lineage').getBoundingClientRect().left)"
+        )
+        room = page.evaluate("document.getElementById('lineage').clientWidth")
+        assert all(left >= 0 and right <= room for left, right, _ in places), places
+        assert len({(left, top) for left, _, top in places}) == len(places)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 400
 
 
 def test_a_stuck_handler_is_shown_with_its_partition(page: Browser) -> None:

@@ -60,6 +60,11 @@ class TestR01:
         with pytest.raises(NegotiationError, match=f"status {status}: 'no such page'"):
             negotiate(status, b"no such page", feed=FEED, v1_partitions=3)
 
+    @pytest.mark.parametrize("token", ["", '"token":"t",'])
+    def test_r07_null_is_a_list_without_partitions(self, token: str) -> None:
+        info = negotiate(200, b'{%s"partitions":null}' % token.encode(), feed=FEED)
+        assert (info.partitions, info.token) == ({}, "t" if token else None)
+
     @pytest.mark.parametrize(
         "body",
         [
@@ -70,7 +75,6 @@ class TestR01:
             b"7",
             b'{"a":1}',
             b'{"partitions":{}}',
-            b'{"partitions":null}',
             b"\xff",
         ],
     )

@@ -21,7 +21,16 @@ from feedapi_client.errors import (
 from feedapi_client.protocol import fast_lines
 from feedapi_client.protocol.decoder import CheckpointedEvents, PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS
-from feedapi_client.protocol.page import Outcome, PageReader, Progress, lagging_error
+from feedapi_client.protocol.page import (
+    MIN_EMPTY_ANSWERS,
+    EndEvidence,
+    Outcome,
+    PageReader,
+    Progress,
+    behind_error,
+    lagging_error,
+    passed_limit,
+)
 
 FEED = "https://service/feed"
 ASKED = "asked"
@@ -179,33 +188,77 @@ class TestHeldEvents:
 
 
 class TestOutcome:
-    def test_r06_no_event_and_the_cursor_asked_with_is_the_end(self) -> None:
-        for closed in (True, False):
-            page = reader(closed=closed)
-            page.feed(checkpoint(ASKED))
-            assert page.finish() == ([], Outcome.END)
-
-    def test_r06_no_line_at_all_is_the_end_of_an_open_partition(self) -> None:
-        assert reader(closed=False).finish().outcome is Outcome.END
-
-    def test_r06_no_line_at_all_is_the_end_of_a_closed_partition_the_second_time(self) -> None:
-        progress = Progress(1)
-        assert respond(progress, closed=True) is Outcome.SILENT
-        assert respond(progress, closed=True) is Outcome.END
-        assert progress.stuck == 0
-
-    @pytest.mark.parametrize(
-        "between",
-        [[checkpoint(ASKED)], [event(1)], [checkpoint("b")], [event(1), checkpoint("b")]],
-        ids=["end", "no progress", "moved", "events"],
-    )
-    def test_r06_any_other_response_between_the_two_silent_ones_counts_anew(
-        self, between: list[bytes]
+    @pytest.mark.parametrize("lines", [[], [checkpoint(ASKED)], [b"\n"]])
+    def test_r06_an_empty_response_of_a_closed_partition_proves_nothing_by_itself(
+        self, lines: list[bytes]
     ) -> None:
-        progress = Progress(9)
-        respond(progress, closed=True)
-        respond(progress, *between, closed=True)
-        assert respond(progress, closed=True) is Outcome.SILENT
+        page = reader(closed=True)
+        page.feed(b"".join(lines))
+        assert page.finish() == ([], Outcome.EMPTY)
+
+    def test_r06_the_cursor_asked_with_is_the_end_of_an_open_partition(self) -> None:
+        page = reader()
+        page.feed(checkpoint(ASKED))
+        assert page.finish() == ([], Outcome.END)
+
+    def test_r06_no_line_at_all_is_told_apart_from_the_cursor_asked_with(self) -> None:
+        assert reader().finish().outcome is Outcome.SILENT
+
+    @pytest.mark.parametrize("closed", [True, False])
+    @pytest.mark.parametrize("line", [b'{"status":"maintenance"}\n', b"{}\n"])
+    def test_r06_lines_that_are_neither_event_nor_checkpoint_are_no_evidence(
+        self, closed: bool, line: bytes
+    ) -> None:
+        page = reader(closed=closed)
+        page.feed(line)
+        assert page.finish().outcome is Outcome.UNRECOGNIZED
+
+    def test_r06_with_the_cursor_asked_with_an_unknown_command_is_only_skipped(self) -> None:
+        page = reader()
+        page.feed(b'{"resync":true}\n' + checkpoint(ASKED))
+        assert page.finish().outcome is Outcome.END
+        assert page.unknown_commands == 1
+
+    @pytest.mark.parametrize("special", ["_first", "_last"])
+    @pytest.mark.parametrize("end", [b"\n", b""])
+    def test_r03_the_echo_of_a_special_cursor_is_no_cursor(self, special: str, end: bytes) -> None:
+        page = reader(asked=special)
+        page.feed(checkpoint(special).rstrip() + end)
+        assert page.finish() == ([], Outcome.SILENT)
+        assert (page.last_checkpoint, page.cursor) == (None, special)
+
+    @pytest.mark.parametrize(("closed", "outcome"), [(True, "EMPTY"), (False, "SILENT")])
+    def test_r06_with_the_echo_of_first_an_unknown_command_is_only_skipped(
+        self, closed: bool, outcome: str
+    ) -> None:
+        page = reader(asked="_first", closed=closed)
+        page.feed(b'{"resync":true}\n' + checkpoint("_first"))
+        assert page.finish().outcome is Outcome[outcome]
+        assert page.unknown_commands == 1
+
+    @pytest.mark.parametrize("asked", ["_first", ASKED])
+    @pytest.mark.parametrize("events", [0, 1, 300])
+    def test_r03_a_special_cursor_anywhere_else_is_an_error_and_closes_nothing(
+        self, asked: str, events: int
+    ) -> None:
+        page = reader(asked=asked)
+        lines = [event(n) for n in range(events)]
+        assert page.feed(b"".join([*lines, checkpoint("_last"), checkpoint("b")])) == []
+        with pytest.raises(ProtocolError, match="cursor _last, which only a request may use"):
+            page.finish()
+
+    def test_r03_behind_events_the_echo_of_a_special_cursor_closes_nothing(self) -> None:
+        progress = Progress(2)
+        lines = [event(1), checkpoint("_first")]
+        assert respond(progress, *lines, asked="_first") is Outcome.NO_PROGRESS
+        with pytest.raises(NoProgressError):
+            respond(progress, *lines, asked="_first")
+
+    def test_r03_a_discovery_in_answer_to_a_fetch_is_an_error_that_says_so(self) -> None:
+        page = reader(closed=True)
+        assert page.feed(b'{"token":"t","partitions":[{"id":"2"}]}\n') == []
+        with pytest.raises(TornResponseError, match="answered with a discovery: a redirect"):
+            page.finish()
 
     def test_r06_at_last_cursor_any_empty_response_is_the_end(self) -> None:
         for lines in ([], [checkpoint(ASKED)]):
@@ -222,7 +275,7 @@ class TestOutcome:
         assert progress.stuck == 0
 
     def test_r06_last_cursor_of_an_open_partition_is_not_its_end(self) -> None:
-        assert reader(closed=False, last_cursor="z").finish() == ([], Outcome.END)
+        assert reader(closed=False, last_cursor="z").finish() == ([], Outcome.SILENT)
 
     def test_r06_the_error_of_a_lagging_replica_names_both_cursors(self) -> None:
         error = lagging_error("a", "z", feed=FEED, partition=2)
@@ -242,11 +295,6 @@ class TestOutcome:
         page = reader(closed=True)
         page.feed(checkpoint("b"))
         assert page.finish().outcome is Outcome.PROGRESS
-
-    def test_unknown_commands_alone_are_the_end_of_an_open_partition(self) -> None:
-        page = reader()
-        page.feed(b'{"resync":true}\n')
-        assert page.finish().outcome is Outcome.END
 
 
 def respond(progress: Progress, *lines: bytes, asked: str = ASKED, closed: bool = False) -> Outcome:
@@ -350,14 +398,83 @@ class TestCycles:
         respond(progress, event(1), checkpoint("a"), event(2), checkpoint("b"))
         assert respond(progress, event(2), checkpoint("b"), asked="a") is Outcome.PROGRESS
 
-    def test_r13_a_cursor_that_returns_after_more_than_8_others_is_not_remembered(self) -> None:
+    @pytest.mark.parametrize("length", [9, 100, 2000])
+    @pytest.mark.parametrize("fast", [True, False])
+    def test_r13_a_cursor_that_returns_after_thousands_of_others_is_found(
+        self, length: int, fast: bool
+    ) -> None:
         progress, asked = Progress(1), "0"
-        for number in [*range(1, 9), 0, 1]:
+        for number in range(1, length + 1):
             assert respond(progress, event(1), checkpoint(str(number)), asked=asked) is (
                 Outcome.PROGRESS
             )
             asked = str(number)
         assert len(progress.recent) == 8
+        for earlier in ("0", "1", str(length - 9)):
+            assert respond(progress, checkpoint(earlier), asked=asked) is Outcome.BEHIND
+        with pytest.raises(NoProgressError, match="returned to a cursor"):
+            respond(
+                progress, *[event(n) for n in range(200 * fast + 1)], checkpoint("0"), asked=asked
+            )
+
+    def test_r13_no_more_passed_cursors_are_kept_than_the_bound(self) -> None:
+        progress = Progress(1, passed=20)
+        for number in range(1000):
+            respond(progress, event(1), checkpoint(str(number + 1)), asked=str(number))
+        assert progress.passed is not None
+        assert 20 <= len(progress.passed) <= 40
+        assert respond(progress, checkpoint("985"), asked="1000") is Outcome.BEHIND
+        assert respond(progress, checkpoint("900"), asked="1000") is Outcome.PROGRESS
+
+    @pytest.mark.parametrize("fast", [True, False])
+    def test_r13_every_checkpoint_of_a_page_was_passed(self, fast: bool) -> None:
+        progress, count = Progress(1), 400 if fast else 12
+        lines = [event(n) + checkpoint(str(n + 1)) for n in range(count)]
+        assert respond(progress, *lines, asked="0") is Outcome.PROGRESS
+        assert respond(progress, checkpoint("3"), asked=str(count)) is Outcome.BEHIND
+        more = [*lines[3:], event(count), checkpoint(str(count + 1))]
+        page = reader(asked=str(count), progress=progress)
+        assert shown(page.feed(b"".join(more)))[-1][1] == str(count + 1)
+
+    def test_r13_many_partitions_remember_fewer_cursors_each(self) -> None:
+        assert [passed_limit(n) for n in (0, 1, 64, 128, 32768)] == [4096, 4096, 4096, 2048, 8]
+        progress = Progress(1, passed=8)
+        for number in range(100):
+            respond(progress, event(1), checkpoint(str(number + 1)), asked=str(number))
+        assert progress.passed is None
+
+    def test_r13_what_came_after_a_restart_is_no_cycle(self) -> None:
+        progress, asked = Progress(1), "0"
+        for number in range(1, 41):
+            respond(progress, event(1), checkpoint(str(number)), asked=asked)
+            asked = str(number)
+        for restart in (30, 5, 39):
+            for number in range(restart, 40):
+                answer = respond(progress, event(1), checkpoint(str(number + 1)), asked=str(number))
+                assert answer is Outcome.PROGRESS
+        assert respond(progress, checkpoint("5"), asked="40") is Outcome.BEHIND
+
+    def test_r13_after_an_empty_way_back_the_events_that_were_read_are_dropped(self) -> None:
+        progress = Progress(3)
+        assert respond(progress, event(1), event(2), checkpoint("400")) is Outcome.PROGRESS
+        # A replica that lags names its own end.
+        assert respond(progress, checkpoint("337"), asked="400") is Outcome.PROGRESS
+        page = reader(asked="337", progress=progress)
+        assert page.feed(event(2) + checkpoint("400")) == []
+        assert page.finish() == ([CheckpointedEvents([], "400", 0)], Outcome.BEHIND)
+        assert page.cursor == "400"
+        assert respond(progress, checkpoint("337"), asked="400") is Outcome.BEHIND
+        assert respond(progress, event(3), checkpoint("401"), asked="400") is Outcome.PROGRESS
+
+    def test_r13_the_way_back_may_take_two_lagging_answers(self) -> None:
+        progress = Progress(3)
+        assert respond(progress, event(1), event(2), checkpoint("400")) is Outcome.PROGRESS
+        assert respond(progress, checkpoint("300"), asked="400") is Outcome.PROGRESS
+        assert respond(progress, event(1), checkpoint("350"), asked="300") is Outcome.PROGRESS
+        assert respond(progress, checkpoint("320"), asked="350") is Outcome.PROGRESS
+        page = reader(asked="320", progress=progress)
+        assert page.feed(event(2) + checkpoint("400")) == []
+        assert page.finish() == ([CheckpointedEvents([], "400", 0)], Outcome.BEHIND)
 
     def test_r13_two_names_of_the_end_of_an_open_partition_are_no_cycle(self) -> None:
         progress = Progress(1)
@@ -379,9 +496,78 @@ class TestCycles:
     def test_r13_an_empty_way_back_over_events_is_a_cycle(self) -> None:
         progress = Progress(2)
         respond(progress, event(1), checkpoint("a"), asked="0")
-        assert respond(progress, checkpoint("0"), asked="a") is Outcome.NO_PROGRESS
-        with pytest.raises(NoProgressError, match="'a'"):
-            respond(progress, checkpoint("0"), asked="a")
+        assert respond(progress, checkpoint("0"), asked="a") is Outcome.BEHIND
+        error = behind_error("a", feed=FEED, partition=2)
+        assert "fetch from 'a' names an older place" in str(error)
+
+
+class TestEndEvidence:
+    """R6: when empty answers of a closed partition show its end."""
+
+    def ask(
+        self,
+        evidence: EndEvidence,
+        *,
+        since: float = 0.0,
+        discover: bool = True,
+        control: bool = False,
+        until: float = 99,
+    ) -> list[float]:
+        """Ask until the end is shown. Return when each answer came."""
+        now, times, info = 0.0, [], object()
+        while now < until:
+            times.append(now)
+            pause = evidence.add(info, now=now, since=since)
+            if pause is None:
+                return times
+            assert pause > 0
+            now += pause
+            info = object() if discover else info
+            if control and evidence.asks_control:
+                evidence.controlled(found=True)
+        return []
+
+    def test_r06_empty_answers_have_to_repeat_over_the_settle_time(self) -> None:
+        times = self.ask(EndEvidence(10.0, 0.2))
+        assert times[-1] == pytest.approx(10.0)
+        assert len(times) < 10
+
+    def test_r06_the_time_counts_from_when_the_partition_was_first_seen_closed(self) -> None:
+        times = self.ask(EndEvidence(10.0, 0.2), since=-60.0, control=True)
+        assert len(times) == MIN_EMPTY_ANSWERS
+        assert times[-1] == pytest.approx(0.6)
+
+    def test_r06_without_control_questions_it_counts_from_the_first_empty_answer(self) -> None:
+        times = self.ask(EndEvidence(10.0, 0.2), since=-60.0)
+        assert times[-1] == pytest.approx(10.0)
+
+    def test_r06_a_control_question_that_fails_is_not_made_up_for(self) -> None:
+        evidence = EndEvidence(10.0, 0.2)
+        evidence.add(object(), now=0.0, since=-60.0)
+        assert evidence.asks_control
+        evidence.controlled(found=False)
+        assert not evidence.asks_control
+        evidence.add(object(), now=0.2, since=-60.0)
+        assert not evidence.asks_control
+        evidence.controlled(found=True)
+        assert evidence.add(object(), now=0.6, since=-60.0) is not None
+        evidence.reset()
+        evidence.add(object(), now=0.8, since=-60.0)
+        assert evidence.asks_control
+
+    def test_r06_without_a_discovery_in_between_nothing_is_an_end(self) -> None:
+        assert self.ask(EndEvidence(1.0, 0.2), discover=False) == []
+
+    def test_r06_other_answers_let_the_count_begin_anew(self) -> None:
+        evidence = EndEvidence(1.0, 0.2)
+        infos = [object() for _ in range(6)]
+        for n in range(2):
+            assert evidence.add(infos[n], now=50.0 + 0.3 * n, since=0.0) is not None
+        evidence.reset()
+        assert evidence.answers == 0
+        assert evidence.lacks_discovery(infos[0])
+        found = [evidence.add(info, now=50.7 + n / 2, since=0.0) for n, info in enumerate(infos)]
+        assert [each is None for each in found] == [False, False, True, True, True, True]
 
 
 class TestFaults:
@@ -537,7 +723,11 @@ def expected(lines: list[Line], *, closed: bool) -> Reading:
         outcome = Outcome.PROGRESS
     elif any(isinstance(line, int) for line in lines):
         outcome = Outcome.NO_PROGRESS
-    elif closed and not cursors:
+    elif None in lines and not cursors:
+        outcome = Outcome.UNRECOGNIZED
+    elif closed:
+        outcome = Outcome.EMPTY
+    elif not cursors:
         outcome = Outcome.SILENT
     else:
         outcome = Outcome.END

@@ -12,8 +12,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 import sqlalchemy as sa
-from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from feedapi_client import (
     Batch,
@@ -27,6 +27,7 @@ from feedapi_client import (
 from feedapi_client.model import make_event
 from feedapi_client.quarantine import (
     MemoryQuarantineStore,
+    PostgresQuarantineStore,
     QuarantineStore,
     SQLiteQuarantineStore,
     drop,
@@ -36,8 +37,9 @@ from feedapi_client.quarantine import (
     show,
 )
 from feedapi_client.quarantine.record import QuarantinedEvent, quarantined
-from feedapi_client.quarantine.sql import SQLAlchemyQuarantineStore
+from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
 from feedapi_client.testing import Publisher
+from tests.postgres_pools import POOLS, execute, opened
 from tests.quarantine.helpers import PoisonError, kept, numbers, run
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +61,7 @@ def record(
     )
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql", "sqlite through SQLAlchemy"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql", "sqlite through SQLAlchemy", *POOLS])
 async def store(
     request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
 ) -> AsyncIterator[QuarantineStore]:
@@ -67,9 +69,17 @@ async def store(
         yield MemoryQuarantineStore()
     elif request.param == "sqlite":
         yield SQLiteQuarantineStore(tmp_path / "quarantine.db")
+    elif anyio_backend == "trio" and request.param != "psycopg in threads":
+        pytest.skip("the driver runs on asyncio only")
+    elif request.param in POOLS:
+        dsn = request.getfixturevalue("postgres").dsn
+        execute(dsn, "DROP TABLE IF EXISTS feedapi_quarantine")
+        async with opened(request.param, dsn) as pool:
+            through = PostgresQuarantineStore(pool)
+            await through.create_tables()
+            yield through
+            await through.aclose()
     else:
-        if anyio_backend == "trio":
-            pytest.skip("SQLAlchemy runs on asyncio only")
         url = (
             request.getfixturevalue("postgres").url()
             if request.param == "postgresql"
@@ -224,6 +234,7 @@ class TestPostgreSQL:
         await engine.dispose()
 
     async def rows(self, cursors: SQLAlchemyCursorStore) -> list[int]:
+        assert isinstance(cursors.engine, AsyncEngine)
         async with cursors.engine.connect() as connection:
             return list(
                 (await connection.execute(sa.text("SELECT n FROM effects ORDER BY at"))).scalars()
@@ -272,6 +283,22 @@ class TestPostgreSQL:
         await run(publisher, cursors, handle, "quarantine")
         assert sorted(await self.rows(cursors)) == [n for n in range(20) if n not in (7, 12)]
         assert [event.index for event in await kept(quarantine_beside(cursors))] == [7, 12]
+
+    async def test_a_synchronous_session_is_a_transaction_and_is_flushed(
+        self, publisher: Publisher, cursors: SQLAlchemyCursorStore
+    ) -> None:
+        engine = sa.create_engine(cursors.engine.url)
+        blocking = SQLAlchemyCursorStore(engine)
+
+        async def handle(batch: Batch) -> None:
+            with Session(engine) as session, session.begin():
+                session.add_all([Effect(n=n) for n in numbers(batch)])
+                await batch.commit(transaction=session)
+
+        await run(publisher, blocking, handle, "quarantine")
+        assert sorted(await self.rows(cursors)) == [n for n in range(20) if n not in (7, 12)]
+        assert [event.index for event in await kept(quarantine_beside(blocking))] == [7, 12]
+        engine.dispose()
 
     async def test_a_handler_that_leaves_the_commit_to_run_quarantines_with_the_cursor(
         self, publisher: Publisher, cursors: SQLAlchemyCursorStore

@@ -13,7 +13,7 @@ from feedapi_client.lineage.planner import Entry, Planner
 from feedapi_client.model import Event
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.runtime.buffer import BufferBudget
-from feedapi_client.runtime.driver import Driver, Settings
+from feedapi_client.runtime.driver import ConsumerSettings, Driver
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.positions import Positions
 
@@ -62,7 +62,9 @@ def driver_of(store: CursorStore, info: FeedInfo | None = None, **settings: Any)
     planner = Planner(feed=URL)
     planner.load({})
     driver = Driver(
-        Settings(**{**chosen, **settings}), planner, Positions(store, KEY, timeout=SAFETY_LIMIT)
+        ConsumerSettings(**{**chosen, **settings}),
+        planner,
+        Positions(store, KEY, timeout=SAFETY_LIMIT),
     )
     info = info or listing(0)
     driver.update_info(info)

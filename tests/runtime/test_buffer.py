@@ -146,6 +146,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("payload", [b"{}", b'"%s"' % (b"x" * 300)], ids=["tiny", "usual"])
 def test_r16_the_memory_of_the_process_stays_within_the_limit(payload: bytes) -> None:
     """Counted by their bytes on the wire, tiny events took eight times as much as allowed."""

@@ -17,8 +17,11 @@ from feedapi_client import (
     StoreError,
 )
 from feedapi_client.lineage.planner import Fail, Rediscover, Report, Save, Start, Stop
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.partition import RuntimePartition
 from tests.consumer.helpers import RecordingStore
 from tests.runtime.helpers import batch, driver_of, listing, safety_limit
+from tests.sharing.coordinators import instance
 
 pytestmark = pytest.mark.anyio
 
@@ -251,3 +254,73 @@ async def test_r09_a_partition_that_the_planner_stopped_delivers_nothing_more(
     driver.announce(partition)
     driver.planner.fail(0, LineageError("it makes no sense", partition=0))
     assert driver.next_ready() is None
+
+
+# ---------------------------------------------------------------------- what is read is stored
+
+
+async def test_r17_a_partition_whose_end_was_refused_is_read_from_what_is_stored(
+    store: RecordingStore,
+) -> None:
+    driver = await shared_driver(store, {0: Position("m", "open", 2)})
+    partition = driver.partition(0)
+    partition.received(batch("z"))
+    deliver(driver, partition, Position("z", "open", 3))  # a save that the store has lost since
+    await driver.apply(driver.planner.discover(listing(Partition(0, True, "z"))))
+    assert not partition.started
+    stored = {0: Position("m", "open", 2)}
+    await driver.apply(driver.planner.refresh(stored, owned=[0]))
+    assert partition.started
+    assert partition.read_cursor == "m"
+    assert not driver.reports, "it is no defect of this library"
+
+
+async def test_r17_a_partition_never_begins_elsewhere_than_at_its_stored_position(
+    store: RecordingStore,
+) -> None:
+    """The invariant of each start: a defect anywhere else costs a report, and no event."""
+    driver = await shared_driver(store, {0: Position("m", "open", 2)})
+    partition = driver.partition(0)
+    partition.received(batch("z"))
+    deliver(driver, partition, Position("z", "open", 3))
+    await driver.apply([Stop(0)])
+    driver.planner.entries[0].position = Position("m", "open", 2)
+    await driver.apply([Start(0, "m")])
+    assert partition.read_cursor == "m"
+    assert "was to be read on from" in driver.reports[-1]
+
+
+async def test_r17_a_partition_with_a_batch_in_flight_goes_on_behind_it(
+    store: RecordingStore,
+) -> None:
+    driver = await shared_driver(store, {0: Position("m", "open", 2)})
+    partition = driver.partition(0)
+    partition.received(batch("z"))
+    driver.announce(partition)
+    partition.take(1)
+    driver.planner.delivered(0)
+    await driver.apply([Stop(0), Start(0, "m")])
+    assert partition.read_cursor == "z"
+    assert not driver.reports
+
+
+async def shared_driver(store: RecordingStore, stored: dict[int, Position]) -> Driver:
+    """A driver of an instance that reads partition 0."""
+    coordinator = await instance(store, 0, listing(0))
+    driver = coordinator._driver
+    driver.planner.entries.clear()
+    driver.planner.load(stored)
+    await store.replace(driver.settings.key, stored)
+    driver.planner.discover(listing(0))
+    await driver.apply(driver.planner.refresh(stored, owned=[0]))
+    return driver
+
+
+def deliver(driver: Driver, partition: RuntimePartition, position: Position) -> None:
+    """Deliver what is pending, commit and release it."""
+    driver.announce(partition)
+    partition.take(1)
+    driver.planner.delivered(partition.id)
+    partition.saved(partition.batches, position, durable=True)
+    partition.release()
+    driver.planner.released(partition.id, partition.acknowledge())

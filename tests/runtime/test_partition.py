@@ -149,17 +149,28 @@ def test_r15_the_poll_delay_grows_to_its_maximum_and_falls_back_on_progress() ->
     for _ in range(3):
         partition.polled(limits)
         delays.append(partition.poll_delay)
-    partition.progressed(limits)
+    partition.progressed(limits, "_first")
     delays.append(partition.poll_delay)
     assert delays == [1.0, 2.0, 3.0, 3.0, 1.0]
 
 
-def test_r15_the_poll_delay_of_a_stream_does_not_grow() -> None:
-    partition = started()
-    partition.answered(streamed=True)
+@pytest.mark.parametrize(
+    ("stream", "seconds", "grows"),
+    [(True, 1.5, False), (True, 0.5, True), (400, 0.3, False), (400, 0.1, True), (0, 9.0, True)],
+)
+@pytest.mark.anyio
+async def test_r15_the_poll_delay_of_a_stream_that_was_held_open_does_not_grow(
+    stream: bool | int, seconds: float, grows: bool
+) -> None:
+    partition, now = started(), [0.0]
+    slot = Slot(clock=lambda: now[0])
+    partition.begin_request(slot.scope, slot)
+    partition.answered(stream=stream)
+    now[0] = seconds
+    partition.end_request(slot.scope)
     before = partition.poll_delay
     partition.polled(LIMITS)
-    assert partition.poll_delay == before
+    assert (partition.poll_delay > before) is grows
 
 
 def test_r15_a_maximum_below_the_poll_interval_does_not_shorten_it() -> None:

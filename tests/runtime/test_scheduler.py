@@ -8,7 +8,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from feedapi_client.errors import FeedUnavailableError
+from feedapi_client.options import RetryPolicy
+from feedapi_client.pace import Pace
 from feedapi_client.runtime.scheduler import Scheduler
+from feedapi_client.testing.simulator.clock import Backend, run_in_virtual_time
 from tests.runtime.helpers import safety_limit
 
 pytestmark = pytest.mark.anyio
@@ -282,3 +286,43 @@ async def test_r14_a_failing_job_gets_its_turn_although_healthy_ones_are_always_
         with anyio.fail_after(30):
             await ran.wait()
         tasks.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("backend", ["asyncio", "trio"])
+@pytest.mark.parametrize("slots", [1, 2, 3])
+def test_r14_a_due_job_takes_the_last_place_ahead_of_a_second_other_request(
+    slots: int, backend: Backend
+) -> None:
+    order: list[str] = []
+
+    async def main() -> None:
+        pace = limited_pace(slots)
+        scheduler: Scheduler[str] = Scheduler(slots, pace=pace)
+
+        async def work(job: str) -> None:
+            order.append(job)
+            if job != "last":
+                await anyio.sleep_forever()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(scheduler.run, work)
+            for number in range(pace.window - 1):
+                scheduler.schedule(f"hangs {number}")
+                await anyio.sleep(LATER)
+            await scheduler.turn()
+            scheduler.schedule("last")
+            await scheduler.turn()
+            order.append("turn")
+            tasks.cancel_scope.cancel()
+
+    run_in_virtual_time(main, backend=backend, seed="turn")
+    assert order[-2:] == ["last", "turn"]
+
+
+def limited_pace(slots: int) -> Pace:
+    """Return the pace of a publisher that lets few requests pass, and as few at once."""
+    pace, now = Pace(RetryPolicy(), slots), anyio.current_time()
+    error = FeedUnavailableError("too many requests", status=429)
+    pace.refused(error, began=now, now=now, under_way=0, answering=0)
+    pace.passed(now, began=now)
+    return pace

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,14 +10,25 @@ from feedapi_client import CursorStore, MemoryCursorStore, SQLiteCursorStore
 from feedapi_client.testing import Publisher
 from tests.consumer.conftest import _one_tls_context
 from tests.servers import mariadb, postgres, redis_server
+from tests.testing.virtual_time import virtual_backend
 
 __all__ = ["_one_tls_context", "mariadb", "postgres", "redis_server"]
 
 
+@pytest.fixture(params=["asyncio", "trio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str | tuple[str, dict[str, Any]]:
+    """The backend, on virtual time where the test is marked so."""
+    name = str(request.param)
+    return virtual_backend(name) if request.node.get_closest_marker("virtual_time") else name
+
+
 @pytest.fixture
-def serve(feedapi_publisher_factory: Callable[..., Publisher]) -> Callable[..., Publisher]:
-    """Makes publishers on loopback ports."""
-    return feedapi_publisher_factory
+def serve(request: pytest.FixtureRequest) -> Callable[..., Publisher]:
+    """Makes publishers on loopback ports; without sockets on virtual time."""
+    if request.node.get_closest_marker("virtual_time"):
+        return Publisher
+    factory: Callable[..., Publisher] = request.getfixturevalue("feedapi_publisher_factory")
+    return factory
 
 
 @pytest.fixture(params=["memory", "sqlite"])

@@ -8,7 +8,7 @@ from typing import Any
 from feedapi_client import FeedInfo, FeedKey, MemoryCursorStore, Share
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.options import Limits, RetryPolicy
-from feedapi_client.runtime.driver import Driver, Settings
+from feedapi_client.runtime.driver import ConsumerSettings, Driver
 from feedapi_client.runtime.positions import Positions
 from feedapi_client.sharing.coordinator import Coordinator
 
@@ -52,7 +52,7 @@ class CountingStore(MemoryCursorStore):
 
 async def instance(store: MemoryCursorStore, number: int, info: FeedInfo) -> Coordinator:
     """Return an instance that has discovered and joined."""
-    settings = Settings(
+    settings = ConsumerSettings(
         key=KEY,
         start="first",
         ordered=True,

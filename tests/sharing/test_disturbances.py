@@ -1,6 +1,6 @@
 """Processes that share a feed are killed, paused and restarted; the long runs are by hand.
 
-``python -m tests.sharing --events 200 --database postgresql`` (or sqlite, redis).
+``python -m tests.sharing --disturbances 300 --database postgresql`` (asyncpg, mariadb, ...).
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.servers import Postgres, Redis
-from tests.sharing.disturbances import run_disturbances
+from tests.sharing.databases import database
+from tests.sharing.disturbances import SERVER_KINDS, run_disturbances
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(600)]
 EVENTS = 24
@@ -22,25 +23,38 @@ def anyio_backend() -> str:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "app.db")
     server: Postgres = request.getfixturevalue("postgres")
     return server.dsn
 
 
-async def test_kills_pauses_and_restarts_leave_each_event_exactly_once(database: str) -> None:
-    outcome = await run_disturbances(database, events=EVENTS, processes=3)
+async def test_kills_pauses_and_restarts_leave_each_event_exactly_once(where: str) -> None:
+    outcome = await run_disturbances(where, events=EVENTS, processes=3)
     assert outcome.exactly_once, outcome
 
 
-async def test_graceful_restarts_repeat_nothing_without_any_transaction(database: str) -> None:
+@pytest.mark.parametrize("kind", ["postgresql", "asyncpg", "mariadb"])
+async def test_a_server_that_crashes_and_sessions_that_end_leave_each_event_exactly_once(
+    kind: str,
+) -> None:
+    with database(kind, lease=3.0) as shared:
+        outcome = await run_disturbances(
+            shared, events=EVENTS // 2, processes=3, kinds=SERVER_KINDS, lease=3.0
+        )
+    assert outcome.exactly_once, outcome
+    assert outcome.waits.keys() >= {"save", "renew", "claim"}, outcome
+
+
+async def test_graceful_restarts_repeat_nothing_without_any_transaction(where: str) -> None:
     outcome = await run_disturbances(
-        database,
+        where,
         events=EVENTS // 2,
         processes=3,
         kinds=("restart",),
-        options=("--without-transaction",),
+        # Without transactions a lease that is lost because a process is slow repeats events.
+        options=("--without-transaction", "--lease", "600"),
     )
     assert outcome.exactly_once, outcome
 

@@ -8,12 +8,19 @@ from typing import Any
 import anyio
 import pytest
 
-from feedapi_client import Batch, LeaseLostError, MemoryCursorStore, Share, StoreError
+from feedapi_client import (
+    Batch,
+    LeaseLostError,
+    MemoryCursorStore,
+    RetryPolicy,
+    Share,
+    StoreError,
+)
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import consume
 from tests.sharing.helpers import Numbers, group, until
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 Serve = Callable[..., Publisher]
 BRIEF = Share(lease_seconds=0.3, rebalance_seconds=0.02, handover_seconds=5)
 LEASE_OPERATIONS = ("join", "renew", "instances", "leases", "claim", "release")
@@ -24,7 +31,7 @@ class Cut:
 
     def __init__(self, store: MemoryCursorStore) -> None:
         self.store = store
-        self.leases_fail = False
+        self.leases_fail = self.loads_fail = False
         self.hangs = False
         self.error: Exception = StoreError("the connection is refused")
         self.calls = 0
@@ -34,6 +41,8 @@ class Cut:
 
     def __getattr__(self, name: str) -> Any:
         operation = getattr(self.store, name)
+        if name == "load" and self.loads_fail:
+            raise self.error
         if name not in LEASE_OPERATIONS:
             return operation
 
@@ -213,3 +222,25 @@ async def test_many_that_start_at_once_bootstrap_once(serve: Serve) -> None:
         numbers.publish(12)
         await until(lambda: instances.handled.total() >= 12)
         assert instances.handled.total() == numbers.published.total() - before
+
+
+async def test_a_discovery_that_the_database_prevented_is_made_as_soon_as_it_is_back(
+    serve: Serve,
+) -> None:
+    """What was refused waits for it: with the longest pause of all after one failure."""
+    publisher = serve(2, page_size=10, checkpoint_every=5)
+    numbers = Numbers(publisher)
+    cut = Cut(MemoryCursorStore())
+    patient = RetryPolicy(base_delay=0.01, max_delay=10_000, refused_for=10_000)
+    async with group(publisher, cut) as instances:
+        one = instances.start(share=BRIEF, retry=patient)
+        await instances.balanced(one, partitions=2)
+        cut.loads_fail = True
+        publisher.split(0)  # with a new token, so that fetches are refused
+        publisher.clear_requests()
+        await until(lambda: [each.kind for each in publisher.requests].count("discovery") >= 3)
+        cut.loads_fail = False
+        numbers.publish(40)
+        await until(lambda: instances.handled.total() >= 40)
+        instances.check()
+    assert instances.handled == numbers.expected

@@ -290,5 +290,6 @@ def test_r09_an_ancestor_that_was_never_read_is_not_begun_by_an_older_discovery(
     model.feed.split(min(children), "cursor-from", {0})
     model.look(1, 0)
     model.discover(1)
+    model.look(1, 0)  # whether somebody has begun to read it
     assert status(model, min(children)) == "superseded"
     model.teardown()

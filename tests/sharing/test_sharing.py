@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import anyio
 import pytest
@@ -203,12 +204,13 @@ async def test_a_killed_instance_is_replaced(serve: Serve, shared_store: CursorS
     publisher = serve(4, page_size=10, checkpoint_every=5)
     numbers = Numbers(publisher)
     numbers.publish(40)
-    share = Share(lease_seconds=0.6, rebalance_seconds=0.05)
     key = consume(publisher, name="shared").key
     async with group(publisher, shared_store) as instances:
-        await shared_store.join(key, "dead", 0.5)  # type: ignore[attr-defined]
-        await shared_store.claim(key, "dead", dict.fromkeys(range(4), 0))  # type: ignore[attr-defined]
-        one = instances.start(share=share)
+        leases: Any = shared_store
+        await leases.join(key, "dead", 1000)
+        assert len(await leases.claim(key, "dead", dict.fromkeys(range(4), 0))) == 4
+        assert await leases.renew(key, "dead", 0.5)
+        one = instances.start()
         await instances.balanced(one, partitions=4)
         await until(lambda: instances.handled.total() >= 40)
     assert instances.handled == numbers.expected

@@ -121,7 +121,8 @@ def test_nothing_but_heartbeats_and_looks_while_nothing_changes(backend: str) ->
             share = Share()
             await anyio.sleep(share.lease_seconds)
             calls: Counter[str] = instances.store.taken()
-            assert calls.keys() == {"renew", "instances"}
+            assert calls.keys() == {"renew", "instances", "load"}
+            assert calls["load"] <= 2 * INSTANCES, "what the others have committed, once a lease"
             assert calls["renew"] <= 6 * INSTANCES
             looks = share.lease_seconds / (0.8 * share.rebalance_seconds)
             assert calls["instances"] <= (looks + 1) * INSTANCES

@@ -105,6 +105,54 @@ def test_what_a_dead_instance_has_not_read_is_read_before_the_others_end(backend
 
 
 @BACKENDS
+def test_r09_the_marked_end_of_a_dead_instance_is_transferred_when_its_partition_is_split(
+    backend: str,
+) -> None:
+    async def test() -> None:
+        publisher = six_partitions()
+        async with fleet(publisher) as instances:
+            instances.before = gate = Gate(5)
+            both = [instances.start(**ONCE) for _ in range(2)]
+            await until(lambda: len(instances.handled) == 50)
+            (ends,) = [one for one in both if 5 in one.reads]
+            (dies,) = [one for one in both if one is not ends]
+            await anyio.sleep(60)
+            split = min(dies.reads)
+            instances.kill(dies)
+            successor = publisher.split(split, method="cursor-from")[0]
+            publish(publisher, successor, *range(60, 70))
+            await anyio.sleep(60)
+            gate.open.set()
+            await instances.all_over(ends)
+            assert sorted(instances.handled) == [*range(70)]
+
+    run_in_virtual_time(test, backend)
+
+
+@BACKENDS
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_r09_what_was_split_while_no_instance_ran_is_read_to_its_end(
+    splits: int, count: int, backend: str
+) -> None:
+    async def test() -> None:
+        publisher = Publisher(1)
+        publish(publisher, 0, *range(10))
+        async with fleet(publisher) as instances:
+            await instances.all_over(instances.start(**ONCE))
+            assert sorted(instances.handled) == [*range(10)]
+            publish(publisher, 0, *range(10, 20))
+            successors = publisher.split(0, method="cursor-from")
+            for _ in range(1, splits):
+                successors = publisher.split(successors[0], method="cursor-from")
+            publish(publisher, successors[0], *range(20, 30))
+            await instances.all_over(*(instances.start(**ONCE) for _ in range(count)))
+            assert sorted(instances.handled) == [*range(30)]
+
+    run_in_virtual_time(test, backend)
+
+
+@BACKENDS
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("seed", range(6))
 def test_any_history_of_starts_and_deaths_ends_with_all_handled(

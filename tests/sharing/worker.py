@@ -12,6 +12,7 @@ import random
 import signal
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import anyio
@@ -20,6 +21,7 @@ import anyio.abc
 from feedapi_client import (
     Batch,
     CursorStore,
+    Event,
     FeedConsumer,
     FeedKey,
     FencedError,
@@ -27,18 +29,31 @@ from feedapi_client import (
     Position,
     Share,
 )
+from feedapi_client.quarantine import Retry
 from feedapi_client.stores.base import with_next_revisions
 from feedapi_client.stores.redis import RedisCursorStore
 from tests.crash.application import Row, application_class
+from tests.sharing.sql_application import SQLApplication
+from tests.sharing.waits import Waits
 
 SHARE = Share(lease_seconds=1.5, rebalance_seconds=0.2, handover_seconds=20.0)
+_RETRY = Retry(attempts=None, base_delay=0.05, max_delay=0.5)
+"""What a handler does about a database that is gone."""
 _LIMITS = Limits(
-    poll_interval=0.01, max_poll_interval=0.1, max_batch_bytes=500, discovery_interval=2.0
+    poll_interval=0.01,
+    max_poll_interval=0.1,
+    max_batch_bytes=500,
+    discovery_interval=2.0,
+    settle_time=0.5,  # the publisher does not say where a closed partition ends
 )
 _PAUSE_SECONDS = 0.1
 """So that a batch is in flight at most moments, before and behind its commit."""
 _PAUSE_SECONDS_SQLITE = 0.01
 """A transaction in SQLite holds the file."""
+_SLOW_SHARE = 0.05
+_SLOW_TIMES = 20
+_KEYS_AT_ONCE = 4
+"""Handlers by key: as many as the connections that the application has to spare."""
 
 
 class Target:
@@ -55,9 +70,9 @@ class Target:
             self._redis = redis.asyncio.Redis.from_url(database)
             self.store: CursorStore = RedisCursorStore(self._redis)
         else:
-            if not database.startswith("postgresql:"):
+            if "://" not in database:
                 self._pause = _PAUSE_SECONDS_SQLITE
-            self._application = application_class(database)(database)
+            self._application = application_of(database)
             self.store = self._application.store
 
     async def handle(self, batch: Batch) -> None:
@@ -78,12 +93,32 @@ class Target:
                 await batch.commit(transaction=transaction)
                 await anyio.sleep(random.uniform(0, self._pause))
 
+    async def handle_event(self, event: Event) -> None:
+        """Write one event, and remember in the same transaction that it is done."""
+        payload = event.json()
+        row = Row(event.partition, payload["entity"], payload["n"], os.getpid())
+        # Some take long, so that much is done ahead of the cursor.
+        longest = self._pause * (_SLOW_TIMES if random.random() < _SLOW_SHARE else 1)
+        await anyio.sleep(random.uniform(0, longest))
+        async with self._application.transaction() as transaction:
+            await self._application.write(transaction, [row])
+            await anyio.sleep(random.uniform(0, self._pause / 4))
+            await event.done(transaction=transaction)
+            await anyio.sleep(random.uniform(0, self._pause / 4))
+
     async def aclose(self) -> None:
         """Close connections."""
         if self._redis is not None:
             await self._redis.aclose()
         else:
             await self._application.aclose()
+
+
+def application_of(database: str) -> Any:
+    """Return the application for the URL or the file of a database."""
+    if database.startswith(("postgresql+", "mysql+")):
+        return SQLApplication(database)
+    return application_class(database)(database)
 
 
 def unfenced(store: Any) -> None:
@@ -97,9 +132,17 @@ def unfenced(store: Any) -> None:
             revisions = {p: found.revision for p, found in (await store.load(feed)).items()}
             unfenced = with_next_revisions(positions, revisions)
             with suppress(FencedError):  # advanced since the load
-                return await fenced(feed, unfenced, transaction=transaction)
+                await fenced(feed, unfenced, transaction=transaction)
+                return
 
     store.save = save
+
+
+def show(consumer: FeedConsumer) -> None:
+    """Log where each partition stands."""
+    for partition, found in consumer.status().partitions.items():
+        logging.info("%d: %s at %s, %s", partition, found.state.value, found.cursor, found)
+    logging.info("%s", consumer.health())
 
 
 async def work(args: argparse.Namespace) -> None:
@@ -107,23 +150,37 @@ async def work(args: argparse.Namespace) -> None:
     target = Target(args.database, transaction=not args.without_transaction)
     if args.without_fencing:
         unfenced(target.store)
-    consumer = FeedConsumer(args.url, store=target.store, share=SHARE, limits=_LIMITS)
+    waits = Waits(args.waits, target.store)
+    share = replace(SHARE, lease_seconds=args.lease)
+    consumer = FeedConsumer(args.url, store=target.store, share=share, limits=_LIMITS)
 
     stopping = anyio.Event()
 
     async def stop(*, task_status: anyio.abc.TaskStatus[None]) -> None:
-        with anyio.open_signal_receiver(signal.SIGTERM) as signals:
+        with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGUSR1) as signals:
             task_status.started()
-            async for _ in signals:
+            async for each in signals:
+                if each == signal.SIGUSR1:
+                    show(consumer)
+                    continue
                 stopping.set()
                 consumer.stop()
 
     try:
         async with anyio.create_task_group() as tasks:
             await tasks.start(stop)
+            tasks.start_soon(waits.run)
             async with consumer:
-                if not stopping.is_set():
-                    await consumer.run(target.handle)
+                if args.by_key and not stopping.is_set():
+                    await consumer.run_by_key(
+                        target.handle_event,
+                        key=lambda event: event.json()["entity"],
+                        event_id=lambda event: f"{event.json()['entity']} {event.json()['n']}",
+                        max_concurrency=_KEYS_AT_ONCE,
+                        on_failure=_RETRY,
+                    )
+                elif not stopping.is_set():
+                    await consumer.run(target.handle, on_failure=_RETRY)
             tasks.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
@@ -134,8 +191,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("url")
     parser.add_argument("database")
+    parser.add_argument("--lease", type=float, default=SHARE.lease_seconds)
+    parser.add_argument("--waits", help="directory for the longest waits of each process")
     parser.add_argument("--without-fencing", action="store_true")
     parser.add_argument("--without-transaction", action="store_true")
+    parser.add_argument("--by-key", action="store_true")
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s {os.getpid()} %(message)s")
     logging.getLogger("httpx").setLevel(logging.WARNING)

@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import itertools
+import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql.functions import udf
 
-from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, Summary, tables
+from feedapi_client.spark.ingest import (
+    Ingest,
+    IngestError,
+    MicroBatchError,
+    Summary,
+    requirements,
+    tables,
+)
 from feedapi_client.spark.ingest.gold import GoldTable
 from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.tables import CatalogTable
 from feedapi_client.testing import Publisher
 from tests.docs.snippets import python_blocks
 from tests.spark.slow_workers import run
+from tests.spark.unpleasant_names import UNPLEASANT, unpleasant_event, unpleasant_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -183,7 +194,38 @@ def test_two_feeds_in_one_table_at_once(spark: SparkSession, lake: Lake) -> None
     rows = spark.table(job.output).groupBy("feed", "query").count().collect()
     assert sorted(tuple(row) for row in rows) == [(feed, str(len(feed)), 20) for feed in feeds]
     for feed in feeds:  # each query is known there
-        CatalogTable(job, job.output).check(spark, Identity(feed, str(len(feed)), 1), None)
+        CatalogTable(job, job.output).check(spark, Identity(feed, str(len(feed)), 1, 1), None)
+
+
+@pytest.mark.parametrize("other", ["commits", "is no table"])
+def test_folder_of_the_table_is_there_and_no_commit_yet(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """As while another query creates the table, or where other files are."""
+    job = lake.job(output=f"lake.other_{other.replace(' ', '_')}")
+    seen: list[bool] = []
+    is_being_created = tables._is_being_created
+    file = lake.folder / "lake" / job.output.removeprefix("lake.") / "file"
+    file.parent.mkdir(parents=True)
+    file.touch()
+
+    def looked(error: Exception) -> bool:
+        seen.append(is_being_created(error))
+        if other == "commits":
+            file.unlink(missing_ok=True)
+        return seen[-1]
+
+    monkeypatch.setattr(tables, "_is_being_created", looked)
+    table = CatalogTable(job, job.output)
+    if other == "commits":
+        table.write(events(spark, 0, 10), Identity("feed", "query"), 0)
+        assert spark.table(job.output).count() == 10
+        assert seen == [True]
+    else:
+        with pytest.raises(Exception, match="is not empty"):
+            table.write(events(spark, 0, 10), Identity("feed", "query"), 0)
+        assert file.exists()
+        assert seen == [True] * len(seen)
 
 
 def test_another_writer_changes_rows_during_a_merge(
@@ -215,7 +257,8 @@ def test_another_writer_changes_rows_during_a_merge(
         merging = pool.submit(gold.merge, slow, who, 1)
         while not (reading.exists() or merging.done()):
             time.sleep(0.01)
-        spark.sql("UPDATE lake.merged SET headers = map('from', 'correction')")
+        other = spark.newSession()  # as the micro-batches of a query have one of their own
+        other.sql("UPDATE lake.merged SET headers = map('from', 'correction')")
         changed.touch()
         merging.result()
     assert conflicts == [True]
@@ -225,7 +268,114 @@ def test_another_writer_changes_rows_during_a_merge(
     }
 
 
+def test_r08_late_run_changes_nothing(spark: SparkSession, lake: Lake) -> None:
+    """Its merge would bring back an entity that a later micro-batch deleted."""
+    job = lake.job(output="lake.late_silver", gold="lake.late_gold", delete_when="n >= 10")
+    late, now = Identity("feed", "query", epoch=7), Identity("feed", "query", epoch=8)
+    silver, gold = CatalogTable(job, job.output), GoldTable(job, "lake.late_gold")
+    for who, number in ((late, 0), (now, 1)):
+        silver.write(events(spark, number * 10, 10), who, number)
+        gold.merge(events(spark, number * 10, 10), who, number)
+    assert spark.table("lake.late_gold").isEmpty()
+    slow = CatalogTable(job, job.output), GoldTable(job, "lake.late_gold")
+    slow[0].write(events(spark, 0, 0), late, 0)
+    slow[1].merge(events(spark, 0, 10), late, 0)
+    assert spark.table("lake.late_gold").isEmpty()
+    assert spark.table(job.output).count() == 20
+    silver.write(events(spark, 10, 3), now, 1)  # a replay of the run that may write
+    assert spark.table(job.output).count() == 20
+    later = Identity("feed", "query", epoch=9)
+    silver.write(events(spark, 10, 3), later, 1)  # as is that of the next run
+    assert spark.table(job.output).count() == 13
+
+
+def test_r10_columns_of_any_name_in_all_tables(spark: SparkSession, tmp_path: Path) -> None:
+    publisher = Publisher(partitions=1, page_size=50)
+    for n in range(6):
+        publisher.append(0, unpleasant_event(n % 3, str(n)))
+    spark.sql(f"CREATE DATABASE names LOCATION '{tmp_path / 'names'}'")
+    with publisher.serve() as url:
+        job = Ingest(
+            url=str(url),
+            output="names.silver",
+            bronze="names.bronze",
+            rejected="names.rejected",
+            gold="names.gold",
+            format="delta",
+            schema=unpleasant_schema(),
+            key=["order.id", "my-field"],
+            delete_when="`Ärger` = '5'",
+            partition_by=["a b"],
+            checkpoint=str(tmp_path / "checkpoint"),
+            staging=(tmp_path / "staging").as_uri(),
+        )
+        for _ in range(2):  # the second run aligns with tables that are there
+            assert run(spark, job).unparsed == 0
+            publisher.append(0, unpleasant_event(9, "9"))
+    silver = spark.table("names.silver")
+    assert set(UNPLEASANT) < set(silver.columns)
+    assert silver.count() == 7
+    gold = {row["order.id"]: row["Ärger"] for row in spark.table("names.gold").collect()}
+    assert gold == {"order.id 0": "3", "order.id 1": "4", "order.id 9": "9"}
+
+
+def test_r10_prefix_of_any_name(lake: Lake, spark: SparkSession, tmp_path: Path) -> None:
+    publisher = Publisher(partitions=1)
+    publisher.append(0, {"id": "a", "n": 1})
+    with publisher.serve() as url:
+        run(
+            spark,
+            lake.job(
+                url=str(url),
+                schema="id STRING, n INT",
+                key=["id"],
+                delete_when=None,
+                prefix="my feed.",
+                **{
+                    name: f"lake.prefix_{name}" for name in ("output", "bronze", "rejected", "gold")
+                },
+                checkpoint=str(tmp_path / "checkpoint"),
+                staging=(tmp_path / "staging").as_uri(),
+            ),
+        )
+    assert spark.table("lake.prefix_gold").select("`my feed.sequence`", "n").first() == (0, 1)
+
+
+def test_r11_columns_that_a_replay_is_found_by_have_statistics(
+    spark: SparkSession, lake: Lake
+) -> None:
+    wide = [f"int(id) AS c{n}" for n in range(34)]
+    job = lake.job(output="lake.wide")
+    table, who = CatalogTable(job, job.output), Identity("feed", "query", epoch=1)
+    table.write(spark.range(0).selectExpr(*wide), who, 0)
+    assert spark.table(job.output).columns[:3] == ["feed", "query", "batch"]
+    # 200 micro-batches, a file each, in one commit.
+    batches = spark.range(200).repartitionByRange(200, "id")
+    batches = batches.selectExpr("'feed' AS feed", "'query' AS query", "id AS batch", *wide)
+    batches.writeTo(job.output).append()
+    assert len(spark.table(job.output).inputFiles()) == 200
+    found = spark.table(job.output).where("query = 'query' AND batch = 150")
+    assert len(found.inputFiles()) == 1
+    table.write(spark.range(7).selectExpr(*wide), who, 200)
+    table.write(spark.range(7).selectExpr(*wide), replace(who, epoch=2), 200)  # a replay
+    assert spark.table(job.output).count() == 207
+    last = spark.sql("DESCRIBE HISTORY lake.wide LIMIT 1").first()
+    assert last is not None
+    assert int(last.operationMetrics["numRemovedFiles"]) <= 2
+
+
 # ---------------------------------------------------------------------- refused
+
+
+def test_r09_checkpoint_older_than_its_table_is_refused(filled: Lake) -> None:
+    backup = filled.folder / "backup"
+    shutil.copytree(filled.folder / "checkpoint", backup)
+    for _ in range(2):
+        filled.publish()
+        filled.ingest()
+    with pytest.raises(IngestError, match=r"the checkpoint is older than lake\.\w+: it ends with"):
+        filled.ingest(checkpoint=str(backup))
+    filled.check()
 
 
 @pytest.mark.parametrize(
@@ -233,9 +383,11 @@ def test_another_writer_changes_rows_during_a_merge(
     [
         ({"checkpoint": "lost"}, "all events would be written again"),
         ({"checkpoint": "lost", "append": True}, "holds the latest state from another query"),
-        ({"schema": "entity STRING, n STRING"}, "column n is int and would become string"),
+        ({"schema": SCHEMA.replace("n INT", "n STRING")}, "column n is int and would become"),
         ({"partition_by": ["entity"]}, r"is partitioned by \[\], not by \['entity'\]"),
         ({"feed": "another"}, "keep its name with --feed"),
+        ({"delete_when": "gonne"}, r"delete_when 'gonne' is no condition: .*gonne"),
+        ({"gold": "nowhere.gold"}, r"no schema nowhere for table nowhere.gold: .*CREATE SCHEMA"),
         ({"format": "iceberg"}, "format iceberg is not installed in this Spark 4.2.0"),
     ],
 )
@@ -244,6 +396,14 @@ def test_change_that_would_make_tables_wrong_is_refused(
 ) -> None:
     with pytest.raises(IngestError, match=message):
         filled.ingest(**change)
+
+
+def test_r10_delta_for_another_spark_is_refused(
+    filled: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(requirements, "_DELTA_JAR", re.compile(r"delta-spark_4(\.2)_2"))
+    with pytest.raises(IngestError, match=r"is built for Spark .2, and this is Spark 4\.2\.0"):
+        filled.ingest()
 
 
 def test_table_of_another_program_is_refused(filled: Lake) -> None:
@@ -280,7 +440,7 @@ def test_guide(lake: Lake, tmp_path: Path) -> None:
         publisher.publish(event["entity"], event)
     names: dict[str, Any] = {"spark": lake.spark}
     with publisher.serve() as url:
-        for snippet in python_blocks("docs/pages/lakehouse.md"):
+        for snippet in python_blocks("docs/pages/lakehouse.md") * 2:
             code = snippet.replace("https://service/orders", str(url))
             code = code.replace("s3://lake", tmp_path.as_uri())
             exec(compile(code, "docs/pages/lakehouse.md", "exec"), names)

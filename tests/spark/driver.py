@@ -1,10 +1,12 @@
 """A Spark driver in a process of its own.
 
 ``python -m tests.spark.driver '{"master": ..., "url": ...}'`` runs one query, to be killed. Its
-sink ``parquet`` is Spark's own, and ``ingest`` the ready pipeline into folders below the output.
+sink ``parquet`` is Spark's own, and ``ingest`` the ready pipeline into folders below the output,
+as ``delta`` is into Delta tables.
 ``foreach`` writes each batch under its number, in place of an earlier attempt. ``die`` ends the
 process with SIGKILL in batch ``at``: "read" (fetched and staged, nothing written), "written"
-(before Spark commits the batch), or "next" (after that).
+(before Spark commits the batch), or "next" (after that). With "error" the query ends in place of
+the process, after the sink has written.
 
 ``python -m tests.spark.driver --serve MASTER`` starts the queries that it reads from its standard
 input, one a line; an empty line stops them. It answers each line with one.
@@ -18,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -39,7 +42,9 @@ def end_with_parent() -> None:
 
 
 def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
-    if given["sink"] == "ingest":
+    if given["sink"] == "delta":
+        open_database(spark, Path(given["output"]))
+    if given["sink"] in ("ingest", "delta"):
         return ingest.start(spark, pipeline(given)).query
     stream = spark.readStream.format(given["format"]).options(**given["options"]).load()
     writer = stream.writeStream.option("checkpointLocation", given["checkpoint"])
@@ -53,19 +58,34 @@ def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
 
 def pipeline(given: dict[str, Any]) -> Ingest:
     """Every event, those that fit, and those that don't."""
-    output = given["output"]
     options = dict(given["options"])
+    delta: dict[str, Any] = {}
+    if given["sink"] == "delta":
+        delta = {"format": "delta", "gold": "killed.gold", "key": ["entity"], "delete_when": "gone"}
+    output = "killed." if delta else f"{given['output']}/"
     return Ingest(
         url=options.pop("url"),
         staging=options.pop("stagingLocation"),
         checkpoint=given["checkpoint"],
-        bronze=f"{output}/bronze",
-        output=f"{output}/silver",
-        rejected=f"{output}/rejected",
+        bronze=f"{output}bronze",
+        output=f"{output}silver",
+        rejected=f"{output}rejected",
         schema="entity STRING NOT NULL, n INT, gone BOOLEAN",
         trigger="available-now" if given.get("finish") else "50ms",
         options=options,
+        **delta,
     )
+
+
+def open_database(spark: SparkSession, folder: Path) -> None:
+    """Make the database known to a session whose catalog is in memory, with the tables in it."""
+    spark.sql(f"CREATE DATABASE IF NOT EXISTS killed LOCATION '{folder}'")
+    for log in folder.glob("*/_delta_log"):
+        if any(log.glob("*.json")):
+            table = log.parent
+            spark.sql(
+                f"CREATE TABLE IF NOT EXISTS killed.{table.name} USING delta LOCATION '{table}'"
+            )
 
 
 def run(spark: SparkSession, given: dict[str, Any]) -> None:
@@ -101,6 +121,8 @@ def write(given: dict[str, Any], batch: DataFrame, number: int) -> None:
     batch.write.mode("overwrite").parquet(f"{given['output']}/batch={number}")
     if die == "written" and number == at:
         end()
+    if die == "error" and number == at:
+        raise RuntimeError("after the sink has written")
 
 
 def end() -> None:

@@ -8,7 +8,7 @@ compiled code, which Spark fills in a minute: it then throws code away and compi
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import os
 import subprocess
 import sys
@@ -17,6 +17,8 @@ from pathlib import Path
 
 import pyspark
 
+from feedapi_client.spark import ensure_java
+from tests import components
 from tests.spark.python_path import ROOT, python_path
 
 _QUICK = (
@@ -34,31 +36,40 @@ _FOLDER = Path(sys.prefix) / "feedapi-tests"
 
 @cache
 def options() -> str:
-    """Return the options of a JVM. Makes the archive where there is none, in half a minute."""
+    """Return the options of a JVM. Makes the archives where there are none, in half a minute."""
     # Another release of Spark, as Delta's tests have, is no part of this environment.
     if not Path(pyspark.__file__).is_relative_to(sys.prefix):
         return _QUICK
-    _FOLDER.mkdir(exist_ok=True)
-    archive = _FOLDER / "spark.jsa"
-    with (_FOLDER / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    java = ensure_java()
+    name = hashlib.sha256(f"{Path(java.program).resolve()} {java.version}".encode()).hexdigest()
+    archive = _FOLDER / f"spark-{name[:12]}.jsa"
+    base = _FOLDER / f"java-{name[:12]}.jsa"
+    with components.locked(_FOLDER / "lock"):
         if not archive.exists():
-            _make(archive)
-    return f"{_QUICK} -XX:SharedArchiveFile={archive}"
+            _make(archive, _make_base(java.program, base))
+    archives = [str(path) for path in (base, archive) if path.exists()]
+    return f"{_QUICK} -XX:SharedArchiveFile={os.pathsep.join(archives)}"
 
 
-def _make(archive: Path) -> None:
+def _make_base(java: str, base: Path) -> list[str]:
+    """Make the archive of Java's own classes, which not every Java has. Return its options."""
+    has_one = [java, "-XX:+UseSerialGC", "-Xshare:on", "-version"]
+    if subprocess.run(has_one, capture_output=True, check=False).returncode == 0:
+        return []
+    file = f"-XX:SharedArchiveFile={base}"
+    make = [java, "-XX:+UseSerialGC", "-Xshare:dump", file]
+    subprocess.run(make, capture_output=True, check=True)
+    return [file]
+
+
+def _make(archive: Path, base: list[str]) -> None:
     """Run a query in a JVM that notes which classes it loads. It ends after the program."""
     new = archive.with_suffix(".new")
+    submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
+    submit += ["--driver-memory", "600m", "--driver-java-options"]
+    submit += [" ".join([_QUICK, *base, f"-XX:ArchiveClassesAtExit={new}"])]
     done = subprocess.run(
-        [
-            str(Path(pyspark.__file__).parent / "bin" / "spark-submit"),
-            "--driver-memory",
-            "600m",
-            "--driver-java-options",
-            f"{_QUICK} -XX:ArchiveClassesAtExit={new}",
-            str(ROOT / "tests" / "spark" / "load_classes.py"),
-        ],
+        [*submit, str(ROOT / "tests" / "spark" / "load_classes.py")],
         check=False,
         capture_output=True,
         text=True,

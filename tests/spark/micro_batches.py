@@ -11,6 +11,8 @@ from typing import Any
 
 from pyspark.sql.datasource import DataSourceStreamReader
 
+from feedapi_client.spark.plan.epoch_planner import EpochPlanner
+
 Row = dict[str, Any]
 
 
@@ -57,12 +59,24 @@ class MicroBatchEngine:
         """Trigger until there is nothing new."""
         idle = 0
         for _ in range(triggers):
-            idle = 0 if self.trigger() else idle + 1
+            if self.trigger():
+                idle = 0
+                continue
+            idle = 0 if self.settling else idle + 1
             if idle == 3:
                 return
-            if idle:
-                time.sleep(0.005)  # longer than the pause between two probes
+            time.sleep(0.005)  # longer than the pause between two probes
         raise AssertionError("the query does not come to an end")
+
+    @property
+    def settling(self) -> bool:
+        """Whether the end of a partition is asked for again, to be sure of it (R6)."""
+        planner: EpochPlanner | None = getattr(self.reader, "_planner", None)
+        return planner is not None and any(
+            feed.ends is None or partition not in feed.ends.caught_up
+            for feed in planner.feeds
+            for partition in feed._settling
+        )
 
     def available_now(self) -> None:
         """Run with Trigger.AvailableNow: a new process that ends by itself."""

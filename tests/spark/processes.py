@@ -49,10 +49,14 @@ class DriverProcess:
 
     def kill(self) -> None:
         """Send SIGKILL to the driver, its JVM, the executors and the Python workers."""
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+    def signal(self, number: signal.Signals) -> None:
+        """Send a signal to all processes of the driver."""
         for pid in self._session():
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
+                os.kill(pid, number)
 
     def executors(self) -> list[int]:
         """The executors' JVMs."""

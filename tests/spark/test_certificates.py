@@ -10,11 +10,11 @@ import pytest
 
 from feedapi_client.errors import FeedError
 from feedapi_client.spark.certificates import certificates_in
-from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader
 from feedapi_client.spark.http_clients import http_clients
-from feedapi_client.spark.ingest.command import _job, main, parser
-from feedapi_client.spark.options import OptionError, parse_options
+from feedapi_client.spark.ingest.ingest_command import _job, main, parser
+from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.target import Target
 from feedapi_client.testing import Publisher
 from tests.http.certificates import Certificate, self_signed, serve_https
@@ -24,7 +24,7 @@ URL = "https://service/feed"
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
-    return self_signed(tmp_path_factory.mktemp("tls"), "IP:127.0.0.1")
+    return self_signed(tmp_path_factory.mktemp("tls"), "127.0.0.1")
 
 
 @pytest.fixture

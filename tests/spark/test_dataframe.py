@@ -6,15 +6,17 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
+from pyspark.sql.functions import lit
 
 from feedapi_client.spark import register
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.publisher.faults.responses import Rewrite
+from feedapi_client.testing.publisher.faults.response_faults import Rewrite
 from tests.spark.micro_batches import problems
 from tests.spark.s3_server import s3_server
 from tests.spark.slow_workers import despite_slow_workers
@@ -122,6 +124,33 @@ def test_payloads_as_variant(read: Read, publisher: Publisher) -> None:
         range(30)
     )  # type: ignore[union-attr]
     assert "plain text \u2028 and \u00e6" in [row.data.toPython() for row in table.collect()]
+
+
+def test_scans_of_one_dataframe_in_one_action_see_one_end(spark: SparkSession) -> None:
+    publisher, numbers = Publisher(partitions=2, page_size=100, checkpoint_every=1), count()
+
+    def grow(events: int) -> None:
+        for n in islice(numbers, events):
+            publisher.append(n % 2, {"n": n})
+
+    def grown(body: bytes) -> bytes:
+        grow(2)
+        return body
+
+    grow(50)
+    publisher.fail(Rewrite(grown), times=None)
+    with publisher.serve():
+        feed = spark.read.format("feedapi").load(publisher.url)
+        table = feed.select("partition", "sequence")
+        for kind, hint in (("inner", "broadcast"), ("full", "merge")):
+            other = table.withColumn("other", lit(1)).hint(hint)
+            joined = table.withColumn("one", lit(1)).join(other, ["partition", "sequence"], kind)
+            rows = joined.collect()
+            assert 50 <= len(rows) < 60
+            assert [row for row in rows if row.one is None or row.other is None] == []
+            grow(50)
+        assert table.union(table).count() == 2 * len(rows)
+        assert spark.read.format("feedapi").load(publisher.url).count() > 150
 
 
 def test_payload_that_can_not_be_a_variant_is_in_a_column_of_its_own(
@@ -233,7 +262,7 @@ def test_r19_wrong_credentials_are_a_clear_error(read: Read, publisher: Publishe
 
 def test_missing_environment_variable_is_named(read: Read) -> None:
     with pytest.raises(
-        PySparkException, match="the environment variable NO_SUCH_VARIABLE, which is not set"
+        PySparkException, match="the environment variable NO_SUCH_VARIABLE is not set"
     ):
         read(authEnv="NO_SUCH_VARIABLE").count()
 

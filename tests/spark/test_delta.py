@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
+from tests import components
 from tests.spark import delta_environment
 from tests.spark.conftest import needs_jvm
+from tests.spark.killed_query import KILLS, TIMEOUT
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_jvm]
 
 # Downloads Spark and Delta at first.
-LONG = 1800
+LONG = 1800 + KILLS * TIMEOUT
 
 
 @pytest.mark.timeout(LONG + 60)
 def test_delta_tables_are_exact_or_refused() -> None:
-    run_there()
+    run_there("tests/spark/delta_kills.py")
 
 
 @pytest.mark.timeout(LONG + 60)
@@ -24,7 +26,9 @@ def test_a_first_batch_into_new_tables() -> None:
 
 
 def run_there(*arguments: str) -> None:
-    command = ["-m", "pytest", "-n", "0", "-q", "tests/spark/delta_tables.py", *arguments]
+    components.require("delta")
+    command = ["-m", "pytest", "-n", "0", "-q", "-o", "faulthandler_timeout=0"]
+    command += ["tests/spark/delta_tables.py", *arguments]
     done = delta_environment.run(command, timeout=LONG)
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
     assert " passed" in done.stdout

@@ -15,11 +15,12 @@ from typing import Any
 
 import pytest
 
-from feedapi_client.errors import CursorRejectedError, LineageError
-from feedapi_client.spark.options import OptionError, parse_options
-from feedapi_client.spark.plan import probe, stored
+from feedapi_client.errors import LineageError, ProtocolError
+from feedapi_client.spark.plan import epoch, probe
+from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.staging import first_fetch
-from feedapi_client.spark.staging.errors import StagingError
+from feedapi_client.spark.staging.__main__ import main
+from feedapi_client.spark.staging.staging_errors import StagingError
 from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
@@ -54,6 +55,7 @@ def options_for(publisher: Publisher, **given: Any) -> Any:
             "pollInterval": "0.001",
             "maxPollInterval": "0.001",
             "baseDelay": "0.01",
+            "settleTime": "0.01",
             **given,
         }
     )
@@ -83,6 +85,12 @@ def crashing(seed: int, probability: float) -> Callable[[str], None]:
 def finish(engine: MicroBatchEngine) -> None:
     engine.crash_at = lambda point: None
     engine.available_now()
+
+
+def run_on(engine: MicroBatchEngine) -> None:
+    """Go on also while nothing is new, as a query does."""
+    while True:
+        engine.run()
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -376,6 +384,31 @@ def test_r7_start_from_given_cursors(start: Start, publisher: Publisher) -> None
     )
 
 
+def test_offsets_can_be_printed_and_given_to_a_new_query(
+    start: Start, publisher: Publisher, staging: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    publisher.vary = False
+    publish(publisher, 100)
+    engine = start(maxEventsPerPartition="20")
+    engine.run()
+    publisher.split(0, into=2)
+    publish(publisher, 30, first=100)
+    engine.trigger()  # the end of the parent, and no child yet
+    before = list(engine.all_rows())
+    run = json.loads(engine.offsets[engine.committed])["run"]
+    assert main([staging, "--offsets", run]) == 0
+    offsets = json.loads(capsys.readouterr().out)
+    assert offsets["feed"] == publisher.url
+    assert offsets["epoch"] == engine.committed
+    assert offsets["before"] != offsets["after"]
+    following = start(startingCursors=json.dumps(offsets["after"]))
+    following.run()
+    rows = [*before, *following.all_rows()]
+    assert sorted(json.loads(row["data"])["n"] for row in rows) == list(range(130))
+    assert main([staging, "--offsets", "0" * 32]) == 1
+    assert "there is no run" in capsys.readouterr().err
+
+
 def test_r9_successors_continue_from_the_cursor_of_their_ancestor(
     start: Start, publisher: Publisher
 ) -> None:
@@ -415,13 +448,14 @@ def test_r10_partition_splits_between_plan_and_fetch(start: Start, publisher: Pu
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_r10_cursor_that_is_refused_repeatedly_is_an_error(
+def test_r10_first_that_is_refused_for_a_while_is_an_error_of_the_feed(
     start: Start, publisher: Publisher
 ) -> None:
     publish(publisher, 10)
     publisher.fail(400, partition=0, times=None)
-    with pytest.raises(CursorRejectedError, match="partition 0"):
-        start().run()
+    engine = start(refusedFor="0.1")
+    with pytest.raises(ProtocolError, match=r"partition 0.*the cursor _first can't be at fault"):
+        run_on(engine)
 
 
 def test_r14_failing_partition_does_not_delay_the_others(
@@ -461,7 +495,7 @@ def test_run_of_a_driver_that_died_before_its_first_offset_is_deleted(
 
     engine = start(crash_at)
     engine.trigger()
-    (orphan,) = tmp_path.iterdir()
+    (orphan,) = (path.parent for path in tmp_path.glob("*/plan"))
     for path in orphan.rglob("*"):
         os.utime(path, (0, 0))
     finish(engine)
@@ -529,7 +563,7 @@ def test_plan_of_a_newer_version_is_refused(
     publish(publisher, 10)
     engine = start()
     engine.run()
-    monkeypatch.setattr(stored, "NEWEST", 0)
+    monkeypatch.setattr(epoch, "NEWEST", 0)
     engine.restart()
     with pytest.raises(StagingError, match="a newer version of feedapi_client"):
         engine.trigger()
@@ -698,6 +732,21 @@ def test_small_limit_of_a_trigger_lets_the_partitions_take_turns(
     for _ in range(4):
         engine.trigger()
     assert max(map(len, engine.rows.values())) <= 30
+    assert {row["partition"] for row in engine.all_rows()} == {0, 1}
+    finish(engine)
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_limit_in_bytes_bounds_an_epoch_and_lets_partitions_take_turns(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 400)
+    engine = start(maxBytesPerTrigger="4000", pageSizeHint="10")
+    for _ in range(4):
+        engine.trigger()
+    # One batch of each partition is read, whatever its size: here at most 10 events.
+    assert max(sum(len(row["data"]) for row in rows) for rows in engine.rows.values()) < 5000
+    assert len(engine.rows) == 4
     assert {row["partition"] for row in engine.all_rows()} == {0, 1}
     finish(engine)
     assert problems(engine.all_rows(), publisher.payloads()) == []

@@ -17,14 +17,15 @@ from feedapi_client.errors import (
 )
 from feedapi_client.model import FIRST
 from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader, _lines, read_end
-from feedapi_client.spark.options import OptionError, parse_options
+from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.target import FetchResult, Target
 from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.publisher.faults import (
     EmptyPage,
     NoCheckpoint,
+    Rewrite,
     SameCheckpoint,
     Status,
     Truncate,
@@ -72,6 +73,18 @@ def test_open_partition_is_read_until_caught_up(publisher: Publisher) -> None:
     )
 
 
+@pytest.mark.parametrize("payload", [b'[{"n":100}]', b"17", b"true", b"null"])
+def test_r03_forbidden_payload_is_an_error_or_is_kept(publisher: Publisher, payload: bytes) -> None:
+    publisher.extend(0, [{"mark": 1}, {"n": 101}])
+    publisher.fail(Rewrite(lambda body: body.replace(b'{"mark":1}', payload)), times=None)
+    with pytest.raises(ProtocolError, match="Option forbiddenPayloads=keep reads such events too"):
+        read(publisher)
+    batches, result = read(publisher, given={"forbiddenPayloads": "keep"})
+    assert result.events == 102
+    payloads = [event.raw for batch in batches for event in batch.events]
+    assert payloads[100:] == [payload, b'{"n":101}']
+
+
 def test_r6_closed_partition_ends_at_last_cursor_without_another_request(
     publisher: Publisher,
 ) -> None:
@@ -85,7 +98,7 @@ def test_r6_closed_partition_ends_at_last_cursor_without_another_request(
 def test_r6_without_last_cursor_an_empty_response_is_the_end(publisher: Publisher) -> None:
     publisher.quirks = Quirks(last_cursor="never")
     publisher.close(0)
-    _, result = read(publisher)
+    _, result = read(publisher, given={"settleTime": "0.1"})
     assert (result.events, result.ended, result.asked_closed) == (100, True, True)
 
 

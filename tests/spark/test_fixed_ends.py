@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from feedapi_client.errors import ProtocolError
+from feedapi_client.spark import snapshot
 from feedapi_client.spark.batch import ChainPartition, FeedReader
-from feedapi_client.spark.options import SourceOptions, parse_options
+from feedapi_client.spark.source import FeedDataSource
+from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher, Quirks
 from tests.spark.micro_batches import MicroBatchEngine
@@ -27,10 +30,10 @@ class GrowingFeed(Publisher):
     growth = 0
     published = 0
 
-    def record_request(self, request: Any) -> Any:
+    def record_request(self, request: Any, **given: Any) -> Any:
         if request.kind == "fetch":
             self.grow(self.growth)
-        return super().record_request(request)
+        return super().record_request(request, **given)
 
     def grow(self, count: int) -> None:
         for n in range(self.published, self.published + count):
@@ -121,10 +124,10 @@ def no_page_sizes(publisher: GrowingFeed) -> None:
     """Ignore page sizes, as publishers may."""
     respond = publisher.record_request
 
-    def record(request: Any) -> Any:
+    def record(request: Any, **given: Any) -> Any:
         for name in ("pagesizehint", "pageSizeHint"):
             request.query.pop(name, None)
-        return respond(request)
+        return respond(request, **given)
 
     publisher.record_request = record  # type: ignore[method-assign]
 
@@ -167,6 +170,108 @@ def test_end_at_a_checkpoint_is_not_read_beyond(publisher: GrowingFeed) -> None:
     publisher.grow(500)
     rows = [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
     assert len(rows) == 1005
+
+
+def cursors(publisher: Publisher, **places: int) -> str:
+    """Return option ``endingCursors``: the end of the n-th row of each partition."""
+    rows = rows_of(FeedReader(options_of(publisher, pageSizeHint="7")))
+    by_partition: dict[str, list[Any]] = {"p0": [], "p1": []}
+    for row in rows:
+        by_partition[f"p{row['partition']}"].append(row["cursor"])
+    return json.dumps({name[1:]: by_partition[name][at] for name, at in places.items()})
+
+
+def rows_of(reader: FeedReader) -> list[dict[str, Any]]:
+    parts = reader.partitions()
+    return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("closed", [False, True])
+def test_ending_cursors_bound_a_batch_read(publisher: GrowingFeed, closed: bool) -> None:
+    publisher.checkpoint_every = 10
+    publisher.growth = 0
+    ends = cursors(publisher, p0=200)
+    if closed:
+        publisher.close(0)
+    rows = rows_of(FeedReader(options_of(publisher, endingCursors=ends)))
+    first = [row for row in rows if row["partition"] == 0]
+    assert first[-1]["cursor"] == json.loads(ends)["0"]
+    assert [json.loads(row["data"])["n"] for row in first] == list(range(0, 2 * len(first), 2))
+    assert 200 < len(first) < 503
+    assert sum(row["partition"] == 1 for row in rows) == 502
+
+
+def test_ending_cursor_that_no_longer_comes_as_a_checkpoint_is_searched(
+    publisher: GrowingFeed,
+) -> None:
+    publisher.checkpoint_every = 7
+    ends = cursors(publisher, p0=20)
+    publisher.checkpoint_every = 50
+    rows = rows_of(FeedReader(options_of(publisher, endingCursors=ends)))
+    first = [row for row in rows if row["partition"] == 0]
+    assert first[-1]["cursor"] == json.loads(ends)["0"]
+    assert 20 < len(first) < 30
+
+
+def test_ending_cursor_that_never_comes_is_an_error(publisher: GrowingFeed) -> None:
+    unknown = json.dumps({"0": publisher.end_cursor(1)})
+    with pytest.raises(OptionError, match=r"endingCursors.*partition 0"):
+        rows_of(FeedReader(options_of(publisher, endingCursors=unknown)))
+
+
+def test_ending_cursor_before_the_start_is_an_error(publisher: GrowingFeed) -> None:
+    ends = cursors(publisher, p0=20)
+    start = cursors(publisher, p0=200, p1=0)
+    with pytest.raises(OptionError, match=r"endingCursors.*partition 0"):
+        rows_of(FeedReader(options_of(publisher, startingCursors=start, endingCursors=ends)))
+
+
+def test_ending_cursor_of_an_unlisted_partition_and_of_a_stream_are_refused(
+    publisher: GrowingFeed,
+) -> None:
+    with pytest.raises(OptionError, match="endingCursors names 7, which the feed does not list"):
+        FeedReader(options_of(publisher, endingCursors='{"7": "a"}')).partitions()
+    source = FeedDataSource({"url": str(publisher.url), "endingCursors": '{"0": "a"}'})
+    with pytest.raises(OptionError, match="bounds a batch read"):
+        source.streamReader(source.schema())
+
+
+def test_scans_of_one_dataframe_see_one_end(publisher: GrowingFeed) -> None:
+    publisher.growth = 3
+    publisher.checkpoint_every = 1
+    source = FeedDataSource({"url": str(publisher.url)})
+    first, second = (pickle.loads(pickle.dumps(source)).reader(source.schema()) for _ in "ab")
+    plans = [reader.partitions() for reader in (first, second)]
+    publisher.growth = 0
+    seen = [
+        sorted(r["data"] for p in parts for b in first.read(p) for r in b.to_pylist())
+        for parts in plans
+    ]
+    assert seen[0] == seen[1]
+    assert sorted(row["data"] for row in rows_of(second)) == seen[0]  # planned once more
+    later = rows_of(FeedDataSource(dict(source.options)).reader(source.schema()))
+    assert len(later) == publisher.published > len(seen[0])
+
+
+def test_scans_of_two_dataframes_see_an_end_each(publisher: GrowingFeed) -> None:
+    readers = []
+    for _ in "ab":
+        source = FeedDataSource({"url": str(publisher.url)})
+        readers.append(source.reader(source.schema()))
+    readers[0].partitions()
+    publisher.grow(10)
+    assert len(rows_of(readers[1])) == 1015
+
+
+def test_snapshot_is_not_shared_for_long(
+    publisher: GrowingFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = FeedDataSource({"url": str(publisher.url)})
+    reader = source.reader(source.schema())
+    reader.partitions()
+    publisher.grow(10)
+    monkeypatch.setattr(snapshot, "SHARED_SECONDS", 0.0)
+    assert len(rows_of(reader)) == 1015
 
 
 def test_read_from_the_end_asks_for_nothing(publisher: GrowingFeed) -> None:

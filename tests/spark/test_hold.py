@@ -11,12 +11,13 @@ import pytest
 
 from feedapi_client.errors import CursorRejectedError
 from feedapi_client.spark import stream
-from feedapi_client.spark.options import parse_options
-from feedapi_client.spark.plan.hold import Hold
+from feedapi_client.spark.plan.epoch_size import Hold
+from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.publisher.faults import Status
 from tests.spark.micro_batches import MicroBatchEngine
+from tests.spark.test_exactly_once import run_on
 
 
 class Clock:
@@ -109,17 +110,18 @@ def test_r10_refused_cursor_is_an_error_unless_data_may_be_lost(
     publisher: Publisher, tmp_path: Path, fail: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     publisher.extend(0, [{"n": n} for n in range(30)])
-    engine = query(publisher, tmp_path, failOnDataLoss=fail, partitions="0")
+    engine = query(publisher, tmp_path, failOnDataLoss=fail, partitions="0", refusedFor="0.1")
     engine.run()
     old = publisher.end_cursor(0)
     publisher.fail(refuses(old), partition=0, times=None)
     publisher.extend(0, [{"n": n} for n in range(30, 40)])
     if fail == "true":
         with pytest.raises(CursorRejectedError):
-            engine.run()
+            run_on(engine)
         return
     with caplog.at_level(logging.WARNING):
-        engine.run()
+        while len(list(engine.all_rows())) < 70:
+            engine.run()
     assert "It is read from the first event that is left on" in caplog.text
     assert len(list(engine.all_rows())) == 70
     assert [row["sequence"] for row in engine.all_rows()] == list(range(70))

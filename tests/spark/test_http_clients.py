@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.http_clients import HttpClients, RequestRate, http_clients
-from feedapi_client.spark.options import OptionError, SourceOptions, parse_options
+from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
 
 
 def options(number: int = 0, **given: str) -> SourceOptions:
@@ -61,6 +61,13 @@ def test_client_without_its_credentials_is_released(clients: HttpClients) -> Non
     for number in (1, 2):
         clients.release(clients.acquire(options(number)))
     assert len(clients) == 2
+
+
+def test_r19_a_secret_in_the_place_of_a_variable_is_not_repeated(clients: HttpClients) -> None:
+    for option in ({"authEnv": "Bearer hunter2"}, {"headerEnv.X-Key": "hunter2"}):
+        with pytest.raises(OptionError, match="takes the name of an environment") as caught:
+            clients.acquire(options(**option))
+        assert "hunter2" not in str(caught.value)
 
 
 def test_closed_connection_releases_its_client_once() -> None:

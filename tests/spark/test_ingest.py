@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,8 +25,9 @@ from feedapi_client.spark.ingest import (
 )
 from feedapi_client.testing import Publisher
 from tests.spark import jvm, transforms
-from tests.spark.conftest import needs_jvm
+from tests.spark.conftest import ROOT, needs_jvm
 from tests.spark.micro_batches import problems
+from tests.spark.python_path import python_path
 from tests.spark.slow_workers import run
 
 if TYPE_CHECKING:
@@ -138,26 +141,54 @@ def test_failure_is_one_line(spark: SparkSession, publisher: Publisher, tmp_path
 
 @pytest.mark.slow
 @needs_jvm
-def test_command_prints_a_summary(publisher: Publisher, tmp_path: Path) -> None:
-    conf = [
-        "spark.master=local[1]",
-        "spark.ui.enabled=false",
-        "spark.driver.memory=600m",
-        f"spark.driver.extraJavaOptions={jvm.options()}",
-    ]
-    command = [
-        sys.executable,
-        "-m",
-        "feedapi_client.spark.ingest",
-        str(publisher.url),
-        str(tmp_path / "table"),
-        "--json",
-        *(f"--conf={one}" for one in conf),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=500)
+def test_command_of_the_guide_runs_twice_in_an_empty_folder(
+    publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.append(0, {"n": 1})
+    command = command_of_the_guide("feedapi ingest https://service/orders /data/orders")
+    command = command.replace("https://service/orders", str(publisher.url))
+    command = command.replace("/data/", f"{tmp_path}/")
+    first = shell(f"{command} --json", tmp_path)
+    assert (first["rows"], first["unparsed"], first["apart"]) == (120, 1, True)
+    publish(publisher, 5, first=120)
+    second = shell(f"{command} --json", tmp_path)
+    assert (second["rows"], second["unparsed"], second["batches"]) == (5, 0, 1)
+
+
+def shell(command: str, folder: Path) -> dict[str, Any]:
+    """Run a command that prints a summary. What a test needs of Spark is in its own settings."""
+    settings = folder / "conf" / "spark-defaults.conf"
+    settings.parent.mkdir(exist_ok=True)
+    settings.write_text(
+        "spark.master local[1]\nspark.ui.enabled false\nspark.driver.memory 600m\n"
+        f"spark.driver.extraJavaOptions {jvm.options()}\n"
+    )
+    programs = Path(sys.executable).parent
+    done = subprocess.run(
+        ["bash", "-euc", command],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=500,
+        cwd=folder,
+        env={
+            **os.environ,
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONPATH": python_path(),
+            "SPARK_CONF_DIR": str(settings.parent),
+        },
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "/nowhere" not in done.stderr  # a stack trace of Spark's, about no path of the user's
-    assert json.loads(done.stdout.splitlines()[-1])["rows"] == 120
+    summary: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return summary
+
+
+def command_of_the_guide(begins: str) -> str:
+    page = (ROOT / "docs" / "pages" / "lakehouse.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```text\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (command,) = [block for block in blocks if block.startswith(begins)]
+    return str(command).rstrip()
 
 
 # ---------------------------------------------------------------------- without a JVM
@@ -183,6 +214,7 @@ def test_triggers(text: str, options: dict[str, object]) -> None:
             ["--format", "iceberg"],
             "format iceberg writes to a table: say with --checkpoint and --staging",
         ),
+        (["--format", "csv"], "format csv can't hold the column headers, a map: take parquet"),
         (["--transform", "no.such.module:f"], "--transform: no.such.module:f can't be imported"),
         (["--option", "authEnv"], "--option takes NAME=VALUE"),
     ],
@@ -197,6 +229,10 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(
 def test_summary_says_what_was_written() -> None:
     assert (
         str(Summary("/data", 3, 1500, 2, 2.0))
-        == "1,500 rows, 2 of them not fitting the schema in 3 batches to /data in "
+        == "1,500 rows, 2 of them not fitting the schema, in 3 micro-batches to /data in "
         "2.0 s, 750 rows/s"
+    )
+    assert (
+        str(Summary("/data", 1, 1, 2, 0.0, apart=True))
+        == "1 row and 2 rejected in 1 micro-batch to /data in 0.0 s"
     )

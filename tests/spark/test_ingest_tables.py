@@ -17,9 +17,11 @@ from feedapi_client.spark.ingest import (
     main,
 )
 from feedapi_client.testing import Publisher
+from feedapi_client.testing.publisher.faults import Rewrite
 from tests.spark import transforms
 from tests.spark.slow_workers import run
 from tests.spark.test_ingest import job, publish
+from tests.spark.unpleasant_names import UNPLEASANT, unpleasant_event, unpleasant_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -57,6 +59,32 @@ def test_two_feeds_in_one_table_keep_their_rows(
             publish(one, 1, first=5000)
     feeds = spark.read.parquet(str(tmp_path / "table")).groupBy("feed").count().collect()
     assert sorted(row["count"] for row in feeds) == [40, 61]
+
+
+def test_r03_payload_that_the_protocol_forbids_is_rejected_by_option(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    bad = [b"[1,2]", b"17", b"false", b"null", b'[{"entity":"e","n":1}]', b'"text"']
+    publisher.extend(0, [{"mark": n} for n in range(len(bad))])
+
+    def replaced(body: bytes) -> bytes:
+        for n, payload in enumerate(bad):
+            body = body.replace(b'{"mark":%d}' % n, payload)
+        return body
+
+    publisher.fail(Rewrite(replaced), times=None)
+    given: dict[str, Any] = {"schema": TYPED, "rejected": str(tmp_path / "rejected")}
+    with pytest.raises(MicroBatchError, match="forbiddenPayloads=keep"):
+        run(spark, job(publisher, tmp_path, **given))
+    given |= {"bronze": str(tmp_path / "bronze"), "options": {"forbiddenPayloads": "keep"}}
+    for folder in ("table", "rejected"):
+        shutil.rmtree(tmp_path / folder, ignore_errors=True)
+    summary = run(spark, job(publisher, tmp_path, **given))
+    assert (summary.rows, summary.unparsed) == (60, len(bad))
+    rejected = spark.read.parquet(str(tmp_path / "rejected")).orderBy("sequence").collect()
+    assert sorted(row.data for row in rejected) == sorted(payload.decode() for payload in bad)
+    assert {row.reason for row in rejected} == {"not a JSON object"}
+    assert spark.read.parquet(str(tmp_path / "bronze")).count() == 60 + len(bad)
 
 
 def test_lost_checkpoint_is_refused_and_may_be_appended(
@@ -173,12 +201,65 @@ def test_names_of_added_columns_need_a_prefix(
     assert (row.partition, row.Sequence, row.batch, row.feed_partition) == ("north", 7, "x", 0)
 
 
+@pytest.mark.parametrize("format", ["parquet", "orc", "json"])
+def test_r10_columns_of_any_name(spark: SparkSession, tmp_path: Path, format: str) -> None:
+    publisher = Publisher(partitions=1)
+    publisher.append(0, unpleasant_event(1, "1"))
+    publisher.append(0, unpleasant_event(1, "2"))
+    publisher.append(0, "text")
+    tables = {name: str(tmp_path / name) for name in ("bronze", "rejected")}
+    # Spark can't read ORC files with such a name back: that is refused below.
+    names = [name for name in UNPLEASANT if format != "orc" or "`" not in name]
+    prefix = "feed's " if format == "orc" else "feed's `"
+    with publisher.serve():
+        named = job(
+            publisher,
+            tmp_path,
+            format=format,
+            schema=unpleasant_schema(names),
+            partition_by=["a b", "order.id"],
+            prefix=prefix,
+            target_file_size="128m",
+            **tables,
+        )
+        summary = run(spark, named)
+        assert (summary.rows, summary.unparsed) == (2, 1)
+        assert run(spark, named).rows == 0
+    table = spark.read.format(format).load(str(tmp_path / "table"))
+    assert set(names) < set(table.columns)
+    (row,) = latest(table, ["order.id", "a b"], "`Ärger` is null", prefix=prefix).collect()
+    assert (row["Ärger"], row["order.id"], row["a b"]) == ("2", "order.id 1", "a b 1")
+
+
+def test_r10_names_that_orc_can_not_hold_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+    given = Ingest(url="http://x/feed", output=str(tmp_path), format="orc", schema="`a``b` INT")
+    with pytest.raises(IngestError, match="ORC files can't hold names of columns with `"):
+        run(spark, given)
+
+
 def test_wrong_schema_is_found_before_the_query_starts(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     with pytest.raises(IngestError, match=r"schema 'n INTT' can't be parsed: .*INTT"):
         run(spark, job(publisher, tmp_path, schema="n INTT"))
     assert not (tmp_path / "table").exists()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"partition_by": ["country"]}, "partition_by names country, which output does not have"),
+        ({"format": "delta"}, "format delta is not installed in this Spark"),
+    ],
+)
+def test_r10_what_can_be_checked_is_checked_before_the_first_batch(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    own = {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
+    with pytest.raises(IngestError, match=message):
+        run(spark, job(publisher, tmp_path, schema=TYPED, **own, **given))
+    assert not (tmp_path / "table").exists()
+    assert not (tmp_path / "c").exists()
 
 
 def test_rejected_events_have_a_table_and_a_reason(

@@ -8,8 +8,13 @@ import pytest
 
 from feedapi_client.errors import NegotiationError
 from feedapi_client.options import FetchOptions
-from feedapi_client.spark.auth import authorize
-from feedapi_client.spark.options import OPTION_NAMES, OptionError, SourceOptions, parse_options
+from feedapi_client.spark.http_clients import authorize
+from feedapi_client.spark.source_options import (
+    OPTION_NAMES,
+    OptionError,
+    SourceOptions,
+    parse_options,
+)
 
 URL = {"url": "https://service/feed"}
 
@@ -274,3 +279,19 @@ def test_start_at_the_first_or_last_event_is_for_all_feeds() -> None:
 def test_representation_names_the_hosts_only() -> None:
     options = parse_options({"urls": "https://a/feed?key=hunter2 https://b/feed https://b/other"})
     assert repr(options) == "<SourceOptions of 3 feeds at a, b>"
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("subscribe", "a feed is named by url"),
+        ("minPartitions", "maxPartitionsPerTask"),
+        ("endingOffsets", "ends where the feed ends when it starts"),
+        ("maxOffsetsPerTrigger", "maxEventsPerTrigger"),
+        ("kafka.bootstrap.servers", "a feed is read over HTTP"),
+    ],
+)
+def test_r10_option_of_the_kafka_source_gets_a_hint(option: str, hint: str) -> None:
+    with pytest.raises(OptionError, match=hint) as caught:
+        parse_options({"url": "http://x/feed", option: "x"})
+    assert "did you mean" not in str(caught.value)

@@ -8,8 +8,10 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pyspark
 import pytest
 
+from feedapi_client.spark import ensure_java
 from feedapi_client.testing import Publisher
 from tests.spark import jvm
 from tests.spark.conftest import ROOT, needs_jvm
@@ -80,6 +82,23 @@ def test_import_without_the_extra_says_what_to_install(missing: str) -> None:
     assert "pip install 'feedapi-client[spark]'" in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.parametrize("version", ["3.5.7", "4.0.1", "4.1.0"])
+def test_r10_older_pyspark_is_named_with_what_is_needed(tmp_path: Path, version: str) -> None:
+    (tmp_path / "pyspark").mkdir()
+    (tmp_path / "pyspark" / "__init__.py").touch()
+    installed = tmp_path / f"pyspark-{version}.dist-info"
+    installed.mkdir()
+    (installed / "METADATA").write_text(f"Metadata-Version: 2.1\nName: pyspark\nVersion: {version}")
+    done = python("import feedapi_client.spark", tmp_path, ROOT)
+    needed = f"needs PySpark 4.2 or newer, and {version} is installed: pip install 'pyspark>=4.2'"
+    assert needed in done.stderr.splitlines()[-1]
+    code = "import sys; sys.argv[1:] = ['ingest', 'http://host/feed', 'out']; "
+    done = python(f"{code}from feedapi_client.cli import main; main()", tmp_path, ROOT)
+    assert done.returncode != 0
+    assert needed in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 EMPTY_PACKAGE = """
 import sys, types
 package = types.ModuleType("feedapi_client.spark")
@@ -91,26 +110,26 @@ sys.modules["feedapi_client.spark"] = package
 def test_fetching_planning_and_staging_need_no_pyspark() -> None:
     code = EMPTY_PACKAGE.format(path=str(ROOT / "feedapi_client" / "spark"))
     code += BLOCKED.format(names=["pyspark", "pyarrow"])
-    modules = "options, auth, http_clients, connection, fetch"
+    modules = "source_options, http_clients, feed_connection, fetch"
     done = python(
         f"{code}from feedapi_client.spark import {modules}\n"
-        "from feedapi_client.spark.plan import epoch, planner\n"
+        "from feedapi_client.spark.plan import epoch, epoch_planner\n"
         "from feedapi_client.spark.staging import format, location\n",
         ROOT,
     )
     assert done.returncode == 0, done.stderr
 
 
-FIND = """
+PROGRAM = """
+import sys
 from pyspark.sql import SparkSession
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-builder = builder.config("spark.driver.memory", "600m")
-builder = builder.config("spark.driver.extraJavaOptions", {java!r})
-spark = builder.getOrCreate()
 import feedapi_client
+from feedapi_client.spark import ingest
+
+spark = SparkSession.builder.getOrCreate()
 print("from", feedapi_client.__file__)
-print("rows", spark.read.format("feedapi").load({url!r}).count())
-spark.stop()
+print("rows", spark.read.format("feedapi").load(sys.argv[1]).count())
+sys.exit(ingest.main(sys.argv[1:]))
 """
 
 
@@ -118,16 +137,36 @@ spark.stop()
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @needs_jvm
-def test_installed_wheel_needs_no_registration(wheel: Path) -> None:
+def test_spark_submit_needs_the_wheel_only_and_no_registration(wheel: Path, tmp_path: Path) -> None:
+    """Driver and executors get the wheel by ``--py-files``; the packages it needs are there."""
+    (file,) = wheel.parent.glob("*.whl")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
+    submit += ["--master", "local-cluster[1,1,1024]", "--deploy-mode", "client"]
+    submit += ["--driver-memory", "600m"]
+    submit += ["--conf", "spark.ui.enabled=false", "--driver-java-options", jvm.options()]
+    submit += ["--conf", f"spark.executor.extraJavaOptions={jvm.options()}"]
     publisher = Publisher(partitions=2)
     for n in range(30):
         publisher.publish(f"e{n}", {"n": n})
     with publisher.serve() as url:
-        done = python(
-            FIND.format(url=url, java=jvm.options()),
-            wheel,
-            PYSPARK_PYTHON=sys.executable,
-            SPARK_LOCAL_IP="127.0.0.1",
+        done = subprocess.run(
+            [*submit, "--py-files", str(file), str(program), str(url), str(tmp_path / "table")],
+            capture_output=True,
+            text=True,
+            timeout=580,
+            check=False,
+            cwd=tmp_path,
+            env={
+                **os.environ,
+                "JAVA_HOME": str(ensure_java().home or os.environ.get("JAVA_HOME", "")),
+                "PYTHONPATH": "",
+                "PYSPARK_PYTHON": sys.executable,
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
         )
-    assert f"from {wheel}" in done.stdout, done.stderr[-3000:]
-    assert "rows 30" in done.stdout, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert f"/{file.name}/feedapi_client/__init__.py" in done.stdout
+    assert "rows 30" in done.stdout
+    assert f"30 rows in 1 micro-batch to {tmp_path / 'table'}" in done.stdout

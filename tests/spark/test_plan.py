@@ -9,11 +9,11 @@ import pytest
 from feedapi_client.errors import FeedUnavailableError
 from feedapi_client.model import FIRST
 from feedapi_client.options import RetryPolicy
-from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.options import OptionError, SourceOptions, parse_options
+from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.plan.epoch import split_into_groups
-from feedapi_client.spark.plan.failures import Failures
-from feedapi_client.spark.plan.planner import EpochPlanner
+from feedapi_client.spark.plan.epoch_planner import EpochPlanner
+from feedapi_client.spark.plan.failing_partitions import FailingPartitions
+from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
 from feedapi_client.testing import Publisher, Quirks
 
 
@@ -30,7 +30,9 @@ def test_partitions_are_spread_evenly_over_tasks(
 
 
 def test_r14_failing_partition_is_asked_again_after_a_pause() -> None:
-    failures = Failures("http://service/feed", RetryPolicy(base_delay=1000, max_delay=1000))
+    failures = FailingPartitions(
+        "http://service/feed", RetryPolicy(base_delay=1000, max_delay=1000)
+    )
     assert failures.may_ask(1)
     failures.failed(1, "no answer")
     assert not failures.may_ask(1)
@@ -40,7 +42,7 @@ def test_r14_failing_partition_is_asked_again_after_a_pause() -> None:
 
 
 def test_r14_partition_that_fails_for_too_long_is_an_error() -> None:
-    failures = Failures("http://service/feed", RetryPolicy(give_up_after=0.0))
+    failures = FailingPartitions("http://service/feed", RetryPolicy(give_up_after=0.0))
     with pytest.raises(FeedUnavailableError, match="failed for 0 s, the last time with no answer"):
         failures.failed(1, "no answer")
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from feedapi_client.options import Limits
+from feedapi_client.runtime.discovery_timer import UNKNOWN_COMMAND_GAP_SECONDS
 from feedapi_client.spark import stream
-from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.options import SourceOptions, parse_options
-from feedapi_client.spark.plan import feed as planning
-from feedapi_client.spark.plan.discovery_timer import UNKNOWN_COMMAND_GAP
-from feedapi_client.spark.plan.planner import EpochPlanner
+from feedapi_client.spark.feed_connection import FeedConnection
+from feedapi_client.spark.plan import feed_planner as planning
+from feedapi_client.spark.plan.epoch_planner import EpochPlanner
 from feedapi_client.spark.plan.polls import PollSchedule
+from feedapi_client.spark.source_options import SourceOptions, parse_options
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher, Quirks, faults
 from tests.spark.micro_batches import MicroBatchEngine, problems
@@ -218,7 +218,7 @@ def test_r10_unknown_commands_bring_the_next_discovery_forward(
         planner = EpochPlanner(options, [connection])
         planner.next_plan(None)
         planner.feeds[0]._more.clear()
-        assert (planner.pause() <= UNKNOWN_COMMAND_GAP) is commands
+        assert (planner.pause() <= UNKNOWN_COMMAND_GAP_SECONDS) is commands
 
 
 def test_only_so_many_partitions_are_asked_before_an_epoch(
@@ -242,7 +242,12 @@ def test_partition_closed_while_idle_is_drained_before_it_is_due(
     publisher: Publisher, tmp_path: Path
 ) -> None:
     engine = query(
-        publisher, tmp_path, pollInterval="0.001", maxPollInterval="1000", discoveryInterval="0.001"
+        publisher,
+        tmp_path,
+        pollInterval="0.001",
+        maxPollInterval="1000",
+        discoveryInterval="0.001",
+        settleTime="0.01",
     )
     for n in range(200):
         publisher.publish(f"e{n}", {"entity": f"e{n}", "n": n})

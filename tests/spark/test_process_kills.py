@@ -5,46 +5,42 @@ Every event is in the sink exactly once, in order within its entity.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import httpx
-import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 
 from feedapi_client.spark.ingest import latest
-from feedapi_client.testing import Publisher, Quirks, faults
+from feedapi_client.testing import Publisher
 from tests.spark import driver
 from tests.spark.conftest import needs_jvm
-from tests.spark.micro_batches import Row, problems
-from tests.spark.processes import ClusterDriver, DriverProcess
+from tests.spark.killed_query import (
+    KILLS,
+    TIMEOUT,
+    KilledQuery,
+    change_topology,
+    disturb,
+    kill_drivers,
+    killed_queries,
+)
+from tests.spark.micro_batches import problems
+from tests.spark.processes import ClusterDriver
 from tests.spark.refetching import RefetchingSource
 from tests.spark.sessions import CLUSTER, LOCAL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "2"))
-"""How often the driver is killed, in each test that does so.
-
-The long run is `FEEDAPI_SPARK_KILLS=50 FEEDAPI_SPARK_EXECUTOR_KILLS=100 pytest -n 0
--o faulthandler_timeout=0` of this file.
-"""
 EXECUTOR_KILLS = int(os.environ.get("FEEDAPI_SPARK_EXECUTOR_KILLS", "1"))
 """How often an executor is killed, and as often all Python workers of the executors."""
 MASTERS = (LOCAL, CLUSTER)
 """The drivers take turns: executors in JVMs of their own cost several seconds a start."""
-TIMEOUT = 600.0
-"""Seconds for one step: a safety net, not an expectation."""
-
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.slow,
@@ -53,175 +49,31 @@ pytestmark = [
 ]
 
 
-@dataclass
-class KilledQuery:
-    """One query over several drivers."""
-
-    publisher: Publisher
-    folder: Path
-    sink: str
-    format: str = "feedapi"
-    master: str = LOCAL
-    options: dict[str, str] = field(default_factory=dict)
-    driver: DriverProcess | None = None
-    published: int = 0
-
-    def publish(self, count: int, *, mixed: bool = False) -> None:
-        """Publish events, of which some delete their entity and some do not fit, if `mixed`."""
-        for n in range(self.published, self.published + count):
-            entity = f"e{n % 20}"
-            gone = {37: True, 41: "text"}.get(n % 50) if mixed else None
-            more = {} if gone is None else {"gone": gone}
-            self.publisher.publish(entity, {"entity": entity, "n": n, **more})
-        self.published += count
-
-    def given(self, **more: Any) -> dict[str, Any]:
-        return {
-            "master": self.master,
-            "format": self.format,
-            "sink": self.sink,
-            "options": {
-                "url": self.publisher.url,
-                "stagingLocation": (self.folder / "staging").as_uri(),
-                "maxEventsPerPartition": "400",
-                "maxPollInterval": "0.5",
-                **self.options,
-            },
-            "checkpoint": str(self.folder / "checkpoint"),
-            "output": str(self.folder / "output"),
-            **more,
-        }
-
-    def start(self, **more: Any) -> None:
-        """Start a driver of its own."""
-        self.driver = DriverProcess([json.dumps(self.given(**more))], self.folder / "log")
-
-    def start_in(self, cluster: ClusterDriver) -> None:
-        """Start it in a driver that is there already."""
-        self.driver = cluster
-        cluster.start(self.given())
-
-    def files(self, pattern: str) -> set[Path]:
-        return set(self.folder.glob(pattern))
-
-    def wait_for_file(self, pattern: str, known: set[Path]) -> None:
-        """Wait for a file that is not among the known ones."""
-        self.wait(lambda: self.files(pattern) - known)
-
-    def wait(self, reached: Callable[[], object], *, pause: float = 0.002) -> None:
-        assert self.driver is not None
-        end = time.monotonic() + TIMEOUT
-        while not reached():
-            assert time.monotonic() < end, self.driver.log()
-            assert self.driver.running, f"the driver ended by itself: {self.driver.log()}"
-            time.sleep(pause)
-
-    def wait_for_death(self) -> None:
-        """Wait until the driver has killed itself, and kill what it left."""
-        assert self.driver is not None
-        code = self.driver.wait(TIMEOUT)
-        assert code == -signal.SIGKILL, self.driver.log()
-        self.kill()
-
-    def kill(self) -> None:
-        if self.driver is not None:
-            self.driver.kill()
-
-    def finish(self, spark: SparkSession) -> None:
-        """Read everything in the session of the tests, which takes the last driver's place.
-
-        Nothing is disturbed any more: a run that ends reads what a replica that lags knows of.
-        """
-        self.publisher.heal()
-        driver.run(spark, self.given(finish=True))
-
-    def rows(self, table: str = "") -> Iterator[Row]:
-        """What a reader of the sink sees."""
-        output = self.folder / "output" / table
-        if self.sink == "parquet":
-            files = committed_files(output)
-        else:
-            files = sorted(output.glob("**/batch=*/*.parquet")) or sorted(output.glob("*.parquet"))
-        for file in files:
-            yield from pq.ParquetFile(file).read().to_pylist()
-
-    def problems(self) -> list[str]:
-        return problems(self.rows(), self.publisher.payloads())
-
-
-def committed_files(output: Path) -> list[Path]:
-    """The files that Spark's file sink committed."""
-    paths = set()
-    for log in (output / "_spark_metadata").iterdir():
-        if log.name.split(".")[0].isdigit():
-            paths |= {json.loads(line)["path"] for line in log.read_text().splitlines()[1:]}
-    return [Path(path.removeprefix("file://")) for path in sorted(paths)]
-
-
 @pytest.fixture
-def publisher() -> Iterator[Publisher]:
-    # Without the last cursor of closed partitions nobody can tell that a replica lags.
-    quirks = Quirks(last_cursor="closed")
-    publisher = Publisher(partitions=2, page_size=150, checkpoint_every=25, seed=11, quirks=quirks)
-    with publisher.serve():
-        yield publisher
-
-
-@pytest.fixture
-def query(publisher: Publisher, tmp_path: Path) -> Iterator[Callable[..., KilledQuery]]:
-    made: list[KilledQuery] = []
-
-    def make(sink: str, **more: Any) -> KilledQuery:
-        made.append(KilledQuery(publisher, tmp_path, sink, **more))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.kill()
-
-
-def change_topology(publisher: Publisher, step: int) -> None:
-    """Do something new each time: both split methods, then new tokens, and from the start again."""
-    if step % 10 == 0:
-        publisher.split(publisher.open_partitions()[0], into=2, method="starts-after")
-    elif step % 10 == 1:
-        publisher.split(publisher.open_partitions()[0], into=2, method="cursor-from")
-    else:
-        publisher.rotate_token()
-
-
-def disturb(publisher: Publisher, step: int) -> None:
-    """Change the topology. The next requests fail, or come to a replica that does not know yet."""
-    assert publisher.url is not None
-    publisher.heal()
-    before = httpx.get(publisher.url).json()
-    change_topology(publisher, step)
-    publisher.fail(faults.Replace(before), on="discovery", after=1)
-    publisher.fail(503, on="discovery", times=2)
-    publisher.fail(faults.EmptyPage(moving=False), times=3, after=2)
-    publisher.fail(503, times=4)
+def killed(tmp_path: Path) -> Iterator[Callable[..., KilledQuery]]:
+    with killed_queries(tmp_path) as make:
+        yield make
 
 
 @pytest.fixture(scope="module")
 def cluster(_jvm: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterDriver]:
     """A driver process whose executors are JVMs of their own."""
-    driver = ClusterDriver(tmp_path_factory.mktemp("cluster") / "log")
-    yield driver
-    driver.kill()
+    process = ClusterDriver(tmp_path_factory.mktemp("cluster") / "log")
+    yield process
+    process.kill()
 
 
 def test_default_staging_location_is_shared_on_one_machine(
-    cluster: ClusterDriver, publisher: Publisher, tmp_path: Path
+    cluster: ClusterDriver, killed: Callable[..., KilledQuery]
 ) -> None:
-    query = KilledQuery(publisher, tmp_path, "foreach")
-    query.publish(100)
-    given = query.given(finish=True)
+    one = killed("foreach")
+    one.publish(100)
+    given = one.given(finish=True)
     del given["options"]["stagingLocation"]
-    query.driver = cluster
-    cluster.start(given)
-    query.wait(lambda: query.files("checkpoint/commits/0"))
+    one.start_in(cluster, given)
+    one.wait(lambda: one.files("checkpoint/commits/0"))
     cluster.stop()
-    assert query.problems() == []
+    assert one.problems() == []
 
 
 def kill(*processes: int) -> None:
@@ -232,9 +84,10 @@ def kill(*processes: int) -> None:
 
 
 def test_executor_and_workers_are_killed_while_the_query_runs_and_the_feed_is_disturbed(
-    cluster: ClusterDriver, publisher: Publisher, tmp_path: Path
+    cluster: ClusterDriver, killed: Callable[..., KilledQuery]
 ) -> None:
-    query = KilledQuery(publisher, tmp_path, "parquet")
+    query = killed("parquet")
+    publisher = query.publisher
     query.publish(2000)
     query.start_in(cluster)
     query.wait_for_file("checkpoint/commits/*", known=set())
@@ -293,7 +146,7 @@ POINTS = {
 
 
 INGEST_POINTS = {
-    "bronze": "output/bronze/feed=*/query=*/batch=*/_SUCCESS",
+    "bronze": "output/bronze/_feedapi/attempts/*/*/_SUCCESS",
     "silver": "output/silver/feed=*/query=*/batch=*/_SUCCESS",
     "rejected": "output/rejected/feed=*/query=*/batch=*/_SUCCESS",
     "committed": "checkpoint/commits/*",
@@ -303,78 +156,78 @@ INGEST_POINTS = {
 
 
 def test_driver_is_killed_with_a_parquet_sink(
-    spark: SparkSession, query: Callable[..., KilledQuery]
+    spark: SparkSession, killed: Callable[..., KilledQuery]
 ) -> None:
-    killed = query("parquet")
-    chance = random.Random(5)
-    for number in range(KILLS):
-        point = list(POINTS)[number % len(POINTS)]
-        killed.publish(800)
-        known = killed.files(POINTS[point])
-        killed.start(master=MASTERS[number % 2])
-        killed.wait_for_file(POINTS[point], known)
-        if point == "random":
-            time.sleep(chance.uniform(0, 2))
-        killed.kill()
-        disturb(killed.publisher, number)
-    killed.publish(500)
-    killed.finish(spark)
-    assert killed.problems() == []
+    query = killed("parquet")
+    kill_drivers(query, POINTS, KILLS, masters=MASTERS, overlaps=1)
+    query.finish(spark)
+    assert query.problems() == []
 
 
 def test_driver_is_killed_with_an_idempotent_foreach_batch_sink(
-    spark: SparkSession, query: Callable[..., KilledQuery]
+    spark: SparkSession, killed: Callable[..., KilledQuery]
 ) -> None:
-    killed = query("foreach")
-    for number, die in enumerate(["read", "written", "next"]):
-        killed.publish(800)
-        killed.start(die=die, at=number)
-        killed.wait_for_death()
-        disturb(killed.publisher, number)
-    killed.publish(500)
-    killed.finish(spark)
-    assert killed.problems() == []
+    query = killed("foreach")
+    chance = random.Random(9)
+    points = ["written", "read", "next"]
+    for number in range(KILLS):
+        die = points[number % len(points)]
+        query.publish(800)
+        committed = {int(path.name) for path in query.files("checkpoint/commits/[0-9]*")}
+        query.start(die=die, at=max(committed, default=-1) + 1)
+        query.wait_for_death()
+        if number % 3 == 1:  # of two that start at once, one is refused
+            query.start()
+            query.start_rival()
+            query.publish(200)
+            query.wait_for_file("checkpoint/commits/*", query.files("checkpoint/commits/*"))
+            query.kill()
+            query.kill_rival(chance.uniform(0, 20))
+        disturb(query.publisher, number)
+    query.publish(500)
+    query.finish(spark)
+    assert query.problems() == []
 
 
 def test_driver_is_killed_while_it_ingests_into_tables(
-    spark: SparkSession, query: Callable[..., KilledQuery]
+    spark: SparkSession, killed: Callable[..., KilledQuery]
 ) -> None:
-    killed = query("ingest")
-    chance = random.Random(7)
-    for number in range(KILLS):
-        point = list(INGEST_POINTS)[number % len(INGEST_POINTS)]
-        killed.publish(800, mixed=True)
-        known = killed.files(INGEST_POINTS[point])
-        killed.start()
-        killed.wait_for_file(INGEST_POINTS[point], known)
-        if point == "random":
-            time.sleep(chance.uniform(0, 2))
-        killed.kill()
-        disturb(killed.publisher, number)
-    killed.publish(500, mixed=True)
-    killed.finish(spark)
-    events = killed.publisher.payloads()
-    fitting = [event for event in events if event.get("gone") != "text"]
-    rejected = [event for event in events if event.get("gone") == "text"]
-    assert problems(killed.rows("bronze"), events) == []
-    assert problems(killed.rows("silver"), fitting) == []
-    assert problems(killed.rows("rejected"), rejected) == []
-    state = {event["entity"]: event["n"] for event in fitting}
-    gone = {event["n"] for event in fitting if event.get("gone")}
-    expected = {entity: n for entity, n in state.items() if n not in gone}
-    gold = latest(spark.read.parquet(str(killed.folder / "output" / "silver")), ["entity"], "gone")
-    assert {row["entity"]: row["n"] for row in gold.collect()} == expected
+    query = killed("ingest")
+    kill_drivers(query, INGEST_POINTS, KILLS, mixed=True)
+    query.finish(spark)
+    query.check_tables(query.rows)
+    silver = spark.read.parquet(str(query.folder / "output" / "silver"))
+    gold = latest(silver, ["entity"], "gone").collect()
+    assert {row["entity"]: row["n"] for row in gold} == query.state()
+
+
+def test_r08_driver_that_wakes_up_late_writes_nothing(
+    spark: SparkSession, killed: Callable[..., KilledQuery]
+) -> None:
+    late = killed("ingest")
+    late.publish(800, mixed=True)
+    late.start()
+    late.wait_for_file("staging/*/data/*/*", known=set())
+    assert late.driver is not None
+    late.driver.signal(signal.SIGSTOP)
+    late.publish(500, mixed=True)
+    late.finish(spark)
+    late.driver.signal(signal.SIGCONT)
+    assert late.driver.wait(TIMEOUT) != 0
+    assert "a later run took the place of this one" in late.driver.log()
+    assert problems(late.rows("bronze"), late.publisher.payloads()) == []
+    assert len(list(late.rows("silver"))) + len(list(late.rows("rejected"))) == 1300
 
 
 def test_control_refetching_reader_loses_or_doubles_events(
-    spark: SparkSession, query: Callable[..., KilledQuery]
+    spark: SparkSession, killed: Callable[..., KilledQuery]
 ) -> None:
     spark.dataSource.register(RefetchingSource)
-    killed = query("foreach", format="refetching")
-    killed.publish(800)
-    killed.start(die="written", at=0)
-    killed.wait_for_death()
-    killed.publish(500)
-    killed.finish(spark)
-    found = killed.problems()
+    query = killed("foreach", format="refetching")
+    query.publish(800)
+    with pytest.raises(StreamingQueryException, match="after the sink has written"):
+        driver.run(spark, query.given(die="error", at=0))
+    query.publish(500)
+    query.finish(spark)
+    found = query.problems()
     assert any(problem.startswith("lost") or " times " in problem for problem in found)

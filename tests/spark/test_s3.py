@@ -7,13 +7,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from feedapi_client.spark.options import parse_options
-from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
+from feedapi_client.errors import FencedError
+from feedapi_client.spark.source_options import parse_options
+from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.staging.location import Staging
+from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher
 from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
-from tests.spark.s3_server import s3_server
+from tests.spark.s3_server import old_s3_server, s3_server
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
@@ -24,15 +26,19 @@ LOCATION = "s3://lake/staging"
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """An S3 server with the bucket ``lake``; this process has its endpoint and credentials."""
     with s3_server() as url:
-        for name, value in {
-            "AWS_ENDPOINT_URL": url,
-            "AWS_ALLOW_HTTP": "true",
-            "AWS_REGION": "us-east-1",
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret-of-staging",
-        }.items():
-            monkeypatch.setenv(name, value)
+        use(url, monkeypatch)
         yield url
+
+
+def use(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_REGION": "us-east-1",
+        "AWS_ACCESS_KEY_ID": "key",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-staging",
+    }.items():
+        monkeypatch.setenv(name, value)
 
 
 def test_first_writer_of_an_object_wins(server: str) -> None:
@@ -44,6 +50,34 @@ def test_first_writer_of_an_object_wins(server: str) -> None:
     assert one.delete_before(1) == 1
     with pytest.raises(MissingObjectError):
         other.read(key)
+
+
+def test_r08_lease_at_a_store_with_conditional_writes(server: str) -> None:
+    first, second = QueryLease(LOCATION, "query", 0.05, 1.0), QueryLease(LOCATION, "query", 0.05, 1)
+    first.acquire()
+    with pytest.raises(FencedError, match="another run of this query"):
+        second.acquire()
+    first.release()
+    second.acquire()
+    assert second.epoch > first.epoch
+    second.release()
+
+
+def test_r08_store_that_overwrites_what_it_must_not_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with old_s3_server() as url:
+        use(url, monkeypatch)
+        with pytest.raises(StagingError, match="conditional writes"):
+            QueryLease(LOCATION, "query").acquire()
+        publisher = Publisher(partitions=1)
+        publisher.append(0, {"entity": "a", "n": 1})
+        with publisher.serve() as feed:
+            options = parse_options({"url": str(feed)})
+            engine = MicroBatchEngine(lambda: FeedStreamReader(options, LOCATION))
+            with pytest.raises(StagingError, match="conditional writes"):
+                engine.run()
+            assert not list(engine.all_rows())
 
 
 def test_error_names_neither_bucket_nor_credentials(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedapi_client.spark.staging.s3a import s3a_environment
+from feedapi_client.spark.registration import s3a_environment
 
 KEYS = {"spark.hadoop.fs.s3a.access.key": "key", "spark.hadoop.fs.s3a.secret.key": "secret"}
 AS_VARIABLES = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"}

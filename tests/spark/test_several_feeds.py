@@ -12,22 +12,28 @@ from typing import Any
 
 import msgspec
 import pytest
+from pyspark.sql.datasource import EqualTo, GreaterThan, In
 
 from feedapi_client.errors import FeedUnavailableError, LineageError, TransportError
-from feedapi_client.spark.batch import FeedReader
-from feedapi_client.spark.connection import FeedConnection
-from feedapi_client.spark.options import parse_options
-from feedapi_client.spark.plan import planner as planning
+from feedapi_client.spark.batch import FeedReader, FilteringFeedReader
+from feedapi_client.spark.feed_connection import FeedConnection
+from feedapi_client.spark.plan import epoch_planner as planning
 from feedapi_client.spark.plan import probe
+from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.staging import first_fetch
 from feedapi_client.spark.staging.format import compress, decompress, pack, unpack
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.publisher.faults.connection import Hang
-from feedapi_client.testing.publisher.faults.responses import Status
+from feedapi_client.testing.publisher.faults.connection_faults import Hang
+from feedapi_client.testing.publisher.faults.response_faults import Status
 from tests.spark.micro_batches import Crash, MicroBatchEngine, problems
 
-AT_ONCE = {"pollInterval": "0.001", "maxPollInterval": "0.001", "baseDelay": "0.01"}
+AT_ONCE = {
+    "pollInterval": "0.001",
+    "maxPollInterval": "0.001",
+    "baseDelay": "0.01",
+    "settleTime": "0.01",
+}
 IN_PLANS_BEFORE = {
     *("feed", "info", "positions", "sequences", "depths", "known", "selected", "groups"),
     *("limit", "chosen", "version", "ends", "seeking"),
@@ -79,9 +85,14 @@ def feeds(tmp_path: Path) -> Iterator[Feeds]:
 
 
 @pytest.fixture
-def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_patience(short_grace: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of a query waits for a feed that is down."""
     monkeypatch.setattr(planning, "_PATIENCE", 0.0)
+
+
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task does not wait for a feed that is down."""
     monkeypatch.setattr(first_fetch, "GRACE_PERIOD", 0.05)
     monkeypatch.setattr(probe, "GRACE_PERIOD", 0.05)
 
@@ -142,11 +153,35 @@ def test_batch_read_covers_all_feeds(feeds: Feeds) -> None:
     publish(feeds.second, 100)
     feeds.second.split(0, into=2, method="starts-after")
     publish(feeds.second, 100)
-    reader = FeedReader(parse_options({"urls": feeds.urls()}))
+    reader = FeedReader(parse_options({**AT_ONCE, "urls": feeds.urls()}))
     executor = pickle.loads(pickle.dumps(reader))
     parts = pickle.loads(pickle.dumps(reader.partitions()))
     rows = [row for part in parts for batch in executor.read(part) for row in batch.to_pylist()]
     assert feeds.problems(rows) == []
+
+
+def test_filters_of_a_query_choose_partitions_and_feeds(feeds: Feeds) -> None:
+    for one in feeds.both:
+        publish(one, 20)
+    options = parse_options({"urls": feeds.urls(), "pushFilters": "true"})
+    reader = FilteringFeedReader(options)
+    wanted = [In(("partition",), (1, 7)), EqualTo(("feed",), str(feeds.first.url))]
+    others = [GreaterThan(("partition",), 0), EqualTo(("data",), "x")]
+    assert list(reader.pushFilters([*wanted, *others])) == [*wanted, *others]
+    pushed = [row for part in reader.partitions() for row in arrow_rows(reader, part)]
+    everything = FeedReader(options)
+    complete = [row for part in everything.partitions() for row in arrow_rows(everything, part)]
+    expected = [row for row in complete if row["partition"] == 1 and row["feed"] == feeds.first.url]
+    assert expected
+
+    def events(rows: list[dict[str, Any]]) -> list[Any]:
+        return sorted((row["feed"], row["partition"], row["data"]) for row in rows)
+
+    assert events(pushed) == events(expected)
+
+
+def arrow_rows(reader: FeedReader, part: Any) -> list[dict[str, Any]]:
+    return [row for batch in reader.read(part) for row in batch.to_pylist()]
 
 
 def test_r19_feed_column_names_the_feed_without_its_query(feeds: Feeds) -> None:
@@ -298,6 +333,7 @@ def test_feed_that_is_removed_goes_on_where_it_was_when_it_comes_back(
     assert f"feed {feeds.second.url}: the checkpoint holds it" in caplog.text
     reader: Any = engine.reader
     assert reader.reportLatestOffset()["feedsNotRead"] == [feeds.second.url]
+    del reader  # of a driver that ends below
     before = [row for row in rows_of(engine) if row["feed"] == feeds.second.url]
     assert 0 < len(before) < 60
     publish(feeds.first, 30)
@@ -383,8 +419,10 @@ def test_r14_other_feeds_go_on_while_one_is_down(feeds: Feeds, fault: Any, resta
             raise AssertionError("the other feed does not go on")
     reader: Any = engine.reader
     report = {one["feed"]: one for one in reader.reportLatestOffset()["feeds"]}
-    assert report[str(feeds.second.url)]["failing"] > 0
     assert report[str(feeds.first.url)]["failing"] == 0
+    while not report[str(feeds.second.url)]["failing"]:  # one that hangs fails by its timeout
+        engine.trigger()
+        report = {one["feed"]: one for one in reader.reportLatestOffset()["feeds"]}
     feeds.second.heal()
     for _ in range(500):
         engine.trigger()
@@ -394,6 +432,43 @@ def test_r14_other_feeds_go_on_while_one_is_down(feeds: Feeds, fault: Any, resta
 
 
 @pytest.mark.usefixtures("no_patience")
+def test_r14_feed_that_hangs_does_not_slow_the_others(feeds: Feeds) -> None:
+    """Each request to it would take ten minutes."""
+    for one in feeds.both:
+        publish(one, 20)
+    engine = feeds.query(requestTimeout="600", maxPollInterval="0.01")
+    engine.run()
+    feeds.second.fail(Hang(), times=None, on="any")
+    for _ in range(5):
+        publish(feeds.first, 20)
+        for _ in range(500):
+            engine.trigger()
+            read = sum(row["feed"] == feeds.first.url for row in rows_of(engine))
+            if read == len(feeds.first.payloads()):
+                break
+        else:
+            raise AssertionError("the other feed does not go on")
+    while asked(engine, feeds.second) is None:
+        engine.trigger()
+    report = asked(engine, feeds.second)
+    assert report is not None
+    assert (report["caughtUpPartitions"], report["reading"]) == (0, 2)
+    behind = report["behindSeconds"]
+    while (asked(engine, feeds.second) or {})["behindSeconds"] < behind + 0.05:
+        engine.trigger()
+    assert engine.reader.reportLatestOffset()["behindSeconds"] > behind  # type: ignore[attr-defined]
+
+
+def asked(engine: MicroBatchEngine, publisher: Publisher) -> dict[str, Any] | None:
+    """The report on a feed all of whose partitions are being asked; None before."""
+    reader: Any = engine.reader
+    (report,) = (
+        one for one in reader.reportLatestOffset()["feeds"] if one["feed"] == publisher.url
+    )
+    return report if report["reading"] == 2 else None
+
+
+@pytest.mark.usefixtures("short_grace")
 def test_r14_replay_does_not_wait_for_a_feed_that_is_down(feeds: Feeds) -> None:
     def crash_at(point: str) -> None:
         if point == "logged":
@@ -412,6 +487,12 @@ def test_r14_replay_does_not_wait_for_a_feed_that_is_down(feeds: Feeds) -> None:
     assert feeds.problems(rows_of(engine)) == []
 
 
+def run_on(engine: MicroBatchEngine) -> None:
+    """Go on also while nothing is new, as a query does. For some seconds at least."""
+    for _ in range(1000):
+        engine.run()
+
+
 @pytest.mark.usefixtures("no_patience")
 def test_r14_feed_that_stays_down_ends_the_query_and_is_named(feeds: Feeds) -> None:
     publish(feeds.first, 20)
@@ -422,7 +503,7 @@ def test_r14_feed_that_stays_down_ends_the_query_and_is_named(feeds: Feeds) -> N
     feeds.second.fail(Status(503), times=None, on="any")
     publish(feeds.first, 1000)
     with pytest.raises(FeedUnavailableError, match=str(feeds.second.url)):
-        engine.run()
+        run_on(engine)
 
 
 # ---------------------------------------------------------------------- what a query says of itself

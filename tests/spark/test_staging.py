@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from feedapi_client.spark.options import OptionError
+from feedapi_client.spark.source_options import OptionError
 from feedapi_client.spark.staging import location
 from feedapi_client.spark.staging.__main__ import main
-from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
 from feedapi_client.spark.staging.format import (
     Section,
     compress,
@@ -25,6 +24,7 @@ from feedapi_client.spark.staging.format import (
 )
 from feedapi_client.spark.staging.location import Staging, default_location, open_store
 from feedapi_client.spark.staging.runs import staged_runs, sweep_unstarted
+from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
 
 def test_a_location_can_be_a_relative_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,10 +12,10 @@ import pytest
 from feedapi_client.errors import ProtocolError
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.batch import FeedReader
-from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader
-from feedapi_client.spark.options import OptionError, SourceOptions, parse_options
-from feedapi_client.spark.plan.planner import EpochPlanner
+from feedapi_client.spark.plan.epoch_planner import EpochPlanner
+from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
 from feedapi_client.spark.start_time import microseconds, parse_timestamp
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.spark.target import Target
@@ -39,7 +39,7 @@ def publisher() -> Iterator[Publisher]:
 
 def options_of(publisher: Publisher, **given: str) -> SourceOptions:
     start = {"startingTimestamp": str(START), "eventTime": "$.meta.at"}
-    polls = {"pollInterval": "0.001", "maxPollInterval": "0.001"}
+    polls = {"pollInterval": "0.001", "maxPollInterval": "0.001", "settleTime": "0.01"}
     return parse_options({"url": str(publisher.url), **start, **polls, **given})
 
 

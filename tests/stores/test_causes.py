@@ -94,7 +94,7 @@ async def test_a_sqlite_file_that_is_none_is_told(tmp_path: Path) -> None:
     error = await entered(store=SQLiteCursorStore(tmp_path / "notes.txt"))
     assert error.message.endswith("file is not a database")
     error = await entered(store=SQLiteCursorStore(tmp_path / "missing" / "cursors.db"))
-    assert error.message.endswith("unable to open database file")
+    assert "unable to open database file: there is no folder" in error.message
 
 
 async def test_a_feed_that_is_not_there_is_told() -> None:

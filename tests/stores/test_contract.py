@@ -119,6 +119,23 @@ def test_the_stores_package_imports_no_extra() -> None:
     program = """
 import sys
 import feedapi_client.stores
-assert not {'sqlalchemy', 'redis', 'aiosqlite'} & set(sys.modules)
+drivers = {'sqlalchemy', 'redis', 'aiosqlite', 'psycopg', 'psycopg_pool', 'asyncpg'}
+assert not drivers & set(sys.modules)
+from feedapi_client import PostgresCursorStore
+assert not drivers & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_without_a_driver_the_store_of_a_dsn_says_what_to_install() -> None:
+    program = """
+import sys
+for name in ("psycopg_pool", "asyncpg"):
+    sys.modules[name] = None
+from feedapi_client import PostgresCursorStore
+PostgresCursorStore("postgresql:///")
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert result.stderr.strip().endswith("pip install 'feedapi-client[psycopg]'")

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from feedapi_client.errors import FencedError
+from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.memory import MemoryCursorStore
-from feedapi_client.testing.contracts import AdministrableStoreContract
+from feedapi_client.testing.contracts import AdministrableStoreContract, DoneStoreContract
 
 
-class TestMemoryCursorStore(AdministrableStoreContract):
+class TestMemoryCursorStore(AdministrableStoreContract, DoneStoreContract):
     supports_transactions = False
     supports_second_handle = False
     supports_failure_injection = False
@@ -16,3 +18,23 @@ class TestMemoryCursorStore(AdministrableStoreContract):
     @pytest.fixture
     def store(self) -> MemoryCursorStore:
         return MemoryCursorStore()
+
+
+@pytest.mark.parametrize(
+    ("stored", "why"),
+    [
+        (None, "the store went back: revision 4 can't be saved because nothing is stored"),
+        (2, "the store went back: revision 4 can't be saved because revision 2 is stored"),
+        (4, "another consumer named 'default' advanced this partition: revision 4 can't be saved"),
+        (9, "another consumer named 'default' advanced this partition: revision 4 can't be saved"),
+    ],
+)
+@pytest.mark.anyio
+async def test_r17_a_refused_save_tells_a_store_that_went_back(
+    stored: int | None, why: str
+) -> None:
+    store, key = MemoryCursorStore(), FeedKey("http://feed")
+    for revision in range(1, 1 + (stored or 0)):
+        await store.save(key, {0: Position("a", "open", revision)})
+    with pytest.raises(FencedError, match=why):
+        await store.save(key, {0: Position("b", "open", 4)})

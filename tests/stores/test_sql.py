@@ -20,7 +20,7 @@ from sqlalchemy.ext.asyncio import (
     async_sessionmaker,
     create_async_engine,
 )
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import scoped_session, sessionmaker
 from sqlalchemy.schema import CreateTable
 
 from feedapi_client.errors import FencedError, StoreError
@@ -28,7 +28,12 @@ from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.sql import SQLAlchemyCursorStore
 from feedapi_client.stores.sql_statements import CursorStatements
-from feedapi_client.testing.contracts import AdministrableStoreContract, advanced, opening
+from feedapi_client.testing.contracts import (
+    AdministrableStoreContract,
+    DoneStoreContract,
+    advanced,
+    opening,
+)
 from tests.servers import MariaDB, Postgres
 from tests.stores.journal_contract import AGING, JournalContract, Make
 
@@ -54,7 +59,7 @@ def open_engine(url: str | sa.URL) -> AsyncEngine:
 
 
 async def drop_tables(engine: AsyncEngine) -> None:
-    tables = ("feedapi_cursors", "feedapi_cursors_journal", "effects")
+    tables = ("feedapi_cursors", "feedapi_cursors_journal", "feedapi_cursors_done", "effects")
     await execute(engine, *(f"DROP TABLE IF EXISTS {table}" for table in tables))
 
 
@@ -64,7 +69,7 @@ async def execute(engine: AsyncEngine, *statements: str, **parameters: Any) -> N
             await connection.execute(sa.text(statement), parameters)
 
 
-class SQLContract(AdministrableStoreContract):
+class SQLContract(AdministrableStoreContract, DoneStoreContract):
     supports_transactions = True
     supports_second_handle = True
     supports_failure_injection = True
@@ -348,7 +353,7 @@ async def test_r17_of_two_transactions_at_once_the_second_is_refused(
     assert await effects(engine) == 1
 
 
-async def test_the_usual_save_is_one_statement_and_with_a_journal_one_insert_more(
+async def test_the_usual_save_is_one_statement_and_a_journal_adds_the_time_and_an_insert(
     engine: AsyncEngine,
 ) -> None:
     store = SQLAlchemyCursorStore(engine, journal=Journal(keep=None))
@@ -363,7 +368,8 @@ async def test_the_usual_save_is_one_statement_and_with_a_journal_one_insert_mor
     await SQLAlchemyCursorStore(engine).save(FEED, advanced(opening()))
     assert statements == ["UPDATE"]
     await store.save(FEED, advanced(advanced(opening())))
-    assert statements == ["UPDATE", "INSERT", "UPDATE"]
+    clock = [] if engine.dialect.name == "sqlite" else ["SELECT"]  # there it is the machine's
+    assert statements == ["UPDATE", *clock, "INSERT", "UPDATE"]
 
 
 @pytest.mark.slow
@@ -423,8 +429,10 @@ async def test_the_table_is_part_of_the_callers_metadata(engine: AsyncEngine) ->
     store = SQLAlchemyCursorStore(engine, table="my_cursors", metadata=metadata, journal=Journal())
     again = SQLAlchemyCursorStore(engine, table="my_cursors", metadata=metadata)
     assert set(metadata.tables) == {
+        "feedapi_format",
         "my_cursors",
         "my_cursors_journal",
+        "my_cursors_done",
         "my_cursors_instances",
         "my_cursors_leases",
     }
@@ -475,10 +483,10 @@ def test_statements_compile_for_every_dialect(dialect: Any) -> None:
 # Bad input
 
 
-async def test_what_is_no_async_transaction_is_refused(
+async def test_what_is_no_transaction_is_refused(
     store: SQLAlchemyCursorStore, engine: AsyncEngine
 ) -> None:
-    for wrong in (object(), Session(), engine):
+    for wrong in (object(), scoped_session(sessionmaker()), engine):
         with pytest.raises(StoreError, match="AsyncConnection or an AsyncSession"):
             await store.save(FEED, opening(), transaction=wrong)
 
@@ -493,6 +501,29 @@ async def test_a_transaction_of_another_database_is_refused(
         with pytest.raises(StoreError, match="but the cursors are on"):
             await store.save(FEED, opening(), transaction=connection)
     await other.dispose()
+
+
+async def test_a_transaction_on_another_database_of_the_server_is_refused_and_says_so(
+    postgres: Postgres,
+) -> None:
+    """It has the same tables, such as those of another environment."""
+    server = create_async_engine(postgres.url(), isolation_level="AUTOCOMMIT")
+    await execute(server, "DROP DATABASE IF EXISTS elsewhere", "CREATE DATABASE elsewhere")
+    engine = create_async_engine(postgres.url())
+    other = create_async_engine(postgres.url().replace("@/postgres?", "@/elsewhere?"))
+    await drop_tables(engine)
+    store, elsewhere = SQLAlchemyCursorStore(engine), SQLAlchemyCursorStore(other)
+    await store.create_tables()
+    await elsewhere.create_tables()
+    await store.save(FEED, opening())  # as a consumer does it at its start
+    async with other.begin() as connection:
+        with pytest.raises(StoreError, match="another database or schema than the store"):
+            await store.save(FEED, advanced(opening()), transaction=connection)
+    assert (await elsewhere.load(FEED), await store.load(FEED)) == ({}, opening())
+    await other.dispose()
+    await execute(server, "DROP DATABASE elsewhere")
+    for each in (engine, server):
+        await each.dispose()
 
 
 async def test_an_engine_with_the_execution_option_autocommit_is_refused(
@@ -551,9 +582,14 @@ async def test_an_sqlite_engine_that_emits_begin_itself_has_transactions(tmp_pat
     await engine.dispose()
 
 
-def test_a_blocking_engine_is_refused() -> None:
-    with pytest.raises(TypeError, match="create_async_engine"):
-        SQLAlchemyCursorStore(sa.create_engine("sqlite://"))  # type: ignore[arg-type]
+def test_what_is_no_engine_is_refused() -> None:
+    with pytest.raises(TypeError, match="not a str"):
+        SQLAlchemyCursorStore("sqlite://")  # type: ignore[arg-type]
+
+
+def test_an_engine_whose_threads_have_databases_of_their_own_is_refused() -> None:
+    with pytest.raises(ValueError, match="StaticPool"):
+        SQLAlchemyCursorStore(sa.create_engine("sqlite://"))
 
 
 async def test_text_that_the_database_can_not_keep_is_a_store_error(

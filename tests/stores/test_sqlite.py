@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from pathlib import Path
+from typing import Any
 
 import aiosqlite
 import anyio
@@ -21,7 +22,12 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.sqlite import SQLiteCursorStore
-from feedapi_client.testing.contracts import AdministrableStoreContract, advanced, opening
+from feedapi_client.testing.contracts import (
+    AdministrableStoreContract,
+    DoneStoreContract,
+    advanced,
+    opening,
+)
 from tests.stores.journal_contract import AGING, JournalContract, Make
 
 pytestmark = pytest.mark.anyio
@@ -32,7 +38,7 @@ TRIGGER = (
 )
 
 
-class TestSQLiteCursorStore(AdministrableStoreContract):
+class TestSQLiteCursorStore(AdministrableStoreContract, DoneStoreContract):
     supports_transactions = True
     supports_second_handle = True
     supports_failure_injection = True
@@ -69,6 +75,25 @@ class TestSQLiteCursorStore(AdministrableStoreContract):
         with sqlite3.connect(store.path) as connection:
             connection.executescript("DROP TRIGGER fail_INSERT; DROP TRIGGER fail_UPDATE")
         connection.close()
+
+
+class TestAiosqliteTransactions(TestSQLiteCursorStore):
+    """The connections of aiosqlite, which runs on asyncio only."""
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "asyncio"
+
+    async def begin(self, store: SQLiteCursorStore) -> Any:
+        return await aiosqlite.connect(store.path)
+
+    async def commit(self, transaction: Any) -> None:
+        await transaction.commit()
+        await transaction.close()
+
+    async def rollback(self, transaction: Any) -> None:
+        await transaction.rollback()
+        await transaction.close()
 
 
 class TestSQLiteJournal(JournalContract):

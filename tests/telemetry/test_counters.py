@@ -13,7 +13,7 @@ from opentelemetry.sdk.metrics.export import AggregationTemporality, InMemoryMet
 
 from feedapi_client import Batch, FeedConsumer
 from feedapi_client.telemetry import METRICS, gauges, metrics, observation, observe
-from feedapi_client.telemetry.counts import Count, Totals
+from feedapi_client.telemetry.instruments import Count, Totals
 from feedapi_client.telemetry.metrics import Kind
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import limits, read
@@ -53,7 +53,7 @@ async def test_a_counter_is_as_high_as_what_was_delivered_at_any_moment() -> Non
         FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
     ):
         with observe(consumer, exported.meter):
-            assert values(exported) == [], "a series begins with its first event"
+            assert values(exported) == [0], "a series begins before its first event"
             delivered = 0
             async for batch in consumer.batches():
                 delivered += len(batch.events)
@@ -146,28 +146,59 @@ async def test_a_consumer_that_is_entered_and_observed_again_goes_on_from_its_va
         assert values(exported) == [4], "closing it twice adds nothing"
 
 
-async def test_an_error_and_a_partition_have_a_series_each() -> None:
+async def test_a_partition_has_a_series_whatever_the_errors_are() -> None:
+    """The first error of a kind would begin a series otherwise, and be no increase."""
     exported = Exported()
     async with (
         asgi_client(feed(1, partitions=2)) as http,
         FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
     ):
         with observe(consumer, exported.meter) as observed:
-            for error in (LookupError("a"), LookupError("b"), ValueError("c")):
+            for error in (LookupError("a"), ValueError("c")):
                 observed.handler_failed(0, error)
             observed.handler_failed(1, ValueError("d"))
     failures = metrics.HANDLER_FAILURES.name
-    assert sorted(values(exported, failures)) == [1, 1, 2]
-    zero = {"messaging__destination__partition__id": "0"}
-    assert values(exported, failures, error__type="LookupError", **zero) == [2]
-    assert values(exported, failures, error__type="ValueError", **zero) == [1]
+    assert sorted(values(exported, failures)) == [1, 2]
+    assert values(exported, failures, messaging__destination__partition__id="0") == [2]
+
+
+@pytest.mark.usefixtures("short_waits")
+async def test_counters_are_at_zero_before_anything_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(gauges, "_FRESH_SECONDS", -1)
+    exported = Exported()
+    publisher = feed(2, partitions=2)
+    async with (
+        asgi_client(publisher) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            for metric in metrics.FROM_THE_START:
+                assert values(exported, metric.name) == [0, 0], metric.name
+            publisher.split(0)
+            await read(consumer)
+            assert len(values(exported, metrics.QUARANTINED.name)) >= 3, "of a new partition, too"
+
+
+async def test_a_split_partition_of_a_thousand_has_no_series_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(observation, "MAX_PARTITIONS", 3)
+    exported = Exported()
+    async with (
+        asgi_client(feed(1, partitions=4)) as http,
+        FeedConsumer("http://feed/feed", http=http, follow=False) as consumer,
+    ):
+        with observe(consumer, exported.meter):
+            assert values(exported, metrics.QUARANTINED.name) == [0]
 
 
 async def test_beyond_a_thousand_partitions_counters_go_on_in_one_series(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(observation, "TOLD_APART", 3)
-    monkeypatch.setattr(gauges, "TOLD_APART", 3)
+    monkeypatch.setattr(observation, "MAX_PARTITIONS", 3)
+    monkeypatch.setattr(gauges, "MAX_PARTITIONS", 3)
     exported = Exported()
     async with (
         asgi_client(feed(2, partitions=8)) as http,

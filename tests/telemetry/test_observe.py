@@ -220,7 +220,7 @@ async def test_a_failing_handler_shows_in_metrics_and_spans() -> None:
             with pytest.raises(LookupError):
                 await consumer.run(fail, on_failure=QUICK)
             failed = {"error__type": "LookupError"}
-            (failures,) = exported.points("feedapi.consumer.handler.failures", **failed)
+            (failures,) = exported.points("feedapi.consumer.handler.failures")
             (retries,) = exported.points("feedapi.consumer.handler.retries")
             (process,) = exported.points("messaging.process.duration", **failed)
             assert (failures.value, retries.value, process.count) == (2, 1, 1)
@@ -385,7 +385,7 @@ async def test_a_span_that_nobody_finished_ends_with_the_observation() -> None:
 
 async def test_many_partitions_are_not_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each series costs memory in this process and in Prometheus."""
-    monkeypatch.setattr(observation, "HISTOGRAMS_TOLD_APART", 3)
+    monkeypatch.setattr(observation, "MAX_HISTOGRAM_PARTITIONS", 3)
     exported = Exported()
     async with (
         asgi_client(feed(1, partitions=8)) as http,
@@ -467,7 +467,7 @@ async def test_the_time_of_fetches_and_of_commits_is_the_sum_of_their_histogram(
 async def test_the_time_of_many_partitions_is_told_apart_longer_than_their_histograms(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(observation, "HISTOGRAMS_TOLD_APART", 3)
+    monkeypatch.setattr(observation, "MAX_HISTOGRAM_PARTITIONS", 3)
     exported = Exported()
     async with (
         asgi_client(feed(1, partitions=8)) as http,

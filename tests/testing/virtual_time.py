@@ -20,10 +20,15 @@ HOUR = 3600.0
 
 
 def run_in_virtual_time(test: Callable[[], Awaitable[None]], backend: str = "trio") -> None:
-    options: dict[str, Any] = {"clock": trio.testing.MockClock(autojump_threshold=0)}
+    name, options = virtual_backend(backend)
+    anyio.run(test, backend=name, backend_options=options)
+
+
+def virtual_backend(backend: str) -> tuple[str, dict[str, Any]]:
+    """Return what a fixture `anyio_backend` returns for async tests on virtual time."""
     if backend == "asyncio":
-        options = {"loop_factory": lambda: new_loop(Random(0))}
-    anyio.run(test, backend=backend, backend_options=options)
+        return backend, {"loop_factory": lambda: new_loop(Random(0))}
+    return backend, {"clock": trio.testing.MockClock(autojump_threshold=0)}
 
 
 def asgi_client(publisher: Publisher) -> httpx.AsyncClient:

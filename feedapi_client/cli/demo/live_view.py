@@ -1,4 +1,4 @@
-"""Show the demo on a terminal, redrawn several times a second."""
+"""Show the demo: drawn on a terminal several times a second, or as lines of text."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from feedapi_client.cli.common.console import console, plain
-from feedapi_client.cli.common.lineage_tree import lineage_tree
+from feedapi_client.cli.demo.demo_scenario import DemoScenario
 from feedapi_client.cli.demo.proof import Verdict, conclusion
-from feedapi_client.cli.demo.scenario import Scenario
+from feedapi_client.cli.escape import one_line
+from feedapi_client.cli.lineage_tree import lineage_tree
+from feedapi_client.cli.terminal import console, plain
 from feedapi_client.status import PartitionState
 
 _REFRESH_PER_SECOND = 12
@@ -40,7 +41,7 @@ class LiveView:
     Draws in a thread, from snapshots only.
     """
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: DemoScenario) -> None:
         self._scenario = scenario
         self._console = console()
         self._samples: deque[tuple[float, int]] = deque()
@@ -108,3 +109,27 @@ class LiveView:
         label = Text(f"{id:<3}", "bold") + Text(f" {known.state + waits:<16}", style)
         owner = plain(f" {known.owner:<12}", "magenta") if known.owner else Text()
         return label + owner + plain(f" {known.cursor or ''}"[:40], "dim")
+
+
+class PlainView:
+    """Prints a line for each entry of the log."""
+
+    def __init__(self, scenario: DemoScenario) -> None:
+        self._scenario = scenario
+        scenario.log.on_entry = self._print
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._scenario.log.on_entry = None
+
+    def conclude(self, verdict: Verdict) -> None:
+        """Print the result."""
+        consumer = self._scenario.consumer
+        self._print(self._scenario.log.elapsed, f"{consumer.applied:,} events applied")
+        for line in conclusion(verdict, consumer.crashes, self._scenario.instances):
+            print(line)
+
+    def _print(self, at: float, text: str) -> None:
+        print(f"{at:6.2f} s  {one_line(text)}", flush=True)

@@ -11,6 +11,7 @@ Step = tuple[str, int]
 """An entity, and the number of one of its events."""
 
 _EXAMPLES = 3
+_DISTURBANCES = "stale tokens, failing and torn responses"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,16 @@ def conclusion(verdict: Verdict, crashes: int, instances: int = 1) -> list[str]:
     died = f"{crashes} {what_died[crashes != 1]}"
     if instances > 1:
         died += f" of {instances} instances"
-    through = f"through 3 splits of 2 kinds, {died}, stale tokens, failing and torn responses"
+    return _in_words(verdict, f"3 splits of 2 kinds, {died}, {_DISTURBANCES}")
+
+
+def conclusion_of_spark(verdict: Verdict) -> list[str]:
+    """Return the same for what Spark read."""
+    return _in_words(verdict, f"3 splits of 2 kinds, {_DISTURBANCES}")
+
+
+def _in_words(verdict: Verdict, what_happened: str) -> list[str]:
+    through = f"through {what_happened}"
     what = f"{verdict.events:,} events of {verdict.entities:,} entities"
     if verdict.proved:
         return [f"PROVED: {what} arrived, each entity's in order and each one once, {through}"]

@@ -31,7 +31,11 @@ class Bounds:
     """Pages read of each of these partitions, from its first event on."""
     attempts: int = 3
     """Attempts at a request that fails in a way that may pass."""
+    limited_attempts: int = 6
+    """Attempts at a request that is refused by a rate limit, with longer pauses."""
+    max_retry_after: float = 5.0
+    """Seconds that a Retry-After may ask for; a longer one is cut to this."""
     unanswered: int = 3
     """Requests without an answer, one after the other, that end the examination."""
-    stream_milliseconds: int = 300
+    stream_milliseconds: int = 400
     """For how long a streamed response is asked for."""

@@ -5,7 +5,8 @@ The probes, by name:
 - ``anonymous``: a discovery without credentials.
 - ``identity``: a fetch that accepts no content coding.
 - ``page-size``: a fetch with a page size of `HINT`.
-- ``stream``: a fetch of a streamed response.
+- ``stream``: a fetch of a streamed response, from the end; ``stream-behind``: from a cursor behind
+  which events are.
 - ``unknown-filter``: with a filter that the feed does not list; ``filter NAME`` with one it lists.
 - ``event-types``: with a selection of event types.
 - ``stale-token``: with a token that was never given out.
@@ -19,11 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from feedapi_client.cli.doctor.answers import Answer, Question
-from feedapi_client.cli.doctor.evidence import Discovery, Evidence, Visit, read_discovery
+from feedapi_client.cli.doctor.evidence import (
+    FeedEvidence,
+    KnownEvents,
+    Resume,
+    Visit,
+    WireDiscovery,
+    read_discovery,
+)
+from feedapi_client.cli.doctor.probe_messages import ProbeRequest
 from feedapi_client.cli.doctor.prober import Prober
 from feedapi_client.cli.doctor.wire_page import WirePage, read_page
-from feedapi_client.model import FIRST, LAST, FeedInfo, Partition
+from feedapi_client.client.base_client import WRONG_COUNT
+from feedapi_client.model import FIRST, LAST, MAX_PARTITION, FeedInfo, Partition
 from feedapi_client.options import FetchOptions, Limits
 from feedapi_client.protocol.dialects import DIALECTS, Params
 
@@ -32,7 +41,10 @@ STRANGER = "feedapi-doctor"
 HINT = 2
 _POLLS = 2
 _FILTERS = 2
-_MAX_PARTITION = 32767
+_TOPOLOGIES = 3
+"""Times that a new topology is looked for behind a refusal."""
+_COUNTS = 16
+"""Numbers of partitions that are tried of a feed of dialect v1."""
 
 
 class Examination:
@@ -44,14 +56,14 @@ class Examination:
         self._prober = prober
         self._v1_partitions = v1_partitions
         self._only = frozenset(only)
-        self.evidence = Evidence(
+        self.evidence = FeedEvidence(
             prober.feed,
             failures=prober.failures,
             timeout=prober.bounds.timeout,
             page_bytes=prober.bounds.page_bytes,
         )
 
-    async def run(self) -> Evidence:
+    async def run(self) -> FeedEvidence:
         """Ask the feed, and return what it answered."""
         evidence = self.evidence
         first = await self._discover()
@@ -61,17 +73,36 @@ class Examination:
         if first.info is None:
             return evidence
         await self._discover(identity=True)
-        for partition in sample(first.info, self._prober.bounds.partitions, self._only):
-            evidence.visits[partition.id] = Visit(partition)
-            await self._visit(evidence.visits[partition.id])
+        await self._visit_all(first.info)
         await self._discover()
-        await self._probe(first.info)
+        if self._info.dialect == "v1":
+            evidence.wrong_count = await self._wrong_count(len(first.info.partitions))
+        await self._probe()
         await self._discover()
         return evidence
 
+    async def _visit_all(self, first: FeedInfo) -> None:
+        """Read partitions of the first discovery, and others in place of those that are replaced
+        meanwhile."""
+        visits, size = self.evidence.visits, self._prober.bounds.partitions
+        gone: set[int] = set()
+        for _ in range(_TOPOLOGIES):
+            info = self._info if gone else first
+            found = [each for each in sample(info, size, self._only) if each.id not in visits]
+            for partition in found[: size - len(visits)]:
+                visit = visits[partition.id] = Visit(partition)
+                try:
+                    await self._visit(visit)
+                except _ReplacedError:
+                    gone.add(partition.id)
+                    if not visit.pages:
+                        del visits[partition.id]
+            if not gone:
+                return
+
     # Discoveries
 
-    async def _discover(self, *, identity: bool = False) -> Discovery:
+    async def _discover(self, *, identity: bool = False) -> WireDiscovery:
         question = self._discovery_question("a discovery", identity=identity)
         answer = await self._prober.ask(question)
         found = read_discovery(answer, self._prober.feed, self._v1_partitions)
@@ -81,9 +112,9 @@ class Examination:
 
     def _discovery_question(
         self, what: str, *, identity: bool = False, anonymous: bool = False
-    ) -> Question:
+    ) -> ProbeRequest:
         limit = min(Limits().max_discovery_bytes, self._prober.bounds.max_bytes)
-        return Question(what=what, max_bytes=limit, identity=identity, anonymous=anonymous)
+        return ProbeRequest(what=what, max_bytes=limit, identity=identity, anonymous=anonymous)
 
     @property
     def _info(self) -> FeedInfo:
@@ -98,8 +129,7 @@ class Examination:
         if not first.answer.ok:
             return
         await self._follow(visit)
-        if (middle := _middle(first)) is not None:
-            visit.resumed = await self._page(visit.partition.id, middle)
+        await self._resume(visit)
         visit.last = await self._page(visit.partition.id, LAST)
         cursor = visit.last.moved_to
         while cursor is not None and len(visit.polls) < _POLLS:
@@ -119,18 +149,55 @@ class Examination:
             visit.pages.append(await self._page(visit.partition.id, cursor))
             cursor = visit.pages[-1].moved_to
 
-    async def _page(self, partition: int, cursor: str) -> WirePage:
-        answer = await self._fetch(partition, cursor)
-        if answer.status == 409:
-            before = self._info.token
-            found = await self._discover()
-            if found.info is not None and found.info.token == before:
-                self.evidence.current_token_refused += 1
-            answer = await self._fetch(partition, cursor)
-        return read_page(answer, self._info.dialect)
+    async def _resume(self, visit: Visit) -> None:
+        """Read again from checkpoints behind which events came."""
+        known = visit.known()
+        inner = [cursor for cursor, place in known.places.items() if place < len(known.events)]
+        if not inner and len(known.events) > HINT:
+            more = [(DIALECTS[self._info.dialect].page_size, str(HINT))]
+            small = await self._page(visit.partition.id, FIRST, more=more)
+            if 0 < len(small.payloads) < len(known.events) and small.moved_to is not None:
+                known.places[small.moved_to] = small.checkpoints[-1].events_before
+                inner = [small.moved_to]
+        for cursor in dict.fromkeys(inner[i] for i in (0, len(inner) // 2, -1) if inner):
+            visit.resumes.append(await self._resume_at(visit, known, cursor))
 
-    async def _fetch(self, partition: int, cursor: str) -> Answer:
-        return await self._prober.ask(self._question(partition, cursor))
+    async def _resume_at(self, visit: Visit, known: KnownEvents, cursor: str) -> Resume:
+        id, place = visit.partition.id, known.places[cursor]
+        pages = [await self._page(id, cursor)]
+        resume = Resume(pages, known.events[:place], known.events[place:])
+        length = min(len(resume.expected), len(resume.events()))
+        if length and resume.events()[:length] == resume.expected[:length]:
+            return resume
+        again = (await self._page(id, cursor)).events()
+        shared = min(len(again), len(resume.events()))
+        resume.repeatable = again[:shared] == resume.events()[:shared]
+        while pages[-1].moved_to is not None and len(pages) <= 2 * self._prober.bounds.pages:
+            pages.append(await self._page(id, pages[-1].moved_to))
+        resume.complete = pages[-1].at_end and visit.pages[-1].at_end
+        return resume
+
+    async def _page(self, partition: int, cursor: str, *, more: Params | None = None) -> WirePage:
+        """Fetch a page; again with a new topology where that explains a refusal (R10).
+
+        Raises `_ReplacedError` where the partition is not listed any more.
+        """
+        attempt = 0
+        answer = await self._prober.ask(self._question(partition, cursor, more=more))
+        while answer.refused and attempt < _TOPOLOGIES - 1:
+            before = self._info
+            found = await self._discover()
+            if found.info is None:
+                break
+            if partition not in found.info.partitions:
+                raise _ReplacedError
+            if found.info.token == before.token:
+                self.evidence.current_token_refused += answer.status == 409
+                if attempt:
+                    break
+            attempt += 1
+            answer = await self._prober.ask(self._question(partition, cursor, more=more))
+        return read_page(answer, self._info.dialect)
 
     def _question(
         self,
@@ -140,12 +207,12 @@ class Examination:
         what: str = "",
         more: Params | None = None,
         **settings: bool | float,
-    ) -> Question:
+    ) -> ProbeRequest:
         info = self._info
         dialect = DIALECTS[info.dialect]
         params = [*dialect.fetch_params(info, partition, cursor, FetchOptions()), *(more or [])]
         place = cursor if cursor in (FIRST, LAST) else "a cursor"
-        return Question(
+        return ProbeRequest(
             what=f"a fetch of partition {partition} from {place}{what}",
             suffix=dialect.suffix,
             params=params,
@@ -157,17 +224,53 @@ class Examination:
 
     # Probes
 
-    async def _probe(self, info: FeedInfo) -> None:
-        readable = [id for id, visit in self.evidence.visits.items() if visit.pages[0].answer.ok]
+    async def _probe(self) -> None:
+        for name in list(self._build_probes()):
+            for _ in range(_TOPOLOGIES):
+                question = self._build_probes().get(name)
+                if question is None:
+                    break  # its partition was replaced
+                before = self._info
+                self.evidence.probes[name] = answer = await self._prober.ask(question)
+                if not answer.refused or _same_topology(before, (await self._discover()).info):
+                    break
+
+    def _build_probes(self) -> dict[str, ProbeRequest]:
+        """Return the probes for the newest topology."""
+        info, visits = self._info, self.evidence.visits
+        readable = [
+            id for id, visit in visits.items() if visit.pages[0].answer.ok and id in info.partitions
+        ]
         if not readable:
-            return
+            return {}
+        # The one with the most events shows whether a page size counts.
+        readable.sort(key=lambda one: -len(visits[one].pages[0].payloads))
         open_ = [id for id in readable if not info.partitions[id].closed]
-        for name, question in self._probes(self._info, readable[0], open_[-1:]):
-            self.evidence.probes[name] = await self._prober.ask(question)
+        return dict(self._probes(info, readable[0], open_[:1]))
+
+    async def _wrong_count(self, given: int) -> str:
+        """Return how it shows that the caller gave a wrong number of partitions; "" if it does not.
+
+        A feed of dialect v1 does not list its partitions.
+        """
+        visits = self.evidence.visits
+        refused = [id for id, visit in visits.items() if visit.pages[0].answer.refused]
+        if not refused:
+            return ""
+        if len(refused) < len(visits):
+            return (
+                f"it does not know partition {min(refused)}: {visits[min(refused)].pages[0].answer}"
+            )
+        first = visits[refused[0]].pages[0].answer
+        for count in (count for count in range(1, _COUNTS + 1) if count != given):
+            question = _with_param(self._question(0, FIRST), "n", str(count))
+            if (await self._prober.ask(question)).ok:
+                return f"{first}; it answers requests with n={count}"
+        return str(first) if WRONG_COUNT.search(first.detail) else ""
 
     def _probes(
         self, info: FeedInfo, partition: int, streamed: list[int]
-    ) -> Iterator[tuple[str, Question]]:
+    ) -> Iterator[tuple[str, ProbeRequest]]:
         dialect = DIALECTS[info.dialect]
         yield "identity", self._question(partition, FIRST, identity=True)
         hint = [(dialect.page_size, str(HINT))]
@@ -187,10 +290,10 @@ class Examination:
         if info.stream:
             yield from self._streams(streamed)
 
-    def _refusals(self, info: FeedInfo, partition: int) -> Iterator[tuple[str, Question]]:
+    def _refusals(self, info: FeedInfo, partition: int) -> Iterator[tuple[str, ProbeRequest]]:
         """Yield requests that a publisher should refuse."""
         unlisted = next(
-            (id for id in range(_MAX_PARTITION, -1, -1) if id not in info.partitions), None
+            (id for id in range(MAX_PARTITION, -1, -1) if id not in info.partitions), None
         )
         if unlisted is not None:
             yield "unknown-partition", self._question(unlisted, FIRST)
@@ -203,7 +306,7 @@ class Examination:
             question = self._question(partition, FIRST, what=f" with n={wrong}")
             yield "wrong-count", _with_param(question, "n", wrong)
 
-    def _filters(self, info: FeedInfo, partition: int) -> Iterator[tuple[str, Question]]:
+    def _filters(self, info: FeedInfo, partition: int) -> Iterator[tuple[str, ProbeRequest]]:
         unknown = [(f"filter-{STRANGER}", "1")]
         yield (
             "unknown-filter",
@@ -216,34 +319,36 @@ class Examination:
                 self._question(partition, FIRST, what=f" with filter-{name}", more=listed),
             )
 
-    def _streams(self, streamed: list[int]) -> Iterator[tuple[str, Question]]:
-        milliseconds = self._prober.bounds.stream_milliseconds
+    def _streams(self, streamed: list[int]) -> Iterator[tuple[str, ProbeRequest]]:
         for partition in streamed:
-            more = [("stream", str(milliseconds))]
-            yield (
-                "stream",
-                self._question(
-                    partition,
-                    LAST,
-                    what=f" with stream={milliseconds}",
-                    more=more,
-                    seconds=milliseconds / 1000 + self._prober.bounds.timeout / 2,
-                ),
-            )
+            yield "stream", self._stream(partition, LAST)
+            known = self.evidence.visits[partition].known()
+            behind = [each for each, place in known.places.items() if place < len(known.events)]
+            if behind:  # few events come at once, so that what holds them back shows
+                yield "stream-behind", self._stream(partition, behind[-1])
+
+    def _stream(self, partition: int, cursor: str) -> ProbeRequest:
+        bounds = self._prober.bounds
+        return self._question(
+            partition,
+            cursor,
+            what=f" with stream={bounds.stream_milliseconds}",
+            more=[("stream", str(bounds.stream_milliseconds))],
+            seconds=bounds.stream_milliseconds / 1000 + bounds.timeout / 2,
+        )
 
 
-def _with_param(question: Question, name: str, value: str) -> Question:
+class _ReplacedError(Exception):
+    """The partition is not listed any more: others have replaced it."""
+
+
+def _same_topology(before: FeedInfo, now: FeedInfo | None) -> bool:
+    return now is None or (before.token, before.partitions) == (now.token, now.partitions)
+
+
+def _with_param(question: ProbeRequest, name: str, value: str) -> ProbeRequest:
     question.params[:] = [(n, value if n == name else v) for n, v in question.params]
     return question
-
-
-def _middle(page: WirePage) -> str | None:
-    """Return a cursor within the page behind which further events and a checkpoint come."""
-    if not page.checkpoints:
-        return None
-    closed = page.checkpoints[-1].events_before
-    inner = [c.cursor for c in page.checkpoints if c.events_before < closed]
-    return inner[len(inner) // 2] if inner else None
 
 
 def sample(info: FeedInfo, size: int, only: frozenset[int] = frozenset()) -> list[Partition]:

@@ -10,26 +10,20 @@ from typing import Any
 import anyio
 import httpx
 
-from feedapi_client.cli.doctor.answers import Answer, Problem, Question
 from feedapi_client.cli.doctor.bounds import Bounds
+from feedapi_client.cli.doctor.probe_messages import ProbeProblem, ProbeRequest, ProbeResponse
+from feedapi_client.errors import FeedUnavailableError
+from feedapi_client.http.async_transport import Transport
 from feedapi_client.http.decompression import CodingError, Decompressor
 from feedapi_client.http.exchange import coding_of
-from feedapi_client.http.failures import described
+from feedapi_client.http.httpx_errors import ERRORS, as_httpx, described, host_problem
 from feedapi_client.http.redaction import hide_secrets
-from feedapi_client.http.transport import Transport
+from feedapi_client.http.retry_after import retry_after
 from feedapi_client.http.urls import origin
 from feedapi_client.protocol.text import excerpt
-from feedapi_client.retry import Backoff, retry
+from feedapi_client.retry import Backoff
 
 _MAX_REDIRECTS = 5
-
-
-class _MayPassError(Exception):
-    """A failure that may pass: the request is repeated."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(str(answer))
-        self.answer = answer
 
 
 class Prober:
@@ -57,7 +51,7 @@ class Prober:
         """Requests so far."""
         self.bytes = 0
         """Bytes received so far, of bodies as they were sent."""
-        self.failures: list[Answer] = []
+        self.failures: list[ProbeResponse] = []
         """The answers after which a request was repeated, or would have been."""
         self._unanswered = 0
 
@@ -79,29 +73,36 @@ class Prober:
         """Return a text without secrets."""
         return hide_secrets(self._transport.hide(text), self._secrets)
 
-    async def ask(self, question: Question) -> Answer:
+    async def ask(self, question: ProbeRequest) -> ProbeResponse:
         """Make a request, again after a failure that may pass. Never raises for what comes."""
 
-        async def attempt() -> Answer:
+        failures = Backoff(base_delay=0.1, max_delay=1.0, attempts=self.bounds.attempts)
+        limits = Backoff(
+            base_delay=0.5,
+            max_delay=4.0,
+            max_retry_after=self.bounds.max_retry_after,
+            attempts=self.bounds.limited_attempts,
+        )
+        while True:
             answer = await self._ask_once(question)
             if not answer.may_pass:
-                return answer
+                break
             self.failures.append(answer)
-            raise _MayPassError(answer)
-
-        backoff = Backoff(
-            base_delay=0.1,
-            max_delay=1.0,
-            attempts=self.bounds.attempts,
-            retry_if=lambda error: isinstance(error, _MayPassError) and not self._exhausted,
-        )
-        try:
-            answer = await retry(attempt, backoff, sleep=anyio.sleep)
-        except _MayPassError as error:
-            answer = error.answer
+            if self._exhausted:
+                break
+            try:
+                pause = (limits if answer.limited else failures).pause(self._failure(answer))
+            except FeedUnavailableError:
+                break
+            await anyio.sleep(pause)
         if answer.asked:
             self._unanswered = self._unanswered + 1 if answer.unanswered else 0
         return answer
+
+    def _failure(self, answer: ProbeResponse) -> FeedUnavailableError:
+        asked = {name.lower(): value for name, value in answer.headers.items()}
+        wait = retry_after(asked.get("retry-after"), asked.get("date"))
+        return FeedUnavailableError(str(answer), feed=self.feed, retry_after=wait)
 
     @property
     def _exhausted(self) -> bool:
@@ -112,24 +113,28 @@ class Prober:
             or self._unanswered >= bounds.unanswered
         )
 
-    async def _ask_once(self, question: Question) -> Answer:
+    async def _ask_once(self, question: ProbeRequest) -> ProbeResponse:
         transport = self._anonymous if question.anonymous else self._transport
         if self._exhausted or transport is None:
-            return Answer(question=question, problem=Problem.NOT_ASKED)
+            return ProbeResponse(question=question, problem=ProbeProblem.NOT_ASKED)
         started = time.monotonic()
         seconds = self.bounds.timeout + (question.seconds or 0.0)
-        receiving = _Receiving(self, transport, question)
+        receiving = _Receiving(self, transport, question, started)
         with anyio.move_on_after(seconds) as scope:
             await receiving.run()
         if scope.cancelled_caught:
-            receiving.problem, receiving.detail = Problem.SLOW, f"{seconds:g} s"
+            receiving.problem, receiving.detail = ProbeProblem.SLOW, f"{seconds:g} s"
         return receiving.answer(time.monotonic() - started)
 
 
 class _Receiving:
     """Receives the response to one request. What came so far is kept when it fails."""
 
-    def __init__(self, prober: Prober, transport: Transport, question: Question) -> None:
+    def __init__(
+        self, prober: Prober, transport: Transport, question: ProbeRequest, started: float
+    ) -> None:
+        self._started = started
+        self._first_byte: float | None = None
         self._prober = prober
         self._transport = transport
         self._question = question
@@ -138,7 +143,7 @@ class _Receiving:
         self._redirects = 0
         self._cut = False
         self._ended = False
-        self.problem: Problem | None = None
+        self.problem: ProbeProblem | None = None
         self.detail = ""
 
     async def run(self) -> None:
@@ -147,18 +152,20 @@ class _Receiving:
             if response is not None:
                 self._response = response
                 await self._receive(response)
-        except httpx.HTTPError as error:
-            self.problem = Problem.NO_ANSWER if self._response is None else Problem.BROKEN
-            self.detail = self._prober.quote(described(error).encode())
+        except ERRORS as failed:
+            error = as_httpx(failed)
+            silent = self._response is None
+            self.problem = ProbeProblem.NO_ANSWER if silent else ProbeProblem.BROKEN
+            self.detail = self._prober.quote((host_problem(error) or described(error)).encode())
         except CodingError as error:
-            self.problem, self.detail = Problem.CODING, str(error)
+            self.problem, self.detail = ProbeProblem.CODING, str(error)
         except (httpx.InvalidURL, ValueError):
-            self.problem, self.detail = Problem.REDIRECT, "to a URL that can't be read"
+            self.problem, self.detail = ProbeProblem.REDIRECT, "to a URL that can't be read"
 
-    def answer(self, seconds: float) -> Answer:
+    def answer(self, seconds: float) -> ProbeResponse:
         response, body = self._response, bytes(self._body)
         refused = response is not None and self.problem is None and not response.is_success
-        return Answer(
+        return ProbeResponse(
             question=self._question,
             status=None if response is None else response.status_code,
             headers={} if response is None else dict(response.headers),
@@ -168,6 +175,7 @@ class _Receiving:
             cut=self._cut,
             ended=self._ended,
             seconds=seconds,
+            first_byte=self._first_byte,
             redirects=self._redirects,
         )
 
@@ -188,10 +196,10 @@ class _Receiving:
             await response.aclose()
             request = response.next_request
             if origin(request.url) != home:
-                self.problem, self.detail = Problem.REDIRECT, "to another origin"
+                self.problem, self.detail = ProbeProblem.REDIRECT, "to another origin"
                 return None
             self._redirects += 1
-        self.problem, self.detail = Problem.REDIRECT, f"more than {_MAX_REDIRECTS} times"
+        self.problem, self.detail = ProbeProblem.REDIRECT, f"more than {_MAX_REDIRECTS} times"
         return None
 
     async def _receive(self, response: httpx.Response) -> None:
@@ -216,6 +224,8 @@ class _Receiving:
         prober, limit = self._prober, self._question.max_bytes
         async for chunk in received:
             prober.bytes += len(chunk)
+            if chunk and self._first_byte is None:
+                self._first_byte = time.monotonic() - self._started
             for piece in coding.feed(chunk):
                 self._body += piece
                 if len(self._body) > limit:

@@ -6,11 +6,28 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
-from feedapi_client.cli.common.exit_codes import FAILURE
-from feedapi_client.cli.doctor.checks.base import Check, Finding, Level
-from feedapi_client.cli.doctor.checks.table import CHECKS
-from feedapi_client.cli.doctor.evidence import Evidence
+from feedapi_client.cli.doctor import (
+    argument_checks,
+    discovery_checks,
+    http_checks,
+    lineage_checks,
+    page_checks,
+    resumption_checks,
+)
+from feedapi_client.cli.doctor.check import Check, Finding, Level
+from feedapi_client.cli.doctor.evidence import FeedEvidence
 from feedapi_client.cli.doctor.prober import Prober
+from feedapi_client.cli.exit_codes import FAILURE
+
+SECTIONS = (
+    discovery_checks.SECTION,
+    lineage_checks.SECTION,
+    http_checks.SECTION,
+    page_checks.SECTION,
+    resumption_checks.SECTION,
+    argument_checks.SECTION,
+)
+CHECKS: tuple[Check, ...] = tuple(check for section in SECTIONS for check in section.checks)
 
 _FINDINGS_SHOWN = 5
 _STYLES = {Level.MUST: "bold red", Level.SHOULD: "yellow", Level.DEVIATION: "yellow"}
@@ -33,10 +50,10 @@ class Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ExaminationReport:
     """The results of all checks, and what the examination cost."""
 
-    evidence: Evidence
+    evidence: FeedEvidence
     results: tuple[Result, ...]
     requests: int
     bytes: int
@@ -51,13 +68,15 @@ class Report:
         return FAILURE if self.findings_of(*counted) else 0
 
 
-def check_all(evidence: Evidence, prober: Prober, ignored: Collection[str]) -> Report:
+def check_all(
+    evidence: FeedEvidence, prober: Prober, ignored: Collection[str]
+) -> ExaminationReport:
     """Do the checks, without the `ignored` ones."""
     results = tuple(_check(check, evidence, prober) for check in CHECKS if check.id not in ignored)
-    return Report(evidence, results, prober.requests, prober.bytes)
+    return ExaminationReport(evidence, results, prober.requests, prober.bytes)
 
 
-def _check(check: Check, evidence: Evidence, prober: Prober) -> Result:
+def _check(check: Check, evidence: FeedEvidence, prober: Prober) -> Result:
     missing = check.missing(evidence)
     if missing is not None:
         return Result(check, not_checked=missing)
@@ -65,7 +84,7 @@ def _check(check: Check, evidence: Evidence, prober: Prober) -> Result:
     return Result(check, tuple(found))
 
 
-def as_json(report: Report) -> dict[str, Any]:
+def as_json(report: ExaminationReport) -> dict[str, Any]:
     """Return a report as JSON."""
     evidence = report.evidence
     return {
@@ -96,9 +115,9 @@ def _result_as_json(result: Result) -> dict[str, Any]:
     }
 
 
-def print_report(report: Report, *, verbose: bool) -> None:
+def print_report(report: ExaminationReport, *, verbose: bool) -> None:
     """Print the findings, or with `verbose` all checks, and a summary."""
-    from feedapi_client.cli.common.console import console, plain_line
+    from feedapi_client.cli.terminal import console, plain_line
 
     evidence = report.evidence
     console().print(plain_line(evidence.feed, "bold"))
@@ -119,7 +138,7 @@ def print_report(report: Report, *, verbose: bool) -> None:
 
 
 def _print_table(results: list[Result]) -> None:
-    from feedapi_client.cli.common.tables import Cell, print_table
+    from feedapi_client.cli.terminal import Cell, print_table
 
     rows: list[list[Cell]] = []
     for result in results:
@@ -141,7 +160,7 @@ def _print_table(results: list[Result]) -> None:
 def _print_explanation(result: Result) -> None:
     from rich.text import Text
 
-    from feedapi_client.cli.common.console import console, plain_line
+    from feedapi_client.cli.terminal import console, plain_line
 
     check = result.check
     rules = f"; rules {', '.join(check.rules)}" if check.rules else ""
@@ -158,8 +177,8 @@ def _words(text: str) -> str:
     return text.replace("`", "")
 
 
-def _print_summary(report: Report) -> None:
-    from feedapi_client.cli.common.console import console, plain_line
+def _print_summary(report: ExaminationReport) -> None:
+    from feedapi_client.cli.terminal import console, plain_line
 
     violations = len(report.findings_of(Level.MUST))
     others = len(report.findings_of(Level.SHOULD, Level.DEVIATION))

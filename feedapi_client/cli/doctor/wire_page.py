@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from feedapi_client.cli.doctor.answers import Answer
+from feedapi_client.cli.doctor.probe_messages import ProbeResponse
 from feedapi_client.model import FIRST, LAST, DialectName, without_lone_surrogates
 from feedapi_client.protocol import cursors
 from feedapi_client.protocol.dialects import DIALECTS
@@ -17,7 +17,7 @@ _PAYLOAD_KEYS = {dialect.payload_key for dialect in DIALECTS.values()}
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class LineFault:
     """Something wrong with one line. `kind` is the id of the check that reports it."""
 
     kind: str
@@ -37,13 +37,17 @@ class Checkpoint:
 class WirePage:
     """What one response of a partition holds."""
 
-    answer: Answer
+    answer: ProbeResponse
     payloads: list[Any] = field(default_factory=list)
     checkpoints: list[Checkpoint] = field(default_factory=list)
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[LineFault] = field(default_factory=list)
     lines: int = 0
     longest_line: int = 0
     final_newline: bool = True
+    meaningless: int = 0
+    """Lines that are neither an event nor a cursor."""
+    echoes: bool = False
+    """Whether its only cursor is the special one of the request, and no event came (R3)."""
 
     @property
     def asked(self) -> str:
@@ -54,6 +58,10 @@ class WirePage:
     def cursor(self) -> str | None:
         """The last cursor."""
         return self.checkpoints[-1].cursor if self.checkpoints else None
+
+    def events(self) -> list[bytes]:
+        """Its payloads, written in one way, to be compared."""
+        return [orjson.dumps(each, option=orjson.OPT_SORT_KEYS) for each in self.payloads]
 
     @property
     def whole(self) -> bool:
@@ -72,7 +80,7 @@ class WirePage:
         return self.cursor if usable else None
 
 
-def read_page(answer: Answer, dialect: DialectName) -> WirePage:
+def read_page(answer: ProbeResponse, dialect: DialectName) -> WirePage:
     """Read the lines of a response. Of one that was cut, only the complete ones."""
     page = WirePage(answer)
     if answer.status is None or not 200 <= answer.status < 300:
@@ -87,41 +95,63 @@ def read_page(answer: Answer, dialect: DialectName) -> WirePage:
         if line.strip():
             page.lines += 1
             page.faults += _read_line(page, number, line, dialect)
+    special = [each for each in page.faults if each.kind == "cursor-special"]
+    if special and not page.payloads and {each.cursor for each in page.checkpoints} == {page.asked}:
+        page.faults = [each for each in page.faults if each not in special]
+        page.checkpoints, page.echoes = [], True
     return page
 
 
-def _read_line(page: WirePage, number: int, line: bytes, dialect: DialectName) -> Iterator[Fault]:
+def _read_line(
+    page: WirePage, number: int, line: bytes, dialect: DialectName
+) -> Iterator[LineFault]:
     try:
         value = orjson.loads(without_lone_surrogates(line))
     except ValueError:
-        yield Fault("line-json", number, "is not JSON")
+        yield LineFault("line-json", number, "is not JSON")
         return
     if not isinstance(value, dict):
-        yield Fault("line-json", number, "is JSON, but no object")
+        yield LineFault("line-json", number, "is JSON, but no object")
         return
     key = DIALECTS[dialect].payload_key
+    if isinstance(value.get("partitions"), list):
+        yield LineFault("page-discovery", number, "is a discovery document")
+        return
+    yield from _other_case(number, value, key)
     if key in value:
         page.payloads.append(value[key])
         if not isinstance(value[key], (dict, str)):
             kind = type(value[key]).__name__
-            yield Fault("payload-type", number, f"has a payload of the type {kind}")
+            yield LineFault("payload-type", number, f"has a payload of the type {kind}")
     elif "cursor" not in value and (others := _PAYLOAD_KEYS & value.keys()):
         other = others.pop()
-        yield Fault("payload-key", number, f"has an event under {other!r} in place of {key!r}")
+        page.payloads.append(value[other])
+        yield LineFault("payload-key", number, f"has an event under {other!r} in place of {key!r}")
+    elif "cursor" not in value:
+        page.meaningless += 1
     if "cursor" in value:
         yield from _read_cursor(page, number, value["cursor"])
     if dialect == "v1" and {key, "cursor"} & value.keys():
         asked = page.answer.question.partition
         if str(value.get("partition")) != str(asked):
-            yield Fault("line-partition", number, f"does not name partition {asked}")
+            yield LineFault("line-partition", number, f"does not name partition {asked}")
 
 
-def _read_cursor(page: WirePage, number: int, cursor: object) -> Iterator[Fault]:
+def _other_case(number: int, value: dict[str, Any], key: str) -> Iterator[LineFault]:
+    """Read keys in another case as if they were in the right one."""
+    for name in list(value):
+        lower = name.lower()
+        if lower != name and lower in (key, "cursor") and lower not in value:
+            value[lower] = value[name]
+            yield LineFault("key-case", number, f"has {name!r} in place of {lower!r}")
+
+
+def _read_cursor(page: WirePage, number: int, cursor: object) -> Iterator[LineFault]:
     if not isinstance(cursor, str):
-        yield Fault("cursor-text", number, f"has a cursor of the type {type(cursor).__name__}")
+        yield LineFault("cursor-text", number, f"has a cursor of the type {type(cursor).__name__}")
         return
     page.checkpoints.append(Checkpoint(cursor, len(page.payloads)))
     if not cursors.is_valid(cursor):
-        yield Fault("cursor-text", number, f"has a cursor that is {cursors.problem(cursor)}")
+        yield LineFault("cursor-text", number, f"has a cursor that is {cursors.problem(cursor)}")
     elif cursor in (FIRST, LAST):
-        yield Fault("cursor-special", number, f"has the special cursor {cursor}")
+        yield LineFault("cursor-special", number, f"has the special cursor {cursor}")

@@ -87,6 +87,7 @@ function setText(node, text) {
 }
 
 function curve(a, b) {
+  if (a.step !== undefined) return `M${a.x + a.step / 2} ${a.y + a.h}V${b.y + b.h / 2}H${b.x}`;
   const [x1, y1, x2, y2] = [a.x + a.w, a.y + a.h / 2, b.x, b.y + b.h / 2];
   const bend = Math.max(4, (x2 - x1) / 2);
   return `M${x1} ${y1}C${x1 + bend} ${y1} ${x2 - bend} ${y2} ${x2} ${y2}`;

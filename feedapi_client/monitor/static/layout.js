@@ -39,12 +39,13 @@ export function layout(partitions, width) {
       children.get(parent.id).push(partition.id);
     }
   }
-  const blocks = roots.map((root) => place(root, children, tier));
-  return { tier: tier.name, edges, ...pack(blocks, tier, width - 2 * MARGIN) };
+  const room = width - 2 * MARGIN;
+  const blocks = roots.map((root) => place(root, children, tier, room));
+  return { tier: tier.name, edges, ...pack(blocks, tier, room) };
 }
 
 /** The places of one tree, from its own upper left corner. */
-function place(root, children, tier) {
+function place(root, children, tier, room) {
   const order = [];
   const pending = [[root, 0]];
   while (pending.length) {
@@ -54,7 +55,16 @@ function place(root, children, tier) {
     for (let i = below.length - 1; i >= 0; i--) pending.push([below[i], depth + 1]);
   }
   const leaves = order.filter(([id]) => !children.has(id)).length;
-  return leaves > tier.rows ? inGenerations(order, tier) : asTree(order, children, tier);
+  const block = leaves > tier.rows ? inGenerations(order, tier) : asTree(order, children, tier);
+  return block.w > room && tier.name !== "dot" ? indented(order, tier, room) : block;
+}
+
+/** A tree that is too wide: one below the other, like folders. */
+function indented(order, tier, room) {
+  const deepest = Math.max(...order.map(([, depth]) => depth));
+  const step = Math.min(24, Math.max(0, room - tier.w) / deepest);
+  const nodes = order.map(([id, depth], i) => [id, depth * step, i * (tier.h + tier.gy)]);
+  return { ...sized(nodes, tier), step };
 }
 
 function asTree(order, children, tier) {
@@ -107,7 +117,7 @@ function pack(blocks, tier, width) {
   const nodes = new Map();
   for (const { block, x, y } of columns.placed)
     for (const [id, dx, dy] of block.nodes)
-      nodes.set(id, { x: MARGIN + x + dx, y: MARGIN + y + dy, w: tier.w, h: tier.h });
+      nodes.set(id, { x: MARGIN + x + dx, y: MARGIN + y + dy, w: tier.w, h: tier.h, step: block.step });
   return { nodes, width: columns.width + 2 * MARGIN, height: columns.height + 2 * MARGIN };
 }
 

@@ -8,7 +8,7 @@ const SAMPLES = 90;
 const ROWS = 50;
 const ALONE = 3; // problems of one name that are listed one by one
 const STUCK = ["handler-stuck", "store-stuck", "fetch-stuck", "discovery-stuck", "stalled", "event-loop-blocked", "failed", "parked"];
-const ORDER = ["parked", "retrying", "vanished", "waiting", "reading", "caught up", "elsewhere", "drained", "superseded"];
+const ORDER = ["parked", "retrying", "vanished", "paused", "waiting", "reading", "caught up", "elsewhere", "drained", "superseded"];
 const $ = (id) => document.getElementById(id);
 
 const page = { consumer: 0, chosen: null, state: null, rows: ROWS, filter: "", status: null, received: 0, failedSince: null };
@@ -133,7 +133,7 @@ function showFigures(consumer, known) {
   figure("rate", known.samples.length ? rate(known.samples.at(-1)) : "–");
   spark(known.samples);
   figure("caught-up", live.length ? `${Math.floor((100 * caughtUp) / live.length)} %` : "–", `${caughtUp} of ${live.length} open`);
-  figure("behind", behind ? seconds(behind.behind_seconds) : "–", behind ? `partition ${behind.id}` : caughtUp ? "nobody" : "not known yet", behind && behind.behind_seconds > 60 ? "warn" : "");
+  figure("behind", behind ? seconds(behind.behind_seconds) : "–", behind ? `partition ${behind.id}` : live.length > caughtUp ? `${live.length - caughtUp} not caught up so far` : live.length ? "nobody" : "not known yet", behind && behind.behind_seconds > 60 ? "warn" : "");
   figure("in-flight", held ? seconds(held.in_flight_seconds) : "–", held ? `partition ${held.id}` : "no batch", held && held.in_flight_seconds > 60 ? "bad" : "");
   figure("failing", String(failing.length), failing.length ? `partition ${failing.slice(0, 3).map((p) => p.id).join(", ")}` : "", failing.length ? "bad" : "");
   figure("quarantined", kept === null ? String(quarantined) : `${kept}${consumer.quarantine.more ? "+" : ""}`, `${quarantined} since the start`, kept || quarantined ? "warn" : "");

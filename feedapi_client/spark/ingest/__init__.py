@@ -10,9 +10,9 @@ replaces what an earlier attempt of the same batch left. This makes it exactly o
 the tables. A query that would write a feed's events a second time is refused.
 """
 
-from feedapi_client.spark.ingest.command import main, parser
-from feedapi_client.spark.ingest.errors import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.gold import latest
+from feedapi_client.spark.ingest.ingest_command import main, parser
+from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.job import (
     CORRUPT,
     FILE_FORMATS,

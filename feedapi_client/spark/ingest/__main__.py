@@ -2,7 +2,7 @@
 
 import sys
 
-from feedapi_client.spark.ingest.command import main
+from feedapi_client.spark.ingest.ingest_command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -7,9 +7,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
+
+from feedapi_client.spark.ingest.job import IngestError
+
+VERSION = 1
+"""Of the format of the notes beside a checkpoint, and in a folder of files."""
+
+
+def checked_note(line: str, path: str) -> dict[str, Any]:
+    """Return a note. Raises `IngestError` for one of a newer version of this package."""
+    note: dict[str, Any] = json.loads(line)
+    if note["version"] > VERSION:
+        raise IngestError(
+            f"the note {path} was written by a newer version of feedapi_client (format "
+            f"{note['version']}, this one reads up to {VERSION}): run the query with that version"
+        )
+    return note
 
 
 def read_text(spark: SparkSession, path: str) -> list[str]:
@@ -49,22 +66,51 @@ def query_of(spark: SparkSession, checkpoint: str) -> str | None:
 
 def last_batch(spark: SparkSession, checkpoint: str) -> int:
     """Return the number of the last committed micro-batch, -1 when there is none."""
-    commits = paths(spark, f"{checkpoint.rstrip('/')}/commits/*")
-    names = (path.rpartition("/")[2] for path in commits)
+    return _last(spark, checkpoint, "commits")
+
+
+def last_offset(spark: SparkSession, checkpoint: str) -> int:
+    """Return the number of the last micro-batch that was begun, -1 when there is none."""
+    return _last(spark, checkpoint, "offsets")
+
+
+def _last(spark: SparkSession, checkpoint: str, log: str) -> int:
+    found = paths(spark, f"{checkpoint.rstrip('/')}/{log}/*")
+    names = (path.rpartition("/")[2] for path in found)
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
 def noted_outputs(spark: SparkSession, checkpoint: str) -> list[str] | None:
     """Return the tables that `note_outputs` noted last, None before."""
     lines = read_text(spark, _outputs(checkpoint))
-    return list(map(str, json.loads(lines[0]))) if lines else None
+    if not lines:
+        return None
+    return list(map(str, checked_note(lines[0], _outputs(checkpoint))["tables"]))
 
 
 def note_outputs(spark: SparkSession, checkpoint: str, tables: Sequence[str]) -> None:
     """Note beside the checkpoint's own files which tables the query writes to."""
-    line = spark.createDataFrame([(json.dumps(list(tables)),)], "value STRING")
+    note = json.dumps({"version": VERSION, "tables": list(tables)})
+    line = spark.createDataFrame([(note,)], "value STRING")
     line.coalesce(1).write.mode("overwrite").text(_outputs(checkpoint))
+
+
+def resumed_run(spark: SparkSession, checkpoint: str) -> str | None:
+    """Return the run that `note_resumed` noted, None for a query that began by itself."""
+    lines = read_text(spark, _resumed(checkpoint))
+    return str(checked_note(lines[0], _resumed(checkpoint))["run"]) if lines else None
+
+
+def note_resumed(spark: SparkSession, checkpoint: str, run: str) -> None:
+    """Note beside the checkpoint's own files where the query begins."""
+    note = json.dumps({"version": VERSION, "run": run})
+    line = spark.createDataFrame([(note,)], "value STRING")
+    line.coalesce(1).write.mode("overwrite").text(_resumed(checkpoint))
 
 
 def _outputs(checkpoint: str) -> str:
     return f"{checkpoint.rstrip('/')}/feedapi/outputs"
+
+
+def _resumed(checkpoint: str) -> str:
+    return f"{checkpoint.rstrip('/')}/feedapi/resumed"

@@ -54,6 +54,8 @@ def _check_names(job: Ingest, schema: StructType) -> None:
             f"schema columns {', '.join(taken)} have names of columns that the table gets from "
             "this library: give those a prefix, such as --prefix feed_"
         )
+    if job.format == "orc" and "`" in "".join([job.prefix, *schema.names]):
+        raise IngestError("ORC files can't hold names of columns with `: take parquet or delta")
     known = {name.lower() for name in schema.names}
     unknown = [name for name in job.key if name.lower() not in known]
     if unknown:

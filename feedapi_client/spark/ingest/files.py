@@ -1,13 +1,14 @@
 """`FileTable`: a folder of files.
 
-A micro-batch is the folder ``feed=<name>/query=<id>/batch=<number>``, which a repeated micro-batch
-replaces. Spark reads those names as columns. What can't be changed later is noted in the folder
-``_feedapi/table``, one line for each change.
+A micro-batch is the folder ``feed=<name>/query=<id>/batch=<number>``, which appears as a whole and
+is never changed (see `feedapi_client.spark.ingest.publishing`). Spark reads those names as columns.
+What can't be changed later is noted in the folder ``_feedapi/table``, one line for each change.
 """
 
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -16,14 +17,20 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from feedapi_client.spark.ingest.checkpoint import paths, read_text
+from feedapi_client.spark.ingest.checkpoint import VERSION, checked_note, paths, read_text
 from feedapi_client.spark.ingest.identity import (
     Identity,
     check_missing,
     check_new_query,
+    check_old_checkpoint,
     check_other_feed,
 )
 from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.publishing import TableFolder, WrittenFiles, open_folder
+from feedapi_client.spark.registration import store_settings
+
+_NOTES = "_feedapi/table"
+_ATTEMPTS = "_feedapi/attempts"
 
 
 class FileTable:
@@ -45,7 +52,7 @@ class FileTable:
         self.folder = folder.rstrip("/")
         self.partition_by = list(partition_by)
         self.optional = optional
-        self._prepared = False
+        self._uri = ""  # known once the first note is written
 
     def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
         """Raise `IngestError` when the query must not write here.
@@ -55,11 +62,14 @@ class FileTable:
         """
         noted = self._noted(spark)
         if who.query is None:
-            if not self.job.append and self._found(spark, who, query="*"):
+            if not (self.job.append or who.resumed) and self._found(spark, who, query="*"):
                 check_new_query(self.folder, who.feed)
         else:
             self._check_query(spark, who, noted.get("queries", {}).get(who.query))
+            check_old_checkpoint(self.folder, who, self._last_batch(spark, who))
         self._compare(noted, schema, who)
+        if "://" in self.folder:
+            open_folder(self.folder, store_settings(spark, self.folder))
 
     def _check_query(self, spark: SparkSession, who: Identity, feed: str | None) -> None:
         """Raise when the batches of a query that ran before are not here."""
@@ -77,16 +87,46 @@ class FileTable:
         folder = f"{who.column('feed')}={feed}/{who.column('query')}={query}"
         return bool(paths(spark, f"{self.folder}/{folder}"))
 
-    def write(self, rows: DataFrame, who: Identity, number: int) -> None:
-        """Write a micro-batch in place of an earlier attempt."""
-        if not self._prepared:
-            self._note(rows.sparkSession, rows.schema, who)
-            self._prepared = True
-        writer = rows.write.format(self.job.format).mode("overwrite")
-        writer = writer.options(**self.job.writer_options)
+    def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
+        """Write an attempt of a micro-batch. Readers see it when it is published."""
+        if not self._uri:
+            self._prepare(rows, who, number)
+        writer = rows.write.format(self.job.format).options(**self.job.writer_options)
         if self.partition_by:
             writer = writer.partitionBy(*self.partition_by)
-        writer.save(f"{self._of_query(who)}/{who.column('batch')}={number}")
+        name = f"{number}-{who.epoch}-{uuid.uuid4().hex[:8]}"
+        attempt = f"{_ATTEMPTS}/{who.query}/{name}"
+        writer.save(f"{self.folder}/{attempt}")
+        final = f"{_folder_of(who)}/{who.column('batch')}={number}"
+        return [WrittenFiles(self._uri, attempt, final)]
+
+    def _prepare(self, rows: DataFrame, who: Identity, number: int) -> None:
+        spark = rows.sparkSession
+        self._note(spark, rows.schema, who)
+        self._uri = self._noted_uri(spark)
+        folder, attempts = self._open(spark, self._uri), f"{_ATTEMPTS}/{who.query}"
+        for name in folder.names(attempts):
+            if int(name.partition("-")[0]) < number:  # those are published
+                folder.delete(f"{attempts}/{name}")
+
+    def _noted_uri(self, spark: SparkSession) -> str:
+        """Return the URI of the folder as Spark resolves it, nothing before the first note."""
+        notes = paths(spark, f"{self.folder}/{_NOTES}")
+        return notes[0].rpartition(f"/{_NOTES}/")[0] if notes else ""
+
+    def _open(self, spark: SparkSession, uri: str) -> TableFolder:
+        return open_folder(uri, store_settings(spark, uri))
+
+    def _last_batch(self, spark: SparkSession, who: Identity) -> int:
+        """Return the last micro-batch of the query that readers see, -1 without one."""
+        uri, folder = self._noted_uri(spark), _folder_of(who)
+        if uri:
+            names = self._open(spark, uri).names(folder)
+        else:
+            files = paths(spark, f"{self.folder}/{folder}")
+            names = {file.rpartition(f"/{folder}/")[2].partition("/")[0] for file in files}
+        prefix = f"{who.column('batch')}="
+        return max((int(n.removeprefix(prefix)) for n in names if n.startswith(prefix)), default=-1)
 
     def batches(
         self, spark: SparkSession, who: Identity, numbers: Sequence[int]
@@ -95,7 +135,7 @@ class FileTable:
         if not numbers:
             return None
         some = ",".join(map(str, numbers))
-        folders = f"{self._of_query(who)}/{who.column('batch')}={{{some}}}"
+        folders = f"{self.folder}/{_folder_of(who)}/{who.column('batch')}={{{some}}}"
         try:
             rows = spark.read.format(self.job.format).load(folders)
             _ = rows.schema  # Spark Connect looks at the files only now
@@ -106,16 +146,13 @@ class FileTable:
             raise
         return rows
 
-    def _of_query(self, who: Identity) -> str:
-        feed = f"{who.column('feed')}={quote(who.feed, safe='')}"
-        return f"{self.folder}/{feed}/{who.column('query')}={who.query}"
-
     # ------------------------------------------------------------------ what can't be changed
 
     def _noted(self, spark: SparkSession) -> dict[str, Any]:
         """Return what all notes say, an empty dictionary without one."""
-        lines = read_text(spark, f"{self.folder}/_feedapi/table")
-        notes = sorted(map(json.loads, lines), key=lambda note: int(note["revision"]))
+        lines = read_text(spark, f"{self.folder}/{_NOTES}")
+        read = [checked_note(line, f"{self.folder}/{_NOTES}") for line in lines]
+        notes = sorted(read, key=lambda note: int(note["revision"]))
         noted: dict[str, Any] = {}
         for note in notes:
             for name in ("columns", "queries"):
@@ -148,7 +185,7 @@ class FileTable:
         if noted and {**known, **columns} == known and who.query in noted["queries"]:
             return
         note = {
-            "version": 1,
+            "version": VERSION,
             "revision": int(noted["revision"]) + 1 if noted else 0,
             "format": self.job.format,
             "partition_by": self.partition_by,
@@ -157,4 +194,9 @@ class FileTable:
             "queries": {who.query: who.feed},
         }
         line = spark.createDataFrame([(json.dumps(note),)], "value STRING")
-        line.coalesce(1).write.mode("append").text(f"{self.folder}/_feedapi/table")
+        line.coalesce(1).write.mode("append").text(f"{self.folder}/{_NOTES}")
+
+
+def _folder_of(who: Identity) -> str:
+    """Return the folder of a query's micro-batches within the table."""
+    return f"{who.column('feed')}={quote(who.feed, safe='')}/{who.column('query')}={who.query}"

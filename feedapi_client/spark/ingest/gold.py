@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -11,7 +12,14 @@ from pyspark.sql.types import StructType
 
 from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.job import Ingest, IngestError
-from feedapi_client.spark.ingest.tables import CatalogTable, retry_conflicts
+from feedapi_client.spark.ingest.tables import (
+    CatalogTable,
+    column,
+    identified,
+    quoted,
+    retry_conflicts,
+    transaction,
+)
 
 _NEW = "_feedapi_new_"
 _DELETED = "_feedapi_deleted"
@@ -42,10 +50,10 @@ def latest(
 def _newest(events: DataFrame, key: Sequence[str], prefix: str) -> DataFrame:
     # (depth, sequence) is the order of an entity's events. The partition makes the result the
     # same in every attempt, even where a key is not what the feed is partitioned by.
-    order = F.struct(*(F.col(f"{prefix}{name}") for name in ("depth", "sequence", "partition")))
+    order = F.struct(*(column(f"{prefix}{name}") for name in ("depth", "sequence", "partition")))
     # "*" and not `events.columns`: a declarative pipeline knows the columns only when it runs.
     row = F.max_by(F.struct(F.col("*")), order).alias("row")
-    return events.groupBy(*key).agg(row).select("row.*")
+    return events.groupBy(*map(column, key)).agg(row).select("row.*")
 
 
 def _deleted(delete_when: str) -> Column:
@@ -69,11 +77,11 @@ class GoldTable:
     def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
         """Raise `IngestError` when the query must not write here."""
         self._table.check(spark, who, schema)
-        if not spark.catalog.tableExists(self.name):
+        if who.resumed or not spark.catalog.tableExists(self.name):
             return
         table = spark.table(self.name)
         if who.query is not None:
-            table = table.where(F.col(who.column("query")) != who.query)
+            table = table.where(column(who.column("query")) != who.query)
         if not table.isEmpty():
             raise IngestError(
                 f"{self.name} holds the latest state from another query: the order of its events "
@@ -83,13 +91,7 @@ class GoldTable:
 
     def merge(self, rows: DataFrame, who: Identity, number: int) -> None:
         """Bring the table up to date with a micro-batch of `output`."""
-        named = rows.withColumns(
-            {
-                who.column("feed"): F.lit(who.feed),
-                who.column("query"): F.lit(who.query),
-                who.column("batch"): F.lit(number).cast("long"),
-            }
-        )
+        named = identified(rows, who, number)
         self._table.prepare(named.sparkSession, named.schema, who)
         newest = _newest(named, self.job.key, who.prefix)
         delete_when = self.job.delete_when
@@ -97,12 +99,13 @@ class GoldTable:
         source = newest.withColumn(_DELETED, deleted).withColumnsRenamed(
             {name: f"{_NEW}{name}" for name in newest.columns}
         )
-        retry_conflicts(lambda: self._merge(source, newest.columns, who))
+        with _settings(named.sparkSession, transaction(self.job, who, number)):
+            retry_conflicts(lambda: self._merge(source, newest.columns, who))
 
     def _merge(self, source: DataFrame, columns: Sequence[str], who: Identity) -> None:
-        same = [F.col(name) == F.col(f"{_NEW}{name}") for name in self.job.key]
+        same = [column(name) == column(f"{_NEW}{name}") for name in self.job.key]
         newer = _later(who.column("depth"), who.column("sequence"))
-        values = {name: F.col(f"{_NEW}{name}") for name in columns}
+        values = {quoted(name): column(f"{_NEW}{name}") for name in columns}
         deleted = F.col(_DELETED)
         merge = source.mergeInto(self.name, reduce(Column.__and__, same))
         merge = merge.whenMatched(newer & deleted).delete()
@@ -110,8 +113,24 @@ class GoldTable:
         merge.whenNotMatched(~deleted).insert(values).merge()
 
 
+@contextmanager
+def _settings(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
+    """Give Delta's MERGE options of a writer, which it takes from the session only.
+
+    Each streaming query writes its micro-batches in a session of its own.
+    """
+    names = {f"spark.databricks.delta.write.{name}": value for name, value in options.items()}
+    for name, value in names.items():
+        spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        for name in names:
+            spark.conf.unset(name)
+
+
 def _later(depth: str, sequence: str) -> Column:
-    new_depth, new_sequence = F.col(f"{_NEW}{depth}"), F.col(f"{_NEW}{sequence}")
-    return (new_depth > F.col(depth)) | (
-        (new_depth == F.col(depth)) & (new_sequence > F.col(sequence))
+    new_depth, new_sequence = column(f"{_NEW}{depth}"), column(f"{_NEW}{sequence}")
+    return (new_depth > column(depth)) | (
+        (new_depth == column(depth)) & (new_sequence > column(sequence))
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,7 +13,7 @@ from pyspark.sql import DataFrame
 
 Transform = Callable[[DataFrame, int], DataFrame | None]
 
-FILE_FORMATS = ("parquet", "orc", "json", "csv", "text", "avro")
+FILE_FORMATS = ("parquet", "orc", "json", "text", "avro")
 MERGING_FORMATS = ("delta", "iceberg")
 CORRUPT = "_corrupt"
 
@@ -47,6 +48,8 @@ class Ingest:
             fulfils it is deleted from `gold`.
         feed: name of the feed in column ``feed``. By default host and path of the URL.
         append: allow a new query to add to tables that hold rows of the same feed.
+        resume_from_table: go on where the tables end, with a new checkpoint: the place in the feed
+            is taken from `bronze`, or from `output` where that holds every event.
         prefix: put before the names of the columns that this library adds to `output` and `gold`,
             for payloads that have columns of the same names.
         keep_data: keep the payload as sent, in column ``data`` beside the typed columns.
@@ -76,6 +79,7 @@ class Ingest:
     delete_when: str | None = None
     feed: str | None = None
     append: bool = False
+    resume_from_table: bool = False
     prefix: str = ""
     keep_data: bool = True
     partition_by: Sequence[str] = ()
@@ -90,10 +94,18 @@ class Ingest:
 
     def __post_init__(self) -> None:
         trigger_options(self.trigger)
-        if not self.is_files and (self.checkpoint is None or self.staging is None):
+        if (
+            self.format != "csv"
+            and not self.is_files
+            and (self.checkpoint is None or self.staging is None)
+        ):
             raise IngestError(
                 f"format {self.format} writes to a table: say with --checkpoint and --staging "
                 "where the query keeps its own files"
+            )
+        if self.format == "csv":
+            raise IngestError(
+                "format csv can't hold the column headers, a map: take parquet, orc or json"
             )
         for problem in (*self._table_problems(), *self._gold_problems()):
             raise IngestError(problem)
@@ -114,6 +126,11 @@ class Ingest:
                 "compact_every needs format delta and a number of micro-batches from 1: folders of "
                 "files can't be compacted under their readers; see target_file_size"
             )
+        if self.resume_from_table and (self.whole_table is None or self.format == "text"):
+            found.append(
+                "--resume-from-table needs a table of every event with its partition, cursor and "
+                "sequence: bronze, or output without rejected and transform"
+            )
         given = {name.lower() for name in self.options}
         if given & {"urls", "feedcolumn"}:
             found.append(
@@ -124,6 +141,13 @@ class Ingest:
         if self.schema and self.options.get("payload", "string") != "string":
             found.append("a schema needs the payload as JSON text: leave out option payload")
         return found
+
+    @property
+    def whole_table(self) -> str | None:
+        """The table that holds every event, None where no table does."""
+        if self.bronze is not None:
+            return self.bronze
+        return None if self.rejected is not None or self.transform is not None else self.output
 
     def _gold_problems(self) -> Sequence[str]:
         if self.gold is None:
@@ -166,28 +190,49 @@ class Ingest:
         return self.checkpoint or f"{self.output.rstrip('/')}/{_OWN_FOLDER}/checkpoint"
 
     @property
-    def own_staging(self) -> str:
-        """The staging location below a folder of files."""
-        return f"{self.output.rstrip('/')}/{_OWN_FOLDER}/staging"
+    def staging_location(self) -> str:
+        """Where the source stages epochs, and the query its lease."""
+        given = {name.lower(): value for name, value in self.options.items()}
+        own = f"{self.output.rstrip('/')}/{_OWN_FOLDER}/staging"
+        return given.get("staginglocation") or self.staging or _as_url(own)
+
+    @property
+    def lease_name(self) -> str:
+        """The location of the checkpoint, the same for all its spellings."""
+        url = _as_url(self.checkpoint_location.rstrip("/"))
+        return f"s3{url[3:]}" if url.startswith("s3a:") else url
+
+
+def _as_url(path: str) -> str:
+    if "://" in path:
+        return path
+    return Path(path.removeprefix("file:")).resolve().as_uri()
 
 
 @dataclass
 class Summary:
-    """What one run wrote. `unparsed` is the number of events that did not fit the schema."""
+    """What one run wrote.
+
+    `rows` are those of `output`. `unparsed` is the number of events that did not fit the schema:
+    rows of `output`, or with `apart` of the table of rejected events.
+    """
 
     output: str
     batches: int = 0
     rows: int = 0
     unparsed: int = 0
     seconds: float = 0.0
+    apart: bool = False
 
     def __str__(self) -> str:
         rate = f", {self.rows / self.seconds:,.0f} rows/s" if self.seconds else ""
-        unparsed = f", {self.unparsed:,} of them not fitting the schema" if self.unparsed else ""
-        return (
-            f"{self.rows:,} rows{unparsed} in {self.batches} batches to {self.output} "
-            f"in {self.seconds:.1f} s{rate}"
-        )
+        rows = f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
+        if self.unparsed and self.apart:
+            rows += f" and {self.unparsed:,} rejected"
+        elif self.unparsed:
+            rows += f", {self.unparsed:,} of them not fitting the schema,"
+        batches = f"{self.batches} micro-batch{'' if self.batches == 1 else 'es'}"
+        return f"{rows} in {batches} to {self.output} in {self.seconds:.1f} s{rate}"
 
 
 def trigger_options(text: str) -> dict[str, Any]:

@@ -8,21 +8,24 @@ its rows is in the table.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import quote, unquote
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import LongType, StringType, StructField, StructType
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType
 
 from feedapi_client.retry import Backoff, retry_sync
 from feedapi_client.spark.ingest.identity import (
     Identity,
     check_missing,
     check_new_query,
+    check_old_checkpoint,
     check_other_feed,
+    forgotten,
 )
 from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.publishing import WrittenFiles
 
 _CONFLICT = re.compile(
     r"\bConcurrent\w*Exception|DELTA_CONCURRENT|DELTA_METADATA_CHANGED|MetadataChangedException|"
@@ -30,7 +33,15 @@ _CONFLICT = re.compile(
     r"ProtocolChangedException|CommitFailedException|ValidationException: Found conflicting"
 )
 _ATTEMPTS = 20
+_BEING_CREATED = re.compile(
+    r"DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|is not empty and also not a"
+)
+_ATTEMPTS_TO_CREATE = 8
 _PROPERTY = "feedapi.query."
+_MAPPING = "delta.columnMapping.mode"
+_NOT_IN_FILES = frozenset(" ,;{}()\n\t=")
+_BATCHES = 2**30
+"""Micro-batches in an epoch of a run, in the number of a transaction."""
 
 
 class CatalogTable:
@@ -62,12 +73,15 @@ class CatalogTable:
         """
         if not spark.catalog.tableExists(self.name):
             if who.last_batch >= 0 and not self.optional:
-                check_missing(self.name, who.last_batch)
+                check_missing(self.name, who.last_batch, forgotten(spark))
             return
         self._compare(spark, schema, who)
         if who.query is None:
-            own = F.col(who.column("feed")) == who.feed
-            if not self.job.append and not spark.table(self.name).where(own).isEmpty():
+            own = column(who.column("feed")) == who.feed
+            if (
+                not (self.job.append or who.resumed)
+                and not spark.table(self.name).where(own).isEmpty()
+            ):
                 check_new_query(self.name, who.feed)
             return
         feed = self._feed_of(spark, who.query)
@@ -75,21 +89,24 @@ class CatalogTable:
             check_missing(self.name, who.last_batch)
         if feed not in (None, who.feed):
             check_other_feed(self.name, who.feed, who.query)
+        check_old_checkpoint(self.name, who, self._last_unknown_batch(spark, who))
 
-    def write(self, rows: DataFrame, who: Identity, number: int) -> None:
-        """Write a micro-batch in place of an earlier attempt."""
-        named = rows.withColumns(
-            {
-                who.column("feed"): F.lit(who.feed),
-                who.column("query"): F.lit(who.query),
-                who.column("batch"): F.lit(number).cast("long"),
-            }
-        )
+    def _last_unknown_batch(self, spark: SparkSession, who: Identity) -> int:
+        """Return the last micro-batch that the checkpoint does not know, -1 without one."""
+        batch = column(who.column("batch"))
+        unknown = (column(who.column("query")) == who.query) & (batch > who.last_offset)
+        found = spark.table(self.name).where(unknown).agg(F.max(batch)).first()
+        return -1 if found is None or found[0] is None else int(found[0])
+
+    def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
+        """Write a micro-batch in place of an earlier attempt. Nothing is left to be published."""
+        named = identified(rows, who, number)
         self.prepare(named.sparkSession, named.schema, who)
-        own = (F.col(who.column("query")) == who.query) & (F.col(who.column("batch")) == number)
+        own = (column(who.column("query")) == who.query) & (column(who.column("batch")) == number)
         columns = self._aligned(named)
-        options = dict(self.job.writer_options)
+        options = {**self.job.writer_options, **transaction(self.job, who, number)}
         retry_conflicts(lambda: columns.writeTo(self.name).options(**options).overwrite(own))
+        return []
 
     def batches(
         self, spark: SparkSession, who: Identity, numbers: Sequence[int]
@@ -97,8 +114,8 @@ class CatalogTable:
         """Return the rows of these micro-batches of the query, None when there are none."""
         if not numbers or not spark.catalog.tableExists(self.name):
             return None
-        batch = F.col(who.column("batch")).between(min(numbers), max(numbers))
-        return spark.table(self.name).where((F.col(who.column("query")) == who.query) & batch)
+        batch = column(who.column("batch")).between(min(numbers), max(numbers))
+        return spark.table(self.name).where((column(who.column("query")) == who.query) & batch)
 
     def prepare(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         """Create the table, or add the columns that are new."""
@@ -127,28 +144,35 @@ class CatalogTable:
             retry_conflicts(lambda: spark.sql(sql))
 
     def _create(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
-        nullable = StructType([StructField(f.name, f.dataType) for f in schema])
-        empty = spark.createDataFrame([], nullable).writeTo(self.name).using(self.job.format)
-        empty = empty.options(**self.job.writer_options)
-        empty = empty.tableProperty(f"{_PROPERTY}{who.query}", quote(who.feed, safe=""))
+        # SQL, because `DataFrameWriterV2.partitionedBy` parses names, quoted or not.
+        properties = {f"{_PROPERTY}{who.query}": quote(who.feed, safe="")}
+        if self._needs_mapping(schema):
+            properties[_MAPPING] = "name"
+        sql = f"CREATE TABLE IF NOT EXISTS {self.name} ({_columns(schema)}) USING {self.job.format}"
+        if self.job.writer_options:
+            sql += f" OPTIONS ({_assignments(self.job.writer_options)})"
         if self.partition_by:
-            empty = empty.partitionedBy(*[F.col(name) for name in self.partition_by])
-
-        def create() -> None:
-            if not spark.catalog.tableExists(self.name):
-                empty.create()
-
-        retry_conflicts(create)  # another query may create it at the same time
+            sql += f" PARTITIONED BY ({', '.join(map(quoted, self.partition_by))})"
+        sql += f" TBLPROPERTIES ({_assignments(properties)})"
+        # Another query may create it at the same time. Its folder is there before its first commit.
+        creating = Backoff(attempts=_ATTEMPTS_TO_CREATE, max_delay=2.0, retry_if=_is_being_created)
+        retry_conflicts(lambda: retry_sync(lambda: spark.sql(sql), creating))
 
     def _add_columns(self, spark: SparkSession, schema: StructType) -> None:
         known = {name.lower() for name in spark.table(self.name).columns}
-        new = ", ".join(
-            f"`{field.name}` {field.dataType.simpleString()}"
-            for field in schema
-            if field.name.lower() not in known
-        )
-        if new:
-            retry_conflicts(lambda: spark.sql(f"ALTER TABLE {self.name} ADD COLUMNS ({new})"))
+        new = StructType([field for field in schema if field.name.lower() not in known])
+        if not new.fields:
+            return
+        if self._needs_mapping(new):
+            mapping = f"ALTER TABLE {self.name} SET TBLPROPERTIES ('{_MAPPING}' = 'name')"
+            retry_conflicts(lambda: spark.sql(mapping))
+        sql = f"ALTER TABLE {self.name} ADD COLUMNS ({_columns(new)})"
+        retry_conflicts(lambda: spark.sql(sql))
+
+    def _needs_mapping(self, schema: StructType) -> bool:
+        """Whether Delta takes the names only under names of its own in the files."""
+        names = "".join(field.name for field in schema)
+        return self.job.format == "delta" and not _NOT_IN_FILES.isdisjoint(names)
 
     def _aligned(self, rows: DataFrame) -> DataFrame:
         """Return the rows with all columns of the table: those that they lack are null."""
@@ -156,7 +180,7 @@ class CatalogTable:
         table = rows.sparkSession.table(self.name).schema
         return rows.select(
             *(
-                F.col(given[field.name.lower()]).alias(field.name)
+                column(given[field.name.lower()]).alias(field.name)
                 if field.name.lower() in given
                 else F.lit(None).cast(field.dataType).alias(field.name)
                 for field in table
@@ -188,6 +212,66 @@ class CatalogTable:
             )
 
 
+def quoted(name: str) -> str:
+    """Return the name of a column as SQL takes it, whatever is in it."""
+    return "`{}`".format(name.replace("`", "``"))
+
+
+def _columns(schema: StructType) -> str:
+    return ", ".join(f"{quoted(field.name)} {_sql_type(field.dataType)}" for field in schema)
+
+
+def _sql_type(kind: DataType) -> str:
+    """Return the type as SQL takes it, whatever the names in it are. Everything may be null."""
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{_sql_type(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{_sql_type(kind.keyType)}, {_sql_type(kind.valueType)}>"
+    if isinstance(kind, StructType):
+        fields = (f"{quoted(field.name)}: {_sql_type(field.dataType)}" for field in kind)
+        return f"STRUCT<{', '.join(fields)}>"
+    return kind.simpleString()
+
+
+def _assignments(given: Mapping[str, str]) -> str:
+    def text(value: str) -> str:
+        escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+        return f"'{escaped}'"
+
+    return ", ".join(f"{text(name)} = {text(value)}" for name, value in given.items())
+
+
+def column(name: str) -> Column:
+    """Return the column of that name, which may hold dots and spaces."""
+    return F.col(quoted(name))
+
+
+def identified(rows: DataFrame, who: Identity, number: int) -> DataFrame:
+    """Return the rows with the columns that a replay is found by.
+
+    They come first: Delta keeps statistics of the first 32 columns only, and without them each
+    micro-batch would look into every file.
+    """
+    return rows.select(
+        F.lit(who.feed).alias(who.column("feed")),
+        F.lit(who.query).alias(who.column("query")),
+        F.lit(number).cast("long").alias(who.column("batch")),
+        F.col("*"),
+    )
+
+
+def transaction(job: Ingest, who: Identity, number: int) -> dict[str, str]:
+    """Return what lets Delta drop a write to a table that a later run has written to.
+
+    Delta keeps the number of the last transaction of each application in the table, and compares
+    it in the commit itself: a run that wakes up late changes nothing, however late it is.
+    """
+    if job.format != "delta":
+        return {}
+    version = who.epoch * _BATCHES + number
+    return {"txnAppId": f"feedapi-{who.query}", "txnVersion": str(version)}
+
+
 def retry_conflicts(write: Callable[[], object]) -> None:
     """Write, and write again after a conflict with another writer of the table.
 
@@ -197,6 +281,10 @@ def retry_conflicts(write: Callable[[], object]) -> None:
 
     backoff = Backoff(attempts=_ATTEMPTS, max_delay=5.0, retry_if=_is_conflict)
     retry_sync(write, backoff)
+
+
+def _is_being_created(error: Exception) -> bool:
+    return bool(_BEING_CREATED.search(str(error)))
 
 
 def _is_conflict(error: Exception) -> bool:

@@ -1,15 +1,22 @@
-"""`EpochPlan`: what one epoch reads. Imports no Spark."""
+"""`EpochPlan`: what one epoch reads, how it is stored, and option ``partitions``. Imports no Spark.
+
+The plan of one feed is stored as it was before a query could read several: a checkpoint of an
+earlier version goes on, and that version can read what this one stores of such a query.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from feedapi_client.model import FIRST, FeedInfo, Position
 from feedapi_client.options import FetchOptions
-from feedapi_client.spark.plan.selection import only
+from feedapi_client.spark.source_options import OptionError, SourceOptions
+from feedapi_client.spark.staging.format import compress, decompress, pack, unpack
+from feedapi_client.spark.staging.staging_errors import StagingError
 from feedapi_client.spark.target import Target
 
 DEFAULT_TASKS = 32
@@ -30,6 +37,8 @@ class FetchTask:
     fetch: FetchOptions
     limit: int | None
     """Maximum number of events of each partition."""
+    max_bytes: int | None = None
+    """Bytes of each partition after which no further batch is read."""
     feed: str = ""
     """URL of the feed, without secrets."""
     source: int | None = 0
@@ -55,6 +64,10 @@ class FeedPlan(msgspec.Struct, kw_only=True):
     """The partitions to read, one list a task."""
     limit: int | None
     """Maximum number of events of each partition."""
+    max_bytes: int | msgspec.UnsetType = msgspec.UNSET
+    """Bytes of each partition after which no further batch is read."""
+    late: dict[int, float] | msgspec.UnsetType = msgspec.UNSET
+    """The drained partitions that are asked again, until when: seconds since 1970."""
     chosen: list[int] | None = None
     """What option ``partitions`` named when the plan was made."""
     version: int = PLAN_VERSION
@@ -87,6 +100,7 @@ class FeedPlan(msgspec.Struct, kw_only=True):
             self._task_info(group),
             fetch,
             self.limit,
+            self.max_bytes or None,
             self.name or feed,
             source,
         )
@@ -137,3 +151,86 @@ def split_into_groups(
         return []
     tasks = -(-len(partitions) // size) if size else min(len(partitions), max(1, tasks))
     return [partitions[task::tasks] for task in range(tasks)]
+
+
+# ---------------------------------------------------------------------- storage
+
+NEWEST = PLAN_VERSION_OF_SEVERAL
+"""The newest format that can be read."""
+
+
+class _Versioned(msgspec.Struct):
+    version: int = 0
+
+
+def encode(plan: EpochPlan) -> bytes:
+    """Return the object to stage."""
+    stored = plan.feeds[0] if len(plan.feeds) == 1 else plan
+    return pack({"kind": "plan"}, [[compress(msgspec.json.encode(stored))]])
+
+
+def decode(content: bytes, key: str) -> EpochPlan:
+    """Return the plan in a staged object.
+
+    Raises:
+        StagingError: the object is torn, or of a newer version of this package.
+    """
+    text = decompress(unpack(content, key)[1][0], key)
+    version = msgspec.json.decode(text, type=_Versioned).version
+    if version > NEWEST:
+        raise StagingError(
+            f"the plan {key} was written by a newer version of feedapi_client (format {version}, "
+            f"this one reads up to {NEWEST}): run the query with that version again"
+        )
+    if version == PLAN_VERSION_OF_SEVERAL:
+        return msgspec.json.decode(text, type=EpochPlan)
+    return EpochPlan(feeds=[msgspec.json.decode(text, type=FeedPlan)])
+
+
+# ---------------------------------------------------------------------- option partitions
+
+
+def check_partitions(
+    options: SourceOptions,
+    info: FeedInfo,
+    named: AbstractSet[int] | None = None,
+    option: str = "partitions",
+) -> None:
+    """Raise `OptionError` when an option names a partition that the feed does not list.
+
+    `named` are those of them to check; by default all of option ``partitions``.
+    """
+    missing = sorted((named or options.partitions or frozenset()) - info.partitions.keys())
+    if missing:
+        raise OptionError(
+            f"feedapi source: option {option} names {', '.join(map(str, missing[:8]))}, which "
+            "the feed does not list"
+        )
+
+
+def added_partitions(options: SourceOptions, chosen: Collection[int] | None) -> frozenset[int]:
+    """Return the partitions that option ``partitions`` names now, and did not name before.
+
+    Arguments:
+        options: of the query that starts again.
+        chosen: what the option named when the last plan was made.
+
+    Raises:
+        OptionError: the option no longer names one that it named. Its descendants can't be told
+            from those of others.
+    """
+    if options.partitions is None or chosen is None:
+        return frozenset()
+    removed = sorted(set(chosen) - options.partitions)
+    if removed:
+        raise OptionError(
+            f"feedapi source: option partitions no longer names {', '.join(map(str, removed[:8]))}."
+            " A query can get more partitions when it starts again, not fewer: name them too, or "
+            "start a new query with a checkpoint location of its own"
+        )
+    return options.partitions - set(chosen)
+
+
+def only(info: FeedInfo, partitions: Collection[int]) -> FeedInfo:
+    """Return the discovery with these partitions only, as much as a task needs of it."""
+    return replace(info, partitions={id: info.partitions[id] for id in partitions})

@@ -1,16 +1,26 @@
-"""When each partition is asked for news (R15). No I/O; imports no Spark."""
+"""When partitions are asked for news: open ones (R15), and ended ones for a while (R6).
+
+Imports no Spark.
+"""
 
 from __future__ import annotations
 
 import heapq
 import math
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import count
+from typing import Generic, TypeVar
 
+from feedapi_client.lineage.planner import Planner, State
+from feedapi_client.model import FeedInfo
 from feedapi_client.options import Limits
+from feedapi_client.runtime.late import ASKED_FOR_SECONDS
 
+T = TypeVar("T")
 IDLE_POLLS_PER_SECOND = 50
 """Requests a second to all idle partitions together, where option maxPollInterval is not given."""
 _EXPECTED_AFTER = 3
@@ -106,6 +116,11 @@ class PollSchedule:
                 due.append(partition)
         return due
 
+    def overdue(self) -> set[int]:
+        """Return the partitions whose poll is due, and leave them in the schedule."""
+        now = self._clock()
+        return {p for at, ticket, p in self._heap if at <= now and self._is_valid(p, ticket)}
+
     def wait(self) -> float:
         """Return the seconds until the next poll is due; infinity when there is none."""
         while self._heap and not self._is_valid(self._heap[0][2], self._heap[0][1]):
@@ -130,3 +145,133 @@ class PollSchedule:
     def _next_pause(self, pause: float) -> float:
         share = self._idle / IDLE_POLLS_PER_SECOND if self._bounded else 0.0
         return min(max(2 * pause, share), max(self._longest, share))
+
+
+class ListedEnds:
+    """`lastCursor` of open partitions in the last discovery.
+
+    They are ends only of a read without a selection of events.
+    """
+
+    def __init__(self) -> None:
+        self._ends: dict[int, str] = {}
+
+    def moved(self, info: FeedInfo, lineage: Planner) -> Iterator[int]:
+        """Yield the caught up partitions whose listed end moved on to another cursor."""
+        before, self._ends = self._ends, {}
+        for listed in info.partitions.values():
+            if listed.closed or listed.last_cursor is None:
+                continue
+            self._ends[listed.id] = listed.last_cursor
+            entry = lineage.entries.get(listed.id)
+            if entry is None or entry.state is not State.CAUGHT_UP:
+                continue
+            if listed.last_cursor not in (entry.cursor, before.get(listed.id)):
+                yield listed.id
+
+
+@dataclass(slots=True)
+class _Look:
+    until: float
+    due: float
+    pause: float
+
+
+class LateLooks:
+    """When partitions are asked again whose end only empty answers have shown.
+
+    As in a `FeedConsumer` that is done for ten minutes, after pauses that double. A query that
+    starts later asks once more, however late: a run of ``availableNow`` lasts seconds.
+
+    Arguments:
+        stored: what the last plan holds.
+        pause: seconds before the first look.
+    """
+
+    def __init__(self, stored: Mapping[int, float], pause: float) -> None:
+        self._pause = pause
+        now = time.monotonic()
+        self._looks = {id: _Look(until, now, pause) for id, until in stored.items()}
+
+    def __len__(self) -> int:
+        return len(self._looks)
+
+    def __contains__(self, partition: object) -> bool:
+        return partition in self._looks
+
+    def drained(self, partition: int) -> None:
+        """Ask the partition again for a while."""
+        due = time.monotonic() + self._pause
+        self._looks[partition] = _Look(time.time() + ASKED_FOR_SECONDS, due, self._pause)
+
+    def due(self, drained: Collection[int]) -> list[int]:
+        """Return the partitions to ask now; forget those that are not `drained` and closed."""
+        now = time.monotonic()
+        self._looks = {id: look for id, look in self._looks.items() if id in drained}
+        return [id for id, look in self._looks.items() if look.due <= now]
+
+    def asked(self, partition: int, *, failed: object) -> None:
+        """Set the next look after one. One that `failed` is repeated, whatever the time."""
+        look = self._looks[partition]
+        if not failed and time.time() > look.until:
+            del self._looks[partition]
+            return
+        look.pause *= 2
+        look.due = time.monotonic() + look.pause
+
+    def found(self, partition: int) -> None:
+        """Forget the partition: it is read again."""
+        self._looks.pop(partition, None)
+
+    def stored(self) -> dict[int, float]:
+        """Return what the plan holds."""
+        return {id: look.until for id, look in self._looks.items()}
+
+
+class PatientCall(Generic[T]):
+    """A call that goes on in the background where it takes long. Not thread-safe.
+
+    Arguments:
+        name: of the thread.
+        patience: seconds that the caller waits for it; None until it is over.
+    """
+
+    def __init__(self, name: str, patience: float | None) -> None:
+        self._name = name
+        self._patience = patience
+        self._running: Future[T] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a call began whose result `next` did not return yet."""
+        return self._running is not None
+
+    def next(self, call: Callable[[], T], *, wait: bool = False) -> T | None:
+        """Return the result of the call that is running, or of this one; None while it goes on.
+
+        Arguments:
+            wait: whether to wait until it is over, however long that takes.
+
+        Raises what the call raises. The next one begins anew then.
+        """
+        if self._patience is None or wait:
+            return call()
+        found = self._running or self._begin(call, self._patience)
+        if not found.done():
+            return None
+        self._running = None
+        return found.result()
+
+    def _begin(self, call: Callable[[], T], patience: float) -> Future[T]:
+        found = self._running = Future[T]()
+        # A daemon: a process that ends does not wait for a feed that is down.
+        threading.Thread(target=_run, args=(call, found), name=self._name, daemon=True).start()
+        wait([found], timeout=patience)
+        return found
+
+
+def _run(call: Callable[[], T], found: Future[T]) -> None:
+    try:
+        found.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - `next` raises it
+        found.set_exception(error)

@@ -2,18 +2,21 @@
 
 python -m feedapi_client.spark.staging LOCATION
 python -m feedapi_client.spark.staging LOCATION --older-than 30 --delete
+python -m feedapi_client.spark.staging LOCATION --offsets RUN
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import timedelta
 
-from feedapi_client.spark.options import OptionError
-from feedapi_client.spark.staging.errors import StagingError
-from feedapi_client.spark.staging.runs import delete_runs, is_older, staged_runs
+from feedapi_client.spark.source_options import OptionError
+from feedapi_client.spark.staging.runs import delete_runs, is_older, read_offsets, staged_runs
+from feedapi_client.spark.staging.staging_errors import StagingError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,10 +38,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         action="store_true",
         help="delete them: a query whose run is gone can't start again from its checkpoint",
     )
+    parser.add_argument(
+        "--offsets",
+        metavar="RUN",
+        help="print the cursors of a run as JSON, one line for each feed: option startingCursors "
+        "of a new query takes them",
+    )
     given = parser.parse_args(arguments)
     if given.delete and not given.older_than:
         parser.error("--delete needs --older-than DAYS")
     try:
+        if given.offsets:
+            for offsets in read_offsets(given.location, given.offsets):
+                sys.stdout.write(f"{json.dumps(asdict(offsets))}\n")
+            return 0
         runs = staged_runs(given.location)
         old = [run for run in runs if is_older(run, timedelta(days=given.older_than))]
         for run in old:

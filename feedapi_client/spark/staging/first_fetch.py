@@ -16,12 +16,11 @@ import orjson
 import pyarrow as pa
 
 from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.spark.connection import FeedConnection
+from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader
-from feedapi_client.spark.options import SourceOptions
 from feedapi_client.spark.plan.epoch import FetchTask
 from feedapi_client.spark.schema import Payload, RowBuilder
-from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
+from feedapi_client.spark.source_options import SourceOptions
 from feedapi_client.spark.staging.format import (
     Section,
     compress,
@@ -31,6 +30,7 @@ from feedapi_client.spark.staging.format import (
     unpack,
 )
 from feedapi_client.spark.staging.location import Staging
+from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 from feedapi_client.spark.target import FetchResult, Target
 
 GRACE_PERIOD = 10.0
@@ -72,6 +72,8 @@ class _Compressed:
     """The events of one partition, compressed as they are fetched."""
 
     def __init__(self, *, headers: bool) -> None:
+        self.bytes = 0
+        """Bytes that the events took in the responses."""
         self.checkpoints: list[tuple[int, str]] = []
         self.events = Section()
         self.headers = Section() if headers else None
@@ -79,6 +81,7 @@ class _Compressed:
     def add(self, batch: CheckpointedEvents) -> None:
         if not batch.events:
             return
+        self.bytes += batch.size
         self.events.add(b"\n".join([event._payload for event in batch.events]))
         self.events.add(b"\n")
         if self.headers is not None:
@@ -102,8 +105,11 @@ def fetch_task(options: SourceOptions, task: FetchTask) -> bytes:
         return sum(one.events.size for one in fetched) > options.limits.max_buffered_bytes
 
     def read(target: Target, into: _Compressed) -> FetchResult:
+        def enough() -> bool:
+            return full() or (task.max_bytes is not None and into.bytes >= task.max_bytes)
+
         reader = PartitionReader(
-            connection, target, limit=task.limit, full=full, grace_period=GRACE_PERIOD
+            connection, target, limit=task.limit, full=enough, grace_period=GRACE_PERIOD
         )
         return reader.read(into.add)
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import orjson
 
-from feedapi_client.spark.staging.errors import StagingError
+from feedapi_client.spark.staging.staging_errors import StagingError
 
 try:
     import zstandard
@@ -44,7 +44,16 @@ def pack(header: Any, sections: Sequence[Iterable[bytes]] = ()) -> bytes:
 
 
 def header_size(start: bytes, key: str) -> int:
-    """Return the number of bytes of prefix and header. Raises `StagingError` for a torn object."""
+    """Return the number of bytes of prefix and header.
+
+    Raises:
+        StagingError: the object is torn, or of a newer version of this package.
+    """
+    if start[:3] == MAGIC[:3] and start[3:4] > MAGIC[3:]:
+        raise StagingError(
+            f"staged object {key} was written by a newer version of feedapi_client: run the query "
+            "with that version again"
+        )
     if len(start) < _PREFIX.size or start[:4] != MAGIC:
         raise _torn(key)
     return _PREFIX.size + int(_PREFIX.unpack_from(start)[1])

@@ -15,15 +15,15 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from feedapi_client.spark.options import OptionError
-from feedapi_client.spark.staging.errors import MissingObjectError, StagingError
+from feedapi_client.spark.source_options import OptionError
 from feedapi_client.spark.staging.format import header_size, unpack_header
+from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
 try:
     import obstore
@@ -54,11 +54,15 @@ class Staging:
     """The objects of one run.
 
     Picklable: every process opens the location for itself. All methods may be called concurrently.
+
+    Arguments:
+        settings: as of `open_store`.
     """
 
-    def __init__(self, location: str, run: str) -> None:
+    def __init__(self, location: str, run: str, settings: Mapping[str, str] | None = None) -> None:
         self.location = location
         self.run = run
+        self.settings = settings or {}
         self._store: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,7 +75,7 @@ class Staging:
     def store(self) -> Any:
         """The obstore store, opened at first use. Raises `StagingError`."""
         if self._store is None:
-            self._store = open_store(self.location)
+            self._store = open_store(self.location, self.settings)
         return self._store
 
     def plan_key(self, epoch: int) -> str:
@@ -174,24 +178,35 @@ class Staging:
 
     def keep_alive(self) -> None:
         """Note that a query uses the run, for a later clean-up. Raises `StagingError`."""
-        key = f"{self.run}/alive"
+        self.replace(f"{self.run}/alive", b"")
+
+    def replace(self, key: str, content: bytes) -> None:
+        """Write the object, whether it exists or not. Raises `StagingError`."""
         try:
-            obstore.put(self.store, key, b"", use_multipart=False)
+            obstore.put(self.store, key, content, use_multipart=False)
         except (BaseError, OSError) as error:
             raise self._failed("write", key, error) from error
+
+    def delete(self, key: str) -> None:
+        """Delete the object if it exists. Raises `StagingError`."""
+        try:
+            _delete(self.store, key)
+        except (BaseError, OSError) as error:
+            raise self._failed("delete", key, error) from error
 
     def _failed(self, verb: str, key: str, error: Exception) -> StagingError:
         reason = _reason(error, self.location)
         return StagingError(f"could not {verb} the staged object {key}: {reason}")
 
 
-def open_store(location: str) -> Any:
+def open_store(location: str, settings: Mapping[str, str] | None = None) -> Any:
     """Return the obstore store of a URL or a plain path.
 
     Arguments:
         location: ``s3://`` (or ``s3a://``), ``gs://``, ``az://`` (or ``abfss://``), ``file://`` or
             a path. Region, endpoint and credentials come from the environment of this process, as
             for every tool of that cloud.
+        settings: ``AWS_*`` variables that the environment lacks.
 
     Raises:
         StagingError: it can't be opened. The message says why, and never quotes the URL.
@@ -202,7 +217,12 @@ def open_store(location: str) -> Any:
         why = _NO_STORE.get(scheme, f"staging locations can't be {scheme}: URLs: ")
         raise StagingError(why + _WAYS)
     try:
-        return from_url(url, mkdir=True) if scheme == "file" else from_url(url)
+        if scheme == "file":
+            return from_url(url, mkdir=True)
+        config: Any = dict(settings or {})
+        allow_http = config.pop("AWS_ALLOW_HTTP", None)
+        more: dict[str, Any] = {"client_options": {"allow_http": True}} if allow_http else {}
+        return from_url(url, config=config or None, **more)
     except (BaseError, OSError, ValueError, TypeError) as error:
         # The chained error would quote the URL, which may hold a secret.
         raise StagingError(
@@ -243,13 +263,20 @@ def default_location() -> str:
     Raises:
         OptionError: the folder belongs to another user, who could read and change events.
     """
-    folder = Path(tempfile.gettempdir()) / f"feedapi-staging-{os.getuid()}"
+    return private_folder("feedapi-staging", "set option stagingLocation").as_uri()
+
+
+def private_folder(name: str, advice: str = "set TMPDIR to a folder of your own") -> Path:
+    """Return a temporary folder of this user on this machine.
+
+    Raises:
+        OptionError: it belongs to another user, who could read and change what is there.
+    """
+    folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
-        raise OptionError(
-            f"feedapi source: {folder} belongs to another user: set option stagingLocation"
-        )
-    return folder.as_uri()
+        raise OptionError(f"feedapi source: {folder} belongs to another user: {advice}")
+    return folder
 
 
 def _delete(store: Any, key: str) -> None:

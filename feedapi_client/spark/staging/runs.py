@@ -1,4 +1,4 @@
-"""The runs in a staging location, and the clean-up of those that no query needs. Imports no Spark.
+"""The runs in a staging location, and the clean-up of those that no query needs.
 
 A query keeps two epochs of its run. A run is left behind by a query that will never start again,
 and by a driver that died before Spark had logged its first offset.
@@ -7,10 +7,15 @@ and by a driver that died before Spark had logged its first offset.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from feedapi_client.spark.plan.epoch import decode
+from feedapi_client.spark.staging.first_fetch import results_in
+from feedapi_client.spark.staging.lease import delete_lease
 from feedapi_client.spark.staging.location import Staging, listed, open_store
+from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
 UNSTARTED_AFTER = timedelta(days=1)
 """Age from which on a run without any fetched event is deleted by the next new query."""
@@ -60,9 +65,50 @@ def staged_runs(location: str) -> list[StagedRun]:
     return sorted(runs, key=lambda run: run.last_used)
 
 
+@dataclass(frozen=True, slots=True)
+class FeedOffsets:
+    """The cursors of one feed before and after the last micro-batch of a run."""
+
+    feed: str
+    epoch: int
+    """Number of the micro-batch."""
+    before: dict[int, str]
+    after: dict[int, str]
+    """Where the next micro-batch begins, once the sink has this one."""
+
+
+def read_offsets(location: str, run: str) -> list[FeedOffsets]:
+    """Return the cursors of a run, for each of its feeds.
+
+    Raises:
+        StagingError: there is no such run, or the location failed.
+    """
+    staging = Staging(location, run)
+    keys = [key for key, _, _ in listed(staging.store, f"{run}/plan")]
+    if not keys:
+        raise StagingError(f"there is no run {run} in the staging location")
+    epoch = max(int(key.rpartition("/")[2]) for key in keys)
+    key = staging.plan_key(epoch)
+    plan = decode(staging.read(key), key)
+    found = []
+    for feed in plan.feeds:
+        before = {partition: position.cursor for partition, position in feed.positions.items()}
+        found.append(FeedOffsets(feed.name, epoch, before, dict(before)))
+    for number, (feed_number, _) in enumerate(plan.groups()):
+        with suppress(MissingObjectError):  # not fetched yet
+            header = staging.read_header(staging.data_key(epoch, number))
+            for result in results_in(header):
+                found[feed_number].after[result.partition] = result.cursor
+    return found
+
+
 def delete_runs(location: str, runs: Iterable[StagedRun]) -> int:
     """Delete the runs, and return the number of objects. Raises `StagingError`."""
-    return sum(Staging(location, run.run).delete_all() for run in runs)
+    deleted = 0
+    for one in runs:
+        deleted += Staging(location, one.run).delete_all()
+        delete_lease(location, one.run)
+    return deleted
 
 
 def sweep_unstarted(location: str) -> int:

@@ -32,16 +32,18 @@ that supports only one.
 from __future__ import annotations
 
 from feedapi_client.testing.contracts.administration import AdministrationTests
-from feedapi_client.testing.contracts.failures import FailureTests
+from feedapi_client.testing.contracts.contract_positions import advanced, opening
+from feedapi_client.testing.contracts.done_contract import DoneTests
 from feedapi_client.testing.contracts.fencing import FencingTests
-from feedapi_client.testing.contracts.leases import LeaseStoreContract
-from feedapi_client.testing.contracts.positions import advanced, opening
+from feedapi_client.testing.contracts.lease_contract import LeaseStoreContract
 from feedapi_client.testing.contracts.saving import SavingTests
+from feedapi_client.testing.contracts.storage_failures import FailureTests
 from feedapi_client.testing.contracts.transactions import TransactionTests
 
 __all__ = [
     "AdministrableStoreContract",
     "CursorStoreContract",
+    "DoneStoreContract",
     "LeaseStoreContract",
     "advanced",
     "opening",
@@ -54,3 +56,7 @@ class CursorStoreContract(SavingTests, FencingTests, TransactionTests, FailureTe
 
 class AdministrableStoreContract(CursorStoreContract, AdministrationTests):
     """What `AdministrableStore` promises beyond that, as tests."""
+
+
+class DoneStoreContract(DoneTests):
+    """What `DoneStore` promises beyond `CursorStore`, as tests. Run both."""

@@ -11,14 +11,14 @@ import pytest
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import AdministrableStore, CursorStore
-from feedapi_client.testing.contracts.base import StoreContract
-from feedapi_client.testing.contracts.positions import (
+from feedapi_client.testing.contracts.contract_positions import (
     ALL_PARTITIONS,
     FEED,
     SPECIAL_TEXTS,
     advanced,
     opening,
 )
+from feedapi_client.testing.contracts.store_contract import StoreContract
 
 MOVED = FeedKey("https://elsewhere.test:8443/feed", FEED.name)
 

@@ -12,8 +12,8 @@ import pytest
 from feedapi_client.errors import FencedError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.testing.contracts.base import StoreContract
-from feedapi_client.testing.contracts.positions import FEED, advanced, opening
+from feedapi_client.testing.contracts.contract_positions import FEED, advanced, opening
+from feedapi_client.testing.contracts.store_contract import StoreContract
 
 CONSUMERS = 8
 

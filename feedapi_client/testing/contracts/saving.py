@@ -9,14 +9,14 @@ import pytest
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import LAST, FeedKey, Position
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.testing.contracts.base import StoreContract
-from feedapi_client.testing.contracts.positions import (
+from feedapi_client.testing.contracts.contract_positions import (
     ALL_PARTITIONS,
     FEED,
     SPECIAL_TEXTS,
     advanced,
     opening,
 )
+from feedapi_client.testing.contracts.store_contract import StoreContract
 
 
 class SavingTests(StoreContract):

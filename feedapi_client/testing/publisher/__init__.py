@@ -37,6 +37,8 @@ API::
       close(partition); reopen(partition)
       split(partition, into=2 | ids, *, method="starts-after" | "cursor-from", key=None)
           -> tuple[int, ...]
+      roll_back(partition)          undo a split by cursor transfer: the old id is open again
+      roll_forward(partition) -> tuple[int, ...]
       merge(partitions, into=None) -> int
       add(partition=None, *, starts_after=None, cursor_from=(), closed=False) -> int
                                     any topology, also an illegal one
@@ -50,15 +52,16 @@ API::
       quirks
       bearer                        requests without that bearer token: 401, with another: 403
       require_query                 {name: value} that requests need, else 403
+      rate_limit                    RateLimit(per_second, burst=1, status=429, retry_after=None)
       type_field                    the payload field of event types, "type"
     Faults
-      fail(fault, *, on="fetch" | "discovery" | "any", partition=None, times=1 | None, after=0)
-          -> FaultRule
+      fail(fault, *, on="fetch" | "discovery" | "any", partition=None, times=1 | None, after=0,
+           seconds=None, share=1.0) -> FaultRule
       heal(); faults -> list[FaultRule]
     Traffic
       requests -> list[Request]     kind, partition, cursor, token, query, headers, path, time,
                                     status
-      counters                      "discovery", "fetch", "fetch 409" ...
+      counters                      "discovery", "fetch", "fetch 409", "refused" ...
       in_flight, max_in_flight      responses in flight
       bytes_sent                    of bodies
       clear_requests()
@@ -76,7 +79,8 @@ Edit(change the discovery), Rewrite(bytes -> bytes), Reset(after_bytes, after_li
 Truncate(after_bytes, after_lines, chunked), BrokenChunk(), CutLine(after_lines, text),
 ErrorText(after_lines), NoFinalNewline(), NoCheckpoint(keep), SameCheckpoint(), EmptyPage(moving),
 EndlessLine(), EndlessRun(), UnknownCommands(commands), ExtraFields(), Delay(seconds),
-Hang(after_bytes, after_lines), Trickle(piece, interval), Gzip(), Both((fault, fault, ...)), or a
+Hang(after_bytes, after_lines), Trickle(piece, interval), Gzip(), Lag(seconds, ahead),
+Maintenance(body), Empty(), DroppedQuery(), NoPartitions(null), Both((fault, fault, ...)), or a
 function of your own.
 
 A cursor-from split redistributes the whole history. When the partition itself starts after another
@@ -88,15 +92,15 @@ what you test.
 from __future__ import annotations
 
 from feedapi_client.testing.publisher import faults
+from feedapi_client.testing.publisher.asgi import Publisher
 from feedapi_client.testing.publisher.faults.rules import Fault, FaultRule, FaultTarget
 from feedapi_client.testing.publisher.feed import Filter
-from feedapi_client.testing.publisher.publisher import Publisher
 from feedapi_client.testing.publisher.quirks import Quirks
 from feedapi_client.testing.publisher.requests import Request
 from feedapi_client.testing.publisher.responses import Response
 from feedapi_client.testing.publisher.routing import Payload, default_key
 from feedapi_client.testing.publisher.topology import DIALECTS, SplitMethod
-from feedapi_client.testing.publisher.traffic import KEPT_REQUESTS
+from feedapi_client.testing.publisher.traffic import KEPT_REQUESTS, RateLimit
 
 __all__ = [
     "DIALECTS",
@@ -108,6 +112,7 @@ __all__ = [
     "Payload",
     "Publisher",
     "Quirks",
+    "RateLimit",
     "Request",
     "Response",
     "SplitMethod",

@@ -1,4 +1,4 @@
-"""The publisher as an ASGI application.
+"""`Publisher`, and the ASGI application that it is.
 
 It runs on any ASGI server, under asyncio and trio, and in `httpx.ASGITransport`.
 """
@@ -16,22 +16,22 @@ import anyio
 from feedapi_client.testing.publisher.handler import handle
 from feedapi_client.testing.publisher.requests import Request, parse_request
 from feedapi_client.testing.publisher.responses import EventStream, Response
+from feedapi_client.testing.publisher.traffic import RecordedFeed
 
 if TYPE_CHECKING:
-    from feedapi_client.testing.publisher.traffic import RecordedFeed
-
+    from feedapi_client.testing.publisher.server import Serving
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 CONNECTION = "feedapi.connection"
-"""Key of the ASGI scope under which the server of `Publisher.serve` puts its `Connection`.
+"""Key of the ASGI scope under which the server of `Publisher.serve` puts its `ServerConnection`.
 
 Faults need it for what ASGI can't express.
 """
 
 
-class Connection:
+class ServerConnection:
     """The socket under a request."""
 
     def write(self, data: bytes) -> None:
@@ -77,8 +77,10 @@ class FeedApp:
     def _respond(self, request: Request) -> Response:
         publisher = self.publisher
         with publisher.lock:
-            rule = publisher.record_request(request)
-            response = handle(publisher, request)
+            limit = publisher.rate_limit
+            refusal = None if limit is None else limit.refusal(request.time)
+            rule = publisher.record_request(request, refused=refusal is not None)
+            response = refusal or handle(publisher, request)
             if rule is not None:
                 response = rule.fault(response, request, publisher)
             request.status = response.status
@@ -103,7 +105,7 @@ class _ResponseSender:
         response: Response,
         receive: Receive,
         send: Send,
-        connection: Connection | None,
+        connection: ServerConnection | None,
     ) -> None:
         self.publisher = publisher
         self.response = response
@@ -129,11 +131,15 @@ class _ResponseSender:
             self._require_connection().write(response.raw)
             await self._end("close")
             return
-        if response.send_head:
+        held_back = self.publisher.quirks.stream_buffer if response.stream is not None else 0
+        if response.send_head and not held_back:
             await _send_head(response, self.send)
             await self._send_pieces(response.body)
         if response.stream is not None:
-            await self._send_stream(response.stream)
+            if held_back:
+                await self._send_held_back(response.stream, held_back)
+            else:
+                await self._send_stream(response.stream, self._send_pieces)
         if response.endless is not None:
             for piece in response.endless():
                 await self._send_piece(piece)
@@ -164,14 +170,36 @@ class _ResponseSender:
         # The end of the connection ends this task.
         await anyio.sleep_forever()
 
-    def _require_connection(self) -> Connection:
+    def _require_connection(self) -> ServerConnection:
         if self._connection is None:
             raise RuntimeError(
                 "this fault breaks the connection, which needs one: use Publisher.serve()"
             )
         return self._connection
 
-    async def _send_stream(self, stream: EventStream) -> None:
+    async def _send_held_back(self, stream: EventStream, size: int) -> None:
+        """Send a stream as a proxy does that waits for so many bytes, or for the end."""
+        held, begun = [self.response.body], False
+
+        async def hold(lines: bytes) -> None:
+            held.append(lines)
+            if sum(map(len, held)) >= size:
+                await pass_on()
+
+        async def pass_on() -> None:
+            nonlocal begun
+            if not begun:
+                await _send_head(self.response, self.send)
+            begun, lines = True, b"".join(held)
+            held.clear()
+            await self._send_pieces(lines)
+
+        await self._send_stream(stream, hold)
+        await pass_on()
+
+    async def _send_stream(
+        self, stream: EventStream, send: Callable[[bytes], Awaitable[None]]
+    ) -> None:
         until = float("inf") if stream.seconds is None else anyio.current_time() + stream.seconds
         wakeup = _Wakeup()
         with self.publisher.changes.subscribe(stream.partition, wakeup):
@@ -181,7 +209,7 @@ class _ResponseSender:
                 for transform in self.response.transforms:
                     lines = transform(lines)
                 if lines:
-                    await self._send_pieces(lines)
+                    await send(lines)
                     continue
                 if ended or not await wakeup.wait(until):
                     return
@@ -226,3 +254,64 @@ def _call_soon_threadsafe() -> Callable[[Callable[[], None]], object]:
             "Callable[[Callable[[], None]], object]",
             trio.lowlevel.current_trio_token().run_sync_soon,
         )
+
+
+class Publisher(RecordedFeed):
+    """A feed in memory, in any of the three dialects.
+
+    The page of `feedapi_client.testing.publisher` shows the whole interface on one screen.
+
+    Arguments:
+        partitions: The number of partitions, or their ids.
+        dialect: ``v1``, ``v2-draft`` or ``v2-token``.
+        page_size: Maximum number of events in a response, unless the request has a hint.
+        checkpoint_every: Number of events between two checkpoints.
+        vary: Let two requests from one cursor differ: page size, checkpoints, and how entities are
+            interleaved. The order within an entity is kept.
+        seed: Make `vary` reproducible. Implies `vary`.
+        stream: Offer streamed responses.
+        exactly_once: What discovery says about it.
+        filters: Filters of dialect v2-draft: names of payload fields, or functions by name.
+        key: Finds the entity of a payload. By default the field ``entity``, else ``id``. Payloads
+            without either all count as one entity.
+        quirks: Deviations of real publishers.
+        bearer: Bearer token that requests need.
+
+    Concurrency: all methods may be called from any thread, and from the event loop that serves the
+    publisher. None of them blocks on I/O.
+    """
+
+    _asgi: FeedApp | None = None
+
+    @property
+    def asgi(self) -> FeedApp:
+        """The feed as an ASGI application, at path ``/feed``."""
+        if self._asgi is None:
+            self._asgi = FeedApp(self)
+        return self._asgi
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer one ASGI request: the publisher itself is an application too."""
+        await self.asgi(scope, receive, send)
+
+    def serve(self, host: str = "127.0.0.1", port: int = 0) -> Serving:
+        """Serve on a port, in a thread of its own.
+
+        ``with publisher.serve() as url`` or ``async with publisher.serve() as url``, on asyncio
+        and trio. The server is gone, with all its connections, when the block ends. Needs the
+        extra ``testing``.
+        """
+        from feedapi_client.testing.publisher.server import Serving
+
+        return Serving(self, self.asgi, host, port)
+
+    serving = serve
+
+    def __repr__(self) -> str:
+        with self.lock:
+            states = ", ".join(
+                f"{log.id}{' closed' if log.closed else ''}: {len(log.seqs)} events"
+                for log in self._logs.values()
+                if log.listed
+            )
+        return f"<Publisher {self.dialect} {self.url or 'not served'} [{states}]>"

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from random import Random
+from time import monotonic
 from typing import Any
 
 import orjson
 
 from feedapi_client.model import FIRST, LAST, DialectName
-from feedapi_client.testing.publisher.cursors import LogPosition, decode, encode
+from feedapi_client.testing.publisher.log_position import LogPosition, decode, encode
 from feedapi_client.testing.publisher.pages import (
     EventFilter,
-    Page,
+    LogPage,
     PageLimits,
     ordered_page,
     varied_page,
@@ -28,6 +31,9 @@ from feedapi_client.testing.publisher.routing import (
 )
 from feedapi_client.testing.publisher.topology import Topology
 from feedapi_client.testing.publisher.wire_format import discovery
+
+_MOMENT_SECONDS = 0.01
+_KEPT_MOMENTS = 100_000
 
 Filter = Callable[[Any, str], bool]
 """A filter of dialect v2-draft: payload and value of the query argument in, whether it fits out."""
@@ -71,6 +77,9 @@ class Feed(Topology):
         self.type_field = "type"
         self.event_headers: dict[int, Mapping[str, str]] = {}
         self._next_seq = 0
+        self._moments: deque[tuple[float, int]] = deque(maxlen=_KEPT_MOMENTS)
+        """What the next sequence number was when: for `replica`."""
+        self._moment_began = float("-inf")
         self._random = Random(seed)
         self._nonce = 0
 
@@ -92,7 +101,7 @@ class Feed(Topology):
             if headers:
                 self.event_headers[self._next_seq] = headers
             log.add(self._next_seq, hash, raw)
-            self._next_seq += 1
+            self._advance(1)
             self.changes.notify(partition)
             return self._cursor_at(partition, self._next_seq)
 
@@ -104,7 +113,7 @@ class Feed(Topology):
             log.seqs.extend(range(self._next_seq, self._next_seq + len(prepared)))
             log.hashes.extend([hash for _, hash in prepared])
             log.payloads.extend([raw for raw, _ in prepared])
-            self._next_seq += len(prepared)
+            self._advance(len(prepared))
             self.changes.notify(partition)
             return self.end_cursor(partition)
 
@@ -114,7 +123,7 @@ class Feed(Topology):
             log = self._writable(partition)
             for _ in range(count):
                 log.add(self._next_seq, 0, None)
-                self._next_seq += 1
+                self._advance(1)
             self.changes.notify(partition)
             return self.end_cursor(partition)
 
@@ -162,6 +171,29 @@ class Feed(Topology):
 
     # For request handling; the caller holds the lock
 
+    def replica(self, behind: float) -> Feed:
+        """Return a copy of the feed as it was some seconds ago, to answer one request.
+
+        A replica that lags has fewer events and an older topology, with its token. What it was
+        made with it always has.
+        """
+        time = max(monotonic() - behind, self._began)
+        replica = copy(self)
+        earlier = (seq for at, seq in reversed(self._moments) if at <= time)
+        replica._next_seq = next(earlier, 0)
+        replica._logs = {id: log.as_of(time, replica._next_seq) for id, log in self._logs.items()}
+        replica._listed_count = None
+        replica._token = self._token_at(time)
+        return replica
+
+    def is_ahead(self, cursor: str) -> bool:
+        """Return whether a cursor stands behind an event that the feed doesn't have.
+
+        Raises ValueError for text that is no cursor.
+        """
+        position = decode(cursor)
+        return max(position.base, *position.ahead.values(), 0) > self._next_seq
+
     def encode(self, position: LogPosition) -> str:
         """Return the cursor of a position."""
         return encode(position, awkward=self.quirks.awkward_cursors)
@@ -180,7 +212,7 @@ class Feed(Topology):
         if cursor in (FIRST, LAST):
             return LogPosition(log.id, 0 if cursor == FIRST else log.end, {})
         position = decode(cursor)
-        if max(position.base, *position.ahead.values(), 0) > self._next_seq:
+        if self.is_ahead(cursor):
             raise ValueError("not a cursor of this feed")
         if not log.accepts_cursors_of(position.partition):
             raise ValueError(f"not a cursor of partition {log.id}")
@@ -188,7 +220,7 @@ class Feed(Topology):
 
     def page(
         self, log: PartitionLog, start: LogPosition, limits: PageLimits, wanted: EventFilter | None
-    ) -> Page:
+    ) -> LogPage:
         """Return what a request from a position gets.
 
         With `vary` each call divides the same events into other pages.
@@ -199,6 +231,15 @@ class Feed(Topology):
         return ordered_page(log, start, limits)
 
     # Internal
+
+    def _advance(self, count: int) -> None:
+        self._next_seq += count
+        now = monotonic()
+        if now - self._moment_began < _MOMENT_SECONDS:
+            self._moments[-1] = now, self._next_seq
+            return
+        self._moment_began = now
+        self._moments.append((now, self._next_seq))
 
     def _writable(self, partition: int) -> PartitionLog:
         log = self._listed(partition)

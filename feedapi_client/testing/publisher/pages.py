@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
-from feedapi_client.testing.publisher.cursors import LogPosition
+from feedapi_client.testing.publisher.log_position import LogPosition
 from feedapi_client.testing.publisher.partition_log import PartitionLog
 
 EventFilter = Callable[[bytes], bool]
@@ -26,7 +26,7 @@ class EventGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class LogPage:
     """What one response holds."""
 
     groups: list[EventGroup]
@@ -50,7 +50,7 @@ class PageLimits:
     """Whether the response goes on after the page, so that all of it must be checkpointed."""
 
 
-def ordered_page(log: PartitionLog, start: LogPosition, limits: PageLimits) -> Page:
+def ordered_page(log: PartitionLog, start: LogPosition, limits: PageLimits) -> LogPage:
     """Return the next events in the order of the log.
 
     Only for a position without sub-logs that are ahead, and a log without internal events.
@@ -63,7 +63,7 @@ def ordered_page(log: PartitionLog, start: LogPosition, limits: PageLimits) -> P
         group_stop = min(at + limits.checkpoint_every, stop)
         end = LogPosition(log.id, log.seqs[group_stop - 1] + 1, {})
         groups.append(EventGroup(range(at, group_stop), end))
-    return Page(groups, end, stop == len(log.seqs))
+    return LogPage(groups, end, stop == len(log.seqs))
 
 
 def varied_page(
@@ -73,7 +73,7 @@ def varied_page(
     *,
     wanted: EventFilter | None = None,
     random: Random | None = None,
-) -> Page:
+) -> LogPage:
     """Return the next page of any log: undelivered events, without those that are not shown.
 
     With `random` the order, the size and the checkpoints of the page differ each time. The order
@@ -107,7 +107,7 @@ def _group_size(limits: PageLimits, random: Random | None) -> int:
 
 def _finish(
     window: _Window, groups: list[EventGroup], rest: list[int], random: Random | None
-) -> Page:
+) -> LogPage:
     """Return the page of `groups` and the events after their last checkpoint."""
     last = groups[-1].checkpoint if groups else None
     advanced = last not in (None, window.start)
@@ -115,11 +115,11 @@ def _finish(
         # Legal, and easily got wrong: events after the last checkpoint, which the consumer drops
         # and gets again.
         assert last is not None
-        return Page([*groups, EventGroup(rest, None)], last, False)
+        return LogPage([*groups, EventGroup(rest, None)], last, False)
     end = window.position() if window.moved else window.start
     if rest or last != end:
         groups.append(EventGroup(rest, end))
-    return Page(groups, end, window.at_end_of_log)
+    return LogPage(groups, end, window.at_end_of_log)
 
 
 def _interleave(log: PartitionLog, pending: list[int], random: Random) -> Iterable[int]:

@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from feedapi_client.testing.publisher.asgi import CONNECTION, Connection
+from feedapi_client.testing.publisher.asgi import CONNECTION, ServerConnection
 
 try:
     import uvicorn
@@ -32,7 +32,7 @@ _KEEP_ALIVE_SECONDS = 600
 _CLOSE_GRACE_SECONDS = 10.0
 
 
-class _SocketConnection(Connection):
+class _SocketConnection(ServerConnection):
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
 

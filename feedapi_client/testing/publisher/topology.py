@@ -4,23 +4,72 @@ from __future__ import annotations
 
 import heapq
 import secrets
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from threading import RLock
+from time import monotonic
 from typing import Literal
 
 import orjson
 
-from feedapi_client.model import DialectName, Partition
-from feedapi_client.testing.publisher.cursors import LogPosition, encode
-from feedapi_client.testing.publisher.notifier import ChangeNotifier
+from feedapi_client.model import MAX_PARTITION, DialectName, Partition
+from feedapi_client.testing.publisher.log_position import LogPosition, encode
 from feedapi_client.testing.publisher.partition_log import PartitionLog
 from feedapi_client.testing.publisher.quirks import Quirks
 from feedapi_client.testing.publisher.routing import EntityKey, Payload, choose, decoded, hash_of
 
 SplitMethod = Literal["starts-after", "cursor-from"]
+StoredEvent = tuple[int, int, bytes | None]
+"""Sequence number, hash of the entity, and payload of an event."""
 
 DIALECTS: tuple[DialectName, ...] = ("v1", "v2-draft", "v2-token")
-MAX_PARTITION_ID = 32767
+_KEPT_TOKENS = 1000
+
+
+class ChangeNotifier:
+    """Callbacks by partition. All of its methods take `lock`."""
+
+    def __init__(self, lock: RLock) -> None:
+        self._lock = lock
+        self._callbacks: dict[int, set[Callable[[], None]]] = {}
+
+    @property
+    def subscribed(self) -> set[int]:
+        """The partitions that have followers."""
+        with self._lock:
+            return set(self._callbacks)
+
+    @contextmanager
+    def subscribe(self, partition: int, callback: Callable[[], None]) -> Iterator[None]:
+        """Call `callback` at each change that may have something new for a reader.
+
+        It is called in the thread that makes the change, with the lock held.
+        """
+        with self._lock:
+            self._callbacks.setdefault(partition, set()).add(callback)
+        try:
+            yield
+        finally:
+            with self._lock:
+                callbacks = self._callbacks[partition]
+                callbacks.discard(callback)
+                if not callbacks:
+                    del self._callbacks[partition]
+
+    def notify(self, partition: int) -> None:
+        """Call the followers of one partition."""
+        if not self._callbacks:  # also the fast way of an append without followers
+            return
+        with self._lock:
+            for callback in tuple(self._callbacks.get(partition, ())):
+                callback()
+
+    def notify_all(self) -> None:
+        """Call the followers of any partition."""
+        with self._lock:
+            for partition in tuple(self._callbacks):
+                self.notify(partition)
 
 
 class Topology:
@@ -32,6 +81,7 @@ class Topology:
         self.lock = RLock()
         self.changes = ChangeNotifier(self.lock)
         self.quirks = quirks
+        self._tokens: deque[tuple[float, str]] = deque(maxlen=_KEPT_TOKENS)
         self.token = _new_token()
         self._logs: dict[int, PartitionLog] = {}
         self._listed_count: int | None = None
@@ -41,7 +91,18 @@ class Topology:
         for id in self._roots:
             self._new(id)
         self.dialect = dialect
+        self._began = monotonic()
         super().__init__()  # Publisher has a second base, Traffic
+
+    @property
+    def token(self) -> str:
+        """The token in discovery, in dialect v2-token."""
+        return self._token
+
+    @token.setter
+    def token(self, token: str) -> None:
+        self._token = token
+        self._tokens.append((monotonic(), token))
 
     @property
     def dialect(self) -> DialectName:
@@ -150,10 +211,7 @@ class Topology:
                 cursor_from=dict.fromkeys(ancestors),
                 closed=all(parent.closed for parent in parents),
             )
-            histories = (
-                zip(parent.seqs, parent.hashes, parent.payloads, strict=True) for parent in parents
-            )
-            for event in heapq.merge(*histories, key=lambda event: event[0]):
+            for event in heapq.merge(*map(_events, parents), key=lambda event: event[0]):
                 merged.add(*event)
             for parent in parents:
                 parent.listed, parent.split_into, parent.split_key = False, (id,), None
@@ -190,6 +248,52 @@ class Topology:
         with self.lock:
             self._listed(partition).listed = False
             self._changed()
+
+    def roll_back(self, partition: int) -> None:
+        """Undo a split by cursor transfer, as a publisher does that goes back to an old version.
+
+        The partition is listed again under its old id, open, with all events that its successors
+        got meanwhile. They are not listed any more. Cursors of theirs are valid in it.
+
+        Raises: ValueError unless it was split that way, and its successors are listed and unsplit.
+        """
+        with self.lock:
+            parent = self._logs.get(partition)
+            if parent is None or parent.listed or not parent.split_into:
+                raise ValueError(f"partition {partition} was not split by cursor transfer")
+            successors = [self._unsplit(id) for id in parent.split_into]
+            if sum(log.split_into == parent.split_into for log in self._logs.values()) > 1:
+                raise ValueError(f"partition {partition} was merged with others")
+            known = set(parent.seqs)
+            for event in heapq.merge(*map(_events, successors), key=lambda event: event[0]):
+                if event[0] not in known:
+                    parent.add(*event)
+            for successor in successors:
+                successor.listed = False
+            parent.split_before, parent.split_into = parent.split_into, ()
+            parent.listed = True
+            self._changed()
+
+    def roll_forward(self, partition: int) -> tuple[int, ...]:
+        """Make a split again that `roll_back` has undone; return the successors.
+
+        They have the events that the partition got meanwhile.
+        """
+        with self.lock:
+            parent = self._unsplit(partition)
+            if not parent.split_before:
+                raise ValueError(f"no split of partition {partition} was rolled back")
+            successors = [self._logs[id] for id in parent.split_before]
+            known = {seq for successor in successors for seq in successor.seqs}
+            for event in _events(parent):
+                if event[0] not in known:
+                    self._successor_of(event, parent, successors, parent.split_key).add(*event)
+            parent.split_into, parent.split_before = parent.split_before, ()
+            for successor in successors:
+                successor.listed, successor.closed = True, False
+            parent.listed = False
+            self._changed()
+            return parent.split_into
 
     def rotate_token(self) -> str:
         """Make all tokens given out so far stale (dialect v2-token), and return the new one."""
@@ -258,10 +362,10 @@ class Topology:
         if not ids or len(set(ids)) < len(ids):
             raise ValueError(f"new partitions must be one or more different ids, not {ids}")
         for id in ids:
-            if id in self._logs or not 0 <= id <= MAX_PARTITION_ID:
+            if id in self._logs or not 0 <= id <= MAX_PARTITION:
                 raise ValueError(
                     f"partition {id} can't be created: the id is in use,"
-                    f" or outside 0..{MAX_PARTITION_ID}"
+                    f" or outside 0..{MAX_PARTITION}"
                 )
 
     def _listed(self, partition: int) -> PartitionLog:
@@ -285,21 +389,34 @@ class Topology:
         """Replace a partition by new ones that divide its history by entity."""
         ancestors = (parent.id, *parent.cursor_from)
         successors = [self._new(id, cursor_from=ancestors, closed=parent.closed) for id in ids]
-        targets: dict[int, PartitionLog] = {}
-        for seq, hash, raw in zip(parent.seqs, parent.hashes, parent.payloads, strict=True):
-            split_hash = hash if key is None or raw is None else hash_of(key(orjson.loads(raw)))
-            target = targets.get(split_hash)
-            if target is None:
-                chosen = choose(split_hash, len(successors), salt=parent.id)
-                target = targets[split_hash] = successors[chosen]
-            target.add(seq, hash, raw)
+        for event in _events(parent):
+            self._successor_of(event, parent, successors, key).add(*event)
         parent.listed = False
+
+    @staticmethod
+    def _successor_of(
+        event: StoredEvent,
+        parent: PartitionLog,
+        successors: list[PartitionLog],
+        key: EntityKey | None,
+    ) -> PartitionLog:
+        _, hash, raw = event
+        split_hash = hash if key is None or raw is None else hash_of(key(orjson.loads(raw)))
+        return successors[choose(split_hash, len(successors), salt=parent.id)]
+
+    def _token_at(self, time: float) -> str:
+        since = [token for at, token in self._tokens if at <= time]
+        return since[-1] if since else self._tokens[0][1]
 
     def _changed(self) -> None:
         self._listed_count = None
         if not self.quirks.keep_token:
             self.token = _new_token()
         self.changes.notify_all()
+
+
+def _events(log: PartitionLog) -> Iterable[StoredEvent]:
+    return zip(log.seqs, log.hashes, log.payloads, strict=True)
 
 
 def _new_token() -> str:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from math import inf
+from random import Random
 from threading import RLock
+from time import monotonic
 
 import anyio
 
@@ -12,8 +16,40 @@ from feedapi_client.testing.publisher.faults import as_fault
 from feedapi_client.testing.publisher.faults.rules import Fault, FaultRule, FaultTarget
 from feedapi_client.testing.publisher.feed import Feed
 from feedapi_client.testing.publisher.requests import Request
+from feedapi_client.testing.publisher.responses import Response, text_response
 
 KEPT_REQUESTS = 20_000
+
+
+@dataclass(slots=True)
+class RateLimit:
+    """So many requests a second are answered, of all clients together; the others are refused.
+
+    Attributes:
+        per_second: requests a second.
+        burst: how many may come at once after a pause.
+        status: of a refusal, usually 429 or 503.
+        retry_after: the header ``Retry-After`` of a refusal, None for none.
+    """
+
+    per_second: float
+    burst: int = 1
+    status: int = 429
+    retry_after: int | str | None = None
+    _left: float = field(default=inf, repr=False)
+    _since: float = field(default=0.0, repr=False)
+
+    def refusal(self, now: float) -> Response | None:
+        """Count a request; return its refusal when it is one too many."""
+        grown = self._left + (now - self._since) * self.per_second
+        self._left, self._since = min(grown, float(self.burst)), now
+        if self._left >= 1.0:
+            self._left -= 1.0
+            return None
+        response = text_response(self.status, "too many requests\n")
+        if self.retry_after is not None:
+            response.headers["retry-after"] = str(self.retry_after)
+        return response
 
 
 class Traffic:
@@ -23,12 +59,14 @@ class Traffic:
     """
 
     lock: RLock
+    _random: Random
 
     def __init__(self) -> None:
         self.counters: Counter[str] = Counter()
         self.in_flight = 0
         self.max_in_flight = 0
         self.bytes_sent = 0
+        self.rate_limit: RateLimit | None = None
         self._rules: list[FaultRule] = []
         self._requests: deque[Request] = deque(maxlen=KEPT_REQUESTS)
 
@@ -40,6 +78,8 @@ class Traffic:
         partition: int | None = None,
         times: int | None = 1,
         after: int = 0,
+        seconds: float | None = None,
+        share: float = 1.0,
     ) -> FaultRule:
         """Let requests fail.
 
@@ -49,8 +89,19 @@ class Traffic:
             partition: Only fetches of this partition.
             times: How many requests fail; None: all from now on.
             after: How many matching requests are answered as usual first.
+            seconds: Let it last for so long instead of a number of `times`, from now on.
+            share: The part of the matching requests that fail, drawn at random.
         """
-        rule = FaultRule(as_fault(fault), on=on, partition=partition, times=times, after=after)
+        rule = FaultRule(
+            as_fault(fault),
+            on=on,
+            partition=partition,
+            times=times if seconds is None else None,
+            after=after,
+            until=inf if seconds is None else monotonic() + seconds,
+            share=share,
+            random=self._random,
+        )
         with self.lock:
             self._rules.append(rule)
         return rule
@@ -85,13 +136,16 @@ class Traffic:
             while not predicate():  # noqa: ASYNC110 - any predicate, over state of any thread
                 await anyio.sleep(0.002)
 
-    def record_request(self, request: Request) -> FaultRule | None:
+    def record_request(self, request: Request, *, refused: bool = False) -> FaultRule | None:
         """Record a request and return the fault that applies to it, if any.
 
-        The caller holds the lock.
+        None applies to one that the rate limit has `refused`. The caller holds the lock.
         """
         self._requests.append(request)
         self.counters[request.kind] += 1
+        if refused:
+            self.counters["refused"] += 1
+            return None
         applied = next((rule for rule in self._rules if rule.applies_to(request)), None)
         self._rules = [rule for rule in self._rules if rule.live]
         return applied

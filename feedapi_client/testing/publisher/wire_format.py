@@ -49,7 +49,8 @@ def _partition(partition: Partition, dialect: DialectName, quirks: Quirks) -> di
     if lists_last_cursor(dialect, quirks, closed=partition.closed):
         fields["lastCursor"] = partition.last_cursor
     parent = partition.starts_after
-    if parent is not None and not (parent == 0 and quirks.omit_parent_zero):
+    omitted = quirks.omit_starts_after or (parent == 0 and quirks.omit_parent_zero)
+    if parent is not None and not omitted:
         fields[starts_after] = lineage(parent)
     if partition.cursor_from:
         fields[cursor_from] = [lineage(ancestor) for ancestor in partition.cursor_from]
@@ -62,6 +63,16 @@ def lists_last_cursor(dialect: DialectName, quirks: Quirks, *, closed: bool) -> 
     return mode == "always" or (mode == "closed" and closed)
 
 
+def _keys(dialect: DialectName, quirks: Quirks) -> tuple[bytes, bytes]:
+    """Return how a line begins with its payload, and with its cursor."""
+    name = "event" if (dialect == "v2-draft") is not quirks.swapped_payload_key else "data"
+    names = ("data" if dialect == "v1" else name), "cursor"
+    if quirks.pascal_case:
+        names = names[0].capitalize(), names[1].capitalize()
+    payload, cursor = (f'"{name}":'.encode() for name in names)
+    return payload, cursor
+
+
 class LineWriter:
     """Encodes the events and checkpoints of one partition in one dialect.
 
@@ -70,6 +81,7 @@ class LineWriter:
         partition: The id of the partition.
         header_names: Names of the event headers to include (dialect v1); ``_all`` includes all.
         headers: The event headers of the feed.
+        quirks: How the publisher names the fields.
     """
 
     def __init__(
@@ -78,14 +90,16 @@ class LineWriter:
         partition: int,
         header_names: Sequence[str] = (),
         headers: EventHeaders | None = None,
+        quirks: Quirks | None = None,
     ) -> None:
         self._header_names = header_names
         self._headers = headers or {}
-        field = {"v1": b'"headers":{},"data":', "v2-draft": b'"event":', "v2-token": b'"data":'}
+        payload, cursor = _keys(dialect, quirks or Quirks())
         start = b"{" + (b'"partition":%d,' % partition if dialect == "v1" else b"")
-        self._event = start + field[dialect]
-        self._event_with_headers = start + b'"headers":%b,"data":%b}\n'
-        self._checkpoint = start + b'"cursor":'
+        no_headers = b'"headers":{},' if dialect == "v1" else b""
+        self._event = start + no_headers + payload
+        self._event_with_headers = start + b'"headers":%b,' + payload + b"%b}\n"
+        self._checkpoint = start + cursor
 
     def events(self, log: PartitionLog, indices: Sequence[int]) -> bytes:
         """Return the lines of the events at the indices of a log. None may be internal."""

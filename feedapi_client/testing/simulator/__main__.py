@@ -11,7 +11,7 @@ from feedapi_client.testing.simulator.many import Histories, run_many
 from feedapi_client.testing.simulator.progress import progress
 from feedapi_client.testing.simulator.scenario import Scenario
 from feedapi_client.testing.simulator.shrink import shrink
-from feedapi_client.testing.simulator.simulation import Outcome, run
+from feedapi_client.testing.simulator.simulation import SimulationOutcome, run
 from feedapi_client.testing.simulator.trio_order import has_one_order
 
 _INTERRUPTED = 130
@@ -36,7 +36,9 @@ def _run(options: argparse.Namespace) -> int:
                 advance()
                 if one.failure is not None:
                     failed += 1
-                    command = replay_command(one.seed, options.backend, options.instances)
+                    command = replay_command(
+                        one.seed, options.backend, options.instances, by_key=options.by_key
+                    )
                     print(f"seed {one.seed}: {one.failure}\n  {command}", flush=True)
         except KeyboardInterrupt:
             interrupted = True
@@ -47,14 +49,15 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _histories(options: argparse.Namespace) -> Histories:
-    return Histories(options.backend, options.instances)
+    return Histories(options.backend, numbers(options.instances), options.by_key)
 
 
-def replay_command(seed: int, backend: str, instances: int = 0) -> str:
+def replay_command(seed: int, backend: str, instances: str = "", *, by_key: bool = False) -> str:
     """Return the command line that repeats a seed."""
     chosen = "" if backend == "asyncio" else f" --backend {backend}"
     chosen += "" if backend == "asyncio" or has_one_order() else " --times 50"
     chosen += f" --instances {instances}" if instances else ""
+    chosen += " --by-key" if by_key else ""
     return f"python -m feedapi_client.testing.simulator --seed {seed}{chosen}"
 
 
@@ -74,7 +77,7 @@ def _replay(options: argparse.Namespace) -> int:
     return 0 if outcome.failure is None else 1
 
 
-def _until_it_fails(scenario: Scenario, times: int) -> Outcome:
+def _until_it_fails(scenario: Scenario, times: int) -> SimulationOutcome:
     """Run a scenario until it fails, at most so often. Without Hypothesis trio's runs differ."""
     outcome = run(scenario)
     while outcome.failure is None and times > 1:
@@ -82,7 +85,7 @@ def _until_it_fails(scenario: Scenario, times: int) -> Outcome:
     return outcome
 
 
-def _summary(outcome: Outcome) -> str:
+def _summary(outcome: SimulationOutcome) -> str:
     return (
         f"{'passed' if outcome.failure is None else 'FAILED'}: {outcome.text}\n"
         f"{outcome.published} events, {outcome.effects} effects, "
@@ -106,7 +109,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--backend", choices=("asyncio", "trio"), default="asyncio")
     parser.add_argument(
-        "--instances", type=int, default=0, help="how many processes share the feed"
+        "--instances",
+        type=_instances,
+        default="",
+        help="how many processes share the feed: a number, or a range as 2..4",
+    )
+    parser.add_argument(
+        "--by-key", action="store_true", help="the application handles events by key"
     )
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
@@ -121,6 +130,26 @@ def _jobs(text: str) -> int:
     if jobs < 1:
         raise argparse.ArgumentTypeError(f"{jobs} is no number of processes: at least 1 is needed")
     return jobs
+
+
+def _instances(text: str) -> str:
+    try:
+        numbers(text)
+    except ValueError:
+        message = f"{text!r} is neither a number of processes nor a range as 2..4"
+        raise argparse.ArgumentTypeError(message) from None
+    return text
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Return the numbers of a range as 2..4, or of one number. Raises ValueError for any other."""
+    if text in ("", "0"):
+        return ()
+    first, dots, last = text.partition("..")
+    low, high = int(first), int(last if dots else first)
+    if not 1 <= low <= high:
+        raise ValueError(text)
+    return tuple(range(low, high + 1))
 
 
 if __name__ == "__main__":

@@ -21,14 +21,18 @@ from feedapi_client.testing.simulator.application import (
     Calls,
     Moment,
 )
-from feedapi_client.testing.simulator.clock import Backend, run_in_virtual_time
+from feedapi_client.testing.simulator.clock import (
+    Backend,
+    run_in_virtual_time,
+    threads_in_virtual_time,
+)
 from feedapi_client.testing.simulator.effects import Delivery, Effects
-from feedapi_client.testing.simulator.life import Happening
+from feedapi_client.testing.simulator.manners import Manners
 from feedapi_client.testing.simulator.oracle import ViolationError
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step, generate
 from feedapi_client.testing.simulator.silence import silenced
 from feedapi_client.testing.simulator.simulation import History
-from feedapi_client.testing.simulator.threads import threads_in_virtual_time
+from feedapi_client.testing.simulator.supervisor import ProcessEvent
 from feedapi_client.testing.simulator.watched_store import StoredPositions
 
 MakeStore = Callable[[Path], CursorStore]
@@ -89,6 +93,10 @@ def _settings(settings: Settings) -> Settings:
         give_up_after=None,
         ordered=True,
         chosen=0,
+        # With it no end is a false one: no event comes late, after those of a child (R6).
+        last_cursor=True,
+        follow=True,
+        manners=Manners(),
     )
 
 
@@ -114,7 +122,7 @@ class ApplicationHistory(History):
         self._calls = Calls(self.oracle)
         self._positions = StoredPositions(store, self.database, self.oracle, self._calls.saved)
 
-    def process(self, *, follow: bool = True) -> ApplicationProcess:
+    def process(self, *, follow: bool | None = None) -> ApplicationProcess:
         """Return a new process of the application."""
         return ApplicationProcess(
             self.scenario.settings,
@@ -124,7 +132,7 @@ class ApplicationHistory(History):
             self._application,
             number=next(self._processes),
             native=self._native,
-            follow=follow,
+            follow=follow is not False,
             application=self._application_of_user,
             positions=self._positions,
             calls=self._calls,
@@ -150,13 +158,13 @@ class ApplicationHistory(History):
 
     def life_step(
         self,
-        what: Happening,
+        what: ProcessEvent,
         seconds: float = 0.0,
         which: int = 0,
         moment: Moment | None = None,
     ) -> None:
         """Let something happen to the process, perhaps at a moment of its next batch."""
-        process = self.life.process
+        process = self.supervisor.process
         if moment is not None and isinstance(process, ApplicationProcess):
             process.dies = moment
         else:

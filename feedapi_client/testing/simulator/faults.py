@@ -23,23 +23,27 @@ FaultKind = Literal[
     "silent",
     "stall-body",
     "lag",
+    "maintenance",
+    "discovery",
 ]
 Target = Literal["discovery", "fetch", "both"]
 
 FETCH_ONLY: frozenset[FaultKind] = frozenset(
-    {"torn", "error-text", "409", "204", "silent", "stall-body"}
+    {"torn", "error-text", "409", "204", "silent", "stall-body", "discovery"}
 )
 """Faults that only a fetch has."""
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class InjectedFault:
     """One fault for some time.
 
     Attributes:
         kind: what goes wrong. "silent" is a response without any line, "lag" an answer of a replica
             that is `behind` seconds old, "slow" one that comes in pieces over some seconds,
-            "stall-body" one that falls silent. A "429" asks to wait now and then.
+            "stall-body" one that falls silent. A "429" asks to wait now and then. "maintenance" is
+            a JSON object that is neither a page nor a discovery, "discovery" the discovery document
+            in answer to a fetch.
         on: which requests it hits.
         share: the part of these requests that it hits, from 0 to 1.
         until: the virtual time at which it ends.
@@ -70,9 +74,9 @@ class Faults:
 
     def __init__(self, random: Random) -> None:
         self._random = random
-        self._active: list[Fault] = []
+        self._active: list[InjectedFault] = []
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: InjectedFault) -> None:
         """Begin a fault."""
         self._active.append(fault)
 

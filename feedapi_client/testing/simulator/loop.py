@@ -95,6 +95,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def __init__(self, random: Random) -> None:
         self.now = 0.0
         self.unhandled: list[str] = []
+        self._exception_handler: Callable[..., object] | None = None
         self._random = random
         self._draw = random.random
         self._due: deque[VirtualHandle | None] = deque()
@@ -305,8 +306,15 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     """Returns False. asyncio asks for each future: a method in Python would take longer."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Record an exception that nobody is told of."""
+        """Tell the handler of an exception that nobody is told of; without one, record it."""
+        if self._exception_handler is not None:
+            self._exception_handler(self, context)
+            return
         self.unhandled.append(f"{context['message']}: {context.get('exception')!r}")
+
+    def set_exception_handler(self, handler: Callable[..., object] | None) -> None:
+        """See `asyncio.loop.set_exception_handler`."""
+        self._exception_handler = handler
 
     def default_exception_handler(self, context: dict[str, Any]) -> None:
         """See `call_exception_handler`."""

@@ -9,8 +9,10 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import get_context
+from random import Random
 
 from feedapi_client.testing.simulator.clock import Backend
+from feedapi_client.testing.simulator.keyed import keyed
 from feedapi_client.testing.simulator.scenario import Scenario, generate
 from feedapi_client.testing.simulator.shared import shared
 from feedapi_client.testing.simulator.simulation import run
@@ -22,15 +24,21 @@ _PORTION = 100
 
 @dataclass(frozen=True)
 class Histories:
-    """Which history a seed stands for: on this backend, with so many instances or none."""
+    """Which history a seed stands for: on this backend, with so many instances or none, by key."""
 
     backend: Backend = "asyncio"
-    instances: int = 0
+    instances: tuple[int, ...] = ()
+    by_key: bool = False
 
     def of(self, seed: int) -> Scenario:
-        """Return the history of a seed."""
+        """Return the history of a seed. It decides how many instances there are, of several."""
         scenario = generate(seed, self.backend)
-        return shared(scenario, self.instances) if self.instances else scenario
+        if self.by_key:
+            scenario = keyed(scenario)
+        if not self.instances:
+            return scenario
+        number = Random(f"number {seed}").choice(self.instances)
+        return shared(scenario, number) if number else scenario
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from feedapi_client.testing.simulator.clock import Backend
+from feedapi_client.testing.simulator.manners import Manners
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
 
 
@@ -198,6 +199,83 @@ def chosen_partition_is_gone() -> tuple[Settings, list[Step]]:
     ]
 
 
+def chosen_partition_is_gone_at_the_first_list() -> tuple[Settings, list[Step]]:
+    """The same of a publisher that lists nothing at first: no topology was good before (R12)."""
+    settings = Settings(partitions=3, chosen=2, manners=Manners(unlisted=3.0))
+    return settings, [
+        Step(1.0, "split", {"which": 0, "parts": 1, "method": "cursor-from"}),
+        Step(4.0, "publish", {"count": 6, "entities": 6}),
+    ]
+
+
+def split_before_the_first_list() -> tuple[Settings, list[Step]]:
+    """Instances start on a feed that lists nothing, and then one partition and its successors.
+
+    Whoever discovers them first saves the first positions, without any lease. Nobody can read an
+    ancestor of them by then (R7).
+    """
+    settings = Settings(partitions=2, instances=2, manners=Manners(unlisted=3.0))
+    return settings, [
+        Step(0.0, "split", {"which": 0, "parts": 2, "method": "cursor-from"}),
+        Step(1.0, "publish", {"count": 12, "entities": 4}),
+    ]
+
+
+def first_effects_behind_the_end_are_lost() -> tuple[Settings, list[Step]]:
+    """A consumer starts at the end, and a failover loses what it committed first (R7).
+
+    What was published while it asked for the end is committed again.
+    """
+    settings = Settings(start="last", store_latency=0.5, latency=0.005)
+    return settings, [
+        Step(0.0, "publish", {"count": 4, "entities": 2}),
+        *[Step(0.1, "publish", {"count": 2, "entities": 2}) for _ in range(4)],
+        Step(3.0, "fail_over", {"lost": 2}),
+        Step(1.0, "publish", {"count": 12, "entities": 2}),
+    ]
+
+
+def two_successors_take_one_cursor() -> tuple[Settings, list[Step]]:
+    """One part of a split is split again before instances learn of either (R9).
+
+    Nobody knows yet whether another instance has begun to read that part. Until then no successor
+    may be read from its first event.
+    """
+    settings = Settings(
+        partitions=4, latency=0.3, store_latency=0.3, reply_latency=0.2, instances=3
+    )
+    steps = [
+        Step(0.0, "publish", {"count": 40, "entities": 8}),
+        Step(8.0, "publish", {"count": 8, "entities": 8}),
+    ]
+    for _ in range(5):
+        steps += [
+            Step(4.3, "split", {"which": 0, "parts": 3, "method": "cursor-from"}),
+            Step(0.0, "split", {"which": -1, "parts": 1, "method": "cursor-from"}),
+            Step(0.1, "publish", {"count": 8, "entities": 8}),
+        ]
+    return settings, steps
+
+
+def committed_after_a_failover() -> tuple[Settings, list[Step]]:
+    """A partition is given away while a batch is in flight, and the database goes back meanwhile.
+
+    The batch comes after what was lost: to commit it would pass over that (R17).
+    """
+    steps = [
+        Step(0.0, "publish", {"count": 8, "entities": 4}),
+        Step(4.0, "split", {"which": 0, "parts": 3, "method": "cursor-from"}),
+    ]
+    for pause in (0.6, 0.7, 0.8, 0.9, 1.0, 1.1):
+        steps += [
+            Step(6.0, "publish", {"count": 9, "entities": 3}),
+            Step(4.0, "publish", {"count": 20, "entities": 8}),
+            Step(0.4, "roll_back", {"which": 0, "seconds": 0.5}),
+            Step(pause, "fail_over", {"lost": 1}),
+        ]
+    return Settings(instances=2, handling=3.0), steps
+
+
 def successors_are_not_chosen() -> tuple[Settings, list[Step]]:
     """A chosen partition goes on in others, which are not chosen: it is not lost (R9)."""
     return Settings(partitions=4, chosen=3), [
@@ -276,6 +354,11 @@ NAMED: dict[str, Callable[[], tuple[Settings, list[Step]]]] = {
         second_consumer_after_a_split,
         second_consumer_at_a_merge,
         chosen_partition_is_gone,
+        chosen_partition_is_gone_at_the_first_list,
+        split_before_the_first_list,
+        first_effects_behind_the_end_are_lost,
+        two_successors_take_one_cursor,
+        committed_after_a_failover,
         successors_are_not_chosen,
         first_commit_after_a_split,
         paused_behind_a_second_process,

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from feedapi_client.model import FeedKey, Position
-from feedapi_client.status import ConsumerStatus, PartitionState, PartitionStatus
-from feedapi_client.testing.simulator.store import Database, Effect
+from feedapi_client.model import FIRST, FeedKey, Position
+from feedapi_client.status import (
+    ConsumerStatus,
+    Health,
+    PartitionState,
+    PartitionStatus,
+    ProblemName,
+)
+from feedapi_client.testing.simulator.end_evidence import Evidence, Gaps
+from feedapi_client.testing.simulator.manners import Rate
+from feedapi_client.testing.simulator.store import Effect, SimulatedDatabase
 from feedapi_client.testing.simulator.trace import Trace
 from feedapi_client.testing.simulator.transport import Fetched, SimulatedTransport
-from feedapi_client.testing.simulator.world import World, is_selected
+from feedapi_client.testing.simulator.world import Published, World, is_selected
 
 SAME_REQUESTS_A_SECOND = 25
 """How often a process may send the very same request within one second."""
@@ -19,11 +28,21 @@ SAME_REQUESTS_A_SECOND = 25
 LONGEST_LAG = 15.0
 """How many seconds old a discovery may be."""
 
+OLDEST_END = 60.0
+"""How many seconds old an end may be when it is saved: of a replica that lags, by a slow store."""
+
 STOP_SECONDS = 2.0
 """Within this time an iteration ends whose grace period is over: its last save may take a while."""
 
+SLOWING_DOWN = 100
+"""So many more requests than are granted may be refused, until the rate is found."""
+
+NAMED_SECONDS = 3.0
+"""Within this time after a discovery a partition that it lists as open again is a problem."""
+
 IDLE_REQUESTS = 8
 """How often a process may ask for each partition, and discover, while it is watched idle."""
+_BEHIND_THE_END = re.compile(r"partition (\d+): there is an event behind the end that is stored")
 _FAILING = (PartitionState.RETRYING, PartitionState.PARKED)
 
 
@@ -37,6 +56,16 @@ class ViolationError(AssertionError):
     def __init__(self, rule: str, text: str) -> None:
         super().__init__(f"{rule}: {text}")
         self.rule = rule
+
+
+class Known(NamedTuple):
+    """What the oracle knows of effects, for a database that goes back."""
+
+    applied: dict[Any, int]
+    done: int
+    gaps: Gaps
+    floating: set[int]
+    """Entities of which it is not known yet where the consumer began, with ``start="last"``."""
 
 
 @dataclass(slots=True)
@@ -61,6 +90,7 @@ class Oracle:
             are in order only among those of one family of partitions.
         shared: whether several instances share the feed: what comes after what one of them did may
             be done by another one.
+        from_the_end: whether the consumer starts at the end of the feed.
         trace: gets a line for each violation.
     """
 
@@ -72,6 +102,7 @@ class Oracle:
         selected: bool = False,
         ordered: bool = True,
         shared: bool = False,
+        from_the_end: bool = False,
         trace: Trace | None = None,
     ) -> None:
         self.violations: list[ViolationError] = []
@@ -88,6 +119,16 @@ class Oracle:
         self._selected = selected
         self._ordered = ordered
         self._shared = shared
+        self._from_the_end = from_the_end
+        self.false_ends: set[int] = set()
+        """Partitions that were drained before their last events were seen, as they may be (R6)."""
+        self.reported: set[int] = set()
+        """Those of them behind which a later session has found events, and reported them."""
+        self.gaps = Gaps()
+        self.excused = False
+        """Whether something has happened that no consumer can see, so that nothing is judged."""
+        self.changes = 0
+        """How often positions were changed by others than the consumers."""
         self.chosen: set[int] | None = None
         """The partitions that the consumer reads; None for all."""
         self._trace = trace
@@ -95,13 +136,26 @@ class Oracle:
         """Whether all faults have ended: what the application does must succeed from now on."""
         self._last: dict[tuple[int, Any], int] = {}
         self._floating: set[int] = set()
+        self._history = 0
+        """The newest event that a consumer which starts at the end must not be given."""
         self._seen: dict[int, Seen] = {}
 
     def violated(self, rule: str, text: str) -> None:
         """Record a violation."""
+        if self.excused:
+            return
         self.violations.append(ViolationError(rule, text))
         if self._trace is not None:
             self._trace.add("violated: {}: {}", rule, text)
+
+    @property
+    def changed(self) -> bool:
+        """Whether positions were changed by others than the consumers."""
+        return self.changes > 0
+
+    def excuse(self) -> None:
+        """Judge nothing any more."""
+        self.excused = True
 
     def check(self) -> None:
         """Raise the first violation."""
@@ -125,13 +179,22 @@ class Oracle:
         if effect.entity in self._floating:
             self._start_at(effect)
         lane, n = self._lane(effect)
+        if self.gaps.take(lane, n):
+            self.done += 1
+            return
         key = effect.process, lane
         done = self.applied.get(lane, 0)
         last = done if self._transactional else self._last.get(key)
         if self._shared and not self._transactional:
             last = None
         in_order = n <= done + 1 if last is None else n == last + 1
-        if not in_order:
+        passed_over = range((done if last is None else last) + 1, n)
+        if not in_order and self._may_come_late(effect, passed_over):
+            self.gaps.add(lane, passed_over)
+            self.done -= len(passed_over)
+        elif not in_order and n <= done and self._may_repeat_late(effect):
+            return
+        elif not in_order:
             known = "applied already" if n <= done else f"expected {effect.n - n + done + 1}"
             rule = "exactly-once" if n <= done else "order"
             self.violated(rule, f"event {effect.n} of entity {effect.entity}: {known}")
@@ -140,18 +203,58 @@ class Oracle:
             self.applied[lane] = n
             self.done += n - done
 
+    def _may_come_late(self, effect: Effect, passed_over: range) -> bool:
+        """Return whether all of these events are behind an end that was a false one (R6)."""
+        if not self.false_ends or not passed_over or not self._ordered:
+            return False
+        behind = {
+            event.n
+            for id in self.false_ends
+            for event in self._world.partitions[id].events
+            if event.entity == effect.entity
+        }
+        return behind.issuperset(passed_over)
+
+    def _may_repeat_late(self, effect: Effect) -> bool:
+        """Return whether an effect before what came last may be there again.
+
+        It is behind a false end, and a process did it that did not commit it. The next one first
+        came to what is behind the end (R6), and may do it again then.
+        """
+        return not self._transactional and effect.partition in self.false_ends
+
     def _lane(self, effect: Effect) -> tuple[Any, int]:
         """Return among which events an event has an order, and its number among them."""
-        if self._ordered:
-            return effect.entity, effect.n
-        entity, family, n = self._world.lane(effect.entity, effect.n)
-        return (entity, family), n
+        return self._place(effect.entity, effect.n)
 
-    def delivered(self, partition: int, positions: Mapping[int, Position]) -> None:
-        """A batch came: the parent of its partition must be drained before (R4, R8)."""
-        parent = self._world.partitions[partition].starts_after
-        if parent is None or not self._ordered:
+    def _place(self, entity: int, n: int) -> tuple[Any, int]:
+        if self._ordered:
+            return entity, n
+        _, family, place = self._world.lane(entity, n)
+        return (entity, family), place
+
+    def started(self, partition: int, cursor: str, stored: Position, *, known: int = 0) -> None:
+        """A partition is read after its lease was claimed: on from what was stored by then.
+
+        `known`: how many changes there were by then. After another one something else is stored.
+        """
+        if known != self.changes or cursor == "_last" or not stored.cursor.startswith("f"):
             return
+        found = self._world.partitions[partition]
+        asked, claimed = found.sequence_of(cursor), found.sequence_of(stored.cursor)
+        if asked is not None and claimed is not None and asked < claimed:
+            self.violated("start", f"partition {partition} is read from {cursor}, stored: {stored}")
+
+    def delivered(
+        self, partition: int, positions: Mapping[int, Position], *, known: int = 0
+    ) -> None:
+        """A batch came: the parent of its partition must be drained before (R4, R8).
+
+        `known`: how many changes there were when its process started. It can't know of later ones.
+        """
+        parent, unknown = self._world.partitions[partition].starts_after, known != self.changes
+        if parent is None or not self._ordered or unknown or parent in self.false_ends:
+            return  # a parent that is read again has been drained before
         if self.chosen is not None and parent not in self.chosen:
             return
         position = positions.get(parent)
@@ -160,6 +263,153 @@ class Oracle:
         self.violated(
             "parent-first", f"partition {partition} is delivered before {parent} is drained"
         )
+
+    # ------------------------------------------------------------------ positions that are changed
+
+    def known(self) -> Known:
+        """Return what is known of effects now."""
+        return Known(dict(self.applied), self.done, self.gaps.copy(), set(self._floating))
+
+    def went_back(self, known: Known | None) -> None:
+        """The database lost its last saves, and with `known` the effects that were saved with them.
+
+        Without it the cursors went back alone: what they covered takes effect again.
+        """
+        self.changes += 1
+        self._last.clear()
+        if known is not None:
+            self.applied, self.done, self.gaps, self._floating = known
+
+    def rewound(self, events: Iterable[Published]) -> None:
+        """An operator wants these events again."""
+        self.changes += 1
+        for event in events:
+            lane, n = self._place(event.entity, event.n)
+            done = self.applied.get(lane, 0)
+            if n <= done:
+                self.done -= done - (n - 1)
+                self.applied[lane] = n - 1
+
+    def skipped(self, events: Iterable[Published]) -> None:
+        """An operator wants none of these events."""
+        self.changes += 1
+        for event in events:
+            lane, n = self._place(event.entity, event.n)
+            done = self.applied.get(lane, 0)
+            if self.gaps.take(lane, n):
+                self.done += 1
+            elif n > done:
+                self.done += n - done
+                self.applied[lane] = n
+
+    # ------------------------------------------------------------------ ends of partitions
+
+    def draining(
+        self,
+        positions: Mapping[int, Position],
+        stored: Mapping[int, Position],
+        evidence: Evidence,
+        now: float,
+    ) -> None:
+        """A process is about to save that partitions are drained: there must be evidence (R6)."""
+        if self._from_the_end and not stored:
+            return
+        for id, position in positions.items():
+            before = stored.get(id)
+            if position.status != "drained" or (before and before.status == "drained"):
+                continue
+            if self._from_the_end and before and before.revision >= position.revision:
+                continue  # a first start that comes second: it will be refused
+            unread = self._unread(id, position)
+            if self._world.last_cursor and not self._selected:
+                if unread:
+                    self.violated("drained", f"partition {id} at {position}, {unread} unread")
+            elif (lacking := evidence.lacks(id, now)) is not None:
+                self.violated("evidence", f"partition {id} is saved as drained: {lacking}")
+            elif unread:
+                self.false_ends.add(id)
+
+    def heard(self, reports: Iterable[str]) -> None:
+        """A process has reported this: what it says of ends must be true (R6)."""
+        for line in reports:
+            if (match := _BEHIND_THE_END.search(line)) is None:
+                continue
+            id = int(match[1])
+            if id in self.false_ends:
+                self.reported.add(id)
+            elif not self.changed and not self._from_the_end:
+                self.violated("report", f"nothing was passed over: {line}")
+
+    def left_behind(self, positions: Mapping[int, Position]) -> dict[int, int]:
+        """Return how many events each partition has behind a stored end that was a false one."""
+        return {
+            id: unread
+            for id in sorted(self.false_ends)
+            if id in positions
+            and positions[id].status == "drained"
+            and (unread := self._unread(id, positions[id]))
+        }
+
+    def rolled_back(self, positions: Mapping[int, Position]) -> set[int]:
+        """Return the partitions that are open again after their successors took their cursors."""
+        return {
+            id
+            for id, position in positions.items()
+            if position.status == "superseded"
+            and (partition := self._world.partitions[id]).retired == float("inf")
+            and partition.closed == float("inf")
+        }
+
+    def shows_rollback(self, health: Health, since: Mapping[int, float], now: float) -> None:
+        """Check that a partition which was over and is listed as open is a problem (R11).
+
+        `since`: the partitions to be named, and since when each discovery has listed them so.
+        """
+        shown = {p.partition for p in health.problems if p.name is ProblemName.ROLLED_BACK}
+        for id, listed in since.items():
+            if now - listed > NAMED_SECONDS and id not in shown:
+                self.violated("report", f"partition {id} is open again, and no problem says so")
+
+    def passing(self, positions: Mapping[int, Position], stored: Mapping[int, Position]) -> None:
+        """Cursors are about to be saved by key: no event before them is unfinished (R5)."""
+        if self.changed or self.false_ends:
+            return
+        for id, position in positions.items():
+            partition, before = self._world.partitions[id], stored.get(id)
+            if before is None:
+                continue  # where it begins
+            place = partition.sequence_of_selected if self._selected else partition.sequence_of
+            since, until = place(before.cursor), place(position.cursor)
+            for event in partition.events:
+                if since is None or until is None or not since < event.sequence <= until:
+                    continue
+                if event.entity in self._floating or (
+                    self._selected and not is_selected(event.entity)
+                ):
+                    continue
+                lane, n = self._place(event.entity, event.n)
+                if n > self.applied.get(lane, 0):
+                    self.violated(
+                        "passed",
+                        f"partition {id} at {position} is behind event {event.n} of entity "
+                        f"{event.entity}, which is not done",
+                    )
+
+    def _unread(self, id: int, position: Position) -> int:
+        """Return how many events a partition has behind a position."""
+        partition = self._world.partitions[id]
+        read = (partition.sequence_of_selected if self._selected else partition.sequence_of)(
+            position.cursor
+        )
+        return sum(
+            event.sequence > (read or 0) and (not self._selected or is_selected(event.entity))
+            for event in partition.events
+        )
+
+    def paced(self, rate: Rate) -> None:
+        """Check that a rate limit was respected in the long run (R14)."""
+        if rate.refused > rate.granted + SLOWING_DOWN:
+            self.violated("pace", f"{rate.refused} requests refused, {rate.granted} granted")
 
     # ------------------------------------------------------------------ requests
 
@@ -212,9 +462,9 @@ class Oracle:
         for id, found in status.partitions.items():
             stored = positions.get(id)
             self._check_error(found)
-            if stored is not None and stored.cursor == "_last":
-                continue  # closed from the outset, by a publisher that does not say where it ends
-            if not self._selected:
+            if self._from_the_end and stored is not None and stored.revision == 1:
+                continue  # maybe closed from the outset: the publisher need not say where it ends
+            if not self._selected and not self.changed:
                 self._check_state(found, stored, alone=alone)
             if alone:
                 self._check_cursor(found, stored)
@@ -255,8 +505,12 @@ class Oracle:
 
     def _check_drained(self, id: int, stored: Position | None) -> None:
         partition = self._world.partitions[id]
-        end = partition.cursor(partition.closed_sequence)
-        if stored is None or partition.closed == float("inf") or stored.cursor != end:
+        if (stored is None or stored.status == "open") and not self._world.last_cursor:
+            return  # its save is under way, which `draining` checks
+        at_end = stored is not None and (id in self.false_ends or not self._unread(id, stored))
+        if stored is not None and self._world.last_cursor:
+            at_end = stored.cursor == partition.cursor(partition.closed_sequence)
+        if stored is None or partition.closed == float("inf") or not at_end:
             self.violated("status", f"partition {id} is shown drained, and stored as {stored}")
 
     def _check_caught_up(self, id: int, stored: Position | None) -> None:
@@ -299,13 +553,27 @@ class Oracle:
         if self.chosen is None:
             return self.done == self._world.total(selected=self._selected)
         chosen = (self._world.partitions[id] for id in self.chosen)
-        return all(
+        return not self.gaps.count and all(
             self.applied.get(event.entity, 0) >= event.n
             for partition in chosen
             if partition.retired == float("inf")
             for event in partition.events
             if not self._selected or is_selected(event.entity)
         )
+
+    def read_to_the_end(self, positions: Mapping[int, Position]) -> None:
+        """A process without ``follow`` has ended: nothing may be left, once all is calm.
+
+        But for what is behind a false end that an earlier process has stored: nobody knows any more
+        whether an operator did. It must be reported.
+        """
+        if self.complete():
+            return
+        left = self._world.total(selected=self._selected) - self.done
+        behind = self.left_behind(positions)
+        told = behind.keys() <= self.reported
+        if not (behind and told and (self.chosen is not None or left == sum(behind.values()))):
+            self.violated("end", f"a consumer without follow has ended, and {left} events are left")
 
     def is_gone(self, partitions: Collection[int], known: Collection[int]) -> bool:
         """Return whether no discovery will list one of the partitions, which is not `known`."""
@@ -328,6 +596,7 @@ class Oracle:
             self.done += count - self.applied.get(entity, 0)
             self.applied[entity] = count
             self._floating.add(entity)
+        self._history = self._world.sequence_before(OLDEST_END)
 
     def _start_at(self, effect: Effect) -> None:
         """The first effect of an entity shows where the end was when the consumer asked for it.
@@ -335,12 +604,16 @@ class Oracle:
         That was before it saved its positions: what was published meanwhile is to be delivered.
         """
         self._floating.discard(effect.entity)
+        events = self._world.partitions[effect.partition].events
+        same = (e.sequence for e in events if (e.entity, e.n) == (effect.entity, effect.n))
+        if next(same) <= self._history:
+            self.violated("start", f"event {effect.n} of entity {effect.entity} is no new one")
         assumed = self.applied[effect.entity]
         if effect.n <= assumed:
             self.done -= assumed - (effect.n - 1)
             self.applied[effect.entity] = effect.n - 1
 
-    def finished(self, database: Database, key: FeedKey, stray: list[str]) -> None:
+    def finished(self, database: SimulatedDatabase, key: FeedKey, stray: list[str]) -> None:
         """Check a finished run."""
         for request in stray:
             self.violated("cursor", f"a cursor of other partitions was sent: {request}")
@@ -355,4 +628,69 @@ class Oracle:
         if not self.complete():
             total = self._world.total(selected=self._selected)
             left = total - self.done
-            self.violated("progress", f"{left} of {total} events were never applied")
+            gone = f", passed over at a false end: {self.gaps}" if self.gaps.count else ""
+            self.violated("progress", f"{left} of {total} events were never applied{gone}")
+
+
+class Reports:
+    """The reports that one process owes its operator (R9).
+
+    A successor of unknown ancestors begins at its first event. If anything was read before, that
+    may bring it again: no such position may be saved without a report of that partition.
+
+    Arguments:
+        world: what the publisher has.
+        transport: knows which partitions the process has seen.
+        oracle: gets the violations.
+        shown: returns the reports of the session that is open.
+    """
+
+    def __init__(
+        self,
+        world: World,
+        transport: SimulatedTransport,
+        oracle: Oracle,
+        shown: Callable[[], Sequence[str]],
+    ) -> None:
+        self._world = world
+        self._transport = transport
+        self._oracle = oracle
+        self._shown = shown
+        self._owed: set[int] = set()
+
+    def saving(self, positions: Mapping[int, Position], stored: Mapping[int, Position]) -> None:
+        """Positions are about to be saved."""
+        for id, position in positions.items():
+            if stored and position == Position(FIRST) and self._is_unknown(id, stored):
+                self._owed.add(id)
+        if self._owed:
+            self._pay()  # what is left is a report of a session that is being opened
+
+    def check(self) -> None:
+        """A session is open: every report that is owed must be shown."""
+        if not self._owed:
+            return
+        self._pay()
+        for id in sorted(self._owed):
+            self._oracle.violated(
+                "report", f"partition {id} begins at its first event, and no report says so"
+            )
+        self._owed.clear()
+
+    def forget(self) -> None:
+        """The session was left: its reports are gone."""
+        self._owed.clear()
+
+    def _pay(self) -> None:
+        shown = self._shown()
+        self._owed = {id for id in self._owed if not any(_is_about(id, line) for line in shown)}
+
+    def _is_unknown(self, id: int, stored: Mapping[int, Position]) -> bool:
+        ancestors = self._world.partitions[id].cursor_from
+        if self._oracle.chosen is not None or self._oracle.changed or not ancestors:
+            return False
+        return all(a not in stored and a not in self._transport.listed for a in ancestors)
+
+
+def _is_about(id: int, report: str) -> bool:
+    return f"partition {id}: begins at its first event" in report

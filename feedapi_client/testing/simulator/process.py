@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import closing
 from math import inf
 from random import Random
@@ -13,19 +13,27 @@ from httpx import AsyncClient
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import CommitOrderError, FencedError, LeaseLostError, StoreError
-from feedapi_client.model import Batch, FeedKey, Position
+from feedapi_client.model import Batch, Event, FeedKey, Position
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.policy import OnFailure, Quarantine, Retry
+from feedapi_client.runtime import session as runtime
+from feedapi_client.status import PartitionState, PartitionStatus
 from feedapi_client.testing.simulator.clock import sleep
 from feedapi_client.testing.simulator.http import simulated_client
-from feedapi_client.testing.simulator.impatience import Impatience
-from feedapi_client.testing.simulator.late import LateCommits
-from feedapi_client.testing.simulator.oracle import Oracle
-from feedapi_client.testing.simulator.quarantine import SimulatedQuarantine
-from feedapi_client.testing.simulator.reports import Reports
+from feedapi_client.testing.simulator.keyed import InFlight, Keys, entity_of, identity_of
+from feedapi_client.testing.simulator.knowledge import Deliveries, Knowledge
+from feedapi_client.testing.simulator.late_commits import LateCommits
+from feedapi_client.testing.simulator.oracle import Oracle, Reports
+from feedapi_client.testing.simulator.random_cancellation import RandomCancellation
 from feedapi_client.testing.simulator.scenario import Settings
 from feedapi_client.testing.simulator.shared import SharedSession, share
-from feedapi_client.testing.simulator.store import Database, Effect, Session
+from feedapi_client.testing.simulator.store import (
+    ConnectionLostError,
+    Effect,
+    SimulatedDatabase,
+    SimulatedQuarantine,
+    StoreSession,
+)
 from feedapi_client.testing.simulator.transport import SimulatedPublisher, SimulatedTransport
 
 T = TypeVar("T")
@@ -34,6 +42,9 @@ FEED = "http://simulated/feed"
 RESTART_SECONDS = 0.5
 SMALL_BUFFER = 1024 * 1024
 """A limit of buffered bytes from which on a history doesn't come near it."""
+_READ = (PartitionState.READING, PartitionState.CAUGHT_UP, PartitionState.RETRYING)
+_HANGS_EACH = 13
+"""Of so many events one hangs, with `Settings.hangs`."""
 HELD_SECONDS = 0.4
 """How long an application that commits late waits for one more batch."""
 
@@ -65,7 +76,7 @@ class Process:
         self,
         settings: Settings,
         publisher: SimulatedPublisher,
-        database: Database,
+        database: SimulatedDatabase,
         oracle: Oracle,
         random: Random,
         *,
@@ -73,11 +84,15 @@ class Process:
         native: bool,
         follow: bool = True,
         partitions: Collection[int] | None = None,
-        lineage: Mapping[int, int] | None = None,
+        lineage: Mapping[int, int | None] | None = None,
     ) -> None:
         self.number = number
         self.transport = SimulatedTransport(publisher)
-        self.session = SharedSession(database) if settings.instances else Session(database)
+        self.session = (
+            SharedSession(database, settings.lock_seconds)
+            if settings.instances
+            else StoreSession(database)
+        )
         self.consumer: FeedConsumer | None = None
         self.overlaps = False
         self.rolled_back = False
@@ -94,18 +109,68 @@ class Process:
         self._oracle = oracle
         self._random = random
         self._late = LateCommits(self.session, publisher.trace, settings.commit_every)
-        self._impatience = Impatience(settings.impatience, random, native=native)
+        self._impatience = RandomCancellation(settings.impatience, random, native=native)
+        self._known_changes = oracle.changes
         self._follow = follow
+        self.reads_to_the_end = not follow
+        """Whether it is to end by itself, when everything is read."""
         self.partitions = partitions
         self.lineage = lineage
         self._iterates = False
+        self.keys: Keys | None = None
+        """What it handles by key, while it does."""
+        self._hung = False
+        self.knowledge: Knowledge | None = None
+        """What it must know of its leases, as one of several instances."""
         self.reports = Reports(publisher.world, self.transport, oracle, self._shown_reports)
-        self.session.on_save = self.reports.saving
+        self.session.on_save = self._saving
+        if isinstance(self.session, SharedSession):
+            self.knowledge = self.session.knowledge = Knowledge(oracle.violated, publisher.now)
+            self.session.changes = lambda: oracle.changes
+            self.transport.on_fetch = self._fetching
+            self.transport.on_answer = self.knowledge.answered
+            self.transport.on_listed = self._listed
         self._now = publisher.now
         self._trace = publisher.trace
 
+    # A status of all partitions takes long: most of the time only a part of it is looked at.
+
+    @property
+    def _entered(self) -> runtime.Session | None:
+        return None if self.consumer is None else self.consumer._session
+
     def _shown_reports(self) -> Sequence[str]:
-        return () if self.consumer is None else self.consumer.status().reports
+        return () if self._entered is None else tuple(self._entered.reports)
+
+    def _status_of(self, partition: int) -> PartitionStatus | None:
+        return None if self._entered is None else self._entered.status_of(partition)
+
+    def tell(self) -> None:
+        """Let the oracle know what the consumer has reported so far."""
+        if not self.session.dead:
+            self._oracle.heard(self._shown_reports())
+
+    def _saving(self, positions: Mapping[int, Position], stored: Mapping[int, Position]) -> None:
+        self.reports.saving(positions, stored)
+        if self._settings.way == "keys":
+            self._oracle.passing(positions, stored)
+        if any(position.status == "drained" for position in positions.values()):
+            self._oracle.draining(positions, stored, self.transport.evidence, self._now())
+
+    def _listed(self, partitions: Iterable[int]) -> None:
+        """A discovery is answered."""
+        assert self.knowledge is not None
+        self.knowledge.waits()
+        self.knowledge.lists(partitions)
+
+    def _fetching(self, partition: int, cursor: str) -> None:
+        """A partition is asked for: after a claim behind what was stored by then."""
+        assert isinstance(self.session, SharedSession)
+        if self.knowledge is not None and not self.session.dead:
+            self.knowledge.fetches(partition, self.positions().get(partition))
+        claimed = self.session.claimed.pop(partition, None)
+        if claimed is not None:
+            self._oracle.started(partition, cursor, claimed.stored, known=claimed.changes)
 
     def die(self) -> None:
         """What the process still does from now on has no effect."""
@@ -123,13 +188,14 @@ class Process:
             ordered=settings.ordered,
             partitions=self.partitions,
             lineage=self.lineage,
-            share=share(self.number) if settings.instances else None,
+            share=share(self.number, settings) if settings.instances else None,
             fetch=self._fetch,
             limits=Limits(
                 max_concurrent_fetches=settings.concurrent,
                 max_batch_bytes=settings.batch_bytes,
                 max_batch_events=settings.batch_events,
                 batch_linger=settings.linger,
+                commit_interval=settings.commit_interval,
                 max_buffered_bytes=settings.buffer_bytes,
             ),
             retry=RetryPolicy(
@@ -143,11 +209,15 @@ class Process:
         """Consume until stopped or, without `follow`, to the end of the feed."""
         async with simulated_client(self.transport.handle_async_request) as http:
             consumer = self.consumer = self.make_consumer(http)
+            if self.knowledge is not None:
+                self.knowledge.status_of = self._status_of
+                consumer.observers.add(Deliveries(self.knowledge, self._status_of))
             again = True
             while again:
                 async with consumer:
                     await self._iterations(consumer)
                 again, self.leaving = self.leaving == "reenter", None
+                self.transport.passed.clear()
 
     async def _iterations(self, consumer: FeedConsumer) -> None:
         """Begin an iteration, and another one whenever the loop was left."""
@@ -159,13 +229,16 @@ class Process:
                 await self._consume(consumer)
             finally:
                 self._iterates, self.ends_by = False, inf
+                self.tell()
             self.reports.forget()
             if self.leaving != "leave":
                 return
             self.leaving = None
 
     async def _consume(self, consumer: FeedConsumer) -> None:
-        if self._settings.way == "run":
+        if self._settings.way == "keys":
+            await self._by_key(consumer)
+        elif self._settings.way == "run":
             at_once = self._random.choice((1, 3, 20))
             await consumer.run(self._handle, on_failure=self._on_failure(), max_concurrency=at_once)
         elif self._settings.way == "batches":
@@ -173,13 +246,43 @@ class Process:
         else:
             await self._iterate(consumer.__aiter__().__anext__, self._handle_event)
 
+    async def _by_key(self, consumer: FeedConsumer) -> None:
+        settings = self._settings
+        self.keys = Keys(self._oracle.violated, self._now)
+        counted = InFlight(self._oracle.violated, settings.in_flight)
+        if not settings.instances:  # what is lost with a lease is not released
+            consumer.observers.add(counted)
+        try:
+            await consumer.run_by_key(
+                self._handle_keyed,
+                key=entity_of,
+                event_id=identity_of if settings.transactional else None,
+                max_concurrency=self._random.choice((1, 3, 20)),
+                max_in_flight=settings.in_flight,
+                on_failure=self._on_failure(),
+            )
+        finally:
+            self.keys = None
+            if not settings.instances:
+                consumer.observers.remove(counted)
+
+    def look(self) -> None:
+        """Check what the consumer says of events that hang. One of several loses some of them."""
+        if self.keys is None or self.consumer is None or self.shares or self.session.dead:
+            return
+        hanging = self.keys.hanging()
+        if hanging is not None and self.consumer.status()[hanging].state in _READ:
+            self.keys.named(hanging, self.consumer.health())
+
     def _on_failure(self) -> OnFailure:
         quarantine = Quarantine(
             to=SimulatedQuarantine(self.session), limit=10**6, errors=(HandlerError,)
         )
         match self._settings.on_failure:
             case "retry":
-                return Retry(attempts=None, base_delay=0.05, errors=(HandlerError,))
+                # By key also a commit of which nobody knows whether it took effect.
+                by_key = (ConnectionLostError,) if self._settings.way == "keys" else ()
+                return Retry(attempts=None, base_delay=0.05, errors=(HandlerError, *by_key))
             case "quarantine":
                 return quarantine
             case "retry, then quarantine":
@@ -231,20 +334,61 @@ class Process:
         if self._late.add(batch, [self._effect(batch.partition, e) for e in batch.events]):
             await self._late.commit()
 
+    async def _handle_keyed(self, event: Event) -> None:
+        assert self.keys is not None
+        keys, effect = self.keys, self._effect(event.partition, event)
+        if not self.session.dead:
+            keys.begin(effect.entity, event.partition)
+            self._oracle.delivered(event.partition, self.positions())
+        try:
+            await self._work()
+            await self._hang(effect)
+            self._fail([effect])
+            if self._settings.transactional:
+                await self._do(event, effect)
+            else:
+                self.session.apply_at_once([effect])
+        finally:
+            keys.end(effect.entity)
+
+    async def _do(self, event: Event, effect: Effect) -> None:
+        while self._rolls_back():
+            with closing(self.session.transaction()) as transaction:
+                await event.done(transaction)
+        with closing(self.session.transaction()) as transaction:
+            transaction.effects.append(effect)
+            await event.done(transaction)
+            self._fail([effect])
+            with anyio.CancelScope(shield=True):
+                await transaction.commit()
+
+    async def _hang(self, effect: Effect) -> None:
+        """Take very long for one event, once in a process. Not of several: others wait for it."""
+        chosen = (effect.entity + effect.n) % _HANGS_EACH == 0 and not self.shares
+        if self._settings.hangs and chosen and not (self._hung or self._oracle.calm):
+            self._hung = True
+            await sleep(self._settings.hangs)
+
     def _received(self, batch: Batch) -> None:
         self.reports.check()
-        self._oracle.delivered(batch.partition, self.positions())
+        self._oracle.delivered(batch.partition, self.positions(), known=self._known_changes)
         limit = self._settings.buffer_bytes
-        if limit < SMALL_BUFFER and self.consumer is not None:
-            self._oracle.buffered(self.consumer.status().buffered_bytes, limit)
+        if limit < SMALL_BUFFER and self._entered is not None:
+            self._oracle.buffered(self._entered.driver.buffer.used, limit)
 
     def stop(self, grace: float | None = None) -> None:
         """Call `stop` of its consumer, if it has one by now."""
         if self.consumer is None:
             return
+        self.reads_to_the_end = False
         self.consumer.stop(grace=grace)
         if grace is not None and self._iterates and not self._impatience.makes_tasks:
             self.ends_by = min(self.ends_by, self._now() + grace)
+
+    @property
+    def iterates(self) -> bool:
+        """Whether an iteration has begun and not ended."""
+        return self._iterates
 
     @property
     def commits_too_late(self) -> bool:

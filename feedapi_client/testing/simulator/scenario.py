@@ -9,12 +9,15 @@ from typing import Any, Literal, get_args
 
 from feedapi_client.testing.simulator.clock import Backend
 from feedapi_client.testing.simulator.faults import FETCH_ONLY, FaultKind
+from feedapi_client.testing.simulator.manners import Manners, drawn
 from feedapi_client.testing.simulator.world import Dialect
 
-Way = Literal["batches", "run", "events"]
+Way = Literal["batches", "run", "events", "keys"]
 
 _FAULTS: tuple[FaultKind, ...] = get_args(FaultKind)
-_FALSE_ENDS: frozenset[FaultKind] = frozenset({"lag", "204", "silent"})
+_METHODS = ("starts-after", "cursor-from")
+LEASE_SECONDS = 10.0
+"""The leases of most instances."""
 _PAUSES = (0.0, 0.02, 0.02, 0.3, 0.3, 2.0, 2.0, 10.0)
 _LIFE = ("kill", "cancel", "cancel-natively", "stop", "leave", "reenter", "pause", "second")
 
@@ -59,6 +62,7 @@ class Settings:
         batch_bytes: `Limits.max_batch_bytes`.
         batch_events: `Limits.max_batch_events`.
         linger: `Limits.batch_linger`.
+        commit_interval: `Limits.commit_interval`.
         buffer_bytes: `Limits.max_buffered_bytes`.
         padding: see `PageStyle`.
         selected: whether the consumer selects events by type.
@@ -79,6 +83,13 @@ class Settings:
         ordered: see `FeedConsumer`.
         chosen: how many of the first partitions are read; 0: all, also those that come later.
         instances: how many processes share the feed; 0: one that doesn't share it.
+        follow: see `FeedConsumer`. Without it a process starts again whenever it has ended.
+        mixed: whether each process has options of its own, as while a new version is rolled out.
+        lock_seconds: how long a statement waits for a locked row (`instances`); 0: for ever.
+        handover, lease, rebalance: `Share.handover_seconds` and so on.
+        manners: see `Manners`.
+        in_flight: `max_in_flight` of ``run_by_key``, for the way "keys".
+        hangs: seconds for which one event is handled, while there are faults, for the way "keys".
     """
 
     partitions: int = 1
@@ -99,6 +110,7 @@ class Settings:
     batch_bytes: int = 1024 * 1024
     batch_events: int | None = None
     linger: float | None = None
+    commit_interval: float | None = None
     buffer_bytes: int = 64 * 1024 * 1024
     padding: int = 0
     selected: bool = False
@@ -119,6 +131,15 @@ class Settings:
     ordered: bool = True
     chosen: int = 0
     instances: int = 0
+    follow: bool = True
+    mixed: bool = False
+    lock_seconds: float = 0.0
+    handover: float = 15.0
+    lease: float = LEASE_SECONDS
+    rebalance: float = 1.0
+    manners: Manners = field(default_factory=Manners)
+    in_flight: int = 10_000
+    hangs: float = 0.0
 
     def __str__(self) -> str:
         """Return the settings that are not the defaults."""
@@ -150,10 +171,9 @@ def generate(seed: int, backend: Backend = "asyncio") -> Scenario:
     random = Random(f"scenario {seed}")
     settings = _settings(random)
     settings = replace(settings, **_rarer(random, settings))
+    settings = replace(settings, commit_interval=_commit_interval(seed, settings))
     # Each kind of trouble is off in most histories: with all of them on, one hides another.
-    kinds: list[FaultKind] = [
-        kind for kind in _FAULTS if random.random() < 0.25 and _possible(kind, settings)
-    ]
+    kinds: list[FaultKind] = [kind for kind in _FAULTS if random.random() < 0.25]
     life = [kind for kind in _LIFE if random.random() < 0.3]
     store_fails = random.random() < 0.25
     merges = settings.moving_cursors and random.random() < 0.3
@@ -168,6 +188,8 @@ def generate(seed: int, backend: Backend = "asyncio") -> Scenario:
     # Drawn apart, so that the seeds of the histories without them stay what they were.
     settings, steps = _with_options(Random(f"options {seed}"), settings, steps)
     settings, steps = _with_batches_and_grace(Random(f"batches {seed}"), settings, steps)
+    settings, steps = _with_manners(Random(f"manners {seed}"), settings, steps)
+    settings, steps = _with_incidents(Random(f"incidents {seed}"), settings, steps)
     return Scenario(str(seed), settings, tuple(steps), backend)
 
 
@@ -223,10 +245,12 @@ def _rarer(random: Random, settings: Settings) -> dict[str, Any]:
     return changes
 
 
-def _possible(kind: FaultKind, settings: Settings) -> bool:
-    # Without lastCursor, and with a selection, about which it says nothing, nothing tells a false
-    # end of a closed partition from the true one (R6): a publisher that has both loses events.
-    return kind not in _FALSE_ENDS or (settings.last_cursor and not settings.selected)
+def _commit_interval(seed: int, settings: Settings) -> float | None:
+    """Return the interval where the consumer commits itself. The other draws don't depend on it."""
+    random = Random(f"commits {seed}")
+    if settings.transactional or settings.way == "batches" or random.random() < 0.5:
+        return None
+    return random.choice((0.05, 1.0, 30.0))
 
 
 def _events(random: Random) -> dict[str, Any]:
@@ -310,6 +334,70 @@ def _with_batches_and_grace(
             how = {"what": "stop-in-time", "seconds": random.choice((0.0, 0.05, 0.5, 3.0))}
             step = Step(round(2 * random.random(), 3), "life_step", how)
             steps.insert(random.randint(1, len(steps)), step)
+    return settings, steps
+
+
+def _with_manners(
+    random: Random, settings: Settings, steps: list[Step]
+) -> tuple[Settings, list[Step]]:
+    """Let the publisher be unkind, in half of the histories."""
+    if random.random() < 0.5:
+        return settings, steps
+    from_the_end = settings.start == "last"
+    manners = drawn(
+        random, dialect=settings.dialect, from_the_end=from_the_end, streams=settings.stream
+    )
+    if random.random() < 0.6:
+        settings = replace(settings, last_cursor=False)
+    if manners.zero_edges:
+        steps = [
+            replace(step, how={**step.how, "dialect": "v2-token"}) if step.do == "deploy" else step
+            for step in steps
+        ]
+    if random.random() < 0.25:
+        how = {"which": random.randrange(4), "seconds": random.choice((0.5, 3.0, 20.0))}
+        steps.insert(random.randint(1, len(steps)), Step(random.random(), "roll_back", how))
+    if not settings.last_cursor and settings.dialect != "v1" and random.random() < 0.3:
+        steps += _false_end(random)
+    return replace(settings, manners=manners), steps
+
+
+def _false_end(random: Random) -> list[Step]:
+    """Split a partition, and let its end look for long as if it were where it is not."""
+    kind: FaultKind = random.choice(("lag", "silent", "maintenance", "discovery", "html"))
+    how = {"kind": kind, "on": "fetch", "share": 1.0, "seconds": random.choice((8.0, 15.0, 40.0))}
+    if kind == "lag":
+        how["behind"] = 60.0
+    split = {"which": random.randrange(8), "parts": 2, "method": "starts-after"}
+    return [
+        Step(0.5, "publish", _events(random)),
+        Step(random.choice((0.0, 2.0)), "fault", how),
+        Step(0.0, "split", split),
+        Step(random.choice((0.0, 12.0, 30.0)), "publish", _events(random)),
+    ]
+
+
+def _with_incidents(
+    random: Random, settings: Settings, steps: list[Step]
+) -> tuple[Settings, list[Step]]:
+    """Read to the end again and again, or let the database and its operators do something."""
+    if random.random() < 0.12:
+        settings = replace(settings, follow=False)
+    if random.random() < 0.15:
+        steps.insert(random.randint(1, len(steps)), Step(random.random(), "rest", {"seconds": 5.0}))
+        split = {"which": random.randrange(8), "parts": 2, "method": random.choice(_METHODS)}
+        where = next(place for place, step in enumerate(steps) if step.do == "rest")
+        steps.insert(where + 1, Step(0.5, "split", split))
+    if random.random() < 0.12:
+        for _ in range(random.randint(1, 2)):
+            step = Step(random.random(), "fail_over", {"lost": random.choice((1, 2, 5, 15))})
+            steps.insert(random.randint(1, len(steps)), step)
+    plain = settings.transactional and not settings.selected and settings.start == "first"
+    if plain and random.random() < 0.15:
+        for _ in range(random.randint(1, 3)):
+            order = random.choice(("rewind", "rewind", "skip", "drain"))
+            how = {"order": order, "which": random.randrange(40)}
+            steps.insert(random.randint(1, len(steps)), Step(random.random(), "operate", how))
     return settings, steps
 
 

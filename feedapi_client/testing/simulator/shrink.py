@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
 
+from feedapi_client.testing.simulator.manners import Manners
 from feedapi_client.testing.simulator.scenario import Scenario, Settings
 
 MAX_RUNS = 400
@@ -55,6 +56,12 @@ def _plainer_settings(scenario: Scenario) -> Iterator[Scenario]:
         default = getattr(plain, field.name)
         if getattr(settings, field.name) != default:
             yield replace(scenario, settings=replace(settings, **{field.name: default}))
+    kind, manners = Manners(), settings.manners
+    for each in fields(Manners):
+        default = getattr(kind, each.name)
+        if getattr(manners, each.name) != default:
+            better = replace(manners, **{each.name: default})
+            yield replace(scenario, settings=replace(settings, manners=better))
 
 
 def _smaller_steps(scenario: Scenario) -> Iterator[Scenario]:

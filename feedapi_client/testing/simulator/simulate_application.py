@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
+from unittest import mock
 
 import anyio
 
@@ -23,8 +26,8 @@ from feedapi_client.testing.simulator.clock import Backend
 from feedapi_client.testing.simulator.effects import Delivery
 from feedapi_client.testing.simulator.progress import progress
 from feedapi_client.testing.simulator.scenario import Scenario, Settings
+from feedapi_client.testing.simulator.scenario_text import scenario_text
 from feedapi_client.testing.simulator.shrink import shrink
-from feedapi_client.testing.simulator.told import told
 
 _SHRINK_RUNS = 150
 _LINES_SHOWN = 12
@@ -46,7 +49,7 @@ class SimulationError(AssertionError):
         last = "\n".join(up_to_the_violation(failure.trace)[-_LINES_SHOWN:])
         super().__init__(
             f"seed {seed} on {scenario.backend}: {failure.text}{hint}\n\n"
-            f"What happened, without what need not happen:\n{told(scenario)}\n\n"
+            f"What happened, without what need not happen:\n{scenario_text(scenario)}\n\n"
             f"The last of it:\n{last}\n\n"
             f"Repeat it: {replay}"
         )
@@ -144,13 +147,13 @@ def simulate(
         on_failure=on_failure,
         max_concurrency=max_concurrency,
     )
-    threads = threading.active_count()
     with progress("simulating", seeds) as advance:
         for seed in range(first, first + seeds):
             scenario = application_scenario(seed, backend)
-            failure = run_application(scenario, application, store, delivery)
+            with _threads_begun() as begun:
+                failure = run_application(scenario, application, store, delivery)
             if failure is not None:
-                hint = _hint(threading.active_count() - threads)
+                hint = _hint(any(thread.is_alive() for thread in begun))
                 scenario, failure = _shrunk(scenario, failure, application, store, delivery)
                 text = replay.format(seed=seed, backend=backend)
                 raise SimulationError(seed, scenario, failure, text, hint) from failure.error
@@ -184,8 +187,28 @@ def _shrunk(
     return shrink(plain if fails(plain) else scenario, fails, max_runs=_SHRINK_RUNS), found[-1]
 
 
-def _hint(threads: int) -> str:
-    if threads <= 0:
+@contextmanager
+def _threads_begun() -> Iterator[list[threading.Thread]]:
+    """Note the threads that this thread begins, until the block ends.
+
+    Not of those that another thread of the process begins meanwhile: a history that is repeated
+    has to say the same.
+    """
+    here = threading.get_ident()
+    begun: list[threading.Thread] = []
+    start = threading.Thread.start
+
+    def noted(thread: threading.Thread) -> None:
+        if threading.get_ident() == here:
+            begun.append(thread)
+        start(thread)
+
+    with mock.patch.object(threading.Thread, "start", noted):
+        yield begun
+
+
+def _hint(threads_go_on: bool) -> str:
+    if not threads_go_on:
         return ""
     return (
         "\nThe application has started threads of its own. Virtual time does not wait for them, "

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, closing
 from random import Random
 from typing import Any, NamedTuple
 
+import anyio
+import orjson
+
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import check_predecessor
+from feedapi_client.quarantine.record import QuarantinedEvent
+from feedapi_client.stores.base import CursorStore, check_predecessor, held_elsewhere
+from feedapi_client.stores.done import Claim, DoneEvent, already_done, claimed_anew
 from feedapi_client.stores.memory_leases import MemoryLeases
 from feedapi_client.testing.simulator.clock import in_drawn_order, sleep, staggered
 from feedapi_client.testing.simulator.trace import Trace
@@ -30,11 +36,12 @@ class Effect(NamedTuple):
 
 OnSave = Callable[[Mapping[int, Position], Mapping[int, Position]], None]
 
+_LOCK_PAUSE = 0.01
 STALL_SECONDS = 60.0
 """The longest time that an operation takes while the database stalls."""
 
 
-class Database:
+class SimulatedDatabase:
     """What is durable: positions, and effects in the order in which they took effect.
 
     Arguments:
@@ -54,15 +61,29 @@ class Database:
         on_effect: Callable[[Effect], None],
     ) -> None:
         self.positions: dict[FeedKey, dict[int, Position]] = {}
+        self.done: dict[tuple[FeedKey, int], set[str]] = {}
+        """What is done ahead of the cursors."""
+        self.readers: dict[tuple[FeedKey, int], int] = {}
+        """Under which claim it may be done."""
+        self.doers: dict[tuple[FeedKey, int], set[Transaction]] = {}
+        """The open transactions that have done something of a partition, and hold its claim."""
         self.leases = MemoryLeases()
         self.locks: dict[tuple[FeedKey, int], Transaction] = {}
         """The rows that open transactions of several instances have changed."""
+        self.claims: dict[tuple[FeedKey, int], StoreSession] = {}
+        """The leases that are about to be claimed, and by whom."""
         self.now = trace.now
         self.note = trace.add
         self.failing = 0.0
         """The part of the operations that fail; half of the failed saves take effect before."""
         self.failures = 0
         self.stalled_until = 0.0
+        self.generation = 0
+        """How often the database failed over. A transaction of an earlier one is gone."""
+        self.on_repeated: Callable[[], None] | None = None
+        """Is called when a save is about to follow another one than its process knows."""
+        self.on_apply: Callable[[], None] | None = None
+        """Is called when something is about to become durable."""
         self.on_first_save: Callable[[], None] | None = None
         self._random = random
         self._latency = latency
@@ -93,6 +114,8 @@ class Database:
             self.check(feed, partition, position)
         if changes and not self.positions and self.on_first_save is not None:
             self.on_first_save()
+        if self.on_apply is not None:
+            self.on_apply()
         for (feed, partition), position in changes.items():
             self.positions.setdefault(feed, {})[partition] = position
             self._trace.add("saved {}: {}", partition, position)
@@ -103,6 +126,13 @@ class Database:
         """Raise `FencedError` unless the stored revision is the one before the position's."""
         stored = self.positions.get(feed, {}).get(partition)
         check_predecessor(feed, partition, position, None if stored is None else stored.revision)
+
+    def check_done(self, feed: FeedKey, event: DoneEvent) -> None:
+        """Raise what `DoneStore.done` raises, if the event can't be done."""
+        if self.readers.get((feed, event.partition)) != event.claim:
+            raise claimed_anew(feed, event.partition)
+        if event.id in self.done.get((feed, event.partition), ()):
+            raise already_done(feed, event.partition)
 
     async def reply(self) -> None:
         """Take the time of an answer to a save that took effect, or fail."""
@@ -120,36 +150,124 @@ class Database:
             raise ConnectionLostError
 
 
-class Session:
+class StoreSession:
     """The connections of one process to the database: a `CursorStore`.
 
     A process that was killed is `dead`: whatever it still does has no effect.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SimulatedDatabase) -> None:
         self.dead = False
+        self.lock_seconds = 0.0
+        """How long a statement waits for a locked row; 0: for ever."""
         self.on_save: OnSave | None = None
         """Is called with what is about to be saved outside of a transaction, and what is stored."""
         self._database = database
+        self._known: dict[tuple[FeedKey, int, int], Position] = {}
+        """The positions that it has last loaded or sent, by their revisions."""
 
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
         await self.operation()
-        return dict(self._database.positions.get(feed, {}))
+        stored = dict(self._database.positions.get(feed, {}))
+        self.knows({(feed, partition): position for partition, position in stored.items()})
+        return stored
+
+    def knows(self, positions: Mapping[tuple[FeedKey, int], Position]) -> None:
+        """Note positions that it has loaded or sends.
+
+        A failover can lose saves, and another process can save as often as was lost. Then a save
+        follows another one than its process knows, with the same revision: no store refuses it.
+        """
+        database = self._database
+        for (feed, partition), position in positions.items():
+            stored = database.positions.get(feed, {}).get(partition)
+            if database.generation and stored and stored.revision == position.revision - 1:
+                known = self._known.get((feed, partition, stored.revision))
+                if known is not None and stored != known and database.on_repeated is not None:
+                    database.note("a save follows one that its process does not know")
+                    database.on_repeated()
+            self._known[feed, partition, position.revision] = position
 
     async def save(
-        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
+        self,
+        feed: FeedKey,
+        positions: Mapping[int, Position],
+        *,
+        transaction: Any = None,
+        passed: Mapping[int, Collection[str]] | None = None,
     ) -> None:
-        """See `CursorStore.save`."""
+        """See `CursorStore.save`, and `save_passing` for what is `passed`."""
         changes = {(feed, partition): position for partition, position in positions.items()}
         if transaction is not None:
             await transaction.save(changes)
             return
         await self.operation()
+        await self.wait_for(changes)
+        self.knows(changes)
         if self.on_save is not None:
             self.on_save(positions, self._database.positions.get(feed, {}))
         self._database.apply(changes, [])
+        for partition, ids in (passed or {}).items():
+            self._database.done.get((feed, partition), set()).difference_update(ids)
         await self._database.reply()
+
+    # ------------------------------------------------------------------ DoneStore
+
+    async def take_over(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Claim:
+        """See `DoneStore.take_over`."""
+        await self.operation()
+        database, rows = self._database, [(feed, partition) for partition in partitions]
+        await self._wait_for_doers(rows)
+        database.check(feed, partitions[0], Position("", revision=revision + 1))
+        number = max(database.readers.values(), default=0) + 1
+        database.readers.update(dict.fromkeys(rows, number))
+        database.note("claimed {} as {}", partitions, number)
+        await self.operation()
+        database.check(feed, partitions[0], Position("", revision=revision + 1))
+        done: dict[str, int] = {}
+        for row in rows:
+            done |= dict.fromkeys(database.done.get(row, ()), row[1])
+        return Claim(number, done)
+
+    async def _wait_for_doers(self, rows: Collection[tuple[FeedKey, int]]) -> None:
+        doers, began = self._database.doers, self._database.now()
+        while any(not each._session.dead for row in rows for each in doers.get(row, ())):
+            bound = self.lock_seconds
+            if 0.0 < bound < self._database.now() - began:
+                feed, partition = next(iter(rows))
+                raise held_elsewhere(feed, partition, bound)
+            await sleep(_LOCK_PAUSE)
+
+    async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
+        """See `DoneStore.done`."""
+        if transaction is not None:
+            await transaction.done(feed, event)
+            return
+        await self.operation()
+        self._database.check_done(feed, event)
+        self._database.done.setdefault((feed, event.partition), set()).add(event.id)
+        await self._database.reply()
+
+    async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
+        """See `DoneStore.is_done`."""
+        await self.operation()
+        return event.id in self._database.done.get((feed, event.partition), ())
+
+    async def save_passing(
+        self,
+        feed: FeedKey,
+        positions: Mapping[int, Position],
+        passed: Mapping[int, Collection[str]],
+        *,
+        transaction: Any = None,
+    ) -> None:
+        """See `DoneStore.save_passing`. Not in a transaction."""
+        assert transaction is None
+        await self.save(feed, positions, passed=passed)
+
+    async def wait_for(self, rows: Collection[tuple[FeedKey, int]]) -> None:
+        """Wait until none of the rows is locked. Nobody locks any where one process runs."""
 
     def transaction(self) -> Transaction:
         """Begin a transaction of the application."""
@@ -170,21 +288,38 @@ class Session:
 class Transaction:
     """A transaction: nothing is durable before `commit`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: StoreSession) -> None:
         self.effects: list[Effect] = []
         self.quarantined: list[Effect] = []
         self._session = session
+        self._generation = session._database.generation
         self._changes: dict[tuple[FeedKey, int], Position] = {}
+        self._done: list[tuple[tuple[FeedKey, int], str]] = []
+
+    async def done(self, feed: FeedKey, event: DoneEvent) -> None:
+        """Remember an event in this transaction, which holds the claim of its partition."""
+        await self._session.operation()
+        self._check_connection()
+        database, row = self._session._database, (feed, event.partition)
+        database.check_done(feed, event)
+        if (row, event.id) in self._done:
+            raise already_done(feed, event.partition)
+        database.doers.setdefault(row, set()).add(self)
+        self._done.append((row, event.id))
 
     async def save(self, changes: Mapping[tuple[FeedKey, int], Position]) -> None:
         """Save positions in this transaction. Raises `FencedError`."""
         await self._session.operation()
+        self._check_connection()
         for (feed, partition), position in changes.items():
             self._session._database.check(feed, partition, position)
         self._changes.update(changes)
 
     def close(self) -> None:
         """Roll back what was not committed."""
+        for row, _ in self._done:
+            self._session._database.doers.get(row, set()).discard(self)
+        self._done.clear()
 
     async def commit(self) -> None:
         """Make everything durable, or nothing.
@@ -194,8 +329,16 @@ class Transaction:
             FencedError: another transaction saved one of the positions meanwhile.
         """
         await self._session.operation()
+        self._check_connection()
+        self._session.knows(self._changes)
         self._session._database.apply(self._changes, self._in_order())
+        for row, id in self._done:
+            self._session._database.done.setdefault(row, set()).add(id)
         await self._session._database.reply()
+
+    def _check_connection(self) -> None:
+        if self._generation != self._session._database.generation:
+            raise ConnectionLostError
 
     def _in_order(self) -> list[Effect]:
         """Return the effects, with the quarantined events in their places among them.
@@ -211,3 +354,62 @@ class Transaction:
             )
             effects.insert(next(later, len(effects)), event)
         return effects
+
+
+class SimulatedQuarantine:
+    """A `QuarantineStore` in the same database: it joins the transactions of cursors and effects.
+
+    An event in it counts as one that took effect: it was not lost.
+    """
+
+    def __init__(self, session: StoreSession) -> None:
+        self._session = session
+
+    async def prepare(self) -> None:
+        """See `QuarantineStore.prepare`."""
+        await self._session.operation()
+
+    def joins(self, cursors: CursorStore) -> bool:
+        """Return whether the cursors are in the same database."""
+        return cursors is self._session
+
+    @asynccontextmanager
+    async def begin(self) -> AsyncIterator[Transaction]:
+        """Give a transaction that is committed at the end of the block."""
+        with closing(self._session.transaction()) as transaction:
+            yield transaction
+            with anyio.CancelScope(shield=True):
+                await transaction.commit()
+
+    async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
+        """See `QuarantineStore.add`."""
+        await self._session.operation()
+        effects = [_quarantined_effect(event) for event in events]
+        if transaction is None:
+            self._session.apply_at_once(effects)
+        else:
+            transaction.quarantined += effects
+
+    async def page(
+        self,
+        feed: FeedKey | None = None,  # noqa: ARG002
+        *,
+        partition: int | None = None,  # noqa: ARG002
+        after: str = "",  # noqa: ARG002
+        limit: int = 100,  # noqa: ARG002
+    ) -> list[QuarantinedEvent]:
+        """Return nothing: no simulated operator looks."""
+        return []
+
+    async def get(self, id: str) -> QuarantinedEvent | None:  # noqa: ARG002
+        """Return None."""
+        return None
+
+    async def remove(self, ids: Iterable[str], *, transaction: Any = None) -> int:  # noqa: ARG002
+        """Remove nothing."""
+        return 0
+
+
+def _quarantined_effect(event: QuarantinedEvent) -> Effect:
+    payload = orjson.loads(event.raw)
+    return Effect(payload["entity"], payload["n"], event.partition, quarantined=True)

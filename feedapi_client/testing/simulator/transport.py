@@ -15,8 +15,10 @@ import httpx
 
 from feedapi_client.testing.simulator import wire
 from feedapi_client.testing.simulator.clock import in_drawn_order, sleep, staggered
+from feedapi_client.testing.simulator.end_evidence import Evidence
 from feedapi_client.testing.simulator.faults import FaultKind, Faults
 from feedapi_client.testing.simulator.http import REQUEST_SECONDS, SimulatedResponse
+from feedapi_client.testing.simulator.manners import Rate
 from feedapi_client.testing.simulator.trace import Trace
 from feedapi_client.testing.simulator.wall import START
 from feedapi_client.testing.simulator.world import Dialect, ModelPartition, Version, World
@@ -25,6 +27,7 @@ FEED_PATH = "/feed"
 _REFUSALS: dict[FaultKind, int] = {"500": 500, "503": 503, "429": 429, "404": 404, "409": 409}
 _BROKEN_BODIES: frozenset[FaultKind] = frozenset({"torn", "error-text", "reset", "stall-body"})
 _STREAM_PAUSE = 0.2
+_PROXY_BYTES = 8192
 
 
 @dataclass(slots=True)
@@ -41,6 +44,8 @@ class Fetched(NamedTuple):
     partition: int
     asked: int
     end: int
+    empty: bool | None = None
+    """Whether it holds nothing; None where it says nothing about that."""
 
 
 class Asked(NamedTuple):
@@ -87,9 +92,14 @@ class Answer:
     selected: bool = False
     headers: dict[str, str] | None = None
     reached: int = 0
+    holds_nothing: bool = False
     seconds: float = 0.0
     listed: tuple[int, ...] = ()
     """The partitions in a discovery."""
+    closed: tuple[int, ...] = ()
+    """Those of them that are closed."""
+    evidence: Evidence | None = None
+    """Of the process that asked."""
     fetched: Fetched | None = None
     """What the oracle hears once the page was read: a client may give an answer up before."""
 
@@ -133,11 +143,14 @@ class SimulatedPublisher:
         self.trace = trace
         self.now = now
         self._observe = observe
+        self.rate = Rate(world.manners.rate)
 
     async def respond(
-        self, request: httpx.Request, asked: Asked
+        self, request: httpx.Request, asked: Asked, passed: set[tuple[int, str]]
     ) -> tuple[Answer, FaultKind | None]:
         """Answer one request, after the time that it takes."""
+        if self.rate.is_limited and not self.rate.grants(self.now()):
+            return await self._slowed_down(asked), None
         fault = self.faults.pick(partition=asked.partition, now=self.now())
         await sleep(self._random.uniform(0.001, self._latency))
         if not in_drawn_order():
@@ -149,15 +162,24 @@ class SimulatedPublisher:
             self.trace.add("GET {} -> stalls", asked.target)
             await sleep(_timeout(request))
             raise httpx.ReadTimeout("simulated: silence", request=request)
-        answer = self._refusal(fault) or self._answer(asked, fault)
+        answer = self._refusal(fault) or self._answer(asked, fault, passed)
         self.trace.add("GET {} -> {} {}", asked.target, answer.status, answer.text or fault or "")
         return answer, fault
+
+    async def _slowed_down(self, asked: Asked) -> Answer:
+        await sleep(self._random.uniform(0.001, self._latency))
+        status = self.world.manners.rate_status
+        self.trace.add("GET {} -> {} one too many", asked.target, status)
+        wait = status == 503 or self._random.random() < 0.5
+        return Answer(status, [b"slow down"], headers=self._wait(1) if wait else None)
 
     def _refusal(self, fault: FaultKind | None) -> Answer | None:
         if fault in _REFUSALS:
             wait = fault == "429" and self._random.random() < 0.5
             headers = self._wait(self._random.randint(0, 3)) if wait else None
             return Answer(_REFUSALS[fault], [b"simulated failure"], headers=headers)
+        if fault == "maintenance":
+            return Answer(200, [b'{"status":"maintenance"}'])
         return Answer(200, [b"<html>under maintenance</html>"]) if fault == "html" else None
 
     def _wait(self, seconds: int) -> dict[str, str]:
@@ -168,33 +190,82 @@ class SimulatedPublisher:
         until = formatdate(now + seconds, usegmt=True)
         return {"date": formatdate(now, usegmt=True), "retry-after": until}
 
-    def _answer(self, request: Asked, fault: FaultKind | None) -> Answer:
+    def _answer(
+        self, request: Asked, fault: FaultKind | None, passed: set[tuple[int, str]]
+    ) -> Answer:
         version, params = self._version(), request.params
-        at = self.now() - self.faults.lag(partition=request.partition, now=self.now())
+        # What the feed began with is on every replica.
+        lag = self.faults.lag(partition=request.partition, now=self.now())
+        at = max(0.0, self.now() - lag)
         if not params and request.path == FEED_PATH:
             if version.dialect == "v1":
                 return Answer(400, [b"handshake error: partition count missing"])
-            body = wire.discovery(self.world, version, at, stream=self._stream)
-            return Answer(200, [body], listed=tuple(p.id for p in self.world.listed(at)))
+            return self._discovery(version, at)
         found = self._addressed(request, version)
         if isinstance(found, Answer):
             return found
         partition = self.world.partitions.get(found[0])
-        if partition is None or not partition.created <= at < partition.retired:
+        if partition is None or not partition.is_listed(at):
             return Answer(404, [b"no such partition"])
+        if fault == "discovery":
+            return Answer(200, self._discovery(version, at).chunks)
         selected = "event-types" in params
         asked = self._sequence(partition, found[1], at, selected=selected)
         if asked is None:
             self.stray_cursors.append(f"partition {partition.id} asked at {found[1]}")
             return Answer(400, [b"no such cursor"])
         if fault in ("silent", "204"):
-            self._observe(Fetched(partition.id, asked, asked))
-            return Answer(204 if fault == "204" else 200)
+            answer = Answer(204 if fault == "204" else 200)
+            answer.fetched = Fetched(partition.id, asked, asked, True)
+            return answer
         # A body that breaks off may look like a complete one without a line.
         end = asked if fault in _BROKEN_BODIES else self.world.end(partition, at)
         seconds = _stream_seconds(params, self._stream)
-        answer = self._page(partition, asked, at, version, seconds, selected=selected)
-        answer.fetched = Fetched(partition.id, asked, end)
+        if asked > self.world.sequence(at):
+            end = self.world.end(partition, at)
+            tail = partition.selected_cursor(end) if selected else partition.cursor(end)
+            known = (partition.id, tail) in passed
+            return self._from_behind(
+                partition, found[1], asked, end, version, selected=selected, known=known
+            )
+        passed.add((partition.id, found[1]))
+        answer = self._page(partition, found[1], asked, at, version, seconds, selected=selected)
+        # A body without a line can't break off, and one with a single line may arrive whole.
+        empty: bool | None = answer.holds_nothing
+        if fault in _BROKEN_BODIES and not empty:
+            empty = None
+        answer.fetched = Fetched(partition.id, asked, end, empty)
+        return answer
+
+    def _discovery(self, version: Version, at: float) -> Answer:
+        body = wire.discovery(self.world, version, at, stream=self._stream)
+        listed = () if at < self.world.manners.unlisted else self.world.listed(at)
+        closed = tuple(p.id for p in listed if p.closed <= at)
+        return Answer(200, [body], listed=tuple(p.id for p in listed), closed=closed)
+
+    def _from_behind(
+        self,
+        partition: ModelPartition,
+        cursor: str,
+        asked: int,
+        end: int,
+        version: Version,
+        *,
+        selected: bool,
+        known: bool,
+    ) -> Answer:
+        """Return what a replica answers that has not got as far as the cursor.
+
+        It names its own end only to a process that has asked from there. To any other one that
+        place, which is opaque, looks like progress.
+        """
+        ahead, dialect = self.world.manners.ahead, version.dialect
+        key = self.world.manners.keys(dialect)[1]
+        lines = [] if ahead == "silent" else [wire.line(partition.id, cursor, dialect, key)]
+        if ahead == "tail" and known:
+            lines = [wire.tail(self.world, partition, end, dialect, selected=selected)]
+        answer = Answer(200, lines, f"from a replica that lags, its end is {end}")
+        answer.fetched = Fetched(partition.id, asked, end, True)
         return answer
 
     def _sequence(
@@ -233,6 +304,7 @@ class SimulatedPublisher:
     def _page(
         self,
         partition: ModelPartition,
+        cursor: str,
         asked: int,
         at: float,
         version: Version,
@@ -242,9 +314,20 @@ class SimulatedPublisher:
     ) -> Answer:
         style, random = self._style, self._random
         page = wire.page(
-            self.world, partition, asked, at, version.dialect, style, random, selected=selected
+            self.world,
+            partition,
+            asked,
+            at,
+            version.dialect,
+            style,
+            random,
+            selected=selected,
+            echo=cursor,
         )
         answer = Answer(200, page.lines, f"{page.events} events up to {page.reached}")
+        answer.holds_nothing = not page.events and page.reached == asked
+        if not page.lines and self.world.manners.empty == "204" and not seconds:
+            answer.status = 204
         if seconds:
             answer.stream, answer.selected = (partition, version.dialect), selected
             answer.seconds, answer.reached = seconds, page.reached
@@ -270,6 +353,11 @@ class SimulatedPublisher:
                 raise httpx.RemoteProtocolError("simulated: reset", request=request)
             response.end()
             return
+        if answer.stream is not None and self.world.manners.holds_streams:
+            async for chunk in self._held_back(answer):
+                yield chunk
+            response.end()
+            return
         for chunk in chunks if fault == "slow" else self._pieces(chunks):
             if fault == "slow":
                 await sleep(self._random.uniform(0.0, 1.0))
@@ -280,9 +368,28 @@ class SimulatedPublisher:
                 yield chunk
         response.end()
 
+    async def _held_back(self, answer: Answer) -> AsyncIterator[bytes]:
+        """Send a stream through a proxy that waits until its buffer is full, or for the end."""
+        assert answer.stream is not None
+        held = b"".join(answer.chunks)
+        async for chunk in self._streamed(*answer.stream, answer):
+            held += chunk
+            if len(held) >= _PROXY_BYTES:
+                yield held
+                held = b""
+        if held:
+            yield held
+        self._read(answer)
+
     def _read(self, answer: Answer) -> None:
-        if answer.fetched is not None:
-            self._observe(answer.fetched)
+        fetched = answer.fetched
+        if fetched is None:
+            return
+        self._observe(fetched)
+        if fetched.empty is not None and answer.evidence is not None:
+            answer.evidence.answered(
+                fetched.partition, fetched.asked, empty=fetched.empty, now=self.now()
+            )
 
     async def _streamed(
         self, partition: ModelPartition, dialect: Dialect, answer: Answer
@@ -331,6 +438,14 @@ class SimulatedTransport:
         """Responses that were begun and not closed."""
         self.busiest: tuple[int, str] = (0, "")
         """How often the same request was sent within one second, at most, and which one."""
+        self.evidence = Evidence()
+        self.passed: set[tuple[int, str]] = set()
+        """The places that were asked with: see `_from_behind`."""
+        self.on_fetch: Callable[[int, str], None] | None = None
+        self.on_answer: Callable[[int], None] | None = None
+        """Is called with the partition of each fetch that is answered without a fault."""
+        self.on_listed: Callable[[Iterable[int]], None] | None = None
+        """Is called with the partition and the cursor of each fetch."""
         self.listed: set[int] = set()
         """The partitions in the discoveries that were answered."""
         self._recent: dict[str, deque[float]] = {}
@@ -342,9 +457,22 @@ class SimulatedTransport:
             raise httpx.ConnectError("simulated: the process is gone", request=request)
         asked = _asked(request.url)
         self.count(asked.target, self._publisher.now())
-        answer, fault = await self._publisher.respond(request, asked)
+        if self.on_fetch is not None and asked.partition is not None:
+            self.on_fetch(asked.partition, asked.params.get("cursor", ""))
+        answer, fault = await self._publisher.respond(request, asked, self.passed)
         self.open += 1
-        self.listed.update(answer.listed)
+        answer.evidence = self.evidence
+        if (fetched := answer.fetched) is not None and fetched.empty is not None:
+            self.evidence.asked(fetched.partition, fetched.asked, empty=fetched.empty)
+        well = answer.status == 200 and fault is None
+        if well and asked.partition is not None and self.on_answer is not None:
+            self.on_answer(asked.partition)
+        if answer.listed:
+            self.listed.update(answer.listed)
+            if self.on_listed is not None:
+                self.on_listed(answer.listed)
+            listed_open = set(answer.listed).difference(answer.closed)
+            self.evidence.listed(answer.closed, self._publisher.now(), listed_open)
         response = SimulatedResponse(answer.status, request, self._closed, answer.headers)
         response.simulated_body = self._publisher.body(response, answer, fault)
         return response

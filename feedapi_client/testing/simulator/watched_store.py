@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from feedapi_client.causes import causes
 from feedapi_client.errors import FencedError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.testing.simulator.oracle import Oracle
-from feedapi_client.testing.simulator.store import ConnectionLostError, Database, Session
+from feedapi_client.testing.simulator.store import (
+    ConnectionLostError,
+    SimulatedDatabase,
+    StoreSession,
+)
 
 Saved = Callable[[int, Position], None]
 
@@ -32,7 +37,7 @@ class StoredPositions:
     """
 
     def __init__(
-        self, store: CursorStore, database: Database, oracle: Oracle, saved: Saved
+        self, store: CursorStore, database: SimulatedDatabase, oracle: Oracle, saved: Saved
     ) -> None:
         self.store = store
         self.database = database
@@ -133,7 +138,7 @@ class StoredPositions:
             self._saved(partition, position)
 
 
-class WatchedStore(Session):
+class WatchedStore(StoreSession):
     """The connection of one process to the application's store: a `CursorStore`."""
 
     def __init__(self, positions: StoredPositions) -> None:
@@ -150,9 +155,15 @@ class WatchedStore(Session):
         return found
 
     async def save(
-        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
+        self,
+        feed: FeedKey,
+        positions: Mapping[int, Position],
+        *,
+        transaction: Any = None,
+        passed: Mapping[int, Collection[str]] | None = None,
     ) -> None:
         """See `CursorStore.save`."""
+        assert not passed, "the application handles batches"
         store = self._positions.store
         if transaction is not None:
             # Without a pause: SQLite has one writer at a time, and it would keep others waiting.
@@ -194,8 +205,4 @@ class WatchedStore(Session):
 
 def is_simulated(error: BaseException | None) -> bool:
     """Return whether an error goes back to a failure that the simulation has caused."""
-    while error is not None:
-        if isinstance(error, (ConnectionLostError, Killed)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+    return any(isinstance(each, (ConnectionLostError, Killed)) for each in causes(error))

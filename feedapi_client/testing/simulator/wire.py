@@ -26,10 +26,13 @@ _sequence = attrgetter("sequence")
 
 def discovery(world: World, version: Version, at: float, *, stream: bool) -> bytes:
     """Return the discovery document of a version, as it was at a time."""
-    document: dict[str, Any] = {
-        "partitions": [_listed(world, partition, at) for partition in world.listed(at)],
-        "exactlyOnce": True,
-    }
+    manners, zero_edges = world.manners, version.dialect == "v2-token" and world.manners.zero_edges
+    listed: list[Any] | None = [
+        _listed(world, partition, at, zero_edges) for partition in world.listed(at)
+    ]
+    if at < manners.unlisted:
+        listed = None if manners.null else []
+    document: dict[str, Any] = {"partitions": listed, "exactlyOnce": True}
     if stream:
         document["stream"] = True
     if world.noisy:
@@ -39,7 +42,7 @@ def discovery(world: World, version: Version, at: float, *, stream: bool) -> byt
     return orjson.dumps(document)
 
 
-def _listed(world: World, partition: ModelPartition, at: float) -> dict[str, Any]:
+def _listed(world: World, partition: ModelPartition, at: float, zero_edges: bool) -> dict[str, Any]:
     entry: dict[str, Any] = {"id": str(partition.id)}
     if world.noisy:
         entry["invented"] = partition.id
@@ -47,8 +50,9 @@ def _listed(world: World, partition: ModelPartition, at: float) -> dict[str, Any
         entry["closed"] = True
         if world.last_cursor:
             entry["lastCursor"] = partition.cursor(partition.end(at))
-    if partition.starts_after is not None and not partition.forgotten:
-        parent = partition.starts_after
+    parent = partition.starts_after
+    forgotten = partition.forgotten or (parent == 0 and zero_edges)
+    if parent is not None and not forgotten:
         # Publishers in the field send integers here.
         entry["startsAfterPartition"] = parent if world.noisy else str(parent)
     if partition.cursor_from:
@@ -95,10 +99,13 @@ def page(
     random: Random,
     *,
     selected: bool = False,
+    echo: str = "",
 ) -> ModelPage:
     """Return the page behind the event of number `asked`, as it was at a time.
 
-    `selected`: the request selects events.
+    Arguments:
+        selected: the request selects events.
+        echo: the cursor of the request, as it was sent.
     """
     events = partition.events
     at_end = not events or events[-1].sequence <= asked
@@ -106,23 +113,27 @@ def page(
     unread = events[read : partition.visible(at)]
     if selected:
         unread = [event for event in unread if is_selected(event.entity)]
-    cursor_line = partial(_cursor_line, partition, dialect=dialect, selected=selected)
+    cursor_line = partial(_cursor_line, partition, world=world, dialect=dialect, selected=selected)
     size = random.randint(1, style.size) if style.vary else style.size
     sent, lines, reached = unread[:size], [], asked
+    empty, (key, cursor_key) = world.manners.empty, world.manners.keys(dialect)
     for group in _groups(sent, style, random):
         reached = max(event.sequence for event in group)
         lines += [
-            _event_line(partition.id, event.entity, event.n, dialect, style.padding)
+            _event_line(partition.id, event.entity, event.n, dialect, style.padding, key)
             for event in group
         ]
         lines.append(cursor_line(reached))
     end = world.end(partition, at)
-    if len(sent) == len(unread) and end > reached:
+    listed_end = world.last_cursor and not selected and partition.closed <= at
+    if len(sent) == len(unread) and end > reached and (empty == "cursor" or listed_end):
         reached = end
         lines.append(cursor_line(end))
-    elif not lines:
+    elif not lines and empty == "cursor":
         lines.append(cursor_line(asked))
-    if world.noisy and random.random() < 0.3:
+    elif not lines and empty == "echo":
+        lines.append(line(partition.id, echo, dialect, cursor_key) if echo else cursor_line(asked))
+    if world.noisy and lines and random.random() < 0.3:  # alone it would be what a gateway says
         lines.insert(random.randint(0, len(lines)), b'{"unknown":"command"}\n')
     return ModelPage(lines, len(sent), reached)
 
@@ -145,19 +156,33 @@ def _interleaved(group: list[Published], random: Random) -> list[Published]:
 
 
 @lru_cache(4096)
-def _event_line(partition: int, entity: int, n: int, dialect: Dialect, padding: int) -> bytes:
+def _event_line(
+    partition: int, entity: int, n: int, dialect: Dialect, padding: int, key: str
+) -> bytes:
     payload: dict[str, Any] = {"entity": entity, "n": n}
     if padding:
         payload["padding"] = "x" * padding
     if dialect == "v1":
-        return orjson.dumps({"partition": partition, "data": payload}) + b"\n"
-    return orjson.dumps({"event" if dialect == "v2-draft" else "data": payload}) + b"\n"
+        return orjson.dumps({"partition": partition, key: payload}) + b"\n"
+    return orjson.dumps({key: payload}) + b"\n"
 
 
 def _cursor_line(
-    partition: ModelPartition, sequence: int, *, dialect: Dialect, selected: bool
+    partition: ModelPartition, sequence: int, *, world: World, dialect: Dialect, selected: bool
 ) -> bytes:
     cursor = partition.selected_cursor(sequence) if selected else partition.cursor(sequence)
+    return line(partition.id, cursor, dialect, world.manners.keys(dialect)[1])
+
+
+def tail(
+    world: World, partition: ModelPartition, end: int, dialect: Dialect, *, selected: bool
+) -> bytes:
+    """Return what a replica says that takes its own end for that of the partition."""
+    return _cursor_line(partition, end, world=world, dialect=dialect, selected=selected)
+
+
+def line(partition: int, cursor: str, dialect: Dialect, key: str) -> bytes:
+    """Return the line of a cursor."""
     if dialect == "v1":
-        return f'{{"partition":{partition.id},"cursor":"{cursor}"}}\n'.encode()
-    return f'{{"cursor":"{cursor}"}}\n'.encode()
+        return f'{{"partition":{partition},"{key}":"{cursor}"}}\n'.encode()
+    return f'{{"{key}":"{cursor}"}}\n'.encode()

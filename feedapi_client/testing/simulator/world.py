@@ -14,6 +14,8 @@ from typing import Literal, NamedTuple
 
 import anyio
 
+from feedapi_client.testing.simulator.manners import Manners
+
 SLOTS = 256
 """Entities are spread over so many slots, and each partition owns some of them."""
 _NEVER = float("inf")
@@ -23,6 +25,7 @@ Dialect = Literal["v1", "v2-draft", "v2-token"]
 
 
 _time = attrgetter("time")
+_sequence = attrgetter("sequence")
 
 
 class Published(NamedTuple):
@@ -50,6 +53,14 @@ class ModelPartition:
     closed: float = _NEVER
     closed_sequence: int = 0
     retired: float = _NEVER
+    absent: list[tuple[float, float]] = field(default_factory=list)
+    """Times before its last retirement at which it was not listed either."""
+
+    def is_listed(self, at: float) -> bool:
+        """Return whether discovery listed it at a time."""
+        if not self.created <= at < self.retired:
+            return False
+        return not self.absent or not any(since <= at < until for since, until in self.absent)
 
     def visible(self, at: float) -> int:
         """Return how many of its events existed at a time."""
@@ -109,6 +120,7 @@ class World:
         moving_cursors: whether the cursor at the end of an open partition moves on with the whole
             feed, without any event, as that of a publisher that leaves out internal events.
         noisy: whether answers hold fields and commands that no specification knows.
+        manners: how unkind it is.
         now: gives the virtual time.
     """
 
@@ -121,10 +133,12 @@ class World:
         whole_lineage: bool = True,
         moving_cursors: bool = False,
         noisy: bool = False,
+        manners: Manners | None = None,
         now: Callable[[], float],
     ) -> None:
         self.last_cursor = last_cursor
         self.noisy = noisy
+        self.manners = manners or Manners()
         self._whole_lineage = whole_lineage
         self._moving_cursors = moving_cursors
         self.published: dict[int, int] = {}
@@ -203,6 +217,57 @@ class World:
         )
         return id
 
+    def roll_back(self, partition: int) -> list[int]:
+        """Undo a split by cursor transfer: the old id is open again. Return its successors."""
+        parent, now = self.partitions[partition], self._now()
+        children = self._split_into(partition)
+        for child in children:
+            child.retired = now
+        self._share(children, [parent])
+        parent.absent.append((parent.retired, now))
+        parent.retired = _NEVER
+        self._wake()
+        return [child.id for child in children]
+
+    def roll_forward(self, partition: int, children: Collection[int]) -> None:
+        """Make a split again that was rolled back."""
+        parent, now = self.partitions[partition], self._now()
+        successors = [self.partitions[id] for id in children]
+        for child in successors:
+            child.absent.append((child.retired, now))
+            child.retired = _NEVER
+        self._share([parent], successors)
+        parent.retired = now
+        self._wake()
+
+    def split_by_transfer(self) -> list[int]:
+        """Return the partitions whose split by cursor transfer can be undone now."""
+        now = self._now()
+        open_now = {partition.id for partition in self.writable()}
+        return [
+            partition.id
+            for partition in self.partitions.values()
+            if partition.retired <= now
+            and (children := self._split_into(partition.id))
+            and all(child.id in open_now for child in children)
+            and frozenset().union(*(child.slots for child in children)) == partition.slots
+        ]
+
+    def _split_into(self, partition: int) -> list[ModelPartition]:
+        return [p for p in self.partitions.values() if p.cursor_from[:1] == (partition,)]
+
+    def _share(self, old: list[ModelPartition], new: list[ModelPartition]) -> None:
+        """Give the events of some partitions to those that hold their entities from now on."""
+        for heir in new:
+            known = {event.sequence for event in heir.events}
+            heir.events += [
+                event
+                for partition in old
+                for event in partition.events
+                if event.sequence not in known and event.entity % SLOTS in heir.slots
+            ]
+            heir.events.sort(key=_sequence)
+
     def deploy(self, dialect: Dialect) -> tuple[Version, Version]:
         """Make a new version the current one. Return the version before it, and the new one."""
         before = self.version(self._now())
@@ -258,7 +323,15 @@ class World:
 
     def listed(self, at: float) -> list[ModelPartition]:
         """Return the partitions that discovery listed at a time."""
-        return [p for p in self.partitions.values() if p.created <= at < p.retired]
+        return [p for p in self.partitions.values() if p.is_listed(at)]
+
+    def sequence(self, at: float) -> int:
+        """Return the highest number that an event or an end had at a time."""
+        return bisect_right(self._sequence_times, at)
+
+    def sequence_before(self, seconds: float) -> int:
+        """Return the highest number that an event or an end had so many seconds ago."""
+        return self.sequence(self._now() - seconds)
 
     def end(self, partition: ModelPartition, at: float) -> int:
         """Return the number in the cursor behind everything that a partition had at a time.

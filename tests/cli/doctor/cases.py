@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from feedapi_client.testing import Publisher, Quirks, Request, Response, faults
+from feedapi_client.testing import Publisher, Quirks, RateLimit, Request, Response, faults
 from feedapi_client.testing.publisher.handler import handle
 
 Change = Callable[[Publisher], object]
@@ -175,7 +175,82 @@ def long_line(publisher: Publisher) -> None:
 
 def quirk(**quirks: Any) -> Change:
     def apply(publisher: Publisher) -> None:
-        publisher.quirks = Quirks(**quirks)
+        publisher.quirks = Quirks(**{"last_cursor": "closed", **quirks})
+
+    return apply
+
+
+def payload_lines(change: Callable[[list[bytes]], list[bytes]]) -> Any:
+    """Change the lines of a page with events, as they come from a cursor of the publisher."""
+
+    def changed(response: Response, request: Request, publisher: Any) -> Response:
+        lines = response.body.splitlines(keepends=True)
+        if has_cursor(request) and any(b'"entity"' in line for line in lines):
+            response.body = b"".join(change(lines))
+        return response
+
+    return changed
+
+
+def from_first(request: Request) -> Request:
+    return replace(request, cursor="_first", query={**request.query, "cursor": "_first"})
+
+
+def last_one_again(response: Response, request: Request, publisher: Any) -> Response:
+    """Put the event before the cursor in front of those behind it."""
+    cursor, partition = request.cursor, request.partition
+    if not has_cursor(request) or b'"entity"' not in response.body:
+        return response
+    whole = handle(publisher, from_first(request))
+    lines = whole.body.splitlines(keepends=True)
+    marks = [i for i, line in enumerate(lines) if str(cursor).encode() in line]
+    events = [line for line in lines[: marks[0]] if b'"entity"' in line] if marks else []
+    if events and partition is not None:
+        response.body = events[-1] + response.body
+    return response
+
+
+def counted(response: Response, request: Request, publisher: Any) -> Response:
+    """Write how often the publisher was asked into each event."""
+    count = len(publisher.requests)
+    response.body = response.body.replace(b'"entity":', b'"asked":%d,"entity":' % count)
+    return response
+
+
+def older_end(response: Response, request: Request, publisher: Any) -> Response:
+    """Answer a poll at the end as a replica that lags does: with an older cursor, no event."""
+    if has_cursor(request) and b'"entity"' not in response.body and response.status == 200:
+        first = handle(publisher, from_first(request))
+        cursor = re.findall(rb'"cursor":"([^"]+)"', first.body)[0]
+        response.body = re.sub(rb'"cursor":"[^"]+"', b'"cursor":"%s"' % cursor, response.body)
+    return response
+
+
+def rolls_back(after: int) -> Change:
+    """A split with new ids is rolled back while the publisher is examined."""
+
+    def apply(publisher: Publisher) -> None:
+        def roll_back(response: Response, request: Request, _: Any) -> Response:
+            publisher.roll_back(1)
+            return response
+
+        publisher.fail(roll_back, on="discovery", after=after)
+
+    return apply
+
+
+def limited(publisher: Publisher) -> None:
+    """Grant a few requests a second, more of them after a pause."""
+    publisher.rate_limit = RateLimit(5, burst=12, retry_after=1)
+
+
+def refused_at_times(status: int) -> Change:
+    """Refuse two requests, the second one twice, as a rate limit does."""
+    refusal = faults.Status(status, "too many", {"retry-after": "1"})
+
+    def apply(publisher: Publisher) -> None:
+        publisher.fail(refusal, on="any", after=3)
+        publisher.fail(refusal, on="any", after=20, times=2)
 
     return apply
 
@@ -210,6 +285,15 @@ CASES = [
     ),
     Case("closed as text", "discovery-types", with_field(0, closed="yes"), V2),
     Case("no lastCursor", "last-cursor-listed", quirk(last_cursor="never"), DRAFT),
+    Case("no lastCursor", "last-cursor-useful", quirk(last_cursor=None), TOKEN),
+    Case("partitions: null", "partitions-listed", on_discovery(faults.NoPartitions()), V2),
+    Case(
+        "no partition at first",
+        "partitions-listed",
+        lambda p: p.fail(faults.NoPartitions(null=False), on="discovery", after=1),
+        V2,
+    ),
+    Case("rolled back", "partition-stays", rolls_back(2), V2),
     Case("lastCursor not ASCII", "last-cursor-text", with_field(0, lastCursor="ü"), V2),
     Case("both methods", "one-split-method", with_field(-1, startsAfterPartition="0"), V2),
     Case("lineage of letters", "lineage-types", with_field(-1, cursorFromPartitions=["x"]), V2),
@@ -243,6 +327,7 @@ CASES = [
         V2,
     ),
     Case("edge of 0 left out", "lineage-edge", quirk(omit_parent_zero=True), V2),
+    Case("all edges left out", "lineage-edge", quirk(omit_starts_after=True), V2),
     Case("two versions", "discovery-stable", two_versions, TOKEN),
     # HTTP
     Case("truncated", "http-complete", on_fetch(faults.Truncate())),
@@ -258,6 +343,9 @@ CASES = [
     Case("trickle", "http-time", on_fetch(faults.Trickle(1, 0.1)), options=FAST),
     Case("503 once", "http-stable", lambda publisher: publisher.fail(503)),
     Case("reset once", "http-stable", lambda publisher: publisher.fail(faults.Reset())),
+    Case("rate limit", "http-rate", limited, TOKEN),
+    Case("429 at times", "http-rate", refused_at_times(429)),
+    Case("503 with Retry-After at times", "http-rate", refused_at_times(503)),
     Case(
         "redirected away",
         "http-redirect",
@@ -302,7 +390,33 @@ CASES = [
         "cursor-resumes",
         where(has_cursor, faults.EmptyPage(moving=False)),
     ),
-    Case("_first is the end", "cursor-special", on_fetch(faults.EmptyPage(moving=False))),
+    Case(
+        "off by one",
+        "cursor-resumes",
+        on_fetch(payload_lines(lambda lines: lines[1:])),
+    ),
+    Case(
+        "an event left out",
+        "cursor-resumes",
+        on_fetch(payload_lines(lambda lines: [*lines[:3], *lines[4:]])),
+    ),
+    Case("off by one, the other way", "cursor-repeats", on_fetch(last_one_again)),
+    Case(
+        "two events exchanged",
+        "event-order",
+        on_fetch(payload_lines(lambda lines: [lines[1], lines[0], *lines[2:]])),
+    ),
+    Case("events with a counter", "event-stable", on_fetch(counted)),
+    Case("older end", "cursor-onwards", on_fetch(older_end)),
+    Case("query dropped", "page-discovery", on_fetch(faults.DroppedQuery()), V2),
+    Case("maintenance", "page-meaning", on_fetch(faults.Maintenance())),
+    Case("nothing", "page-cursor", on_fetch(faults.Empty())),
+    Case("echo", "cursor-echo", quirk(empty_page="echo")),
+    Case("silent end", "page-cursor", quirk(empty_page="silent")),
+    Case("204 at the end", "http-status", quirk(empty_page="204")),
+    Case("swapped key", "payload-key", quirk(swapped_payload_key=True), V2),
+    Case("Pascal case", "key-case", quirk(pascal_case=True)),
+    Case("_first is the end", "cursor-echo", on_fetch(faults.EmptyPage(moving=False))),
     Case("events behind the end", "closed-end", closed_too_early, DRAFT),
     Case("another end", "closed-end-reached", another_end, DRAFT),
     Case("event twice", "exactly-once", twice, V2),
@@ -344,6 +458,7 @@ CASES = [
     Case("stream without cursor", "stream-cursor", stream(body=b""), V2),
     Case("stream without end", "stream-ends", stream(seconds=None), V2, options=("--timeout", "1")),
     Case("stream not held", "stream-held", stream(body=b'{"cursor":"x"}\n'), V2),
+    Case("buffered stream", "stream-buffered", quirk(stream_buffer=1 << 20), V2),
     Case("no headers", "v1-headers", where(lambda r: "headers" in r.query, 400), ("v1",)),
     Case("500 for a partition", "partition-unknown", quirk(unknown_partition=500)),
     Case(

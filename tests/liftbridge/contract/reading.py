@@ -23,9 +23,13 @@ KEY = FeedKey("http://localhost/feed")
 
 
 def store_of(
-    publisher: StreamPublisher, api: LiftbridgeApi, name: str, format: str, attempts: int = 1000
+    publisher: StreamPublisher,
+    api: LiftbridgeApi,
+    name: str,
+    format: str,
+    give_up_after: float = 300.0,
 ) -> StreamCursorStore:
-    return StreamCursorStore(publisher, api, name, format=format, attempts=attempts)
+    return StreamCursorStore(publisher, api, name, format=format, give_up_after=give_up_after)
 
 
 async def save(store: StreamCursorStore, revision: int, *numbers: int) -> None:

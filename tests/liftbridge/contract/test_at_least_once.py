@@ -11,8 +11,10 @@ from feedapi_client.liftbridge import (
     LiftbridgeApi,
     LiftbridgePublisher,
     Relay,
+    Stream,
     StreamError,
     StreamReadonlyError,
+    reveal_newest,
 )
 from feedapi_client.testing import Publisher
 from tests.liftbridge.clusters import Cluster
@@ -81,3 +83,74 @@ async def test_a_running_relay_wakes_a_partition_that_is_paused(
     assert {orjson.loads(m.value)["n"] async for m in api.subscribe(name, until="latest")} == set(
         range(40)
     )
+
+
+async def test_a_stream_that_is_created_again_with_other_partitions_ends_the_relay(
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    publisher: LiftbridgePublisher,
+    name: str,
+    feed: Publisher,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await api.create_stream(Stream(name, partitions=2))
+    async with FeedConsumer(feed.url or "") as consumer:
+        running = Relay(consumer, publisher, Stream(name, partitions=2), api=api)
+
+        async def replace() -> None:
+            while running.progress.events < 20:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            await api.delete_stream(name)
+            await api.create_stream(Stream(name, partitions=4))
+            while "it has 4 partitions" not in caplog.text:  # noqa: ASYNC110
+                await anyio.sleep(0.01)
+            feed.extend(0, [{"n": 20}])
+
+        with anyio.fail_after(SAFETY_NET):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(replace)
+                with pytest.raises(StreamError, match="it has 4 partitions"):
+                    await running.run()
+    assert running.progress.recovered == 0
+
+
+async def stored(api: LiftbridgeApi, name: str) -> list[int]:
+    """The numbers of the events in a stream, each where it was stored last."""
+    newest = (await api.partition_metadata(name)).newest_offset
+    found = [
+        orjson.loads(message.value)["n"]
+        async for message in api.subscribe(name, until=newest)
+        if message.value
+    ]
+    return list(dict.fromkeys(reversed(found)))[::-1]
+
+
+@pytest.mark.parametrize("more", [5, 0])
+async def test_messages_that_the_broker_loses_after_its_ack_are_published_again(
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    publisher: LiftbridgePublisher,
+    name: str,
+    feed: Publisher,
+    more: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    await api.create_stream(name)
+    async with FeedConsumer(feed.url or "") as consumer:
+        # Without the API the next messages show it, which get the same offsets.
+        running = Relay(consumer, publisher, name, api=None if more else api)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(running.run)
+            with anyio.fail_after(SAFETY_NET):
+                while running.progress.events < 20:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                await cluster.lose(name, 8)
+                feed.extend(0, [{"n": n} for n in range(20, 20 + more)])
+                while running.progress.recovered < 8:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+                while running.progress.events < 20 + more:  # noqa: ASYNC110
+                    await anyio.sleep(0.01)
+            consumer.stop()
+    await reveal_newest(publisher, api, name)
+    assert await stored(api, name) == list(range(20 + more))
+    assert "lost messages that it had acked, from offset 12 on" in caplog.text

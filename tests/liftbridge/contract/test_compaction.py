@@ -49,14 +49,13 @@ async def compacted(cluster: Cluster, api: LiftbridgeApi, name: str) -> list[int
 
 
 COUNT = 60
+COMPACTED = StreamOptions(compact=True, cleaner_seconds=0.2, segment_bytes=1024)
 
 
 async def test_a_reader_refuses_a_stream_that_was_compacted(
     cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
 ) -> None:
-    await api.create_stream(
-        name, concurrency_control=True, options=StreamOptions(compact=True, cleaner_seconds=0.2)
-    )
+    await api.create_stream(name, concurrency_control=True, options=COMPACTED)
     await write_with_keys(publisher, name, COUNT)
     await compacted(cluster, api, name)
     with pytest.raises(StreamGapError, match="compaction"):
@@ -66,7 +65,7 @@ async def test_a_reader_refuses_a_stream_that_was_compacted(
 async def test_the_end_of_a_subscription_is_not_overshot_when_its_message_is_gone(
     cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
 ) -> None:
-    await api.create_stream(name, options=StreamOptions(compact=True, cleaner_seconds=0.2))
+    await api.create_stream(name, options=COMPACTED)
     await publisher.publish_many(name, [b"%d" % n for n in range(COUNT)], keys=[b"k"] * COUNT)
     left = await compacted(cluster, api, name)
     until = left[0] - 1 if left[0] else next(n for n in range(COUNT) if n not in left)
@@ -78,7 +77,12 @@ async def test_a_ledger_is_not_compacted_or_paused_where_the_broker_does_that_by
     nats_server: NatsServer, anyio_backend: str, name: str
 ) -> None:
     require_liftbridge()
-    settings = {**SETTINGS, "streams.compact.enabled": True, "streams.auto.pause.time": "200ms"}
+    settings = {
+        **SETTINGS,
+        "streams.segment.max.bytes": 1024,
+        "streams.compact.enabled": True,
+        "streams.auto.pause.time": "200ms",
+    }
     with LiftbridgeServer(nats_server.url, settings=settings) as server:
         async with (
             LiftbridgeApi(server.address) as api,

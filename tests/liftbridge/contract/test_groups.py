@@ -100,6 +100,23 @@ async def test_members_divide_the_partitions_and_go_on_where_others_stopped(
         two.scope.cancel()
 
 
+async def test_a_partition_that_was_read_only_for_a_moment_is_read_on(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, stream: Stream
+) -> None:
+    await publish(publisher, stream, 5)
+    member = Member(api.group_consumer(stream.name, [stream.name]))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(member.run)
+        await until(lambda: len(member.handled) == 5 * PARTITIONS)
+        await api.set_readonly(stream.name)
+        await anyio.sleep(2)
+        await api.set_readonly(stream.name, False)
+        await publish(publisher, stream, 5)
+        await until(lambda: len(member.handled) == 10 * PARTITIONS)
+        assert set(member.handled) == all_of(0, 10)
+        member.scope.cancel()
+
+
 async def test_the_partitions_of_a_member_that_died_go_to_the_others(
     cluster: Cluster,
     api: LiftbridgeApi,

@@ -13,6 +13,7 @@ from feedapi_client.liftbridge import (
     LiftbridgeApi,
     LiftbridgePublisher,
     RelayReader,
+    StreamCursorStore,
     StreamGapError,
 )
 from feedapi_client.model import Position
@@ -74,7 +75,7 @@ async def test_a_relay_says_that_its_messages_are_lost_and_the_next_one_writes_t
     cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
 ) -> None:
     await api.create_stream(name, concurrency_control=True)
-    store = store_of(publisher, api, name, format, attempts=3)
+    store = store_of(publisher, api, name, format, give_up_after=5)
     await store.load(KEY)
     for n in range(1, 4):
         await save(store, n, n)
@@ -93,12 +94,12 @@ async def test_an_idle_relay_says_so_too_instead_of_hiding_it_with_a_message_of_
     cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
 ) -> None:
     await api.create_stream(name, concurrency_control=True)
-    store = store_of(publisher, api, name, format, attempts=3)
+    store = store_of(publisher, api, name, format, give_up_after=5)
     await store.load(KEY)
     await save(store, 1, 1)
     await save(store, 2, 2)
     await cluster.lose(name, 1)
-    assert not await store.reveal()
+    assert not await store.keep(idle_seconds=0)
     with pytest.raises(StreamGapError, match="start the relay again"):
         await save(store, 3, 3)
 
@@ -129,7 +130,12 @@ async def test_a_reader_says_which_batches_come_again_and_continues_when_they_ar
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_relay_fills_a_stream_that_nobody_can_read_before_it_has_as_many_messages_again(
-    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    publisher: LiftbridgePublisher,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+    format: str,
 ) -> None:
     await api.create_stream(name, concurrency_control=True)
     store = store_of(publisher, api, name, format)
@@ -139,6 +145,10 @@ async def test_a_relay_fills_a_stream_that_nobody_can_read_before_it_has_as_many
     await cluster.lose(name, 2, keep_high_watermark=True)
     found = await api.partition_metadata(name)
     assert (found.high_watermark, found.newest_offset) == (2, 0)
+    # An operator who only looks is told so at once, and appends nothing.
+    assert await StreamCursorStore(publisher, api, name, look_only=True).feeds() == []
+    assert "from offset 0 to 0 can't be read before its relay starts" in caplog.text
+    assert (await api.partition_metadata(name)).newest_offset == 0
     restarted = store_of(publisher, api, name, format)
     assert await restarted.load(KEY) == {0: Position("c1", revision=1)}
     await save(restarted, 2, 2, 3)

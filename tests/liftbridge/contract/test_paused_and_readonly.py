@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
@@ -10,6 +11,8 @@ from feedapi_client.liftbridge import (
     AckTimeoutError,
     LiftbridgeApi,
     LiftbridgePublisher,
+    Message,
+    RelayReader,
     StreamPausedError,
     StreamReadonlyError,
 )
@@ -17,6 +20,11 @@ from tests.liftbridge.clusters import Cluster
 from tests.liftbridge.contract.reading import FORMATS, KEY, read, relayed, save, store_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+async def collect(messages: AsyncGenerator[Message, None], offsets: list[int]) -> None:
+    async for message in messages:
+        offsets.append(message.offset)  # noqa: PERF401 - what came before an error counts
 
 
 async def test_a_paused_partition_has_an_error_of_its_own_and_a_subscription_can_wake_it(
@@ -63,7 +71,7 @@ async def test_a_relay_that_is_exactly_once_wakes_a_paused_partition(
     assert await relayed(api, name, 3) == [1, 2, 3]
 
 
-async def test_a_subscription_to_a_read_only_partition_ends_after_its_last_message(
+async def test_a_subscription_to_a_read_only_partition_says_so_after_its_last_message(
     cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
 ) -> None:
     await api.create_stream(name)
@@ -71,15 +79,36 @@ async def test_a_subscription_to_a_read_only_partition_ends_after_its_last_messa
     async with aclosing(api.subscribe(name)) as messages:
         live = [(await anext(messages)).offset]
         await api.set_readonly(name)
-        live += [message.offset async for message in messages]
-    assert live == [0, 1, 2]
+        with pytest.raises(StreamReadonlyError, match="all its messages were read"):
+            live += [message.offset async for message in messages]
     assert (await api.partition_metadata(name)).readonly
-    assert [message.offset async for message in api.subscribe(name)] == [0, 1, 2]
-    assert [message async for message in api.subscribe(name, 3)] == []
-    assert [message async for message in api.subscribe(name, "new")] == []
+    for start, expected in (("earliest", [0, 1, 2]), (3, []), ("new", [])):
+        found: list[int] = []
+        with pytest.raises(StreamReadonlyError):
+            await collect(api.subscribe(name, start), found)  # type: ignore[arg-type]
+        assert found == expected
+    with pytest.raises(StreamReadonlyError):
+        await read(api.subscribe(name, until=7), 4)
+    # An end that is reached is no error.
+    assert [message.offset async for message in api.subscribe(name, until="latest")] == [0, 1, 2]
     await api.set_readonly(name, False)
     await publisher.publish(name, b"y")
     assert await read(api.subscribe(name, "latest"), 1) == [3]
+
+
+@pytest.mark.parametrize("format", FORMATS)
+async def test_a_reader_of_a_partition_that_becomes_read_only_does_not_end_as_if_all_were_well(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+) -> None:
+    await api.create_stream(name, concurrency_control=True)
+    store = store_of(publisher, api, name, format)
+    await store.load(KEY)
+    await save(store, 1, 1, 2)
+    async with aclosing(RelayReader(api, name).batches()) as batches:
+        assert len((await anext(batches)).events) == 2
+        await api.set_readonly(name)
+        with pytest.raises(StreamReadonlyError):
+            await anext(batches)
 
 
 async def test_a_relay_to_a_read_only_partition_ends_with_an_error_of_its_own(

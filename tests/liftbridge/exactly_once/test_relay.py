@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 
 import anyio
 import pytest
 
-from feedapi_client import FeedConsumer, FeedError, StoreError
+from feedapi_client import FeedConsumer, FeedError, FetchOptions, Limits
 from feedapi_client.liftbridge import (
     LiftbridgeApi,
     LiftbridgePublisher,
     MessageTooLargeError,
     Relay,
+    RelayFencedError,
     StreamCursorStore,
 )
 from feedapi_client.testing import Publisher
@@ -24,10 +26,11 @@ from tests.liftbridge.exactly_once.streams import (
     Make,
     batches,
     events,
+    outgoing,
     read,
     relay,
 )
-from tests.liftbridge.helpers import Faults, eventually
+from tests.liftbridge.helpers import SAFETY_NET, Faults, eventually
 
 pytestmark = pytest.mark.anyio
 
@@ -172,11 +175,20 @@ async def test_a_batch_that_does_not_fit_into_a_message_is_an_error_with_advice(
     api: LiftbridgeApi,
     broker: LiftbridgeBroker,
 ) -> None:
-    feedapi_publisher.append(0, {"entity": "a", "text": "x" * 3000})
-    async with LiftbridgePublisher(nats_server.url, max_message_bytes=3000) as publisher:
-        with pytest.raises(StoreError, match="max_batch_bytes") as caught:
-            await relay(feedapi_publisher, publisher, StreamCursorStore(publisher, api, "s"))
-    assert isinstance(caught.value.__cause__, MessageTooLargeError)
+    feedapi_publisher.extend(0, [{"entity": "a", "text": "x" * 900}] * 10)
+    async with (
+        LiftbridgePublisher(nats_server.url, max_message_bytes=3000) as publisher,
+        FeedConsumer(
+            feedapi_publisher.url or "",
+            store=StreamCursorStore(publisher, api, "s"),
+            follow=False,
+            limits=Limits(max_batch_bytes=2000),
+            fetch=FetchOptions(page_size_hint=10),
+        ) as consumer,
+    ):
+        relay = Relay(consumer, publisher)
+        with pytest.raises(MessageTooLargeError, match=r"10 events.*max_batch_bytes.*'events'"):
+            await relay.run()
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -228,6 +240,35 @@ async def test_a_broker_that_restarts_in_the_middle_changes_nothing(
         anyio.create_task_group() as tasks,
     ):
         tasks.start_soon(restart)
-        store = StreamCursorStore(publisher, api, "s", format=format, attempts=1000)
+        store = StreamCursorStore(publisher, api, "s", format=format, give_up_after=SAFETY_NET)
         await relay(feed, publisher, store)
     assert await read(api, broker) == list(range(1000))
+
+
+async def test_an_idle_relay_ends_when_a_snapshot_shows_that_it_is_fenced(
+    feedapi_publisher_factory: Feeds,
+    publisher: LiftbridgePublisher,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.relay._LOOK_SECONDS", 0.05)
+    feed = feedapi_publisher_factory(1)
+    feed.extend(0, events(3))
+    idle = make(format="events", snapshot_every=1)
+    monkeypatch.setattr(idle, "keep", partial(idle.keep, idle_seconds=0))
+    async with (
+        FeedConsumer(feed.url or "", store=idle) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
+        idler = Relay(consumer, publisher)
+
+        async def fence() -> None:
+            await eventually(lambda: idler.progress.events == 3)
+            successor = make(format="events")
+            [(partition, position)] = (await successor.load(consumer.key)).items()
+            moved = {partition: position.advance("d")}
+            await successor.save(consumer.key, moved, transaction=outgoing(4))
+
+        tasks.start_soon(fence)
+        with anyio.fail_after(SAFETY_NET), pytest.raises(RelayFencedError, match="another relay"):
+            await idler.run()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
+from feedapi_client.testing.simulator.manners import Manners
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step
 
 
@@ -52,6 +53,120 @@ def last_batch_of_a_parent(seed: int) -> Scenario:
     return scenario(seed, Settings(way="run", handling=2.0), steps)
 
 
+def first_starts_at_once(seed: int) -> Scenario:
+    """Several instances start at once, with a slow store: one of them saves the first positions."""
+    settings = Settings(partitions=3, instances=4, store_latency=1.0)
+    return scenario(seed, settings, [publish(8, 4), publish(8, 4, after=3.0)])
+
+
+def orderly_hand_overs(seed: int) -> Scenario:
+    """Instances come and go as they should, and nothing fails: no event is handled twice."""
+    random = Random(f"orderly {seed}")
+    steps, instances = [publish(20, 6)], random.choice((2, 3))
+    for _ in range(6):
+        how = {"what": "stop", "which": random.randrange(instances)}
+        steps.append(Step(random.uniform(0.5, 4.0), "life_step", how))
+        if random.random() < 0.6:
+            method = random.choice(("starts-after", "cursor-from", "cursor-from"))
+            split_how = {"which": random.randrange(8), "parts": 2, "method": method}
+            steps.append(Step(random.uniform(0.0, 1.0), "split", split_how))
+        steps.append(publish(random.randint(5, 20), 6, after=random.uniform(0.0, 0.5)))
+    settings = Settings(
+        partitions=random.choice((2, 3, 5)),
+        instances=instances,
+        transactional=False,
+        handling=random.choice((0.05, 0.5)),
+        batch_bytes=random.choice((1, 1000)),
+        page_size=5,
+        store_latency=random.choice((0.01, 0.3)),
+        reply_latency=random.choice((0.0, 0.3)),
+    )
+    return scenario(seed, settings, steps)
+
+
+def hand_overs(seed: int) -> Scenario:
+    """Instances come and go all the time, with a slow store, while partitions are split."""
+    random = Random(f"hand-overs {seed}")
+    steps, instances = [publish(20, 6)], random.choice((2, 3))
+    for _ in range(8):
+        what = random.choice(("stop", "stop", "kill", "leave", "down", "freeze"))
+        seconds = {"down": 1.0, "freeze": random.choice((3.0, 13.0))}.get(what, 0.0)
+        how = {"what": what, "seconds": seconds, "which": random.randrange(instances)}
+        steps.append(Step(random.uniform(0.0, 3.0), "life_step", how))
+        if random.random() < 0.5:
+            method = random.choice(("starts-after", "cursor-from"))
+            split_how = {"which": random.randrange(8), "parts": 2, "method": method}
+            steps.append(Step(random.uniform(0.0, 1.0), "split", split_how))
+        if random.random() < 0.3:
+            steps.append(fault("404", "fetch", share=0.5, seconds=3.0))
+        steps.append(publish(random.randint(1, 20), 6, after=random.uniform(0.0, 0.5)))
+    settings = Settings(
+        partitions=random.choice((1, 3, 5)),
+        instances=instances,
+        way=random.choice(("batches", "run")),
+        handling=random.choice((0.05, 0.5)),
+        batch_bytes=random.choice((1, 1000)),
+        page_size=5,
+        store_latency=random.choice((0.01, 0.3)),
+        reply_latency=random.choice((0.0, 0.3)),
+        follow=random.random() < 0.6,
+    )
+    return scenario(seed, settings, steps)
+
+
+def end_behind_a_gateway(seed: int) -> Scenario:
+    """A gateway answers 200 with an object that says nothing, while a partition is at no end."""
+    gateway = fault("maintenance", "fetch", share=1.0, seconds=20.0)
+    steps = [publish(8, 4), gateway, publish(8, 4), split("starts-after"), publish(8, 4)]
+    return scenario(seed, Settings(last_cursor=False), [*steps, publish(4, 4, after=25.0)])
+
+
+def moment_in_a_long_history(seed: int) -> Scenario:
+    """A gateway answers without a line for a moment, long after a partition was seen closed."""
+    steps = [publish(200, 4), split("starts-after"), publish(20, 4)]
+    steps += [fault("204", "fetch", share=1.0, seconds=4.0, after=14.0), publish(4, 4, after=10.0)]
+    settings = Settings(last_cursor=False, page_size=5, latency=1.0)
+    return scenario(seed, settings, steps)
+
+
+def end_behind_a_long_lag(seed: int) -> Scenario:
+    """A replica that lags answers for longer than it takes to believe in an end (R6)."""
+    lag = fault("lag", "fetch", share=1.0, seconds=30.0, behind=60.0, after=1.0)
+    steps = [publish(8, 4), lag, publish(8, 4), split("starts-after", after=0.5), deploy(after=0.5)]
+    return scenario(seed, Settings(last_cursor=False), [*steps, publish(4, 4, after=60.0)])
+
+
+def end_behind_a_silent_gateway(seed: int) -> Scenario:
+    """Each run is short, and one of them is answered by a gateway for all its time (R6)."""
+    silent = fault("silent", "fetch", share=1.0, seconds=40.0)
+    steps = [publish(8, 4), publish(8, 4, after=2.0), silent, split("starts-after")]
+    settings = Settings(last_cursor=False, follow=False)
+    return scenario(seed, settings, [*steps, publish(4, 4, after=60.0)])
+
+
+def older_ends(seed: int) -> Scenario:
+    """A replica that lags names its own end, which the consumer has passed long ago (R13)."""
+    steps = []
+    for _ in range(10):
+        steps += [publish(6, 3, after=0.3)]
+    steps += [fault("lag", "fetch", share=0.5, seconds=20.0, behind=2.0)]
+    for _ in range(10):
+        steps += [publish(6, 3, after=0.3)]
+    settings = Settings(page_size=2, checkpoint_every=1, manners=Manners(ahead="tail"))
+    return scenario(seed, settings, steps)
+
+
+def rolled_back_while_down(seed: int) -> Scenario:
+    """A publisher takes back a split by cursor transfer, and the consumer starts anew meanwhile."""
+    steps = [publish(20, 4), split("cursor-from", after=1.0), deploy(), publish(8, 4, after=1.0)]
+    steps += [
+        Step(2.0, "roll_back", {"which": 0, "seconds": 20.0}),
+        Step(1.0, "life_step", {"what": "down", "seconds": 2.0}),
+        publish(8, 4, after=25.0),
+    ]
+    return scenario(seed, Settings(), steps)
+
+
 def slow_answers_around_a_close(seed: int) -> Scenario:
     """An empty answer is on its way while its partition gets events, is closed and discovered."""
     steps = [publish(8, 4), fault("slow", "fetch", share=0.8, seconds=20.0, after=1.0)]
@@ -88,6 +203,20 @@ def started_at_the_end(seed: int) -> Scenario:
     for _ in range(3):
         steps += [split("starts-after", after=1.0), publish(10, 4), deploy(), publish(10, 4)]
     return scenario(seed, Settings(start="last", partitions=2), steps)
+
+
+def started_at_the_end_before_anything_is_listed(seed: int) -> Scenario:
+    """Nothing is listed when a consumer begins that is to begin behind the last event."""
+    manners = Manners(unlisted=90.0, null=seed % 2 == 0)
+    steps = [publish(10, 4), publish(10, 4, after=100.0)]
+    return scenario(seed, Settings(start="last", partitions=2, manners=manners), steps)
+
+
+def limited_feed(seed: int) -> Scenario:
+    """More partitions than requests a second are let pass, for minutes."""
+    manners = Manners(rate=2.0, rate_status=(429, 503)[seed % 2])
+    steps = [publish(60, 12), publish(30, 12, after=100.0)]
+    return scenario(seed, Settings(partitions=12, manners=manners), steps)
 
 
 def new_token(seed: int) -> Scenario:

@@ -26,14 +26,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Column, Table
 
 from feedapi_client.testing.simulator.clock import Backend
+from feedapi_client.testing.simulator.many import Histories
 from feedapi_client.testing.simulator.named import named
 from feedapi_client.testing.simulator.scenario import Scenario, generate
 from feedapi_client.testing.simulator.silence import silenced
 from feedapi_client.testing.simulator.simulation import run
 from tests.testing.simulator import (
     histories,
+    planted_ends,
+    planted_keys,
     planted_planner,
     planted_runtime,
+    planted_sharing,
     planted_stores,
 )
 from tests.testing.simulator.applications import in_memory, in_sqlite, leaves_the_commit_to_run
@@ -98,6 +102,28 @@ def beside_a_failing_parent(seed: int) -> tuple[str, str] | None:
 
 
 usual = of(generate)
+_shared = Histories(instances=(2, 3, 4))
+shared = of(_shared.of)
+"""The histories of the command with ``--instances 2..4``, and no others."""
+by_key = of(Histories(by_key=True).of)
+"""Those of the command with ``--by-key``."""
+shared_by_key = of(Histories(instances=(2, 3, 4), by_key=True).of)
+"""Those with both."""
+
+
+def of_instances(seed: int) -> tuple[str, str] | None:
+    """Run a usual history, and others in which instances come and go all the time."""
+    return shared(seed) or of(histories.hand_overs)(seed) or handled_once(seed)
+
+
+def handled_once(seed: int) -> tuple[str, str] | None:
+    """Run hand-overs in good order. No event may be handled twice, even without transactions."""
+    outcome = run(histories.orderly_hand_overs(seed))
+    if outcome.failure is not None:
+        return outcome.failure, outcome.text
+    if outcome.effects > outcome.published:
+        return "twice", f"{outcome.effects - outcome.published} events were handled twice"
+    return None
 
 
 @dataclass(frozen=True)
@@ -133,6 +159,7 @@ class Found:
 
 
 _P, _R, _S = planted_planner, planted_runtime, planted_stores
+_E, _I, _K = planted_ends, planted_sharing, planted_keys
 
 MUTANTS: tuple[Mutant, ...] = (
     # The planner.
@@ -197,6 +224,57 @@ MUTANTS: tuple[Mutant, ...] = (
     Mutant(_R.a_grace_period_never_ends, by_name("stopped_in_time_while_it_hangs")),
     Mutant(_R.a_lingering_batch_is_forgotten),
     Mutant(_R.a_stop_waits_for_the_feed, of(histories.stopped_while_it_begins_again)),
+    # What is believed of a publisher.
+    Mutant(_E.one_empty_answer_is_the_end),
+    Mutant(_E.empty_answers_are_not_counted),
+    Mutant(_E.the_time_of_an_end_does_not_count),
+    Mutant(_E.no_control_question_is_asked, of(histories.moment_in_a_long_history)),
+    Mutant(_E.what_a_gateway_says_is_an_empty_page, of(histories.end_behind_a_gateway)),
+    Mutant(_E.nobody_looks_for_late_events, of(histories.end_behind_a_long_lag)),
+    Mutant(
+        _E.what_an_earlier_session_passed_over_is_not_reported,
+        of(histories.end_behind_a_silent_gateway),
+    ),
+    Mutant(_E.a_rollback_is_no_problem, of(histories.rolled_back_while_down)),
+    Mutant(_E.other_keys_are_skipped),
+    Mutant(_E.an_older_place_is_read_on_from, of(histories.older_ends)),
+    Mutant(_E.an_edge_to_partition_zero_is_not_presumed),
+    Mutant(_E.a_superseded_partition_is_forgotten, of(histories.rolled_back_while_down)),
+    Mutant(
+        _E.an_empty_discovery_uses_up_the_start,
+        of(histories.started_at_the_end_before_anything_is_listed),
+    ),
+    Mutant(_E.a_limited_feed_is_asked_on, of(histories.limited_feed)),
+    # Several instances.
+    Mutant(_I.an_old_load_overwrites_a_newer_position, shared),
+    Mutant(_I.what_others_read_is_transferred, shared),
+    Mutant(_I.events_are_delivered_after_a_stop, shared),
+    Mutant(_I.refused_is_kept_after_a_stop, shared),
+    Mutant(_I.leaving_partitions_are_still_owned, shared),
+    Mutant(_I.epochs_are_not_compared, shared),
+    Mutant(_I.no_reload_after_the_first_start, shared),
+    Mutant(_I.a_release_loses_nothing, shared),
+    Mutant(_I.positions_are_loaded_before_the_claim, shared),
+    Mutant(_I.saves_are_not_fenced, of_instances),
+    Mutant(_I.an_outdated_position_is_kept_after_a_claim, of_instances),
+    Mutant(_I.the_dead_keep_their_leases, of_instances),
+    Mutant(_I.a_hand_over_does_not_release, of_instances),
+    Mutant(_I.a_refused_save_leaves_its_partition, of_instances),
+    Mutant(_I.a_lost_batch_is_not_told, of_instances),
+    # Events by key. The first five are known of other libraries.
+    Mutant(_K.memory_grows_behind_a_slow_event, by_key),
+    Mutant(_K.lost_work_is_still_counted, shared_by_key),
+    Mutant(_K.an_occupied_place_drops_an_event, shared_by_key),
+    Mutant(_K.an_event_holds_the_cursor_back_without_a_word, by_key),
+    Mutant(_K.what_a_refused_save_had_done_counts, shared_by_key),
+    Mutant(_K.the_cursor_passes_what_is_not_done, by_key),
+    Mutant(_K.all_events_of_a_key_at_once, by_key),
+    Mutant(_K.a_retried_event_lets_the_next_one_pass, by_key),
+    Mutant(_K.ancestors_are_forgotten, by_key),
+    Mutant(_K.an_older_claim_is_accepted, by_key),
+    Mutant(_K.a_claim_waits_for_nobody, shared_by_key),
+    Mutant(_K.everything_is_forgotten_with_a_save, shared_by_key),
+    Mutant(_K.an_attempt_behind_a_commit, by_key),
     # Applications and stores.
     Mutant(_S.commit_before_effects),
     Mutant(_S.effects_before_the_transaction),

@@ -26,7 +26,9 @@ def drained_when_delivered(patch: pytest.MonkeyPatch) -> None:
     """A parent is drained once its last batch is delivered, and not once it is committed."""
     ended = Planner.ended
 
-    def drained(self: Planner, partition: int, cursor: str, *, asked_closed: bool) -> list[Action]:
+    def drained(
+        self: Planner, partition: int, cursor: str, *, asked_closed: bool, shown: bool = False
+    ) -> list[Action]:
         self._flow.in_flight.discard(partition)
         entry = self.entries[partition]
         position = entry.position
@@ -100,7 +102,7 @@ def superseded_is_not_saved(patch: pytest.MonkeyPatch) -> None:
     """What a transfer saves leaves out that the ancestors are superseded."""
     save = Positions.save
 
-    async def saving(self: Positions, positions: Any, transaction: Any = None) -> None:
+    async def saving(self: Positions, positions: Any, transaction: Any = None, *_: Any) -> None:
         kept = {id: p for id, p in positions.items() if p.status != "superseded"}
         await save(self, kept, transaction)
 
@@ -116,7 +118,7 @@ def transfer_is_not_atomic(patch: pytest.MonkeyPatch) -> None:
     """
     save = Positions.save
 
-    async def saving(self: Positions, positions: Any, transaction: Any = None) -> None:
+    async def saving(self: Positions, positions: Any, transaction: Any = None, *_: Any) -> None:
         for id, position in sorted(positions.items(), key=lambda p: p[1].status != "superseded"):
             await save(self, {id: position}, transaction)
 
@@ -127,7 +129,7 @@ def ancestors_are_superseded_later(patch: pytest.MonkeyPatch) -> None:
     """A transfer saves the successors first, and the superseded ancestors in a second save."""
     save = Positions.save
 
-    async def saving(self: Positions, positions: Any, transaction: Any = None) -> None:
+    async def saving(self: Positions, positions: Any, transaction: Any = None, *_: Any) -> None:
         superseded = {id: p for id, p in positions.items() if p.status == "superseded"}
         others = {id: p for id, p in positions.items() if p.status != "superseded"}
         for part in (others, superseded):
@@ -179,7 +181,9 @@ def an_answer_from_before_the_close_is_the_end(patch: pytest.MonkeyPatch) -> Non
     """A partition is drained by an empty answer that was asked for before it was closed."""
     ended = Planner.ended
 
-    def always(self: Planner, partition: int, cursor: str, *, asked_closed: bool) -> list[Action]:
+    def always(
+        self: Planner, partition: int, cursor: str, *, asked_closed: bool, shown: bool = False
+    ) -> list[Action]:
         return ended(self, partition, cursor, asked_closed=True)
 
     patch.setattr(Planner, "ended", always)

@@ -9,7 +9,7 @@ from typing import Any
 import anyio
 import pytest
 
-from feedapi_client.client import Response
+from feedapi_client.client import FetchResponse
 from feedapi_client.errors import FencedError
 from feedapi_client.lineage.actions import Save
 from feedapi_client.model import Batch, FeedInfo
@@ -27,7 +27,7 @@ from feedapi_client.runtime.grace import GracePeriod
 from feedapi_client.runtime.linger import Linger
 from feedapi_client.runtime.partition import RuntimePartition
 from feedapi_client.runtime.positions import Positions
-from feedapi_client.runtime.request import Request
+from feedapi_client.runtime.request import PartitionRequest
 from feedapi_client.runtime.scheduler import Scheduler
 from feedapi_client.runtime.session import Session
 from feedapi_client.stores.foreign_errors import translated
@@ -82,12 +82,12 @@ def a_cancelled_request_delivers(patch: pytest.MonkeyPatch) -> None:
     delivers it) is there something to receive, and no two virtual times are the same.
     """
 
-    def receive(self: Request, batch: CheckpointedEvents) -> None:
+    def receive(self: PartitionRequest, batch: CheckpointedEvents) -> None:
         self._partition.received(batch)
         self._slots.brought(self._slot)
         self._undelivered += batch.size
 
-    patch.setattr(Request, "_receive", receive)
+    patch.setattr(PartitionRequest, "_receive", receive)
 
 
 def reading_goes_on_from_the_old_cursor(patch: pytest.MonkeyPatch) -> None:
@@ -104,13 +104,13 @@ def reading_goes_on_from_the_old_cursor(patch: pytest.MonkeyPatch) -> None:
 
 def a_response_is_never_closed(patch: pytest.MonkeyPatch) -> None:
     """A response that was left before its end is not closed."""
-    leave = Response.__aexit__
+    leave = FetchResponse.__aexit__
 
-    async def forgetting(self: Response, kind: Any, error: Any, traceback: Any) -> None:
+    async def forgetting(self: FetchResponse, kind: Any, error: Any, traceback: Any) -> None:
         if error is None:
             await leave(self, kind, error, traceback)
 
-    patch.setattr(Response, "__aexit__", forgetting)
+    patch.setattr(FetchResponse, "__aexit__", forgetting)
 
 
 def a_cancellation_is_lost_at_the_exit(patch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def fencing_is_swallowed(patch: pytest.MonkeyPatch) -> None:
     """A save that the store refuses as another consumer's counts as made."""
     save = Positions.save
 
-    async def forgiving(self: Positions, positions: Any, transaction: Any = None) -> None:
+    async def forgiving(self: Positions, positions: Any, transaction: Any = None, *_: Any) -> None:
         with suppress(FencedError):
             await save(self, positions, transaction)
 
@@ -246,11 +246,11 @@ def fencing_is_swallowed(patch: pytest.MonkeyPatch) -> None:
 def a_save_is_cancelled_in_the_middle(patch: pytest.MonkeyPatch) -> None:
     """A save that began is cancelled with its caller, and may be through all the same (R20)."""
 
-    async def unshielded(self: Positions, positions: Any, transaction: Any = None) -> None:
+    async def unshielded(self: Positions, positions: Any, transaction: Any = None, *_: Any) -> None:
         save = self._store.save(self._key, positions, transaction=transaction)
         await translated(save, "saving cursors", self._key.url)
 
-    async def at_once(call: Any) -> None:
+    async def at_once(call: Any, **_: Any) -> None:
         await call
 
     patch.setattr(Positions, "save", unshielded)
@@ -365,12 +365,12 @@ def caught_up_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_silent_page_is_the_end(patch: pytest.MonkeyPatch) -> None:
-    """One answer without any line is the end of a closed partition; a second is not awaited."""
+    """One empty answer is the end of a closed partition: no other is awaited."""
     end = PageReader._end
 
     def at_once(self: PageReader) -> Outcome:
         outcome = end(self)
-        return Outcome.END if outcome is Outcome.SILENT else outcome
+        return Outcome.END if outcome is Outcome.EMPTY else outcome
 
     patch.setattr(PageReader, "_end", at_once)
 

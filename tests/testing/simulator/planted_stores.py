@@ -9,7 +9,7 @@ import pytest
 from feedapi_client.model import Batch
 from feedapi_client.stores import memory, sqlite, sqlite_statements
 from feedapi_client.testing.simulator.process import Process
-from feedapi_client.testing.simulator.store import Database, Effect
+from feedapi_client.testing.simulator.store import Effect, SimulatedDatabase
 
 
 def commit_before_effects(patch: pytest.MonkeyPatch) -> None:
@@ -38,39 +38,39 @@ def effects_before_the_transaction(patch: pytest.MonkeyPatch) -> None:
 
 def store_loses_a_position(patch: pytest.MonkeyPatch) -> None:
     """The database keeps the effects and loses some cursors without a word."""
-    apply = Database.apply
+    apply = SimulatedDatabase.apply
 
-    def losing(self: Database, changes: Any, effects: list[Effect]) -> None:
+    def losing(self: SimulatedDatabase, changes: Any, effects: list[Effect]) -> None:
         lost = self._random.random() < 0.1 and bool(effects)
         apply(self, {} if lost else changes, effects)
 
-    patch.setattr(Database, "apply", losing)
+    patch.setattr(SimulatedDatabase, "apply", losing)
 
 
 def store_saves_a_part(patch: pytest.MonkeyPatch) -> None:
     """Of several positions the store saves the first one only."""
-    apply = Database.apply
+    apply = SimulatedDatabase.apply
 
-    def first(self: Database, changes: Any, effects: list[Effect]) -> None:
+    def first(self: SimulatedDatabase, changes: Any, effects: list[Effect]) -> None:
         apply(self, dict(list(changes.items())[:1]), effects)
 
-    patch.setattr(Database, "apply", first)
+    patch.setattr(SimulatedDatabase, "apply", first)
 
 
 def store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """The store saves a position whatever revision it holds."""
-    patch.setattr(Database, "check", lambda *args: None)
+    patch.setattr(SimulatedDatabase, "check", lambda *args: None)
 
 
 def store_forgets_the_status(patch: pytest.MonkeyPatch) -> None:
     """The store saves each position as an open one."""
-    apply = Database.apply
+    apply = SimulatedDatabase.apply
 
-    def as_open(self: Database, changes: Any, effects: list[Effect]) -> None:
+    def as_open(self: SimulatedDatabase, changes: Any, effects: list[Effect]) -> None:
         changes = {key: type(p)(p.cursor, "open", p.revision) for key, p in changes.items()}
         apply(self, changes, effects)
 
-    patch.setattr(Database, "apply", as_open)
+    patch.setattr(SimulatedDatabase, "apply", as_open)
 
 
 # ---------------------------------------------------------------------- the shipped stores

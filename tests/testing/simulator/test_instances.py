@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from random import Random
 from typing import Any
 
+import anyio
 import pytest
 
-from feedapi_client.lineage.planner import Planner
-from feedapi_client.runtime.partition import RuntimePartition
-from feedapi_client.sharing.coordinator import Coordinator
+from feedapi_client.errors import StoreError
+from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.memory_leases import MemoryLeases
-from feedapi_client.testing.simulator.__main__ import main
-from feedapi_client.testing.simulator.scenario import generate
-from feedapi_client.testing.simulator.shared import shared
+from feedapi_client.testing.simulator.__main__ import main, numbers
+from feedapi_client.testing.simulator.clock import run_in_virtual_time, sleep, virtual_clock
+from feedapi_client.testing.simulator.incidents import set_clock
+from feedapi_client.testing.simulator.many import Histories
+from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step, generate
+from feedapi_client.testing.simulator.shared import SharedSession, shared
 from feedapi_client.testing.simulator.simulation import run
-from feedapi_client.testing.simulator.store import Database
+from feedapi_client.testing.simulator.store import SimulatedDatabase
+from feedapi_client.testing.simulator.trace import Trace
 from tests.testing.simulator.backends import BACKENDS
 
 SEEDS = 25
@@ -40,54 +44,122 @@ def test_the_command_runs_seeds_with_instances(capsys: pytest.CaptureFixture[str
     assert "2 seeds, 0 failed" in capsys.readouterr().out
 
 
-def saves_are_not_fenced(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Database, "check", lambda *_: None)
-    patch.setattr(RuntimePartition, "is_lost", lambda *_: False)
-
-
-def an_outdated_position_is_kept_after_a_claim(patch: pytest.MonkeyPatch) -> None:
-    real = Planner.refresh
-
-    def refresh(planner: Planner, positions: Any, **options: Any) -> Any:
-        known = {p: e.position for p, e in planner.entries.items() if e.position is not None}
-        return real(planner, {**positions, **known}, **options)
-
-    patch.setattr(Planner, "refresh", refresh)
-
-
-def the_dead_keep_their_leases(patch: pytest.MonkeyPatch) -> None:
-    real = MemoryLeases.claim
-
-    async def claim(leases: MemoryLeases, feed: Any, instance: str, epochs: Any) -> Any:
-        rows = leases._shared[feed].leases
-        free = {p: e for p, e in epochs.items() if p not in rows or rows[p].owner is None}
-        return await real(leases, feed, instance, free)
-
-    patch.setattr(MemoryLeases, "claim", claim)
-
-
-def a_hand_over_does_not_release(patch: pytest.MonkeyPatch) -> None:
-    async def release(*_: Any) -> None:
-        pass
-
-    patch.setattr(Coordinator, "_release_settled", release)
-
-
 @pytest.mark.parametrize(
-    ("plant", "rules"),
-    [
-        (saves_are_not_fenced, {"exactly-once"}),
-        (an_outdated_position_is_kept_after_a_claim, {"progress", "exactly-once", "busy"}),
-        (the_dead_keep_their_leases, {"progress"}),
-        (a_hand_over_does_not_release, {"progress", "end"}),
-    ],
+    ("text", "numbers_of_it"),
+    [("", ()), ("0", ()), ("3", (3,)), ("2..4", (2, 3, 4)), ("2..2", (2,))],
 )
-def test_a_planted_bug_is_found(
-    plant: Callable[[pytest.MonkeyPatch], None],
-    rules: set[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    plant(monkeypatch)
-    found = (run(shared(generate(seed), 3)).failure for seed in range(100))
-    first = next(failure for failure in found if failure is not None)
-    assert first in rules
+def test_a_number_of_instances_or_a_range(text: str, numbers_of_it: tuple[int, ...]) -> None:
+    assert numbers(text) == numbers_of_it
+
+
+@pytest.mark.parametrize("text", ["-1", "4..2", "a", "2..", "..2", "0..2"])
+def test_what_is_no_range_of_instances_is_refused(text: str) -> None:
+    with pytest.raises(SystemExit):
+        main(["--seeds", "1", "--instances", text])
+
+
+def test_a_seed_draws_a_number_of_the_range() -> None:
+    histories = Histories(instances=(2, 3, 4))
+    drawn = {histories.of(seed).settings.instances for seed in range(40)}
+    assert drawn == {2, 3, 4}
+    assert histories.of(7) == histories.of(7)
+
+
+def test_instances_get_everything_that_one_instance_has() -> None:
+    scenarios = [Histories(instances=(2, 3, 4)).of(seed) for seed in range(600)]
+    steps = {step.do for scenario in scenarios for step in scenario.steps}
+    assert steps >= {
+        "merge",
+        "split_unnamed",
+        "choose_descendants",
+        "rest",
+        "fail_over",
+        "operate",
+        "roll_back",
+        "set_clock",
+        "store_fails",
+        "store_stalls",
+        "lease_clock",
+    }
+    kept = [
+        s.how.get("leases", True) for each in scenarios for s in each.steps if s.do == "fail_over"
+    ]
+    assert {True, False} <= set(kept)
+    settings = [scenario.settings for scenario in scenarios]
+    for name in ("chosen", "rollbacks", "mixed", "lock_seconds", "poison"):
+        assert any(getattr(each, name) for each in settings), name
+    assert any(not each.follow for each in settings)
+    assert any(each.commit_every > 1 for each in settings)
+    assert any(each.on_error == "park" for each in settings)
+    assert any("quarantine" in each.on_failure for each in settings)
+
+
+def test_leases_expire_by_a_clock_that_jumps() -> None:
+    async def main() -> list[bool]:
+        leases, key = MemoryLeases(), FeedKey("http://feed/")
+        renewed = []
+        await leases.join(key, "a", 10.0)
+        for seconds in (9.0, -50.0, 51.0):
+            set_clock(leases, seconds)
+            renewed.append(await leases.renew(key, "a", 10.0))
+        return renewed
+
+    assert run_in_virtual_time(main, backend="asyncio", seed="clock") == [True, True, False]
+
+
+@pytest.mark.parametrize("leases", [True, False])
+def test_a_failover_keeps_leases_that_are_in_another_database(leases: bool) -> None:
+    steps = (
+        Step(0.0, "publish", {"count": 4, "entities": 2}),
+        Step(8.0, "fail_over", {"lost": 1, "leases": leases}),
+        Step(0.0, "publish", {"count": 4, "entities": 2}),
+    )
+    outcome = run(shared(Scenario("failover of one", Settings(), steps), 2))
+    assert outcome.failure is None, outcome.text
+
+
+def test_a_claim_leaves_out_what_a_frozen_instance_is_about_to_claim() -> None:
+    async def main() -> tuple[dict[int, int], dict[int, int]]:
+        now = virtual_clock("asyncio")
+        database = SimulatedDatabase(
+            random=Random(0), latency=0.01, trace=Trace(now), on_effect=lambda _: None
+        )
+        frozen, other = SharedSession(database), SharedSession(database)
+        key = FeedKey("http://feed/")
+        for name, session in (("a", frozen), ("b", other)):
+            await session.join(key, name, 1000.0)
+        claims: list[dict[int, int]] = []
+
+        async def claim() -> None:
+            claims.append(await frozen.claim(key, "a", {0: 0}))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(claim)
+            while not database.claims:
+                await sleep(0.001)
+            frozen.frozen_until = now() + 60.0
+            meanwhile = await other.claim(key, "b", {0: 0, 1: 0})
+        return claims[0], meanwhile
+
+    late, meanwhile = run_in_virtual_time(main, backend="asyncio", seed="a")
+    assert meanwhile == {1: 1}
+    assert late == {0: 1}
+
+
+def test_a_statement_waits_for_a_locked_row_so_long_at_most() -> None:
+    async def main() -> float:
+        now = virtual_clock("asyncio")
+        database = SimulatedDatabase(
+            random=Random(0), latency=0.01, trace=Trace(now), on_effect=lambda _: None
+        )
+        holder, waiter = SharedSession(database), SharedSession(database, 3.0)
+        key = FeedKey("http://feed/")
+        transaction = holder.transaction()
+        await holder.save(key, {0: Position("f0-1")}, transaction=transaction)
+        with pytest.raises(StoreError, match="lock timeout"):
+            await waiter.save(key, {0: Position("f0-2")})
+        transaction.close()
+        await waiter.save(key, {0: Position("f0-2")})
+        return now()
+
+    assert 3.0 < run_in_virtual_time(main, backend="asyncio", seed="a") < 4.0

@@ -13,8 +13,11 @@ from feedapi_client.testing.simulator.simulation import run
 from tests.testing.simulator import (
     histories,
     mutants,
+    planted_ends,
+    planted_keys,
     planted_planner,
     planted_runtime,
+    planted_sharing,
     planted_stores,
 )
 from tests.testing.simulator.mutants import MUTANTS, SEEDS, Found, Mutant, main, table, try_mutant
@@ -35,8 +38,19 @@ QUICK = [
     "batch_loses_an_event",
     "a_refusal_leads_to_no_discovery",
     "store_saves_a_part",
+    "one_empty_answer_is_the_end",
+    "other_keys_are_skipped",
+    "a_refused_save_leaves_its_partition",
 ]
 """Bugs that are found at once."""
+
+_SEEDS_WITH_INSTANCES = 150
+BY_KEY = [
+    mutant.name for mutant in MUTANTS if mutant.trial in (mutants.by_key, mutants.shared_by_key)
+]
+"""Bugs by key that the command with ``--by-key`` has to find within some hundred seeds."""
+WITH_INSTANCES = [mutant.name for mutant in MUTANTS if mutant.trial is mutants.shared]
+"""Bugs of sharing that the command with ``--instances 2..4`` has to find within fifty seeds."""
 
 SOON = [
     "all_partitions_are_read",
@@ -62,6 +76,13 @@ SOON = [
     "unread_ancestors_are_not_superseded",
     "ancestors_of_an_ambiguous_successor_are_taken",
     "children_wait_without_order",
+    "empty_answers_are_not_counted",
+    "the_time_of_an_end_does_not_count",
+    "an_edge_to_partition_zero_is_not_presumed",
+    "saves_are_not_fenced",
+    "an_outdated_position_is_kept_after_a_claim",
+    "the_dead_keep_their_leases",
+    "a_hand_over_does_not_release",
 ]
 """Bugs that one of the first seeds finds."""
 
@@ -90,6 +111,25 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_INSTANCES)
+def test_some_seeds_of_shared_instances_find_a_planted_bug_of_sharing(name: str) -> None:
+    found = try_mutant(name, _SEEDS_WITH_INSTANCES)
+    assert found.seed is not None, found
+    assert found.rule != "error", found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BY_KEY)
+def test_some_seeds_by_key_find_a_planted_bug_of_handling_by_key(name: str) -> None:
+    found = try_mutant(name, 300)
+    assert found.seed is not None, found
+
+
+def test_nine_bugs_of_sharing_are_found_by_the_usual_histories_of_instances() -> None:
+    assert len(WITH_INSTANCES) == 9
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("history", own_histories(), ids=lambda history: history.__name__)
 def test_without_a_planted_bug_a_history_of_its_own_finds_nothing(
     history: Callable[[int], Scenario],
@@ -114,7 +154,14 @@ def test_a_bug_that_does_not_fit_the_library_any_more_is_not_found(
 
 
 def test_every_planted_bug_is_a_mutant() -> None:
-    modules = (planted_planner, planted_runtime, planted_stores)
+    modules = (
+        planted_planner,
+        planted_runtime,
+        planted_ends,
+        planted_sharing,
+        planted_keys,
+        planted_stores,
+    )
     everything = [name for module in modules for name in planted(module)]
     assert [mutant.name for mutant in MUTANTS] == everything
     assert len([mutant for mutant in MUTANTS if not mutant.equivalent]) >= 25

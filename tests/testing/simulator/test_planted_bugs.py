@@ -8,6 +8,8 @@ import pytest
 
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.status import ConsumerStatus, PartitionState, PartitionStatus
+from feedapi_client.testing.simulator.keyed import Keys
+from feedapi_client.testing.simulator.many import Histories
 from feedapi_client.testing.simulator.oracle import Oracle
 from feedapi_client.testing.simulator.scenario import generate
 from feedapi_client.testing.simulator.simulation import run
@@ -161,3 +163,32 @@ def test_an_end_with_unread_events_is_found() -> None:
     database = type("Stored", (), {"positions": {}})()
     checked.finished(database, FeedKey("http://feed/"), ["partition 1 asked at f0-3"])
     assert rules(checked) == ["cursor", "progress"]
+
+
+@pytest.mark.parametrize("instances", [(), (2, 3)])
+def test_without_a_planted_bug_nothing_is_found_by_key(instances: tuple[int, ...]) -> None:
+    histories = Histories(instances=instances, by_key=True)
+    for seed in range(12):
+        outcome = run(histories.of(seed))
+        assert outcome.failure is None, f"seed {seed} of {histories}\n{outcome.text}"
+
+
+def test_a_cursor_that_passes_an_event_which_is_not_done_is_found() -> None:
+    checked, *_ = oracle()
+    effects(checked, 1)
+    checked.passing({0: Position("f0-1", revision=2)}, {0: Position("_first")})
+    assert rules(checked) == []
+    checked.passing({0: Position("f0-2", revision=2)}, {0: Position("_first")})
+    assert rules(checked) == ["passed"]
+
+
+def test_two_events_of_a_key_at_once_are_found() -> None:
+    found: list[str] = []
+    keys = Keys(lambda rule, text: found.append(rule), lambda: 0.0)
+    keys.begin(1, 0)
+    keys.begin(2, 0)
+    keys.end(1)
+    keys.begin(1, 0)
+    assert found == []
+    keys.begin(2, 0)
+    assert found == ["one at a time"]

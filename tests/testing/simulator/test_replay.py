@@ -12,7 +12,7 @@ from feedapi_client.testing.simulator.__main__ import main
 from feedapi_client.testing.simulator.many import Histories, run_many
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step, generate
 from feedapi_client.testing.simulator.shrink import shrink
-from feedapi_client.testing.simulator.simulation import Outcome, run
+from feedapi_client.testing.simulator.simulation import SimulationOutcome, run
 from tests.testing.simulator import planted, planted_planner, planted_runtime
 
 
@@ -45,7 +45,7 @@ def test_each_seed_is_run_once_by_several_processes() -> None:
 def test_an_interrupted_run_says_how_far_it_came(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def third_seed_is_interrupted(scenario: Scenario) -> Outcome:
+    def third_seed_is_interrupted(scenario: Scenario) -> SimulationOutcome:
         if scenario.seed == "2":
             raise KeyboardInterrupt
         return run(scenario)

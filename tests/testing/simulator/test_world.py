@@ -17,7 +17,7 @@ from feedapi_client.testing.simulator import wire
 from feedapi_client.testing.simulator.named import named
 from feedapi_client.testing.simulator.process import Process
 from feedapi_client.testing.simulator.scenario import Scenario, Settings, Step, generate
-from feedapi_client.testing.simulator.simulation import Outcome, run
+from feedapi_client.testing.simulator.simulation import SimulationOutcome, run
 from feedapi_client.testing.simulator.wall import START, WallClock
 from feedapi_client.testing.simulator.world import World
 from tests.testing.simulator.backends import BACKENDS
@@ -35,7 +35,9 @@ def world(partitions: int = 1, **options: Any) -> tuple[World, Time]:
     return made, time
 
 
-def history(settings: Settings, *steps: Step, seed: str = "1", backend: Any = "asyncio") -> Outcome:
+def history(
+    settings: Settings, *steps: Step, seed: str = "1", backend: Any = "asyncio"
+) -> SimulationOutcome:
     publish = Step(0.0, "publish", {"count": 24, "entities": 4})
     return run(Scenario(seed, settings, (publish, *steps), backend))
 
@@ -64,7 +66,9 @@ def test_generated_settings_differ_from_the_plainest_in_every_field() -> None:
         if all(getattr(one, name) == getattr(plain, name) for one in settings)
     }
     impossible = {"whole_lineage", "careless"}  # nobody can read such histories exactly once
-    assert never == impossible | {"instances"}  # which the command is given
+    of_instances = {"instances", "mixed", "lock_seconds", "handover", "lease", "rebalance"}
+    by_key = {"in_flight", "hangs"}
+    assert never == impossible | of_instances | by_key
 
 
 # ---------------------------------------------------------------------- the publisher

@@ -6,6 +6,8 @@
     publisher.fail(Status(429, headers={"retry-after": "1"}), partition=3)
     publisher.fail(Replace({"partitions": [{"id": "70000"}]}), on="discovery", times=None)
     publisher.fail(Truncate(after_lines=7))  # the connection ends in the middle of line eight
+    publisher.fail(Maintenance(), on="any", seconds=0.6)  # a gateway, for a while
+    publisher.fail(Lag(1.5, ahead="tail"), on="any", times=None, share=0.5)  # one of two replicas
 
 Faults that break the connection or the framing (`Reset`, `Truncate`, `BrokenChunk`) need the
 publisher on a port (`Publisher.serve`). All others also work through `Publisher.asgi`.
@@ -16,7 +18,7 @@ Any function ``(response, request, publisher) -> response`` is a fault too. It m
 
 from __future__ import annotations
 
-from feedapi_client.testing.publisher.faults.connection import (
+from feedapi_client.testing.publisher.faults.connection_faults import (
     BrokenChunk,
     Delay,
     Hang,
@@ -36,11 +38,16 @@ from feedapi_client.testing.publisher.faults.lines import (
     SameCheckpoint,
     UnknownCommands,
 )
-from feedapi_client.testing.publisher.faults.responses import (
+from feedapi_client.testing.publisher.faults.response_faults import (
     Both,
+    DroppedQuery,
     Edit,
+    Empty,
     Gzip,
     Html,
+    Lag,
+    Maintenance,
+    NoPartitions,
     Redirect,
     Replace,
     Rewrite,
@@ -53,7 +60,9 @@ __all__ = [
     "BrokenChunk",
     "CutLine",
     "Delay",
+    "DroppedQuery",
     "Edit",
+    "Empty",
     "EmptyPage",
     "EndlessLine",
     "EndlessRun",
@@ -65,8 +74,11 @@ __all__ = [
     "Gzip",
     "Hang",
     "Html",
+    "Lag",
+    "Maintenance",
     "NoCheckpoint",
     "NoFinalNewline",
+    "NoPartitions",
     "Redirect",
     "Replace",
     "Reset",

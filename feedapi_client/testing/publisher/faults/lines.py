@@ -10,10 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import orjson
 
-from feedapi_client.testing.publisher.faults.body import cut, parse_lines, without_stream
-from feedapi_client.testing.publisher.faults.responses import Edit, Rewrite
+from feedapi_client.testing.publisher.faults.response_faults import (
+    Edit,
+    Rewrite,
+    page_without_events,
+)
 from feedapi_client.testing.publisher.requests import Request
-from feedapi_client.testing.publisher.responses import Response
+from feedapi_client.testing.publisher.responses import (
+    Response,
+    cut,
+    parse_lines,
+    without_stream,
+)
 
 if TYPE_CHECKING:
     from feedapi_client.testing.publisher.feed import Feed
@@ -111,9 +119,7 @@ class EmptyPage:
             if self.moving
             else request.cursor
         )
-        lead = {"partition": request.partition} if publisher.dialect == "v1" else {}
-        response.body, response.stream = orjson.dumps({**lead, "cursor": cursor}) + b"\n", None
-        return response
+        return page_without_events(publisher, request.partition, cursor)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+from random import Random
+from time import monotonic
 from typing import Any, Literal, Protocol
 
 from feedapi_client.testing.publisher.requests import Request
@@ -28,21 +31,35 @@ class FaultRule:
     """
 
     def __init__(
-        self, fault: Fault, *, on: FaultTarget, partition: int | None, times: int | None, after: int
+        self,
+        fault: Fault,
+        *,
+        on: FaultTarget,
+        partition: int | None,
+        times: int | None,
+        after: int,
+        until: float = inf,
+        share: float = 1.0,
+        random: Random | None = None,
     ) -> None:
         if on not in ("fetch", "discovery", "any"):
             raise ValueError(f"on must be fetch, discovery or any, not {on!r}")
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"share is a part of the requests, above 0 and up to 1, not {share!r}")
         self.fault = fault
         self.on = on
         self.partition = partition
         self.times = times
         self.after = after
+        self.until = until
+        self.share = share
         self.hits = 0
+        self._random = random or Random()
 
     @property
     def live(self) -> bool:
         """Whether it may still apply."""
-        return self.times is None or self.hits < self.times
+        return (self.times is None or self.hits < self.times) and monotonic() < self.until
 
     def remove(self) -> None:
         """Let it apply no more."""
@@ -57,6 +74,8 @@ class FaultRule:
             return False
         if self.after > 0:
             self.after -= 1
+            return False
+        if self.share < 1.0 and self._random.random() >= self.share:
             return False
         self.hits += 1
         return True

@@ -1,0 +1,222 @@
+"""Checks of arguments, made where they are given: what is wrong is refused at once.
+
+A wrong type is a `TypeError`, a wrong value a `ValueError`. The messages name the argument and what
+it may be. A text is not shown unless it must be one of a few words: it may hold a password.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+_NUMBERS = {"int": (int,), "float": (int, float)}
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]{0,63}")
+_NAMES = {"int": "an integer", "float": "a number", "str": "a str", "bool": "True or False"}
+
+
+def environment_value(variable: str, option: str) -> str:
+    """Return the value of the environment variable that an option names, without spaces around it.
+
+    Raises ValueError: it is not set, or what the option gives is no name. That may be the secret
+    itself, which no message repeats.
+    """
+    value = os.environ.get(variable, "").strip()
+    if value:
+        return value
+    if _VARIABLE.fullmatch(variable) is None:
+        raise ValueError(
+            f"{option} takes the name of an environment variable, not the value: arguments are "
+            "visible to others. If that was a secret, it is in the history of your shell now"
+        )
+    raise ValueError(f"{option}: the environment variable {variable} is not set")
+
+
+def check_fields(options: Any) -> None:
+    """Check the types of a dataclass's fields whose annotations are those of plain values.
+
+    These are bool, str, int and float, with or without ``| None``. All others are left out.
+    """
+    for each in fields(options):
+        kind, _, rest = str(each.type).partition(" | ")
+        if kind in _NAMES and rest in ("", "None"):
+            name = f"{type(options).__name__}.{each.name}"
+            check_plain(name, getattr(options, each.name), kind, optional=rest == "None")
+
+
+def check_plain(name: str, value: object, kind: str, *, optional: bool = False) -> None:
+    """Raise TypeError unless `value` is of `kind`: "bool", "str", "int" or "float".
+
+    A bool is no number.
+    """
+    if optional and value is None:
+        return
+    types = _NUMBERS.get(kind, (bool,) if kind == "bool" else (str,))
+    if not isinstance(value, types) or (isinstance(value, bool) and kind != "bool"):
+        may_be = _NAMES[kind] + (" or None" if optional else "")
+        raise TypeError(f"{name} must be {may_be}, not {_described(value)}")
+
+
+def check_count(name: str, value: object, *, least: int = 1) -> None:
+    """Raise unless `value` is an integer, at least `least`."""
+    check_plain(name, value, "int")
+    assert isinstance(value, int)
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, not {value}")
+
+
+def check_seconds(name: str, value: object, *, optional: bool = True) -> None:
+    """Raise unless `value` is a number of seconds, not negative; None if that is allowed."""
+    check_plain(name, value, "float", optional=optional)
+    if isinstance(value, (int, float)) and not value >= 0:
+        raise ValueError(f"{name} must be a number of seconds, not negative: not {value}")
+
+
+def check_word(name: str, value: object, words: Collection[str]) -> None:
+    """Raise ValueError unless `value` is one of `words`."""
+    if not isinstance(value, str) or value not in words:
+        *others, last = map(repr, words)
+        raise ValueError(f"{name} must be {', '.join(others)} or {last}, not {value!r}")
+
+
+def check_instance(name: str, value: object, types: type | tuple[type, ...], what: str) -> None:
+    """Raise TypeError unless `value` is None or an instance; `what` says what it may be."""
+    if value is not None and (not isinstance(value, types) or isinstance(value, type)):
+        raise TypeError(f"{name} must be {what}, not {_described(value)}")
+
+
+def check_function(name: str, value: object) -> None:
+    """Raise TypeError unless `value` can be called."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, not {_described(value)}")
+
+
+def check_partitions(name: str, value: object, *, most: int, empty: bool = False) -> None:
+    """Raise unless `value` is a collection of partitions' ids, from 0 to `most`."""
+    if not isinstance(value, Collection) or isinstance(value, (str, bytes)):
+        raise TypeError(f"{name} must be a collection of partitions' ids, not {_described(value)}")
+    for id in value:
+        if isinstance(id, bool) or not isinstance(id, int) or not 0 <= id <= most:
+            raise ValueError(f"{name} must hold partitions' ids from 0 to {most}; it has {id!r}")
+    if not value and not empty:
+        raise ValueError(f"{name} must name a partition; None stands for all of them")
+
+
+def check_texts(name: str, value: object) -> None:
+    """Raise TypeError unless `value` is a mapping of str to str."""
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a mapping of names to values, not {_described(value)}")
+    for key, text in value.items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise TypeError(f"{name} must map str to str; that of {key!r} is {_described(text)}")
+
+
+def check_async_function(name: str, value: object, example: str) -> None:
+    """Raise TypeError for what is surely no function with ``async``.
+
+    A lambda, a class with its own `__call__` in C, and a function annotated to return an awaitable
+    may return one: what they return is checked when they are called, see `awaitable_of`.
+    """
+    check_function(name, value)
+    layers = list(_layers(value))
+    if any(map(inspect.iscoroutinefunction, layers)):
+        return
+    innermost = layers[-1]
+    if inspect.isasyncgenfunction(innermost):
+        raise TypeError(f"{name} must not yield: it is an async generator, not {example}")
+    if isinstance(value, type) or (inspect.isfunction(innermost) and not _may_await(innermost)):
+        raise TypeError(f"{name} must be a function with async: {example}")
+
+
+def awaitable_of(result: Any, name: str, example: str) -> Any:
+    """Return what a call of an asynchronous function gave.
+
+    Raises `NotAsyncError` if that can't be awaited.
+    """
+    if inspect.isawaitable(result):
+        return result
+    raise NotAsyncError(
+        f"{name} must be a function with async: {example}. It returned {_described(result)}, "
+        "which can't be awaited"
+    )
+
+
+def check_plain_function(name: str, value: object, example: str = "") -> None:
+    """Raise TypeError for what is no function, or one with ``async``."""
+    check_function(name, value)
+    if any(map(_is_async, _layers(value))):
+        raise TypeError(
+            f"{name} must be a function without async" + (f": {example}" if example else "")
+        )
+
+
+def check_not_awaitable(result: object, name: str, example: str) -> None:
+    """Raise `NotPlainError` if what a call of an ordinary function gave has to be awaited."""
+    if inspect.isawaitable(result):
+        if inspect.iscoroutine(result):
+            result.close()
+        raise NotPlainError(
+            f"{name} must be an ordinary function, without async: {example}. It returned "
+            f"{_described(result)}, which nobody awaits"
+        )
+
+
+class WrongFunctionError(TypeError):
+    """A function of the application is of the wrong kind. Calling it again can't help."""
+
+
+class NotAsyncError(WrongFunctionError):
+    """A function of the application is not asynchronous."""
+
+
+class NotPlainError(WrongFunctionError):
+    """A function of the application is asynchronous, and nobody would await it."""
+
+
+def _is_async(function: object) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _layers(value: Any) -> Any:
+    """The function, and those that it wraps: by `partial`, `__wrapped__`, a method, `__call__`."""
+    while True:
+        yield value
+        if isinstance(value, partial):
+            value = value.func
+        elif hasattr(value, "__wrapped__"):
+            wrapped = value.__wrapped__
+            if not inspect.isfunction(value) and not isinstance(value, type):
+                yield type(value).__call__  # asgiref's sync_to_async wraps a plain function
+            value = wrapped
+        elif inspect.ismethod(value):
+            value = value.__func__
+        elif not inspect.isroutine(value) and not isinstance(value, type):
+            call: Callable[..., Any] = type(value).__call__
+            if not inspect.isfunction(call):
+                return
+            value = call
+        else:
+            return
+
+
+def _may_await(function: Any) -> bool:
+    annotated = function.__annotations__.get("return")
+    return function.__name__ == "<lambda>" or (
+        annotated is not None and any(word in str(annotated) for word in _AWAITABLES)
+    )
+
+
+_AWAITABLES = ("Awaitable", "Coroutine", "Future", "Task")
+
+
+def _described(value: object) -> str:
+    """What a value is, without showing more of it than its type, unless it is a number."""
+    if value is None or isinstance(value, (bool, int, float)):
+        return repr(value)
+    if isinstance(value, type):
+        return f"the class {value.__name__} itself"
+    return f"a {type(value).__name__}"

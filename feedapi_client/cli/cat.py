@@ -1,0 +1,232 @@
+"""``feedapi cat``: print the events of a feed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from feedapi_client.cli.feed_options import (
+    ConnectionBesideKey,
+    EventOptions,
+    FeedName,
+    Follow,
+    GiveUpAfter,
+    Lineage,
+    Monitor,
+    Quiet,
+    Url,
+    V1Partitions,
+    checked_url,
+)
+from feedapi_client.cli.store_options import ConsumerName, JournalDays, checked_name, journal_of
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from feedapi_client.cli.cat_format import LineFormat, TemplateFormat
+    from feedapi_client.options import FetchOptions
+
+_FIRST_OR_LAST = re.compile(r"_?(first|last)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cat:
+    """Options of ``feedapi cat``."""
+
+    url: Url
+    follow: Follow = False
+    start: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="first|last|CURSOR|TIME",
+            help=(
+                "Where to begin; a cursor needs one --partition. Stored cursors come first. A time "
+                "('2 hours ago', 14:30, ISO) needs --store with a journal: prints what came "
+                "since, and "
+                "stores nothing."
+            ),
+        ),
+    ] = None
+    partitions: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--partition",
+            "-p",
+            min=0,
+            max=32767,
+            metavar="ID",
+            help="Read only this partition, without waiting for its parents. Repeatable.",
+        ),
+    ] = None
+    store: Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="STORE",
+            help=(
+                "Keep cursors in this SQLite file (or database URL, or env:NAME), "
+                "and go on from there next time."
+            ),
+        ),
+    ] = None
+    name: ConsumerName = "default"
+    feed_name: FeedName = None
+    journal: JournalDays = None
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Print payloads alone, byte for byte as they were sent.")
+    ] = False
+    checkpoints: Annotated[
+        bool,
+        typer.Option(
+            "--checkpoints", help="Print each cursor too, after the events that it covers."
+        ),
+    ] = False
+    template: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="TEMPLATE",
+            help=(
+                r"Print each event by a template, such as '%p %k %s\n': %p partition, %s payload, "
+                r"%S "
+                "its bytes, %k key, %K its bytes, %h headers, %c cursor behind it, %i number."
+            ),
+        ),
+    ] = None
+    key: Annotated[
+        str | None,
+        typer.Option(
+            "--key",
+            metavar="FIELD",
+            help="The field of the payload that %k is; a.b for a nested one.",
+        ),
+    ] = None
+    limit: Annotated[
+        int | None,
+        typer.Option(
+            "--limit",
+            "-n",
+            min=1,
+            metavar="N",
+            help=(
+                "End after N events; with --store at the first cursor behind them, so that the "
+                "next "
+                "run goes on there."
+            ),
+        ),
+    ] = None
+    events: EventOptions
+    v1_partitions: V1Partitions = None
+    v1_headers: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--v1-header", metavar="NAME", help="Event headers to ask a v1 feed for; _all for all."
+        ),
+    ] = None
+    page_size_hint: Annotated[
+        int | None,
+        typer.Option("--page-size-hint", min=1, metavar="N", help="Events per response."),
+    ] = None
+    stream: Annotated[
+        bool,
+        typer.Option(
+            "--stream", help="Hold responses open, where the feed offers that; with --follow."
+        ),
+    ] = False
+    unordered: Annotated[
+        bool,
+        typer.Option(
+            "--unordered", help="Read all partitions at once, without waiting for their parents."
+        ),
+    ] = False
+    lineage: Lineage = None
+    give_up_after: GiveUpAfter = 30.0
+    monitor: Monitor = None
+    quiet: Quiet = False
+    connection: ConnectionBesideKey
+
+    def fetch(self) -> FetchOptions:
+        """Return how the feed is asked. Raises `typer.BadParameter`."""
+        limit = self.limit if self.store and not self.stream else None
+        return self.events.fetch(
+            # So that a cursor comes where the limit is.
+            page_size_hint=self.page_size_hint or limit,
+            stream=self.stream,
+            v1_headers=self.v1_headers,
+        )
+
+    def lines(self) -> LineFormat | TemplateFormat:
+        """Return how events are printed. Raises `typer.BadParameter`."""
+        from feedapi_client.cli.cat_format import LineFormat, TemplateFormat
+
+        if self.template is None:
+            return LineFormat(raw=self.raw, checkpoints=self.checkpoints)
+        return TemplateFormat(self.template, self.key)
+
+    def since(self) -> datetime | None:
+        """Return the time that ``--from`` stands for; None for anything else."""
+        return _time(self.start, self.partitions) if self.store is not None else None
+
+    def check(self) -> None:
+        """Raise `typer.BadParameter` for options that don't go together."""
+        if (self.raw or self.checkpoints) and self.template is not None:
+            raise typer.BadParameter("--format can't be combined with --raw or --checkpoints")
+        if self.key is not None and self.template is None:
+            raise typer.BadParameter(
+                "--key needs --format, with %k. (The key of --cert is --cert-key.)"
+            )
+        checked_url(self.url)
+        self.connection.check()
+        checked_name(self.name)
+        given = journal_of(self.journal) or self.feed_name or self.name != "default"
+        if given and self.store is None:
+            raise typer.BadParameter("--name, --feed-name and --journal need --store")
+
+
+async def cat(options: Cat) -> int:
+    """Print a feed's events, one line of JSON each: {"partition":2,"data":…}.
+
+    Ends at the end of the feed, or goes on with --follow until Ctrl-C. With --store the cursors
+    are committed, each after the events before it were written and flushed. Events that were not
+    written because the reader closed the pipe come again next time. Ctrl-C ends it after the batch
+    in flight.
+    """
+    from feedapi_client.cli import cat_printer
+
+    options.check()
+    return await cat_printer.print_events(options)
+
+
+def _time(start: str | None, partitions: list[int] | None) -> datetime | None:
+    """Return the time that ``--from`` stands for; None for anything else, such as a cursor."""
+    from feedapi_client.cli.times import parse_time
+
+    if start is None or _FIRST_OR_LAST.fullmatch(start) is not None:
+        return None
+    if partitions and start.isalnum():  # 20310504 is a cursor, although ISO 8601 knows it
+        return None
+    try:
+        return parse_time(start)
+    except ValueError:
+        return None
+
+
+def start_of(
+    start: str | None, partitions: list[int] | None
+) -> Literal["first", "last"] | dict[int, str]:
+    """Return the `start` of the consumer for ``--from``. Raises `typer.BadParameter`."""
+    start = start or "first"
+    if (special := _FIRST_OR_LAST.fullmatch(start)) is not None:
+        return "last" if special[1] == "last" else "first"
+    if partitions is None or len(partitions) != 1:
+        raise typer.BadParameter(
+            "--from CURSOR needs one --partition: a cursor belongs to one partition; --from TIME "
+            "needs --store"
+        )
+    if not start.isascii() or not start.isprintable():
+        raise typer.BadParameter("--from: a cursor is printable ASCII")
+    return {partitions[0]: start}

@@ -1,1 +1,0 @@
-"""``feedapi cat``: print the events of a feed."""

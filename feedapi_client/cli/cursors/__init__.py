@@ -1,1 +1,0 @@
-"""``feedapi cursors``: show and repair stored cursors."""

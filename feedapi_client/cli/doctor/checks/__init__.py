@@ -1,1 +1,0 @@
-"""The checks of ``feedapi doctor``. `table` has all of them, the other modules do them."""

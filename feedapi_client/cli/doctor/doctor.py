@@ -1,0 +1,166 @@
+"""The command ``feedapi doctor``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from feedapi_client.cli.doctor import bounds
+from feedapi_client.cli.feed_options import Connection, Json, Url, V1Partitions, checked_url
+from feedapi_client.cli.reporting import UnreachableError, UsageError, run_async
+
+if TYPE_CHECKING:
+    from feedapi_client.cli.doctor.evidence import FeedEvidence
+    from feedapi_client.cli.doctor.prober import Prober
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doctor:
+    """Options of ``feedapi doctor``."""
+
+    url: Url
+    json: Json = False
+    show_all: Annotated[bool, typer.Option("--all", help="Show the checks that passed, too.")] = (
+        False
+    )
+    strict: Annotated[
+        bool,
+        typer.Option("--strict", help="Exit with code 1 for every finding, not only for a MUST."),
+    ] = False
+    ignored: Annotated[
+        list[str] | None,
+        typer.Option("--ignore", metavar="CHECK", help="Leave out this check. Repeatable."),
+    ] = None
+    partitions: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--partition",
+            "-p",
+            min=0,
+            max=32767,
+            metavar="ID",
+            help=f"Read this partition, in place of {bounds.SAMPLED_PARTITIONS} of all kinds. "
+            "Repeatable.",
+        ),
+    ] = None
+    v1_partitions: V1Partitions = None
+    max_requests: Annotated[
+        int, typer.Option("--max-requests", min=1, metavar="N", help="Requests in total.")
+    ] = bounds.MAX_REQUESTS
+    max_bytes: Annotated[
+        int, typer.Option("--max-bytes", min=1024, metavar="N", help="Bytes received in total.")
+    ] = bounds.MAX_BYTES
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Time for one request.")
+    ] = bounds.TIMEOUT
+    connection: Connection
+
+
+def doctor(options: Doctor) -> int:
+    """Check a publisher: is this a sound FeedAPI feed? Each finding says what it costs a consumer.
+
+    Asks for each MUST and SHOULD of the specification, and for the deviations that publishers in
+    the field have. It only reads, one request after the other, and stops at 120 requests or 32 MiB,
+    1 MiB of each page. The exit code is 0 for a sound feed, 1 where a MUST is violated, 69 where
+    the feed can't be reached.
+    """
+    from feedapi_client.cli.doctor.report import as_json, check_all, print_report
+
+    _check_ids(options.ignored or [])
+    checked_url(options.url)
+    options.connection.check()
+    prober, evidence = run_async(_examine, options)
+    report = check_all(evidence, prober, options.ignored or [])
+    if options.json:
+        from feedapi_client.cli.escape import print_json
+
+        print_json(as_json(report))
+    else:
+        print_report(report, verbose=options.show_all)
+    return report.exit_code(strict=options.strict)
+
+
+def _check_ids(ids: list[str]) -> None:
+    from feedapi_client.cli.doctor.report import CHECKS
+
+    unknown = sorted(set(ids) - {check.id for check in CHECKS})
+    if unknown:
+        raise typer.BadParameter(f"--ignore: there is no check {unknown[0]}")
+
+
+async def _examine(options: Doctor) -> tuple[Prober, FeedEvidence]:
+    """Examine the feed. Raises `UnreachableError` when nobody answers that can be examined."""
+    from contextlib import AsyncExitStack
+
+    from feedapi_client.cli.doctor.bounds import Bounds
+    from feedapi_client.cli.doctor.examination import Examination
+    from feedapi_client.cli.doctor.prober import Prober
+    from feedapi_client.http.async_transport import Transport
+
+    async with AsyncExitStack() as stack:
+
+        async def transport(url: str, *, anonymous: bool = False) -> Transport:
+            client = options.connection.client(anonymous=anonymous)
+            opened = Transport(url, http=await stack.enter_async_context(client))
+            stack.push_async_callback(opened.aclose)
+            return opened
+
+        url, headers = options.url, options.connection.headers()
+        plain = _without_credentials(url)
+        known = bool(headers) or plain != url
+        prober = Prober(
+            await transport(url),
+            await transport(plain, anonymous=True) if known else None,
+            Bounds(
+                max_requests=options.max_requests,
+                max_bytes=options.max_bytes,
+                timeout=options.timeout,
+            ),
+            headers.values(),
+        )
+        examination = Examination(
+            prober, v1_partitions=options.v1_partitions, only=options.partitions or []
+        )
+        evidence = await examination.run()
+    _check_reached(evidence)
+    return prober, evidence
+
+
+def _without_credentials(url: str) -> str:
+    """Return the URL without user and password."""
+    from urllib.parse import urlsplit, urlunsplit
+
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+
+
+def _check_reached(evidence: FeedEvidence) -> None:
+    """Raise `UnreachableError` unless the first discovery says something about the publisher.
+
+    Raises `UsageError` for a wrong number of partitions, which is no fault of the publisher.
+    """
+    from feedapi_client.cli.doctor.probe_messages import ProbeProblem
+
+    if evidence.wrong_count:
+        raise UsageError(
+            f"feed {evidence.feed}: --v1-partitions is not the number of its partitions: "
+            f"{evidence.wrong_count}. Give the number that its publisher documents"
+        )
+    found = evidence.first
+    if found is None:
+        raise UnreachableError(f"feed {evidence.feed}: nothing could be asked")
+    answer = found.answer
+    if answer.status in (401, 403):
+        raise UnreachableError(
+            f"feed {evidence.feed}: {answer}. Give credentials with --auth-env or --header-env"
+        )
+    if answer.may_pass and answer.problem is not ProbeProblem.BROKEN:
+        raise UnreachableError(f"feed {evidence.feed}: {answer}")
+    if answer.status == 400 and found.info is None:
+        raise UnreachableError(
+            f"feed {evidence.feed}: {answer}. That is how a ZeroEventHub (v1) feed answers "
+            "discovery: give --v1-partitions, the number of partitions that its publisher "
+            "documents"
+        )

@@ -1,0 +1,136 @@
+"""The application's handler that ``--handler MODULE:FUNCTION`` names."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import sys
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from feedapi_client.arguments import check_async_function
+from feedapi_client.causes import store_problem
+from feedapi_client.cli.reporting import CommandError, UsageError
+from feedapi_client.model import Batch
+from feedapi_client.quarantine.failure_text import FailureText
+from feedapi_client.runtime.handlers import HANDLER
+
+Handler = Callable[[Any], Awaitable[object]]
+
+
+def import_handler(path: str, form: str = HANDLER) -> Callable[..., Any]:
+    """Import the function MODULE:FUNCTION, from the current directory too.
+
+    `form`: what it has to look like, for messages.
+
+    Raises `UsageError` when it can't be imported, and `typer.BadParameter` for another form.
+    """
+    module, colon, name = path.partition(":")
+    if not colon or not module or not name:
+        raise typer.BadParameter("--handler takes MODULE:FUNCTION")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        function: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise UsageError(f"--handler {path} can't be imported: {error}{_place(error)}") from None
+    except Exception as error:  # noqa: BLE001 - the application's module may raise anything
+        kind = type(error).__name__  # its text may hold a secret of the application
+        raise UsageError(
+            f"--handler {path} can't be imported: {kind} in the module{_place(error)}"
+        ) from None
+    finally:
+        sys.path.pop(0)
+    if not callable(function):
+        raise UsageError(f"--handler {path} is no function")
+    if _takes_a_batch(function):
+        _check(path, function, form)
+    return function  # type: ignore[no-any-return]
+
+
+def reimport_handler(path: str, form: str = HANDLER) -> Callable[..., Any]:
+    """Import the function once more, with all modules of its package, as they are now.
+
+    When that fails, what was imported before stays. Raises what `import_handler` does.
+    """
+    package = path.partition(":")[0].partition(".")[0]
+    before = {
+        name: module
+        for name, module in sys.modules.items()
+        if name == package or name.startswith(f"{package}.")
+    }
+    for name in before:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    try:
+        return import_handler(path, form)
+    except BaseException:
+        sys.modules.update(before)
+        raise
+
+
+@asynccontextmanager
+async def open_handler(
+    path: str, function: Callable[..., Any], form: str = HANDLER
+) -> AsyncIterator[Handler]:
+    """Give the handler that the function is, or that it opens.
+
+    A function without parameters returns an asynchronous context manager whose value is the
+    handler: the place for what the handler needs, such as a pool of connections. It is closed at
+    the end of the block. Raises `UsageError` for any other function, and `CommandError` when it
+    can't be opened.
+    """
+    if _takes_a_batch(function):
+        yield function
+        return
+    async with AsyncExitStack() as stack:
+        try:
+            handler = await stack.enter_async_context(function())
+        except TypeError as error:
+            raise UsageError(f"--handler {path} takes no batch and no event, so {error}") from None
+        except Exception as error:
+            raise CommandError(
+                f"--handler {path} can't be opened: {_described(error)}{_place(error)}"
+            ) from error
+        _check(path, handler, form)
+        yield handler
+
+
+def _check(path: str, handler: object, form: str) -> None:
+    try:
+        check_async_function(f"--handler {path}", handler, form)
+    except TypeError as error:
+        raise UsageError(str(error)) from None
+
+
+def _described(error: Exception) -> str:
+    """The error on one line, with why a database or a server is out of reach where that is known.
+
+    Credentials and queries of URLs are masked.
+    """
+    line, problem = FailureText(Batch(0, [], "")).line(error), store_problem(error)
+    return line if problem is None else f"{type(error).__qualname__}: {problem}"
+
+
+def _place(error: Exception) -> str:
+    """Where in the application's files an error was raised, for the end of a message."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text says where
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if Path(each.filename).is_relative_to(Path.cwd())]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+
+
+def _takes_a_batch(function: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return True  # written in C: its signature can't be known
+    return any(
+        each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD, each.VAR_POSITIONAL)
+        for each in parameters
+    )

@@ -1,0 +1,251 @@
+"""Run the application's handler until the end of the feed, a signal or an error."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Hashable, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import anyio
+import orjson
+from anyio.abc import TaskStatus
+
+from feedapi_client.arguments import awaitable_of
+from feedapi_client.cli.databases import open_store
+from feedapi_client.cli.escape import escape_json
+from feedapi_client.cli.exit_codes import FENCED, HANDLER_FAILED, SIGNALLED
+from feedapi_client.cli.feed_options import edges
+from feedapi_client.cli.handler_import import (
+    Handler,
+    import_handler,
+    open_handler,
+    reimport_handler,
+)
+from feedapi_client.cli.monitoring import monitoring
+from feedapi_client.cli.reporting import CommandError, say
+from feedapi_client.cli.run import AT_ONCE, LogFormat, RunOptions
+from feedapi_client.cli.run_workers import monitor_of
+from feedapi_client.cli.store_options import journal_of
+from feedapi_client.consumer import FeedConsumer
+from feedapi_client.errors import FeedError, FencedError
+from feedapi_client.model import Batch, Event
+from feedapi_client.options import Share
+from feedapi_client.runtime.by_key import EVENT_HANDLER
+from feedapi_client.runtime.handlers import HANDLER
+from feedapi_client.stores.base import CursorStore
+
+
+class Runner:
+    """One execution of the command.
+
+    One consumer and one process. With ``--share`` several processes of one name each have a
+    `Runner` of their own, and divide the partitions.
+    """
+
+    def __init__(self, options: RunOptions, worker: int | None) -> None:
+        self.options = options
+        self._shared = options.share or worker is not None
+        self._monitor = monitor_of(options.monitor, worker or 0)
+        self._consumer: FeedConsumer | None = None
+        self._signal = 0
+        self._next: Callable[..., Any] | None = None
+        """The handler that a reload has imported, and that comes next."""
+        self._handler_error: Exception | None = None
+        self._form = HANDLER if options.key_path() is None else EVENT_HANDLER
+
+    async def run(self) -> int:
+        """Consume, and return the exit code."""
+        self._next = import_handler(self.options.handler, self._form)
+        try:
+            async with anyio.create_task_group() as tasks:
+                await tasks.start(self._watch_signals, tasks.cancel_scope)
+                await self._consume()
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            return self._exit_code(_first(group))
+        cut_short = self._consumer is not None and self._consumer.cut_short
+        return SIGNALLED + self._signal if cut_short and self._signal else 0
+
+    def _exit_code(self, error: BaseException) -> int:
+        """Report an error and return its exit code, or raise it for the command to report."""
+        if isinstance(error, FencedError):
+            return _fail(str(error), FENCED)
+        if error is not self._handler_error or isinstance(error, FeedError):
+            raise error from None
+        # Without its text: that may hold a payload.
+        return _fail(f"the handler failed with {type(error).__qualname__}", HANDLER_FAILED)
+
+    async def _consume(self) -> None:
+        options = self.options
+        async with (
+            open_store(options.store, create=True, journal=journal_of(options.journal)) as store,
+            options.connection.client() as http,
+        ):
+            consumer = self._new_consumer(store, http)
+            async with monitoring(self._monitor, consumer), consumer:
+                self._consumer = consumer
+                while self._next is not None and not self._signal:
+                    function, self._next = self._next, None
+                    async with open_handler(options.handler, function, self._form) as handle:
+                        await self._run(consumer, handle)
+
+    async def _run(self, consumer: FeedConsumer, handle: Handler) -> None:
+        options, path = self.options, self.options.key_path()
+        policy = options.policy()
+        if path is None:
+            at_once = options.max_concurrency or AT_ONCE
+            await consumer.run(self._noting(handle), on_failure=policy, max_concurrency=at_once)
+            return
+        try:
+            await consumer.run_by_key(
+                handle,
+                key=KeyAt(path),
+                on_failure=policy,
+                max_concurrency=options.concurrency or AT_ONCE,
+            )
+        except Exception as error:
+            self._handler_error = error  # errors of the feed and of the store are FeedErrors
+            raise
+
+    def _noting(self, handle: Handler) -> Handler:
+        """Return the handler with a note of its last error, to tell it from errors of the feed."""
+
+        async def noting(batch: Batch) -> None:
+            try:
+                await awaitable_of(handle(batch), "the handler", HANDLER)
+            except Exception as error:
+                self._handler_error = error
+                raise
+
+        return noting
+
+    def _new_consumer(self, store: CursorStore, http: Any) -> FeedConsumer:
+        options = self.options
+        return FeedConsumer(
+            options.url,
+            store=store,
+            name=options.name,
+            feed_name=options.feed_name,
+            start=options.start.value,
+            follow=options.follow,
+            fetch=options.events.fetch(),
+            v1_partitions=options.v1_partitions,
+            lineage=edges(options.lineage),
+            share=Share() if self._shared else None,
+            on_error="park" if options.park else "raise",
+            http=http,
+        )
+
+    # ------------------------------------------------------------------ signals
+
+    async def _watch_signals(
+        self, scope: anyio.CancelScope, *, task_status: TaskStatus[None]
+    ) -> None:
+        if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
+            task_status.started()
+            return
+        watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        with anyio.open_signal_receiver(*watched) as signals:
+            task_status.started()
+            async for number in signals:
+                if number is signal.SIGHUP:
+                    self._reload()
+                else:
+                    self._end(number, scope)
+
+    def _end(self, number: signal.Signals, scope: anyio.CancelScope) -> None:
+        if self._consumer is None:
+            self._signal = number
+            scope.cancel()  # nothing is in flight yet
+        elif not self._signal:
+            self._signal = number
+            grace = self.options.grace
+            say(f"{number.name}: ends after what is in flight, in at most {grace:g} s")
+            self._consumer.stop(grace=grace)
+        elif not self._consumer.cut_short:
+            self._consumer.stop(grace=0)
+        else:
+            os._exit(SIGNALLED + number)
+
+    def _reload(self) -> None:
+        try:
+            self._next = reimport_handler(self.options.handler, self._form)
+        except CommandError as error:
+            say(f"not reloaded: {error}")
+            return
+        say("the handler is reloaded")
+        if self._consumer is not None:
+            self._consumer.stop(grace=self.options.grace)
+
+
+class KeyAt:
+    """The function of an event that returns its key: what is at one place of its payload.
+
+    `path`: the names of members, and the numbers of elements, that lead there.
+    """
+
+    def __init__(self, path: Sequence[str]) -> None:
+        self._path = path
+
+    def __call__(self, event: Event) -> Hashable:
+        """Return the key. Raises LookupError if there is none, without a word of the payload."""
+        found: Any = event.json()
+        for part in self._path:
+            if isinstance(found, dict) and part in found:
+                found = found[part]
+            elif isinstance(found, list) and part.isdecimal() and int(part) < len(found):
+                found = found[int(part)]
+            else:
+                raise LookupError("the payload has nothing at --key")
+        if isinstance(found, dict | list) or found is None:
+            raise LookupError("what the payload has at --key is no text, number or boolean")
+        key: Hashable = found
+        return key
+
+
+def _first(group: BaseException) -> BaseException:
+    while isinstance(group, BaseExceptionGroup):
+        group = group.exceptions[0]
+    return group
+
+
+def _fail(text: str, code: int) -> int:
+    say(text)
+    return code
+
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+def log_to_stderr(style: LogFormat) -> None:
+    """Write the records of the library and of the application, from level INFO on."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JSONLines() if style is LogFormat.JSON else logging.Formatter(_TEXT))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    for chatty in ("httpx", "httpcore"):
+        logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+class JSONLines(logging.Formatter):
+    """One JSON object a line, with the record's structured fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one line."""
+        line = {
+            "time": datetime.fromtimestamp(record.created, UTC),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        line |= {
+            name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD
+        }
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return escape_json(orjson.dumps(line, default=str).decode(), "utf-8")

@@ -1,1 +1,0 @@
-"""``feedapi quarantine``: show, replay and drop quarantined events."""

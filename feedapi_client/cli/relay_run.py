@@ -1,0 +1,252 @@
+"""One run of ``feedapi relay``."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager, suppress
+from functools import partial
+
+import grpc
+
+from feedapi_client.arguments import environment_value
+from feedapi_client.cli.cat_format import key_of
+from feedapi_client.cli.databases import open_store
+from feedapi_client.cli.exit_codes import SIGNALLED
+from feedapi_client.cli.feed_options import edges
+from feedapi_client.cli.monitoring import monitoring
+from feedapi_client.cli.relay_to_stream import ApiOptions, RelayToStream
+from feedapi_client.cli.terminal import ProgressLine
+from feedapi_client.consumer import FeedConsumer
+from feedapi_client.errors import ProtocolError
+from feedapi_client.liftbridge import (
+    AckPolicy,
+    LiftbridgeApi,
+    LiftbridgePublisher,
+    Relay,
+    Stream,
+    StreamCursorStore,
+)
+from feedapi_client.liftbridge.ledger_url import content_of
+from feedapi_client.liftbridge.oversized import OnOversized
+from feedapi_client.model import Event
+from feedapi_client.options import Limits, RetryPolicy
+from feedapi_client.quarantine.quarantine_location import open_quarantine
+from feedapi_client.stores.base import CursorStore
+
+_DEFAULT_NATS = "nats://127.0.0.1:4222"
+_API_SECONDS = 60.0
+_CONNECT_SECONDS = 10.0
+_PROGRESS_INTERVAL = 0.5
+_GRACE = 30.0
+
+
+async def run_relay(options: RelayToStream) -> int:
+    """Relay until the end, a signal or an error, and return the exit code.
+
+    Raises `FeedError`, ValueError, and what other commands raise.
+    """
+    with _without_handler_logs():
+        return await RelayRun(options).run()
+
+
+class RelayRun:
+    """One run of the command."""
+
+    def __init__(self, options: RelayToStream) -> None:
+        self.options = options
+        self._new_stream = options.new_stream.options()
+        nats, api = options.nats, options.api
+        self._servers = (
+            [environment_value(nats.nats_env, "--nats-env")] if nats.nats_env else nats.nats
+        )
+        self._token = (
+            environment_value(api.api_token_env, "--api-token-env") if api.api_token_env else None
+        )
+        self._limits = Limits(max_batch_bytes=options.max_batch_bytes)
+        self.signal = 0
+
+    async def run(self) -> int:
+        """See `run_relay`."""
+        options = self.options
+        async with AsyncExitStack() as stack:
+            http = await stack.enter_async_context(options.connection.client(self._limits))
+            oversized = await self._oversized(stack)
+            publisher = await stack.enter_async_context(self._publisher())
+            api, stream = await self._api(stack)
+            store = await self._store(stack, publisher, api, stream)
+            consumer = self._consumer(store, http)
+            await stack.enter_async_context(monitoring(options.monitor, consumer))
+            self._stop_on_signals(consumer)
+            await stack.enter_async_context(consumer)
+            relay = Relay(
+                consumer,
+                publisher,
+                stream,
+                key=_key(options.key),
+                ack_policy=AckPolicy[options.ack.value.upper()],
+                on_oversized=oversized,
+                api=api,
+            )
+            if not self.signal:
+                await self._relay(relay, consumer)
+        return SIGNALLED + self.signal if self.signal else 0
+
+    def _publisher(self) -> LiftbridgePublisher:
+        options, nats = self.options, self.options.nats
+        return LiftbridgePublisher(
+            self._servers or [_DEFAULT_NATS],
+            ack_timeout=options.ack_timeout,
+            max_in_flight=options.max_in_flight,
+            max_message_bytes=options.max_message_bytes,
+            connect_timeout=max(options.give_up_after, _CONNECT_SECONDS),
+            options={"user_credentials": nats.nats_creds} if nats.nats_creds else None,
+        )
+
+    async def _api(self, stack: AsyncExitStack) -> tuple[LiftbridgeApi | None, Stream]:
+        """Open the gRPC API where it is given, and create the stream if that is asked for."""
+        options = self.options
+        stream = Stream(options.stream, options.subject, options.partitions or 1)
+        if not options.api.api:
+            return None, stream
+        api = await stack.enter_async_context(
+            _connection(options.api, self._token, options.give_up_after)
+        )
+        if options.create:
+            await api.create_stream(
+                stream,
+                concurrency_control=bool(options.exactly_once),
+                replication_factor=options.replicas,
+                min_isr=options.min_isr,
+                options=self._new_stream,
+            )
+        if options.partitions is None:
+            found = (await api.metadata(stream.name)).stream
+            stream = Stream(stream.name, stream.subject, found.partitions)
+        return api, stream
+
+    async def _store(
+        self,
+        stack: AsyncExitStack,
+        publisher: LiftbridgePublisher,
+        api: LiftbridgeApi | None,
+        stream: Stream,
+    ) -> CursorStore:
+        options = self.options
+        if not options.exactly_once or api is None:
+            return await stack.enter_async_context(open_store(options.store or "", create=True))
+        return StreamCursorStore(publisher, api, stream, format=options.exactly_once.value)
+
+    async def _oversized(self, stack: AsyncExitStack) -> OnOversized:
+        match self.options.oversized:
+            case "skip":
+                return "skip"
+            case "quarantine":
+                where = self.options.quarantine
+                if where is None:
+                    return "quarantine"
+                return await stack.enter_async_context(open_quarantine(where))
+        return "raise"
+
+    def _consumer(self, store: CursorStore, http: object) -> FeedConsumer:
+        options = self.options
+        return FeedConsumer(
+            options.url,
+            store=store,
+            name=options.name,
+            start=options.start.value,
+            follow=options.follow,
+            v1_partitions=options.v1_partitions,
+            lineage=edges(options.lineage),
+            feed_name=options.feed_name,
+            fetch=options.events.fetch(),
+            retry=RetryPolicy(give_up_after=options.give_up_after),
+            limits=self._limits,
+            http=http,  # type: ignore[arg-type]
+        )
+
+    def _stop_on_signals(self, consumer: FeedConsumer) -> None:
+        """Stop after the batches in flight at the first signal, and at once at the second."""
+
+        def stop(number: int) -> None:
+            if self.signal:
+                os._exit(SIGNALLED + number)
+            self.signal = number
+            consumer.stop(grace=_GRACE)
+
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # Not possible on Windows, and outside the main thread.
+            with suppress(NotImplementedError, RuntimeError, ValueError):
+                asyncio.get_running_loop().add_signal_handler(number, stop, number)
+
+    async def _relay(self, relay: Relay, consumer: FeedConsumer) -> None:
+        progress = ProgressLine(quiet=self.options.quiet)
+        progress.start(consumer)
+        showing = asyncio.create_task(_show(progress, relay))
+        states = asyncio.create_task(progress.watch_states())
+        try:
+            await relay.run()
+        finally:
+            for task in (showing, states):
+                task.cancel()
+            await asyncio.wait({showing, states})
+            progress.stop()
+        if not self.options.quiet:
+            print(_summary(relay, self.options.stream), file=sys.stderr)
+
+
+async def _show(progress: ProgressLine, relay: Relay) -> None:
+    shown = 0
+    while True:
+        await asyncio.sleep(_PROGRESS_INTERVAL)
+        events = relay.progress.events
+        progress.add(events - shown)
+        shown = events
+
+
+def _summary(relay: Relay, stream: str) -> str:
+    done = relay.progress
+    text = f"feedapi: {done.events:,} events in {done.batches:,} batches to stream {stream}, "
+    text += f"{done.retries} retries"
+    if done.put_aside:
+        text += f", {done.put_aside} too large and put aside"
+    if done.recovered:
+        text += f", {done.recovered} published again because the broker lost them"
+    return text
+
+
+@contextmanager
+def _without_handler_logs() -> Iterator[None]:
+    """Leave out the record of the error that ends the relay: the command tells it in one line."""
+    log = logging.getLogger("feedapi_client.runtime.handlers")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _connection(options: ApiOptions, token: str | None, give_up_after: float) -> LiftbridgeApi:
+    """Return the connection to the API. Raises ValueError for what is missing."""
+    credentials = None
+    if options.api_tls or options.api_ca or options.api_cert:
+        files = (options.api_ca, options.api_cert_key, options.api_cert)
+        credentials = grpc.ssl_channel_credentials(*(content_of(file) for file in files))
+    seconds = max(1.0, min(_API_SECONDS, give_up_after))
+    return LiftbridgeApi(options.api or (), timeout=seconds, credentials=credentials, token=token)
+
+
+def _key(path: str | None) -> partial[bytes | None] | None:
+    return None if path is None else partial(_key_or_none, path.split("."))
+
+
+def _key_or_none(path: Sequence[str], event: Event) -> bytes | None:
+    try:
+        return key_of(event, path) or None
+    except ValueError:
+        raise ProtocolError("--key: an event is no valid JSON", partition=event.partition) from None

@@ -1,1 +1,0 @@
-"""``feedapi run``: consume a feed with the application's handler."""

@@ -1,1 +1,0 @@
-"""``feedapi serve``: serve an example feed."""

@@ -1,1 +1,0 @@
-"""``feedapi status``: what a consumer does now."""

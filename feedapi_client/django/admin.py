@@ -1,0 +1,181 @@
+"""The quarantine in the admin: list, show, replay and drop.
+
+Dropping is Django's own action *Delete selected*. To replay, name the handler in the settings::
+
+    FEEDAPI_QUARANTINE_HANDLER = "orders.management.commands.consume.Command"
+
+It is a `ConsumeCommand`, or a function that takes a batch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from asgiref.sync import async_to_sync, sync_to_async
+from django.conf import settings
+from django.contrib import admin, messages
+from django.core.exceptions import ImproperlyConfigured
+from django.db import connections, transaction
+from django.utils.module_loading import import_string
+
+from feedapi_client.django.models import EventInQuarantine
+from feedapi_client.django.quarantined_events import DjangoQuarantineStore
+from feedapi_client.errors import StoreError
+from feedapi_client.model import Batch
+from feedapi_client.quarantine.operations import replay
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+atomic: Any = transaction.atomic  # its type is too wide for a type checker
+_SETTING = "FEEDAPI_QUARANTINE_HANDLER"
+
+
+class ReplayedBatch:
+    """A quarantined event as a handler of `SyncFeedConsumer` takes it: a batch of one event.
+
+    Attributes: as `SyncBatch`. Its commit removes the event from the quarantine.
+    """
+
+    def __init__(self, batch: Batch, using: str) -> None:
+        self.partition = batch.partition
+        self.events = batch.events
+        self.cursor = batch.cursor
+        self.committed = False
+        self._batch = batch
+        self._using = using
+
+    def commit(self, transaction: Any = None) -> None:
+        """Remove the event, as part of the ``atomic()`` that is open, if one is."""
+        if transaction is None and connections[self._using].in_atomic_block:
+            transaction = connections[self._using]
+        async_to_sync(self._batch.commit)(transaction)
+        self.committed = True
+
+    def __iter__(self) -> Any:
+        return iter(self.events)
+
+    def __len__(self) -> int:
+        return len(self.events)
+
+    def __bool__(self) -> bool:
+        return True
+
+
+@admin.register(EventInQuarantine)
+class QuarantineAdmin(admin.ModelAdmin):
+    """Read-only, but for replaying and deleting."""
+
+    list_display = ("time", "consumer", "feed_url", "partition_id", "error_type")
+    list_filter = ("consumer", "error_type")
+    search_fields = ("id", "feed_url", "payload")
+    ordering = ("id",)
+    actions = ("replay",)
+    fields = (
+        "id",
+        "time",
+        "feed_url",
+        "consumer",
+        "filters",
+        "partition_id",
+        "feed_cursor",
+        "event_index",
+        "event",
+        "headers",
+        "error_type",
+        "error",
+    )
+    readonly_fields = fields
+
+    @admin.display(ordering="quarantined_at", description="quarantined")
+    def time(self, event: Any) -> datetime:
+        """Return when the event was quarantined."""
+        return _EPOCH + timedelta(microseconds=event.quarantined_at)
+
+    @admin.display(description="payload")
+    def event(self, event: Any) -> str:
+        """Return the payload, as JSON if it is some."""
+        raw = bytes(event.payload)
+        try:
+            return json.dumps(json.loads(raw), indent=2, ensure_ascii=False)
+        except ValueError:
+            return raw.decode(errors="backslashreplace")
+
+    def has_add_permission(self, request: Any) -> bool:  # noqa: ARG002
+        """Only consumers add events."""
+        return False
+
+    def has_change_permission(self, request: Any, obj: Any = None) -> bool:  # noqa: ARG002
+        """Nobody changes what a publisher has sent."""
+        return False
+
+    def has_replay_permission(self, request: Any) -> bool:
+        """Whoever may delete an event may replay it."""
+        return bool(self.has_delete_permission(request))
+
+    @admin.action(description="Replay selected quarantined events", permissions=["replay"])
+    def replay(self, request: Any, queryset: Any) -> None:
+        """Give the events to the handler again, in their order. Those that fail again stay."""
+        ids = list(queryset.order_by("id").values_list("id", flat=True))
+        try:
+            handled, failures = replay_here(queryset.db, _handler(), ids)
+        except (ImproperlyConfigured, StoreError) as error:
+            self.message_user(request, str(error), messages.ERROR)
+            return
+        for id, failure in failures:
+            kind = type(failure).__qualname__
+            self.message_user(request, f"{id} failed again with {kind}, and stays", messages.ERROR)
+        if handled:
+            self.message_user(request, f"{handled} replayed", messages.SUCCESS)
+
+
+def replay_here(
+    using: str, handle: Callable[[Any], object], ids: list[str]
+) -> tuple[int, list[tuple[str, Exception]]]:
+    """Replay events in the calling thread; return how many were handled, and which failed.
+
+    What the handler does not commit itself is removed when it returns, in an ``atomic()`` of this
+    thread: with ``ATOMIC_REQUESTS`` that is part of the request's transaction.
+
+    Raises:
+        StoreError: the quarantine failed.
+    """
+    failures: list[tuple[str, Exception]] = []
+
+    def report(event: Any, error: Exception | None) -> None:
+        if error is not None:
+            failures.append((event.id, error))
+
+    def call(batch: Batch) -> None:
+        replayed = ReplayedBatch(batch, using)
+        handle(replayed)
+        if not replayed.committed:
+            with atomic(using=using):
+                replayed.commit()
+
+    async def run() -> int:
+        store = DjangoQuarantineStore(using)
+        try:
+            result = await replay(store, sync_to_async(call), ids, report=report)
+        finally:
+            await store.aclose()
+        return result.handled
+
+    handled: int = async_to_sync(run)()
+    return handled, failures
+
+
+def _handler() -> Callable[[Any], object]:
+    path = getattr(settings, _SETTING, None)
+    if path is None:
+        raise ImproperlyConfigured(
+            f"no handler is known: set {_SETTING} to the dotted path of a ConsumeCommand, or of a "
+            "function that takes a batch"
+        )
+    try:
+        found = import_string(path)
+    except ImportError as error:
+        raise ImproperlyConfigured(f"{_SETTING} = {path!r}: {error}") from error
+    command: Callable[[Any], object] = found().handle_batch if isinstance(found, type) else found
+    return command

@@ -1,0 +1,167 @@
+"""A management command that consumes a feed: derive from `ConsumeCommand`."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, ClassVar
+
+from asgiref.sync import async_to_sync
+from django.core.management.base import BaseCommand, CommandError
+from django.db import close_old_connections, connections, transaction
+
+from feedapi_client.django.cursor_store import DjangoCursorStore
+from feedapi_client.django.probes import ProbeError, health_file, health_server
+from feedapi_client.errors import FeedError
+from feedapi_client.quarantine.policy import OnFailure, Retry
+from feedapi_client.stores.base import Closable
+from feedapi_client.sync import SyncBatch, SyncFeedConsumer
+
+__all__ = ["ConsumeCommand"]
+
+atomic: Any = transaction.atomic  # its type is too wide for a type checker
+
+
+class ConsumeCommand(BaseCommand):
+    """Consumes a feed until it is stopped, each batch in one transaction with its cursor.
+
+    A command derives from it, in ``management/commands``::
+
+        class Command(ConsumeCommand):
+            help = "Apply the events of the feed to the orders."
+            url = "https://service/myfeed"
+
+            def apply(self, batch):
+                for event in batch:
+                    Order.objects.create(**event.json())
+
+    `apply` is called within ``transaction.atomic(using=self.using)``, and the cursor is saved at
+    the end of the block: exactly once. A batch whose `apply` raises is rolled back and comes again
+    (`on_failure`). Before and after each batch old connections are closed, as Django does around a
+    request: set ``CONN_MAX_AGE`` to keep them between batches.
+
+    Options: ``--once``, ``--threads``, ``--grace``, ``--health-file``, ``--health-port``. SIGTERM
+    and SIGINT end the command after the batches in flight; a second SIGINT at once.
+
+    Attributes:
+        url: the feed.
+        using: the alias of the database of effects and cursors.
+        options: further arguments for `SyncFeedConsumer`, such as ``{"name": "orders"}``.
+        on_failure: what follows when `apply` raises. By default it is retried until it works.
+    """
+
+    url: str = ""
+    using: str = "default"
+    options: ClassVar[dict[str, Any]] = {}
+    on_failure: OnFailure = Retry(attempts=None)
+
+    def apply(self, batch: SyncBatch[Any]) -> None:
+        """Write the effects of a batch. To be defined."""
+        raise NotImplementedError(f"{type(self).__module__} must define apply(self, batch)")
+
+    def handle_batch(self, batch: SyncBatch[Any]) -> None:
+        """Call `apply` in a transaction and commit there. Override it for another way."""
+        with atomic(using=self.using):
+            self.apply(batch)
+            batch.commit(transaction=connections[self.using])
+
+    def make_consumer(self, *, follow: bool) -> SyncFeedConsumer[Any]:
+        """Return the consumer. Override it for another store, or for an URL from the settings."""
+        if not self.url:
+            raise CommandError(f"{type(self).__module__} must set url, the URL of the feed")
+        store = DjangoCursorStore(self.using)
+        return SyncFeedConsumer(self.url, store=store, follow=follow, **self.options)
+
+    def add_arguments(self, parser: Any) -> None:
+        """See Django's `BaseCommand`."""
+        parser.add_argument("--once", action="store_true", help="end at the end of the feed")
+        parser.add_argument(
+            "--threads", type=int, default=1, help="partitions to handle at once (default: 1)"
+        )
+        parser.add_argument(
+            "--grace",
+            type=float,
+            default=20.0,
+            metavar="SECONDS",
+            help="after SIGTERM or SIGINT, for batches in flight (default: 20)",
+        )
+        parser.add_argument(
+            "--health-file",
+            metavar="PATH",
+            help="keep this file fresh, with the state as JSON, while the consumer is live",
+        )
+        parser.add_argument(
+            "--health-port",
+            metavar="[HOST:]PORT",
+            help="answer /healthz and /readyz there (default host: 127.0.0.1)",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:  # noqa: ARG002
+        """See Django's `BaseCommand`."""
+        if options["threads"] < 1:
+            raise CommandError("--threads takes 1 or more")
+        consumer = self.make_consumer(follow=not options["once"])
+        try:
+            with ExitStack() as stack:
+                if isinstance(consumer.store, Closable):
+                    stack.callback(async_to_sync(consumer.store.aclose))
+                stop = stack.enter_context(_stopping(consumer, options["grace"]))
+                stack.enter_context(consumer)
+                stop.again()
+                if path := options["health_file"]:
+                    stack.enter_context(health_file(path, consumer.health))
+                if address := options["health_port"]:
+                    stack.enter_context(health_server(address, consumer.health))
+                consumer.run(
+                    self._handle_batch, threads=options["threads"], on_failure=self.on_failure
+                )
+        except FeedError as error:
+            raise CommandError(f"{type(error).__name__}: {error}") from error
+        except ProbeError as error:
+            raise CommandError(str(error)) from error
+        if consumer.cut_short:
+            raise CommandError("the grace period was over before all in flight was committed")
+
+    def _handle_batch(self, batch: SyncBatch[Any]) -> None:
+        close_old_connections()  # a broken one would never be replaced
+        try:
+            self.handle_batch(batch)
+        finally:
+            close_old_connections()
+
+
+class _Stop:
+    """A signal handler that stops the consumer."""
+
+    def __init__(self, consumer: SyncFeedConsumer[Any], grace: float) -> None:
+        self._consumer = consumer
+        self._grace = grace
+        self._asked = False
+        self.before: dict[int, Any] = {}
+
+    def __call__(self, number: int, _: object) -> None:
+        self._asked = True
+        self._consumer.stop(grace=self._grace)
+        if number == signal.SIGINT:
+            signal.signal(number, self.before[number])  # a second one interrupts
+
+    def again(self) -> None:
+        """Stop the consumer if that was asked for before it was open."""
+        if self._asked:
+            self._consumer.stop(grace=self._grace)
+
+
+@contextmanager
+def _stopping(consumer: SyncFeedConsumer[Any], grace: float) -> Iterator[_Stop]:
+    """Stop the consumer at SIGTERM and SIGINT, in the main thread."""
+    stop = _Stop(consumer, grace)
+    if threading.current_thread() is threading.main_thread():  # not so in some tests
+        for each in (signal.SIGTERM, signal.SIGINT):
+            stop.before[each] = signal.signal(each, stop)
+    try:
+        yield stop
+    finally:
+        for number, handler in stop.before.items():
+            signal.signal(number, handler)

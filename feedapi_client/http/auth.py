@@ -1,0 +1,240 @@
+"""Credentials that change while a consumer runs: `TokenFile`, `OAuthClientCredentials`."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import anyio
+import httpx
+
+from feedapi_client.arguments import check_plain, check_seconds
+from feedapi_client.errors import AuthenticationError, FeedUnavailableError
+
+_MAX_TOKEN = 64 * 1024
+_UNAUTHORIZED = 401
+_REFUSED = (401, 403)
+
+
+class TokenFile(httpx.Auth):
+    """Sends the token in a file with each request, and reads the file again when it changes.
+
+    ::
+
+        http = httpx.AsyncClient(auth=TokenFile("/var/run/secrets/feed/token"))
+        async with FeedConsumer(url, http=http, store=store) as consumer: ...
+
+    For tokens that something else renews: Kubernetes' projected service account tokens, a Vault
+    agent, a cron job. A request that gets status 401 or 403 is repeated once if the file has
+    another token by then.
+
+    Arguments:
+        path: the file. White space around the token is ignored.
+        scheme: what stands in front of the token; None for a file with a whole header value.
+        header: the header that it is sent in.
+
+    Raises `AuthenticationError` from a request if there is no token that can be sent.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        scheme: str | None = "Bearer",
+        header: str = "Authorization",
+    ) -> None:
+        check_plain("scheme", scheme, "str", optional=True)
+        check_plain("header", header, "str")
+        self._path = Path(path)
+        self._scheme = scheme
+        self._header = header
+        self._read: tuple[tuple[int, int, int], str] | None = None
+
+    def __repr__(self) -> str:
+        return f"TokenFile({str(self._path)!r})"
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        """See `httpx.Auth`."""
+        value = request.headers[self._header] = self._value()
+        response = yield request
+        if response.status_code in _REFUSED and (now := self._value()) != value:
+            request.headers[self._header] = now
+            yield request
+
+    def _value(self) -> str:
+        try:
+            found = os.stat(self._path)
+            version = (found.st_mtime_ns, found.st_size, found.st_ino)
+            if self._read is None or self._read[0] != version:
+                with self._path.open("rb") as file:
+                    self._read = version, file.read(_MAX_TOKEN).decode("ascii").strip()
+        except (OSError, UnicodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not ASCII"
+            raise AuthenticationError(
+                f"the token file {self._path} can't be read: {reason}"
+            ) from None
+        token = self._read[1]
+        if not token or not token.isprintable():
+            raise AuthenticationError(f"the token file {self._path} holds no token, on one line")
+        return token if self._scheme is None else f"{self._scheme} {token}"
+
+
+class OAuthClientCredentials(httpx.Auth):
+    """Gets tokens by OAuth 2.0's client credentials (RFC 6749, section 4.4), and renews them.
+
+    ::
+
+        auth = OAuthClientCredentials(
+            "https://login.example/oauth2/token",
+            client_id="orders", client_secret=os.environ["SECRET"], scope="feed.read",
+        )
+        http = httpx.AsyncClient(auth=auth)
+
+    A token is got with the first request, and again `leeway` seconds before it expires or when a
+    request gets status 401, by one request at a time. The token endpoint is asked through the same
+    client, with its certificates and proxies.
+
+    Arguments:
+        token_url: the token endpoint.
+        client_id, client_secret: of this application. A function is called for the secret each time
+            that a token is got, for a secret that rotates.
+        scope: what to ask for.
+        extra: more fields for the endpoint, such as ``{"audience": "..."}``.
+        in_body: send the credentials in the body, for endpoints that don't take basic
+            authentication.
+        leeway: seconds.
+
+    Concurrency: one object may serve any number of clients, in one event loop or several threads.
+
+    Raises `AuthenticationError` from a request if the endpoint refuses, and `FeedUnavailableError`
+    if it fails, which is retried (R14).
+    """
+
+    def __init__(
+        self,
+        token_url: str,
+        *,
+        client_id: str,
+        client_secret: str | Callable[[], str],
+        scope: str | None = None,
+        extra: dict[str, str] | None = None,
+        in_body: bool = False,
+        leeway: float = 60.0,
+    ) -> None:
+        check_plain("token_url", token_url, "str")
+        check_plain("client_id", client_id, "str")
+        if not callable(client_secret):
+            check_plain("client_secret", client_secret, "str")
+        check_plain("scope", scope, "str", optional=True)
+        check_seconds("leeway", leeway, optional=False)
+        self._url = token_url
+        self._client_id = client_id
+        self._client_secret = client_secret
+        self._fields = {"grant_type": "client_credentials", **(extra or {})}
+        if scope is not None:
+            self._fields["scope"] = scope
+        self._in_body = in_body
+        self._leeway = leeway
+        self._token = ""
+        self._until = 0.0
+        self._lock = anyio.Lock()
+        self._thread_lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"OAuthClientCredentials({self._shown!r})"
+
+    async def async_auth_flow(
+        self, request: httpx.Request
+    ) -> AsyncGenerator[httpx.Request, httpx.Response]:
+        """See `httpx.Auth`."""
+        token, response = "", None
+        for _ in range(2):
+            async with self._lock:
+                if self._needs_token(token):
+                    answer = yield self._request(request)
+                    await answer.aread()
+                    self._take(answer)
+                token = self._token
+            request.headers["Authorization"] = f"Bearer {token}"
+            response = yield request
+            if response.status_code != _UNAUTHORIZED:
+                return
+
+    def sync_auth_flow(
+        self, request: httpx.Request
+    ) -> Generator[httpx.Request, httpx.Response, None]:
+        """See `httpx.Auth`."""
+        token, response = "", None
+        for _ in range(2):
+            with self._thread_lock:
+                if self._needs_token(token):
+                    answer = yield self._request(request)
+                    answer.read()
+                    self._take(answer)
+                token = self._token
+            request.headers["Authorization"] = f"Bearer {token}"
+            response = yield request
+            if response.status_code != _UNAUTHORIZED:
+                return
+
+    @property
+    def _shown(self) -> str:
+        return self._url.partition("?")[0].rpartition("@")[2]
+
+    def _needs_token(self, refused: str) -> bool:
+        """Whether there is none that is not about to expire, other than the one refused."""
+        return self._token in ("", refused) or time.monotonic() >= self._until
+
+    def _request(self, request: httpx.Request) -> httpx.Request:
+        secret = self._client_secret
+        secret = secret() if callable(secret) else secret
+        fields, headers = dict(self._fields), {"Accept": "application/json"}
+        if self._in_body:
+            fields |= {"client_id": self._client_id, "client_secret": secret}
+        timeout = {k: v for k, v in request.extensions.items() if k == "timeout"}
+        made = httpx.Request("POST", self._url, data=fields, headers=headers, extensions=timeout)
+        if not self._in_body:
+            made = next(httpx.BasicAuth(self._client_id, secret).auth_flow(made))
+        return made
+
+    def _take(self, answer: httpx.Response) -> None:
+        """Keep the token of an answer. Raises what its status means."""
+        status = answer.status_code
+        if status == 429 or status >= 500:
+            raise FeedUnavailableError(
+                f"the token endpoint {self._shown} answered with status {status}", status=status
+            )
+        found: Any = None
+        with suppress(ValueError):
+            found = answer.json()
+        found = found if isinstance(found, dict) else {}
+        token, kind = found.get("access_token"), str(found.get("token_type", "bearer"))
+        if not answer.is_success or not isinstance(token, str) or kind.lower() != "bearer":
+            raise AuthenticationError(
+                f"the token endpoint {self._shown} gave no token: status {status}{_reason(found)}"
+            )
+        if not token.isascii() or not token.isprintable():
+            raise AuthenticationError(
+                f"the token endpoint {self._shown} gave a token that can't be sent"
+            )
+        self._token = token
+        self._until = time.monotonic() + self._lifetime(found.get("expires_in"))
+
+    def _lifetime(self, expires_in: object) -> float:
+        try:
+            seconds = float(expires_in)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            return float("inf")  # until a request is refused
+        return max(seconds - self._leeway, seconds / 2)
+
+
+def _reason(found: dict[str, Any]) -> str:
+    """The error's code of RFC 6749, section 5.2: a word, and not the server's text."""
+    code = found.get("error")
+    known = isinstance(code, str) and code.isascii() and code.replace("_", "").isalpha()
+    return f", {str(code)[:60]}" if known else ""

@@ -1,0 +1,552 @@
+"""A partition of a stream that holds positions beside events: how it is read and written.
+
+Every message is published with the offset that it must get, so the broker refuses what a second
+relay writes. What is written together is an attempt (`stream_format`). A relay that starts finds
+the newest snapshot, which the newest message names, and reads on from there.
+
+A broker deletes old messages: by count, by size, or by age, which is its default. A snapshot is
+therefore written after so many messages, after so many bytes, and after some time, also while
+nothing else is written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from functools import partial
+
+from feedapi_client.liftbridge.api import LiftbridgeApi
+from feedapi_client.liftbridge.brokers import NoMessageError
+from feedapi_client.liftbridge.envelope import AckPolicy
+from feedapi_client.liftbridge.headers import ATTEMPT, COUNT, FORMAT, INDEX, SNAPSHOT, text_header
+from feedapi_client.liftbridge.liftbridge_errors import (
+    AckTimeoutError,
+    BrokerUnavailableError,
+    IncorrectOffsetError,
+    MessageTooLargeError,
+    NoStreamError,
+    PublishRefusedError,
+    RelayFencedError,
+    StreamError,
+    StreamGapError,
+)
+from feedapi_client.liftbridge.messages_pb2 import Message
+from feedapi_client.liftbridge.stream_end import EndOffsets, StreamEnd
+from feedapi_client.liftbridge.stream_format import (
+    VERSION,
+    Attempt,
+    MessageFormat,
+    SavedPositions,
+    SettledAttempts,
+    is_foreign,
+    snapshot_offset,
+)
+from feedapi_client.liftbridge.stream_name import Stream
+from feedapi_client.liftbridge.stream_options import SNAPSHOT_MESSAGES
+from feedapi_client.liftbridge.stream_publisher import StreamPublisher
+from feedapi_client.liftbridge.stream_rows import Row, message_bytes, positions_rows
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.retry import Backoff, retry
+
+logger = logging.getLogger(__name__)
+
+_READ_TIMEOUT = 60.0
+# The first message comes within milliseconds, unless retention has removed it.
+_FIRST_TIMEOUT = 3.0
+_WINDOW_GROWTH = 16
+_RETRY_BASE_DELAY = 0.02
+_RETRY_MAX_DELAY = 1.0
+_SMALLEST_LIMIT = 4096
+_NANOSECONDS = 1e9
+_RETRIED = (
+    IncorrectOffsetError,
+    AckTimeoutError,
+    NoStreamError,
+    PublishRefusedError,
+    BrokerUnavailableError,
+)
+_WAY_OUT = (
+    "Its relay can't know where to go on. Give it its positions with 'feedapi cursors import' or "
+    "'feedapi cursors set' (the newest event that you have carries its partition and cursor), or "
+    "let it begin again with a new stream"
+)
+# A broker that starts may think that it still leads the partition, and have fewer messages. It
+# learns better within seconds.
+_LOST_AFTER = 10.0
+
+
+@dataclass(slots=True)
+class StreamState:
+    """What is known of a partition of a stream.
+
+    Attributes:
+        next_offset: the offset that the next message will get.
+        snapshot: the offset from which all positions can be read.
+        snapshot_time: when that was written, in seconds since 1970.
+        bytes_since: bytes that were written after it, about.
+        version: the version of the format of what was read; `VERSION` for a new stream.
+        owner: whose positions these are, by the id of the key.
+        key: the key itself, where it is known.
+        named: whether the stream names it.
+        positions: the positions by partition of the feed.
+        lost_from: the end of the stream, while that is before `next_offset`.
+    """
+
+    next_offset: int = 0
+    snapshot: int = 0
+    snapshot_time: float = field(default_factory=time.time)
+    bytes_since: int = 0
+    version: int = VERSION
+    owner: str | None = None
+    key: FeedKey | None = None
+    named: bool = False
+    positions: dict[int, Position] = field(default_factory=dict)
+    lost_from: int | None = None
+    _short_since: float = 0.0
+
+    def wrote(self, count: int) -> None:
+        """Count messages that were acked."""
+        self.next_offset += count
+        self.lost_from = None
+
+    def check_end(self, end: int, stream: str) -> None:
+        """Compare with the offset of the next message, according to a broker.
+
+        Raises:
+            StreamGapError: it has been too low for some seconds.
+        """
+        if end >= self.next_offset:
+            self.lost_from = None
+            return
+        now = time.monotonic()
+        if self.lost_from is None:
+            self._short_since = now
+        self.lost_from = end
+        if now - self._short_since >= _LOST_AFTER:
+            self.raise_if_lost(stream)
+
+    def raise_if_lost(self, stream: str) -> None:
+        """Raise `StreamGapError` when the stream ended before `next_offset`."""
+        if self.lost_from is not None:
+            raise StreamGapError(
+                f"the broker lost the messages from offset {self.lost_from} on, which it had "
+                "acked: start the relay again, which then writes their events again",
+                stream=stream,
+                offset=self.lost_from,
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotPolicy:
+    """When all positions are written again: after so many messages, bytes, or seconds."""
+
+    every: int
+    bytes: int
+    seconds: float
+
+    def is_due(self, state: StreamState) -> bool:
+        """Whether a snapshot is to be written."""
+        if not state.positions:
+            return False
+        # Not so often that most of the stream is snapshots, and as often as its retention needs.
+        seldom = min(len(state.positions), SNAPSHOT_MESSAGES)
+        return (
+            state.version < VERSION
+            or state.next_offset - state.snapshot >= max(self.every, seldom)
+            or state.bytes_since >= self.bytes
+            or time.time() - state.snapshot_time >= self.seconds
+        )
+
+
+class Ledger:
+    """One partition of a stream with optimistic concurrency control.
+
+    Attributes:
+        stream: the stream.
+        state: what is known of it.
+        give_up_after: seconds for which a broker that is away is waited for; None: without end.
+
+    Concurrency: one call at a time, but `hides_messages`.
+    """
+
+    def __init__(
+        self,
+        publisher: StreamPublisher,
+        api: LiftbridgeApi,
+        stream: Stream,
+        partition: int,
+        snapshots: SnapshotPolicy,
+    ) -> None:
+        self.stream = stream
+        self.state = StreamState()
+        self.give_up_after: float | None = None
+        self._publisher = publisher
+        self._api = api
+        self._partition = partition
+        self._snapshots = snapshots
+        self._end = StreamEnd(publisher, api, stream, partition)
+        self._writer_id = secrets.token_hex(8)
+        self._attempt_number = 0
+        self._attempts_read = SettledAttempts()
+        self._limit: int | None = None
+        self._checks_offsets = False
+        # Whether something was sent whose fate is unknown: the end has to be looked up first.
+        self._unsure = False
+        # What another relay wrote was read past: without this a second write would not meet it.
+        self._fenced: RelayFencedError | None = None
+
+    @property
+    def limit(self) -> int:
+        """The bytes of the largest message, as far as is known."""
+        own = self._publisher.message_limit
+        return own if self._limit is None else min(self._limit, own)
+
+    async def read(self, *, look_only: bool = False) -> None:
+        """Read all positions into `state`.
+
+        Arguments:
+            look_only: append nothing. Messages that a broker hides after a crash are not read; that
+                is a warning. Without it, a message is appended where need be, and another one is
+                sent that the stream has to refuse.
+
+        Raises:
+            StreamError: the stream is missing, read-only, has no concurrency control, or holds only
+                what no relay wrote. Nothing is appended then.
+            StreamGapError: messages that are needed are gone.
+            BrokerUnavailableError, PublishError: no broker answered for `give_up_after` seconds.
+        """
+        read = partial(self._read, look_only=look_only)
+        await retry(read, self._backoff(), sleep=asyncio.sleep, on_retry=self._on_retry)
+
+    async def write(self, rows: list[Row]) -> None:
+        """Write the rows as one attempt, which is complete in the stream when this returns.
+
+        Raises:
+            RelayFencedError: another relay wrote to the stream. So does each further write, until
+                the stream is read again.
+            MessageTooLargeError: a row is too large; `index` says which. Nothing counts of the
+                attempt, and another one may be written.
+            StreamGapError: the broker lost messages that it had acked.
+            PublishError, BrokerUnavailableError: no success for `give_up_after` seconds. The
+                attempt may be complete or not.
+        """
+        await self._write(rows, is_snapshot=False)
+
+    async def write_positions(
+        self, feed: FeedKey, positions: Mapping[int, Position], *, is_snapshot: bool = False
+    ) -> None:
+        """Write positions, in as many messages as the limit of the broker asks for."""
+        while True:
+            rows = positions_rows(feed, positions, self.limit)
+            try:
+                return await self._write(rows, is_snapshot=is_snapshot)
+            except MessageTooLargeError:
+                # NATS behind the broker, or the broker, takes less than was known.
+                if len(rows) >= len(positions) or self.limit <= _SMALLEST_LIMIT:
+                    raise
+                self._limit = self.limit // 2
+
+    async def write_snapshot_if_due(self, feed: FeedKey) -> bool:
+        """Write all positions again when it is time; return whether it was."""
+        if not self._snapshots.is_due(self.state):
+            return False
+        await self.write_snapshot(feed, self.state.positions)
+        return True
+
+    async def write_snapshot(self, feed: FeedKey, positions: Mapping[int, Position]) -> None:
+        """Write all positions, after which nothing before them is needed."""
+        await self.write_positions(feed, positions, is_snapshot=True)
+
+    async def skip_to_end(self) -> None:
+        """Forget what is left of a stream whose positions are gone, and go on at its end."""
+        await self._require_checked_offsets()
+        end = await self._end.extend()
+        self.state = StreamState(end.next, end.next)
+        self._attempts_read, self._unsure, self._fenced = SettledAttempts(), False, None
+
+    def raise_if_lost(self) -> None:
+        """Raise `StreamGapError` when the broker lost messages that it had acked."""
+        self.state.raise_if_lost(self.stream.name)
+
+    async def hides_messages(self) -> bool:
+        """Whether readers can't see the newest messages, as far as a broker answers at once."""
+        return not self._unsure and await self._end.hides(self.state.next_offset)
+
+    async def reveal(self) -> bool:
+        """Append a message without content, so that readers see all before it, if need be."""
+        # The next write finds out that its offset was taken, also when no ack comes.
+        return await self._end.reveal(self.state.next_offset)
+
+    async def takes(self, size: int) -> bool:
+        """Whether the broker takes a value of so many bytes. Nothing is stored.
+
+        Raises:
+            PublishError, BrokerUnavailableError: no broker answered for `give_up_after` seconds.
+        """
+        ask = partial(self._end.takes, size)
+        return await retry(ask, self._backoff(), sleep=asyncio.sleep, on_retry=self._on_retry)
+
+    # ------------------------------------------------------------------ writing
+
+    async def _write(self, rows: list[Row], *, is_snapshot: bool) -> None:
+        if self._fenced is not None:
+            raise self._fenced
+        self._attempt_number += 1
+        attempt = f"{self._writer_id}.{self._attempt_number}"
+        start = 0
+
+        async def look_up_and_write() -> None:
+            nonlocal start
+            await self._require_checked_offsets()
+            if self._unsure and await self._find_complete(attempt):
+                return
+            start, self._unsure = self.state.next_offset, True
+            await self._publish(rows, attempt, is_snapshot=is_snapshot)
+            self.state.wrote(len(rows))
+
+        await retry(
+            look_up_and_write, self._backoff(), sleep=asyncio.sleep, on_retry=self._on_retry
+        )
+        self._unsure = False
+        self._count(rows, start if is_snapshot else None)
+
+    def _count(self, rows: list[Row], snapshot: int | None) -> None:
+        state = self.state
+        if snapshot is None:
+            written = (message_bytes(row.value, row.key, row.headers) for row in rows)
+            state.bytes_since += sum(written)
+        else:
+            state.snapshot, state.snapshot_time = snapshot, time.time()
+            state.bytes_since, state.version = 0, VERSION
+
+    async def _publish(self, rows: list[Row], attempt: str, *, is_snapshot: bool) -> None:
+        offset = self.state.next_offset
+        shared = {ATTEMPT: attempt.encode(), COUNT: str(len(rows)).encode()}
+        headers = [
+            {**row.headers, INDEX: str(i).encode(), SNAPSHOT: str(self.state.snapshot).encode()}
+            for i, row in enumerate(rows)
+        ]
+        if is_snapshot:
+            # Only the message that completes it says that nothing before it is needed.
+            headers[-1][SNAPSHOT] = str(offset).encode()
+        # The first message is published alone. When another relay wrote to the stream, it is the
+        # only one that is sent: it is refused, and no message after it can get through.
+        for part in (slice(0, 1), slice(1, None)):
+            try:
+                await self._publisher.publish_many(
+                    self.stream,
+                    [row.value for row in rows[part]],
+                    keys=[row.key for row in rows[part]],
+                    partition=self._partition,
+                    headers=shared,
+                    headers_each=headers[part],
+                    ack_policy=AckPolicy.ALL,
+                    expected_offset=offset + part.start,
+                )
+            except MessageTooLargeError as error:
+                error.index += part.start
+                raise
+
+    def _backoff(self) -> Backoff:
+        return Backoff(
+            base_delay=_RETRY_BASE_DELAY,
+            max_delay=_RETRY_MAX_DELAY,
+            give_up_after=self.give_up_after,
+            retry_if=lambda error: isinstance(error, _RETRIED),
+        )
+
+    def _on_retry(self, error: Exception, attempt: int, pause: float) -> None:
+        level = logging.WARNING if attempt == 2 else logging.INFO
+        logger.log(
+            level,
+            "stream %s: trying again in %.1f s: %s",
+            self.stream.name,
+            pause,
+            error,
+            extra={"stream": self.stream.name, "attempt": attempt, "pause": pause},
+        )
+
+    # ------------------------------------------------------------------ reading
+
+    async def _read(self, *, look_only: bool) -> None:
+        self._attempts_read = SettledAttempts()
+        # Nothing may be appended to a stream that turns out to be no ledger.
+        end = await self._end.visible()
+        snapshot = await self._look_for_snapshot(end)
+        if not look_only:
+            await self._require_checked_offsets()
+            seen, end = end, await self._end.find()
+            if snapshot is None:
+                # Are they gone, or is the broker slow? What is appended can be read for certain.
+                end = await self._end.extend()
+            if snapshot is None or seen != end:
+                snapshot = await self._find_snapshot(end, _READ_TIMEOUT)
+        elif snapshot is None:
+            raise self._emptied(end.next)
+        elif end.newest + 1 < end.next:
+            self._warn_of_hidden(end)
+        self.state = StreamState(snapshot, snapshot)
+        first = True
+        async with aclosing(self._attempts_until(end)) as attempts:
+            async for attempt in attempts:
+                if first:
+                    self.state.snapshot_time = attempt.messages[0].timestamp / _NANOSECONDS
+                    first = False
+                for saved in attempt.saved_positions(self.stream.name):
+                    self._apply(saved)
+        self._unsure, self._fenced = False, None
+
+    async def _require_checked_offsets(self) -> None:
+        """Raise `StreamError` unless the stream checks offsets. Asks once, by a message."""
+        if not self._checks_offsets:
+            await self._end.require_concurrency_control()
+            self._checks_offsets = True
+
+    def _warn_of_hidden(self, end: EndOffsets) -> None:
+        logger.warning(
+            "stream %s: the messages from offset %d to %d can't be read before its relay starts, "
+            "which is usual after a crash of the broker. The positions are those before them",
+            self.stream.name,
+            end.newest + 1,
+            end.next - 1,
+            extra={"stream": self.stream.name, "offset": end.newest + 1},
+        )
+
+    def _apply(self, saved: SavedPositions) -> None:
+        state = self.state
+        if saved.feed != state.owner:
+            # An operator has moved the positions to another key.
+            state.owner, state.key, state.named, state.positions = saved.feed, None, False, {}
+        if saved.key is not None:
+            state.key = FeedKey(saved.key.url, saved.key.name, saved.key.filters)
+            state.named = True
+        state.version = saved.version
+        for partition, position in saved.decoded().items():
+            known = state.positions.get(partition)
+            if known is None or known.revision <= position.revision:
+                state.positions[partition] = position
+
+    async def _look_for_snapshot(self, end: EndOffsets) -> int | None:
+        """Return what `_find_snapshot` does; None when no message comes within seconds."""
+        try:
+            return await self._find_snapshot(end, _FIRST_TIMEOUT)
+        except NoMessageError:
+            return None
+
+    async def _find_snapshot(self, end: EndOffsets, timeout: float) -> int:
+        """Return the offset from which all positions can be read.
+
+        The last message of a relay says it. The search reads a growing part of the stream's end
+        until it finds such a message.
+
+        Raises:
+            NoMessageError: no message came within `timeout` seconds.
+            StreamGapError: the beginning of the stream is gone, and the rest does not say it.
+            StreamError: no relay wrote any of the messages.
+        """
+        size, start = 1, end.newest
+        while end.newest >= 0:
+            found: int | None = None
+            first: int | None = None
+            foreign: int | None = None
+            async with aclosing(self._messages(max(start, 0), end.newest, timeout)) as messages:
+                async for message in messages:
+                    first = message.offset if first is None else first
+                    snapshot = snapshot_offset(message)
+                    found = found if snapshot is None else snapshot
+                    foreign = message.offset if is_foreign(message) else foreign
+            if found is not None:
+                return found
+            is_all = start <= 0 or (first is not None and first > start)
+            if is_all and foreign is not None:
+                raise self._no_ledger(foreign)
+            if first is not None and first > max(start, 0):
+                raise self._emptied(first)
+            if is_all:
+                break
+            size *= _WINDOW_GROWTH
+            start = end.newest - size
+        return end.next
+
+    def _no_ledger(self, offset: int) -> StreamError:
+        return StreamError(
+            f"it has messages, such as the one at offset {offset}, and no relay wrote any of them "
+            "exactly once: it keeps no positions. Is this the right stream? A relay that is "
+            "exactly once needs a stream of its own",
+            stream=self.stream.name,
+        )
+
+    def _emptied(self, first: int) -> StreamGapError:
+        return StreamGapError(
+            f"all messages before offset {first} were removed, and with them the positions of the "
+            "relay: by the retention of the stream, which the brokers' default makes 7 days. "
+            f"{_WAY_OUT}",
+            stream=self.stream.name,
+            offset=0,
+        )
+
+    async def _find_complete(self, tried: str) -> bool:
+        """Read on to the end of the stream; True when the attempt `tried` is complete there.
+
+        Raises:
+            RelayFencedError: another relay completed an attempt.
+            StreamError: the stream is missing, read-only, or incomplete.
+        """
+        found, end = False, await self._end.find(self.state.next_offset)
+        self.state.check_end(end.next, self.stream.name)
+        async with aclosing(self._attempts_until(end)) as attempts:
+            async for attempt in attempts:
+                if attempt.id == tried:
+                    found = True
+                elif not attempt.id.startswith(self._writer_id):
+                    self._fenced = RelayFencedError(
+                        f"another relay wrote at offset {attempt.messages[0].offset}: "
+                        "run one relay for a stream",
+                        stream=self.stream.name,
+                    )
+                    raise self._fenced
+        return found
+
+    async def _attempts_until(self, end: EndOffsets) -> AsyncGenerator[Attempt, None]:
+        """Return the complete attempts between the offset read last and the end of the stream."""
+        state = self.state
+        messages = self._messages(state.next_offset, end.newest, _READ_TIMEOUT)
+        async with aclosing(messages):
+            async for message in messages:
+                self._check_complete(message)
+                attempt = self._attempts_read.feed(message)
+                state.next_offset = message.offset + 1
+                if text_header(message, FORMAT) != MessageFormat.POSITIONS:
+                    # Also what earlier relays wrote: each may have written too little for a
+                    # snapshot.
+                    state.bytes_since += message_bytes(message.value, message.key, message.headers)
+                if attempt is not None:
+                    yield attempt
+        if (attempt := self._attempts_read.settle()) is not None:
+            yield attempt
+        state.next_offset = max(state.next_offset, end.next)
+
+    def _check_complete(self, message: Message) -> None:
+        if message.offset > self.state.next_offset:
+            raise StreamGapError(
+                f"the positions from offset {self.state.next_offset} on are needed, and the "
+                f"messages before offset {message.offset} were removed: by the retention of the "
+                f"stream, or by compaction. {_WAY_OUT}",
+                stream=self.stream.name,
+                offset=self.state.next_offset,
+            )
+
+    def _messages(self, start: int, newest: int, timeout: float) -> AsyncGenerator[Message, None]:
+        return self._api.subscribe(
+            self.stream.name,
+            start,
+            partition=self._partition,
+            until=newest,
+            idle_timeout=timeout,
+            resume=True,
+        )

@@ -1,0 +1,119 @@
+"""The URL of a stream that holds the positions of a relay: ``liftbridge://HOST:PORT/STREAM``.
+
+Host and port are those of a broker's gRPC API; several are separated by commas. ``liftbridges://``
+is the same over TLS. The query may hold ``partition``, ``replicas`` (of a new stream), ``ca``,
+``cert`` and ``cert_key`` (files), and ``token_env`` (the environment variable with a token).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import grpc
+
+from feedapi_client.arguments import environment_value
+from feedapi_client.liftbridge.api import LiftbridgeApi
+from feedapi_client.liftbridge.envelope import AckPolicy
+from feedapi_client.liftbridge.grpc_publisher import LiftbridgeGrpcPublisher
+from feedapi_client.liftbridge.stream_name import Stream
+from feedapi_client.liftbridge.stream_store import StreamCursorStore
+
+# Messages leave out what looks like a URL: it may hold a password.
+_FORM = "a URL with the scheme liftbridge, HOST:PORT of a broker's gRPC API, and /STREAM"
+_OPTIONS = {"partition", "replicas", "ca", "cert", "cert_key", "token_env"}
+_SECONDS = 30.0
+"""Seconds for which an operator's command waits for the broker."""
+
+
+def open_ledger(
+    url: str, *, create: bool = False
+) -> AbstractAsyncContextManager[StreamCursorStore]:
+    """Return the store that a URL names, to be opened; with `create` a missing stream is created.
+
+    Raises:
+        ValueError: it is no such URL, or a file or a variable that it names is missing.
+    """
+    return _open(LedgerAddress.parse(url), create=create)
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerAddress:
+    """Where a ledger is, and how its broker is spoken to."""
+
+    brokers: tuple[str, ...]
+    stream: Stream
+    partition: int
+    replicas: int
+    credentials: grpc.ChannelCredentials | None
+    token: str | None
+
+    @classmethod
+    def parse(cls, url: str) -> LedgerAddress:
+        """Read a URL. Raises ValueError, whose text quotes nothing of it."""
+        parts = urlsplit(url)
+        brokers = tuple(each for each in parts.netloc.split(",") if each)
+        name = unquote(parts.path.lstrip("/"))
+        options = dict(parse_qsl(parts.query, keep_blank_values=True))
+        partition, replicas = options.get("partition", "0"), options.get("replicas", "1")
+        numbers = partition.isdecimal() and replicas.isdecimal()
+        if not brokers or not name or not numbers or "@" in parts.netloc:
+            raise ValueError(f"the positions of a relay are at {_FORM}")
+        if unknown := sorted(options.keys() - _OPTIONS):
+            raise ValueError(f"{', '.join(map(repr, unknown))} is no option of {_FORM}")
+        secure = parts.scheme == "liftbridges"
+        if not secure and options.keys() - {"partition", "replicas"}:
+            raise ValueError("certificates and tokens need the scheme liftbridges")
+        number, token = int(partition), options.get("token_env")
+        if token is not None:
+            token = environment_value(token, "token_env")
+        return cls(
+            brokers,
+            Stream(name, partitions=number + 1),
+            number,
+            int(replicas),
+            _credentials(options) if secure else None,
+            token if secure else None,
+        )
+
+
+@asynccontextmanager
+async def _open(address: LedgerAddress, *, create: bool) -> AsyncIterator[StreamCursorStore]:
+    access = {"credentials": address.credentials, "token": address.token}
+    async with (
+        LiftbridgeApi(address.brokers, timeout=_SECONDS, **access) as api,  # type: ignore[arg-type]
+        LiftbridgeGrpcPublisher(
+            address.brokers,
+            ack_policy=AckPolicy.ALL,
+            **access,  # type: ignore[arg-type]
+        ) as publisher,
+    ):
+        if create:
+            await api.create_stream(
+                address.stream, concurrency_control=True, replication_factor=address.replicas
+            )
+        yield StreamCursorStore(
+            publisher,
+            api,
+            address.stream,
+            partition=address.partition,
+            give_up_after=_SECONDS,
+            look_only=True,
+        )
+
+
+def _credentials(options: Mapping[str, str]) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        *(content_of(options.get(name)) for name in ("ca", "cert_key", "cert"))
+    )
+
+
+def content_of(file: str | None) -> bytes | None:
+    """Return what is in a certificate or key file. Raises ValueError: it can't be read."""
+    try:
+        return None if file is None else Path(file).read_bytes()
+    except OSError as error:
+        raise ValueError(f"{file} can't be read: {error.strerror}") from None

@@ -1,0 +1,184 @@
+"""The connection to NATS. Only documented calls of nats-py are used here."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+import nats
+import nats.errors
+from nats.aio.client import Client
+
+from feedapi_client.causes import network_problem
+from feedapi_client.liftbridge.liftbridge_errors import BrokerUnavailableError
+
+logger = logging.getLogger(__name__)
+
+_CONNECTED_POLL = 0.02
+
+
+async def connect(
+    servers: str | Sequence[str],
+    *,
+    timeout: float,
+    options: Mapping[str, Any],
+    on_reconnect: Callable[[], Awaitable[None]],
+    on_closed: Callable[[], Awaitable[None]],
+) -> Client:
+    """Connect to one of the servers. The client reconnects for ever.
+
+    Raises:
+        BrokerUnavailableError: no server could be reached within `timeout` seconds, or one refuses
+            the credentials, or its certificate is not trusted.
+    """
+    urls = [servers] if isinstance(servers, str) else list(servers)
+    problems = _Problems()
+    connecting = asyncio.ensure_future(
+        nats.connect(
+            # Older versions of nats-py add a missing scheme or port to a string only.
+            servers if isinstance(servers, str) else urls,
+            error_cb=problems.note,
+            reconnected_cb=on_reconnect,
+            closed_cb=on_closed,
+            **{
+                "max_reconnect_attempts": -1,
+                "reconnect_time_wait": 0.1,
+                "name": "feedapi-client",
+                **options,
+            },
+        )
+    )
+    final = asyncio.ensure_future(problems.final.wait())
+    where = f"no connection to NATS at {', '.join(map(_place, urls))}"
+    try:
+        await asyncio.wait(
+            {connecting, final}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
+        )
+        if connecting.done():
+            return connecting.result()
+        waited = "" if problems.final.is_set() else f" within {timeout:g} s"
+        raise BrokerUnavailableError(f"{where}{waited}: {problems.text}")
+    except (OSError, nats.errors.Error) as error:
+        raise BrokerUnavailableError(f"{where}: {_text(error)}") from error
+    finally:
+        for task in (connecting, final):
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task})
+
+
+class _Problems:
+    """What nats-py reports, while it connects and later.
+
+    Attributes:
+        text: the last problem.
+        final: set when no further attempt to connect can succeed.
+    """
+
+    def __init__(self) -> None:
+        self.text = "no answer"  # the same one is told once
+        self.final = asyncio.Event()
+
+    async def note(self, error: Exception) -> None:
+        """Take note of a problem."""
+        # Without the error's text, which may quote a server's URL.
+        kind = type(error).__name__
+        logger.info("NATS reported %s", kind, extra={"error": kind})
+        if self.final.is_set():
+            return
+        if self.text != _text(error):
+            logger.warning("NATS: %s", _text(error), extra={"error": kind})
+        self.text = _text(error)
+        if self.text in (_REFUSED, _NOT_TRUSTED):
+            self.final.set()
+
+
+_REFUSED = "the server refuses the user, the password or the token"
+_NOT_TRUSTED = "the certificate of the server is not trusted"
+
+
+def _text(error: BaseException) -> str:
+    """Return what an error says, in words of ours: its text may quote a server's URL."""
+    said = str(error).lower()
+    if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in said:
+        return _REFUSED
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return _NOT_TRUSTED
+    if isinstance(error, TimeoutError):
+        return "no answer in time: is it a NATS server, and are the port and TLS right?"
+    return network_problem(error) or type(error).__name__
+
+
+async def wait_until_connected(client: Client, deadline: float) -> bool:
+    """Wait until the client is connected; False when it is not at `deadline` (loop time).
+
+    nats-py buffers what is published while it reconnects, without a deadline and up to a small
+    limit. Messages wait here instead.
+
+    Raises:
+        BrokerUnavailableError: the client is closed.
+    """
+    # A poll, because the callbacks of a client that the caller connected belong to the caller.
+    while not client.is_connected:
+        if client.is_closed:
+            raise BrokerUnavailableError("the connection to NATS is closed")
+        if asyncio.get_running_loop().time() >= deadline:
+            return False
+        await asyncio.sleep(_CONNECTED_POLL)
+    return True
+
+
+async def flush(client: Client) -> None:
+    """Wait until the server has received all that was sent before.
+
+    nats-py's own flush writes its PING ahead of the data that is still buffered, so only a second
+    flush comes behind that data. Without the second one, a message can reach the server before the
+    subscription that it is for.
+
+    Raises:
+        nats.errors.Error: as nats-py's flush.
+    """
+    await client.flush()
+    await client.flush()
+
+
+class MessageWriter:
+    """Publishes the messages of one call, one by one.
+
+    `batch_size` is the number of messages to add before the connection is checked again.
+    """
+
+    batch_size = 1
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    async def add(self, subject: str, data: bytes, reply: str = "") -> None:
+        """Publish a message, or keep it until `flush`. `reply` is where NATS replies to.
+
+        Raises:
+            BrokerUnavailableError: nats-py refused it.
+            ValueError: the subject is not valid.
+        """
+        try:
+            await self._client.publish(subject, data, reply=reply)
+        except nats.errors.BadSubjectError as error:
+            raise ValueError(f"{subject!r} is no NATS subject") from error
+        except nats.errors.Error as error:
+            raise unavailable(error) from error
+
+    async def flush(self) -> None:
+        """Publish the messages that were kept. Raises `BrokerUnavailableError`."""
+
+
+def unavailable(error: Exception) -> BrokerUnavailableError:
+    """Translate an error of nats-py. Its text is left out, because it may quote a server's URL."""
+    return BrokerUnavailableError(f"NATS: {type(error).__name__}")
+
+
+def _place(url: str) -> str:
+    """Return host and port of a URL: what stands before the last @ may be a password."""
+    return url.rpartition("@")[2].rpartition("://")[2].partition("/")[0]

@@ -1,0 +1,79 @@
+"""Work on stored state as functions: what an operator does with cursors and leases.
+
+The command line calls these functions, and an application may. They take an open store, so that it
+is the caller who says which database and which connection. None of them prints or asks. Results
+are frozen. Operations on quarantined events are in `feedapi_client.quarantine`.
+
+Each function that changes positions refuses to do so while instances that share the feed are
+alive, unless `force` is given: they hold positions in memory, and may read past what is changed, or
+replace it. A consumer without `share` that runs meanwhile ends with `FencedError` at its next
+commit.
+
+Raises: all functions raise `StoreError` when the store fails, and `OperationError`, which is a
+`StoreError`, when they refuse what is asked for.
+"""
+
+from __future__ import annotations
+
+from feedapi_client.operations.exported import (
+    count_replaced,
+    export_positions,
+    import_positions,
+    parse_export,
+)
+from feedapi_client.operations.feed_access import FeedAccess
+from feedapi_client.operations.feed_lag import LagState, PartitionLag, lag
+from feedapi_client.operations.repair import (
+    Change,
+    apply_change,
+    drain,
+    positions_of_time,
+    restore,
+    rewind,
+)
+from feedapi_client.operations.skip_to_end import Skipped, skip
+from feedapi_client.operations.stored_positions import (
+    FeedLeases,
+    FeedPositions,
+    OperationError,
+    check_unused,
+    list_leases,
+    list_positions,
+    move,
+    rename,
+    reset,
+    set_position,
+    upgrade,
+    with_lag,
+)
+
+__all__ = [
+    "Change",
+    "FeedAccess",
+    "FeedLeases",
+    "FeedPositions",
+    "LagState",
+    "OperationError",
+    "PartitionLag",
+    "Skipped",
+    "apply_change",
+    "check_unused",
+    "count_replaced",
+    "drain",
+    "export_positions",
+    "import_positions",
+    "lag",
+    "list_leases",
+    "list_positions",
+    "move",
+    "parse_export",
+    "positions_of_time",
+    "rename",
+    "reset",
+    "restore",
+    "rewind",
+    "set_position",
+    "skip",
+    "upgrade",
+    "with_lag",
+]

@@ -1,0 +1,234 @@
+"""Drain, restore and rewind: repair the positions of one feed and consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from feedapi_client.lineage.rollback import presumed_successors, restored_positions
+from feedapi_client.model import FIRST, FeedInfo, FeedKey, Partition, Position
+from feedapi_client.operations.feed_access import FeedAccess
+from feedapi_client.operations.stored_positions import OperationError, check_cursor, check_unused
+from feedapi_client.protocol.text import printable
+from feedapi_client.stores.base import AdministrableStore, CursorStore, JournalledStore
+from feedapi_client.stores.journal import check_rewind
+
+Positions = Mapping[int, Position]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of stored positions, planned or done.
+
+    Attributes:
+        key: the feed and consumer.
+        before: all its positions.
+        after: the positions that are other ones. Empty when there is nothing to do.
+        reason: what the feed and the store say, for the person who has to decide.
+    """
+
+    key: FeedKey
+    before: Positions
+    after: Positions
+    reason: str = ""
+
+
+async def apply_change(store: CursorStore, change: Change, *, force: bool = False) -> None:
+    """Save what `drain` or `restore` planned with `dry_run`: all of it, or nothing.
+
+    Raises:
+        FencedError: a consumer saved one of the positions after the change was planned.
+    """
+    if not force:
+        await check_unused(store, [change.key])
+    if change.after:
+        await store.save(change.key, change.after)
+
+
+async def drain(
+    store: CursorStore,
+    feed: FeedAccess,
+    partition: int,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+) -> Change:
+    """Mark a closed partition as drained: what was not read of it is skipped, its children start.
+
+    For a partition whose end the feed can't serve. With `dry_run` nothing is saved.
+
+    Arguments:
+        force: although the partition is open, or unknown to both feed and store.
+
+    Raises:
+        OperationError: the partition is open, unknown or superseded, or nothing is stored of the
+            consumer.
+        FeedError: the feed can't be discovered.
+    """
+    stored = await _stored(store, feed.key, force=force)
+    found = stored.get(partition)
+    listed = (await feed.discover()).partitions.get(partition)
+    reason = f"{_state(listed)}; {_cursor(found)} is stored"
+    if found is not None and found.status == "drained":
+        return Change(feed.key, stored, {}, reason)
+    _check_drain(f"{feed.key}: partition {partition}", listed, found, force=force)
+    if found is not None:
+        drained = found.advance(status="drained")
+    else:
+        end = listed.last_cursor if listed is not None else None
+        drained = Position(end or FIRST, "drained")
+    change = Change(feed.key, stored, {partition: drained}, reason)
+    if not dry_run:
+        await apply_change(store, change, force=force)
+    return change
+
+
+def _check_drain(
+    where: str, listed: Partition | None, stored: Position | None, *, force: bool
+) -> None:
+    if stored is not None and stored.status == "superseded":
+        raise OperationError(
+            f"{where} is superseded: its successors took over its cursor, nobody waits for it"
+        )
+    if force:
+        return
+    if listed is not None and not listed.closed:
+        raise OperationError(
+            f"{where} is open: the feed may add events to it, and its children would start before "
+            "those. A consumer reads an open partition on, drained or not. If the feed's answer "
+            "lags behind and the partition is closed, give --force (force=True)"
+        )
+    if listed is None and stored is None:
+        raise OperationError(
+            f"{where} is neither listed by the feed nor stored. If a child waits for it all the "
+            "same, give --force (force=True)"
+        )
+
+
+def _state(listed: Partition | None) -> str:
+    if listed is None:
+        return "is not listed by the feed"
+    if not listed.closed:
+        return "is open"
+    end = listed.last_cursor
+    return "is closed" + ("" if end is None else f" and ends at '{printable(end)}'")
+
+
+def _cursor(stored: Position | None) -> str:
+    return "no cursor" if stored is None else f"the cursor '{printable(stored.cursor)}'"
+
+
+async def restore(
+    store: CursorStore,
+    feed: FeedAccess,
+    partitions: Collection[int],
+    *,
+    successors: Collection[int] | None = None,
+    cursor: str | None = None,
+    force: bool = False,
+    dry_run: bool = False,
+) -> Change:
+    """Move cursors back to partitions after their publisher was rolled back behind a split (R11).
+
+    The successors lose their cursor in the same step, and take it over again when the publisher
+    goes forward: neither way repeats or skips events. With `dry_run` nothing is saved.
+
+    Arguments:
+        partitions: listed as open again. Those that were merged are restored together.
+        successors: those that hold the cursor now; None to find them.
+        cursor: where to go on, if the successors stand at different cursors.
+        force: although the feed does not list a partition as open.
+
+    Raises:
+        OperationError: a partition was not rolled back, or nothing is stored of the consumer.
+        LineageError: the successors can't be found, or stand at different cursors.
+        FeedError: the feed can't be discovered.
+        ValueError: the cursor can't be stored.
+    """
+    if cursor is not None:
+        check_cursor(cursor)
+    stored = await _stored(store, feed.key, force=force)
+    info = await feed.discover()
+    if not force:
+        _check_rolled_back(feed.key, info, partitions)
+    url = feed.key.url
+    if successors is None and all(_is_drained(stored.get(id)) for id in partitions):
+        successors = []  # it has children, which keep their cursors
+    elif successors is None:
+        successors = presumed_successors(stored, info, partitions, feed=url)
+    after = restored_positions(stored, partitions, set(successors), cursor, feed=url)
+    change = Change(feed.key, stored, after)
+    if not dry_run:
+        await apply_change(store, change, force=force)
+    return change
+
+
+def _check_rolled_back(key: FeedKey, info: FeedInfo, partitions: Collection[int]) -> None:
+    for partition in sorted(partitions):
+        listed = info.partitions.get(partition)
+        if listed is None or listed.closed:
+            state = "does not list it" if listed is None else "lists it as closed"
+            raise OperationError(
+                f"{key}: partition {partition} was not rolled back: the feed {state}. If its "
+                "answer lags behind, give --force (force=True)"
+            )
+
+
+def _is_drained(stored: Position | None) -> bool:
+    return stored is not None and stored.status == "drained"
+
+
+async def _stored(store: CursorStore, key: FeedKey, *, force: bool) -> dict[int, Position]:
+    if not force:
+        await check_unused(store, [key])
+    stored = await store.load(key)
+    if not stored:
+        raise OperationError(
+            f"{key}: no cursor is stored for this feed and consumer: see 'feedapi cursors ls'"
+        )
+    return stored
+
+
+async def rewind(
+    store: AdministrableStore,
+    key: FeedKey,
+    to: datetime,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+) -> Change:
+    """Make the positions of an earlier time the current ones, by the journal of the store.
+
+    With `dry_run` nothing is saved, and instances may be alive.
+
+    Returns the change. Its `after` holds all positions of that time; a partition that had none is
+    forgotten.
+
+    Raises:
+        OperationError: this kind of store keeps no journal.
+        StoreError: the journal does not reach back so far.
+        ValueError: `to` has no time zone.
+    """
+    before = await store.load(key)
+    if dry_run:
+        return Change(key, before, await positions_of_time(store, key, to))
+    journalled = _with_journal(store)
+    if not force:
+        await check_unused(store, [key])
+    return Change(key, before, await journalled.rewind(key, to))
+
+
+async def positions_of_time(
+    store: CursorStore, key: FeedKey, when: datetime
+) -> dict[int, Position]:
+    """Return the positions that were stored at a time. Raises what `rewind` does."""
+    then = await _with_journal(store).positions_at(key, when)
+    check_rewind(key, when, then)  # what the rewind itself refuses
+    return then
+
+
+def _with_journal(store: CursorStore) -> JournalledStore:
+    if not isinstance(store, JournalledStore):
+        raise OperationError("this kind of store keeps no journal")
+    return store

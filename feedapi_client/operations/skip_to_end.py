@@ -1,0 +1,125 @@
+"""Read to the end without delivering, and save the cursors there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from feedapi_client.consumer import FeedConsumer
+from feedapi_client.model import Batch, Position
+from feedapi_client.operations.feed_access import FeedAccess
+from feedapi_client.operations.stored_positions import check_unused
+from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.memory import MemoryCursorStore
+from feedapi_client.stores.moving import cursors_elsewhere, keys_elsewhere
+
+Positions = Mapping[int, Position]
+Progress = Callable[[FeedConsumer, int], object]
+"""Called at the start and after each batch, with the consumer that reads and the events so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """What was skipped: the number of events, and the positions that were saved."""
+
+    events: int
+    positions: Mapping[int, Position]
+
+
+async def skip(
+    store: CursorStore,
+    feed: FeedAccess,
+    partitions: Collection[int] = (),
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    report: Callable[[str], object] | None = None,
+) -> Skipped:
+    """Read the partitions, or all, to their ends; then save all positions at once, or none.
+
+    It goes on from the stored positions, for a feed that can't say where its end is, and to skip
+    what a consumer missed. Nothing is delivered.
+
+    Arguments:
+        partitions: empty for all.
+        report: called with what an operator should know before anything is read.
+
+    Cancellation: nothing is saved, or everything.
+
+    Raises:
+        FeedError: the feed can't be read.
+        FencedError: a consumer saved a position meanwhile. Nothing is saved.
+    """
+    if not force:
+        await check_unused(store, [feed.key])
+    stored = await store.load(feed.key)
+    if not stored and report is not None:
+        for key in await keys_elsewhere(store, feed.key):
+            report(cursors_elsewhere(key, feed.key.url))
+        if partitions:
+            report("partitions without a cursor, all but those given, start at their beginning")
+    reader = _EndReader(feed, frozenset(partitions), progress)
+    changed = _changes(stored, await reader.read(stored))
+    # The stored revisions are those of before: a consumer that ran meanwhile refuses the save.
+    if changed:
+        if not force:
+            await check_unused(store, [feed.key])
+        await store.save(feed.key, changed)
+    return Skipped(reader.events, changed)
+
+
+def _changes(stored: Positions, reached: Positions) -> dict[int, Position]:
+    """Return what has to be saved so that `stored` becomes `reached`."""
+    changes = {}
+    for partition, end in reached.items():
+        before = stored.get(partition)
+        if before is None:
+            changes[partition] = Position(end.cursor, end.status)
+        elif (before.cursor, before.status) != (end.cursor, end.status):
+            changes[partition] = before.advance(end.cursor, end.status)
+    return changes
+
+
+class _EndReader:
+    """Reads a feed to its end with cursors in memory, and counts the events."""
+
+    def __init__(
+        self, feed: FeedAccess, partitions: frozenset[int], progress: Progress | None
+    ) -> None:
+        self._feed = feed
+        self._partitions = partitions
+        self._progress = progress
+        self.events = 0
+
+    async def read(self, stored: Positions) -> Positions:
+        """Return the positions at the end of the feed, read from the stored ones on."""
+        cursors, feed = MemoryCursorStore(), self._feed
+        await cursors.replace(feed.key, stored)
+        consumer = FeedConsumer(
+            feed.url,
+            store=cursors,
+            name=feed.name,
+            feed_name=feed.feed_name,
+            # Nothing is delivered, so that a child need not wait for its parent.
+            ordered=False,
+            follow=False,
+            partitions=self._partitions or None,
+            v1_partitions=feed.v1_partitions,
+            lineage=feed.lineage,
+            fetch=feed.fetch,
+            retry=feed.retry,
+            http=feed.http,
+        )
+
+        async def count(batch: Batch) -> None:
+            self.events += len(batch)
+            self._tell(consumer)
+
+        async with consumer:
+            self._tell(consumer)
+            await consumer.run(count)
+        return await cursors.load(feed.key)
+
+    def _tell(self, consumer: FeedConsumer) -> None:
+        if self._progress is not None:
+            self._progress(consumer, self.events)

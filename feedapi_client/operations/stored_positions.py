@@ -1,0 +1,311 @@
+"""List, set, reset, move and rename stored positions, and list leases."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from feedapi_client.errors import StoreError
+from feedapi_client.model import LAST, FeedKey, Position
+from feedapi_client.operations.feed_access import FeedAccess
+from feedapi_client.operations.feed_lag import PartitionLag, lag
+from feedapi_client.protocol.cursors import MAX_CURSOR, is_valid
+from feedapi_client.stores.base import AdministrableStore, CursorStore
+from feedapi_client.stores.leases import Instance, Lease, LeaseStore
+from feedapi_client.stores.moving import check_key_format
+from feedapi_client.stores.stored_format import FirstFormatKey
+
+_NAMED = 10
+
+Chooses = Callable[[FeedKey], bool]
+"""Whether a key of a store is meant."""
+
+
+class OperationError(StoreError):
+    """An operation was refused, and nothing was changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeedPositions:
+    """The positions of one feed and consumer.
+
+    Attributes:
+        key: the feed and consumer.
+        positions: the position of each partition that has one.
+        lag: of each partition that is stored or listed; None when the feed was not asked.
+    """
+
+    key: FeedKey
+    positions: Mapping[int, Position]
+    lag: Mapping[int, PartitionLag] | None = None
+
+    def partitions(self) -> list[int]:
+        """Return the ids of all partitions that are stored or listed, sorted."""
+        return sorted(self.positions.keys() | (self.lag or {}).keys())
+
+
+@dataclass(frozen=True, slots=True)
+class FeedLeases:
+    """The instances of one feed and consumer, and who reads which partition."""
+
+    key: FeedKey
+    instances: tuple[Instance, ...]
+    leases: tuple[Lease, ...]
+
+    def of(self, instance: str) -> list[Lease]:
+        """Return the leases of an instance."""
+        return [lease for lease in self.leases if lease.owner == instance]
+
+
+async def list_positions(
+    store: AdministrableStore, chooses: Chooses | None = None
+) -> list[FeedPositions]:
+    """Return the positions of all feeds and consumers, or of those that `chooses` accepts.
+
+    Raises:
+        StoreError: those of a key are in a format of another version: see `upgrade`.
+    """
+    found = []
+    for key in await store.feeds():
+        if chooses is None or chooses(key):
+            if not (positions := await store.load(key)):
+                await check_key_format(store, key)
+            found.append(FeedPositions(key, positions))
+    return found
+
+
+async def with_lag(feed: FeedAccess, found: FeedPositions) -> FeedPositions:
+    """Return the positions with how far behind they are. See `lag`."""
+    return FeedPositions(found.key, found.positions, await lag(feed, found.key, found.positions))
+
+
+async def list_leases(
+    store: AdministrableStore, chooses: Chooses | None = None
+) -> list[FeedLeases]:
+    """Return instances and leases of all feeds and consumers, or of those that are chosen.
+
+    Raises:
+        OperationError: this kind of store keeps no leases.
+    """
+    if not isinstance(store, LeaseStore):
+        raise OperationError("the store keeps no leases")
+    found = []
+    for key in await store.feeds():
+        if chooses is None or chooses(key):
+            leases = (await store.leases(key)).values()
+            own = tuple(lease for lease in leases if lease.partition >= 0)
+            found.append(FeedLeases(key, tuple(await store.instances(key)), own))
+    return found
+
+
+async def check_unused(store: CursorStore, keys: Iterable[FeedKey]) -> None:
+    """Check that no instance that shares one of these feeds is alive.
+
+    Raises:
+        OperationError: one is.
+    """
+    if not isinstance(store, LeaseStore):
+        return
+    for key in keys:
+        alive = [each.name for each in await store.instances(key) if each.alive]
+        if alive:
+            raise OperationError(
+                f"{key}: {len(alive)} instances that share this feed are alive "
+                f"({', '.join(alive[:_NAMED])}{', …' if len(alive) > _NAMED else ''}): stop them "
+                "first, or give --force (force=True). 'feedapi leases ls' lists them"
+            )
+
+
+async def set_position(
+    store: AdministrableStore,
+    key: FeedKey,
+    partition: int,
+    position: Position,
+    *,
+    force: bool = False,
+) -> Position:
+    """Make `position` the current one of the partition, whatever is stored.
+
+    Its revision does not count. Returns the position as saved.
+
+    Raises:
+        ValueError: no consumer may go on from this cursor.
+    """
+    check_cursor(position.cursor)
+    if not force:
+        await check_unused(store, [key])
+    return (await store.replace(key, {partition: position}))[partition]
+
+
+def check_cursor(cursor: str) -> None:
+    """Raise ValueError for a cursor that must not be stored."""
+    if not is_valid(cursor):
+        raise ValueError(f"a cursor is printable ASCII of at most {MAX_CURSOR} characters")
+    if cursor == LAST:
+        raise ValueError(
+            "_last would be another place at each start, and is never stored: 'feedapi cursors "
+            "skip' goes to the end"
+        )
+
+
+async def reset(
+    store: AdministrableStore,
+    key: FeedKey,
+    partitions: Collection[int] | None = None,
+    *,
+    force: bool = False,
+    dry_run: bool = False,
+) -> FeedPositions:
+    """Delete the positions of a feed and consumer, or of these partitions.
+
+    Without any the consumer starts anew. With `dry_run` nothing is deleted.
+
+    Returns what was deleted.
+
+    Raises:
+        OperationError: nothing is stored for any of `partitions`.
+    """
+    if not force:
+        await check_unused(store, [key])
+    stored = await store.load(key)
+    chosen = stored.keys() if partitions is None else stored.keys() & set(partitions)
+    if partitions is not None and not chosen:
+        raise OperationError(
+            f"{key}: nothing is stored for partition {', '.join(map(str, partitions))}"
+        )
+    if not dry_run:
+        await store.delete(key, None if partitions is None else chosen)
+    return FeedPositions(key, {id: stored[id] for id in sorted(chosen)})
+
+
+async def move(
+    store: AdministrableStore,
+    old: str,
+    new: str,
+    *,
+    name: str | None = None,
+    overwrite: bool = False,
+    force: bool = False,
+) -> list[FeedPositions]:
+    """Move the positions of a feed's consumers to another URL, all of them or none.
+
+    Arguments:
+        old: the former URL, or ``feed:NAME`` for a feed with a `feed_name`.
+        new: the URL from now on, or ``feed:NAME``.
+        name: only of this consumer.
+        overwrite: delete what is stored under `new`.
+
+    Returns the positions as saved.
+
+    Raises:
+        OperationError: nothing is stored under `old`, or something under `new`.
+        ValueError: both URLs have the same positions.
+        NegotiationError: no feed can be at one of them.
+    """
+    if FeedKey(old).url == FeedKey(new).url:
+        raise ValueError("OLD_URL and NEW_URL have the same cursors")
+    stored = await store.feeds()
+    # As it is given, or as messages show it: with a digest of its query.
+    found = {old, FeedKey(old).url}
+    keys = {
+        key: FeedKey(new, key.name, key.filters)
+        for key in stored
+        if key.url in found and name in (None, key.name)
+    }
+    if not keys:
+        raise OperationError(
+            f"the store holds no cursors of {FeedKey(old).url}: see 'feedapi cursors ls'"
+        )
+    return await _move(store, keys, stored, overwrite=overwrite, force=force)
+
+
+async def rename(
+    store: AdministrableStore,
+    old: str,
+    new: str,
+    *,
+    feed: str | None = None,
+    force: bool = False,
+) -> list[FeedPositions]:
+    """Give the positions of the consumer `old` to the name `new`, all of them or none.
+
+    Arguments:
+        feed: only of the feeds whose URL holds this text.
+
+    Returns the positions as saved.
+
+    Raises:
+        OperationError: nothing is stored under `old`, or something under `new`.
+        ValueError: `new` is empty, or the same name.
+    """
+    if not new or old == new:
+        raise ValueError("NEW must be another name, and not empty")
+    stored = await store.feeds()
+    keys = {
+        key: FeedKey(key.url, new, key.filters)
+        for key in stored
+        if key.name == old and (feed is None or feed in key.url)
+    }
+    if not keys:
+        of = "" if feed is None else f" of {feed}"
+        raise OperationError(
+            f"the store holds no cursors{of} of a consumer {old}: see 'feedapi cursors ls'"
+        )
+    return await _move(store, keys, stored, overwrite=False, force=force)
+
+
+async def upgrade(
+    store: AdministrableStore, keys: Iterable[FeedKey] | None = None, *, force: bool = False
+) -> list[FeedPositions]:
+    """Convert what version 0.1.0 stored to the format of this version, each key all or nothing.
+
+    The former positions stay in the journal, under the former key.
+
+    Arguments:
+        keys: of these consumers; by default of all that the store lists.
+
+    Returns the positions as saved; none where there was nothing to convert.
+
+    Raises:
+        OperationError: a consumer has positions in both formats: it began anew before. It says
+            what to do; the keys before that one are converted.
+    """
+    wanted = list(await store.feeds() if keys is None else keys)
+    if not force:
+        await check_unused(store, wanted)
+    upgraded: list[FeedPositions] = []
+    for key in wanted:
+        old = FirstFormatKey.of(key)
+        try:
+            moved = await store.move({old: key})
+        except StoreError as error:
+            if not (old_positions := await store.load(old)) or not await store.load(key):
+                raise
+            raise OperationError(
+                f"{key} has {len(old_positions)} positions in the format of version 0.1.0, and "
+                "has begun anew with this version. To go on from the former ones: 'feedapi "
+                "cursors reset', then 'feedapi cursors upgrade'"
+            ) from error
+        upgraded += [FeedPositions(new, positions) for new, positions in moved.items()]
+    return upgraded
+
+
+async def _move(
+    store: AdministrableStore,
+    keys: Mapping[FeedKey, FeedKey],
+    stored: list[FeedKey],
+    *,
+    overwrite: bool,
+    force: bool,
+) -> list[FeedPositions]:
+    if not force:
+        await check_unused(store, [*keys, *keys.values()])
+    taken = [key for key in keys.values() if key in stored]
+    if taken and not overwrite:
+        raise OperationError(
+            f"{taken[0]}: there are cursors already, nothing was moved: --overwrite of 'cursors "
+            "move' deletes them, and so does 'cursors reset'"
+        )
+    # Checks again in its transaction.
+    moved = await store.move(keys, overwrite=overwrite)
+    return [FeedPositions(key, positions) for key, positions in moved.items()]

@@ -1,0 +1,83 @@
+"""Which quarantine belongs to a cursor store, to a file or to a database URL."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from feedapi_client.errors import StoreError
+from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore, QuarantineStore
+from feedapi_client.quarantine.sqlite_quarantine import SQLiteQuarantineStore
+from feedapi_client.stores.base import CursorStore
+from feedapi_client.stores.memory import MemoryCursorStore
+from feedapi_client.stores.sqlite import SQLiteCursorStore
+
+_in_memory: weakref.WeakKeyDictionary[CursorStore, MemoryQuarantineStore] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def quarantine_beside(cursors: CursorStore) -> QuarantineStore:
+    """Return the quarantine in the file, database or memory that holds the cursors.
+
+    One `MemoryCursorStore` always has the same quarantine. A store that has a method
+    ``quarantine()`` says by itself.
+
+    Raises:
+        StoreError: this kind of cursor store has no quarantine.
+    """
+    if isinstance(cursors, MemoryCursorStore):
+        return _in_memory.setdefault(cursors, MemoryQuarantineStore())
+    if isinstance(cursors, SQLiteCursorStore):
+        return SQLiteQuarantineStore(cursors.path)
+    if hasattr(cursors, "pool"):
+        from feedapi_client.quarantine.postgres_quarantine import PostgresQuarantineStore
+        from feedapi_client.stores.postgres import PostgresCursorStore
+
+        if isinstance(cursors, PostgresCursorStore):
+            # The same pool also for a DSN: closing the cursors closes it.
+            return PostgresQuarantineStore(cursors.database, schema=cursors.schema)
+    if hasattr(cursors, "engine"):
+        # Needs the extra `sql`, which is imported only where the application uses it already.
+        from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
+        from feedapi_client.stores.sql import SQLAlchemyCursorStore
+
+        if isinstance(cursors, SQLAlchemyCursorStore):
+            return SQLAlchemyQuarantineStore(cursors.engine, schema=cursors.table.schema)
+    beside: Any = getattr(cursors, "quarantine", None)
+    if beside is not None:
+        quarantine: QuarantineStore = beside()
+        return quarantine
+    raise StoreError(
+        f"{type(cursors).__name__} has no quarantine: say where quarantined events go, "
+        "on_failure=Quarantine(to=...)"
+    )
+
+
+@asynccontextmanager
+async def open_quarantine(where: str) -> AsyncIterator[QuarantineStore]:
+    """Open the quarantine in a SQLite file or in the database of a SQLAlchemy URL.
+
+    A URL such as ``postgresql+psycopg://...`` needs the extra ``sql``.
+
+    Raises:
+        StoreError: there is no quarantine.
+    """
+    if "://" not in where:
+        file = SQLiteQuarantineStore(where)
+        await file.prepare()
+        yield file
+        return
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
+
+    engine = create_async_engine(where, hide_parameters=True)
+    try:
+        database = SQLAlchemyQuarantineStore(engine)
+        await database.prepare()
+        yield database
+    finally:
+        await engine.dispose()

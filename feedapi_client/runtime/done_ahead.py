@@ -1,0 +1,243 @@
+"""What `run_by_key(event_id=...)` has done ahead of the cursors, and under which claims.
+
+See `feedapi_client.stores.done` for what the store keeps. Here are the claims of one session, and
+what becomes of a handler that fails although its event is done.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Collection
+from functools import partial
+from typing import Any, Protocol
+
+import anyio
+
+from feedapi_client.errors import CommitOrderError, FencedError, LeaseLostError
+from feedapi_client.model import Batch, Event, being_handled
+from feedapi_client.quarantine.failure_text import FailureText
+from feedapi_client.retry import Backoff, retry
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.key_order import KeyedBatch, KeyedEvent
+from feedapi_client.runtime.partition import RuntimePartition
+from feedapi_client.stores.done import Claim, DoneEvent, stored_id
+
+log = logging.getLogger(__name__)
+
+EventIdOf = Callable[[Event], object]
+
+
+class _Handling(Protocol):
+    """What handles the events."""
+
+    def begin(self, task: Callable[[], Awaitable[None]]) -> None:
+        """Run a task beside the handlers. An error of it ends the iteration."""
+        ...
+
+    def look(self) -> None:
+        """Drop what was lost with its lease."""
+        ...
+
+    def backoff(self) -> Backoff:
+        """Return the backoff of one operation of the store."""
+        ...
+
+
+class _Reading:
+    """One partition since it was last read from its stored position.
+
+    Attributes:
+        number: `RuntimePartition.readings`.
+        claim: None until it is made.
+    """
+
+    __slots__ = ("claim", "number")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.claim: Claim | None = None
+
+
+class DoneAhead:
+    """Claims partitions, and remembers their events.
+
+    Arguments:
+        driver: of the session.
+        event_id: gives the identity of an event.
+        handling: what handles the events.
+    """
+
+    def __init__(self, driver: Driver, event_id: EventIdOf, handling: _Handling) -> None:
+        self._driver = driver
+        self._event_id = event_id
+        self._handling = handling
+        self._readings: dict[int, _Reading] = {}
+
+    # ------------------------------------------------------------------ claims
+
+    def is_claimed(self, partition: RuntimePartition) -> bool:
+        """Whether the events of the partition may be handled. If not, a claim is under way.
+
+        The partition is queued again when it is made.
+        """
+        reading = self._readings.get(partition.id)
+        if reading is None or reading.number != partition.readings:
+            reading = self._readings[partition.id] = _Reading(partition.readings)
+            self._handling.begin(partial(self._claim, partition, reading))
+        return reading.claim is not None
+
+    async def _claim(self, partition: RuntimePartition, reading: _Reading) -> None:
+        driver, position = self._driver, partition.entry.position
+        ancestors = driver.planner.graph.ancestors(partition.id)
+        revision = 0 if position is None else position.revision
+
+        async def claim() -> Claim:
+            return await driver.positions.claim([partition.id, *ancestors], revision)
+
+        try:
+            made = await retry(claim, self._handling.backoff(), sleep=anyio.sleep)
+        except FencedError as error:
+            if self._readings.get(partition.id) is not reading:
+                return
+            if partition.entry.position is position:
+                self._refused(partition, error)
+            else:  # changed by this consumer itself: its cursor was transferred, say
+                del self._readings[partition.id]
+                driver.enqueue(partition)
+            return
+        reading.claim = made
+        driver.enqueue(partition)
+        driver.wake()
+
+    def _refused(self, partition: RuntimePartition, error: FencedError) -> None:
+        """Stop what another instance or consumer has claimed (R17)."""
+        self._readings.pop(partition.id, None)
+        if self._driver.sharing is not None:
+            self._driver.lose(partition)
+            self._handling.look()
+        else:
+            self._driver.fail(error)
+
+    # ------------------------------------------------------------------ what is delivered
+
+    def identify(self, work: KeyedBatch) -> Collection[int]:
+        """Note the identities of a batch. Return which of its events are done already.
+
+        An event without one gets an error in its place, see `check`.
+        """
+        claim = self._readings[work.batch.partition].claim
+        assert claim is not None
+        work.claim = claim.number
+        work.ids = [self._identity(event) for event in work.batch.events]
+        done = {index for index, id in enumerate(work.ids) if id in claim.done}
+        for index in done:
+            id = work.ids[index]
+            assert isinstance(id, str)
+            work.passes.setdefault(claim.done[id], set()).add(id)
+        return done
+
+    def _identity(self, event: Event) -> str | Exception:
+        try:
+            return stored_id(self._event_id(event))
+        except Exception as error:  # noqa: BLE001 - handled like an error of the handler
+            return error
+
+    # ------------------------------------------------------------------ what is handled
+
+    async def attempt(self, item: KeyedEvent, handle: Callable[[Event], Awaitable[object]]) -> None:
+        """Handle an event that may be done already.
+
+        Raises what the handler raises, unless its transaction was committed all the same.
+        """
+        id = item.work.ids[item.index]
+        if isinstance(id, Exception):
+            raise id
+        claim = self._claim_of(item.work)
+        if claim is not None and id in claim.done:  # by an equal event in flight
+            item.work.passes.setdefault(claim.done[id], set()).add(id)
+            return
+        with being_handled(item.event, partial(self._done, item, id)):
+            try:
+                await handle(item.event)
+            except Exception as error:
+                if not item.tried or not await self._is_done(item, id):
+                    raise
+                self._log_failed_after(item, error)
+        if item.tried and (claim := self._claim_of(item.work)) is not None:
+            claim.done[id] = item.work.batch.partition
+
+    def _claim_of(self, work: KeyedBatch) -> Claim | None:
+        """Return the claim under which the batch was delivered, if it is the current one."""
+        reading = self._readings.get(work.batch.partition)
+        if reading is None or reading.claim is None or reading.claim.number != work.claim:
+            return None
+        return reading.claim
+
+    async def _done(self, item: KeyedEvent, id: str, transaction: Any) -> None:
+        """Do `Event.done`."""
+        driver, work = self._driver, item.work
+        partition = driver.partitions[work.batch.partition]
+        if driver.over:
+            raise CommitOrderError(
+                "the event can't be done: its iteration has ended, and what was not committed is "
+                "read again by the next one",
+                feed=driver.feed,
+                partition=partition.id,
+            )
+        self._handling.look()
+        if work.lost:
+            raise self._lease_lost(partition.id)
+        item.tried = True
+        work.passes.setdefault(partition.id, set()).add(id)
+        try:
+            await driver.positions.done(DoneEvent(partition.id, work.claim, id), transaction)
+        except FencedError as error:
+            if not work.lost:
+                self._refused(partition, error)
+            if driver.sharing is None:
+                raise
+            raise self._lease_lost(partition.id) from error
+
+    async def _is_done(self, item: KeyedEvent, id: str) -> bool:
+        """Whether an attempt whose handler has failed was committed. Raises `StoreError`."""
+        if item.work.lost:
+            return False  # whoever has the lease now finds out
+        event = DoneEvent(item.work.batch.partition, item.work.claim, id)
+        return await self._driver.positions.is_done(event)
+
+    def _lease_lost(self, partition: int) -> LeaseLostError:
+        return LeaseLostError(
+            "the lease of this partition was lost while the event was in flight: roll its "
+            "transaction back. It is delivered again, by the instance that has the lease",
+            feed=self._driver.feed,
+            partition=partition,
+        )
+
+    def _log_failed_after(self, item: KeyedEvent, error: Exception) -> None:
+        driver, batch = self._driver, item.work.batch
+        alone = Batch(batch.partition, [item.event], batch.cursor)
+        log.warning(
+            "feed %s, partition %d: the event is done, although its handler failed with %s",
+            driver.feed,
+            batch.partition,
+            FailureText(alone).line(error),
+            extra={"feed": driver.feed, "partition": batch.partition},
+        )
+
+    # ------------------------------------------------------------------ what is passed
+
+    def passed(self, works: Collection[KeyedBatch]) -> dict[int, set[str]]:
+        """Return what a cursor behind these batches passes, by the partition it was done in."""
+        found: dict[int, set[str]] = {}
+        for work in works:
+            for partition, ids in work.passes.items():
+                found.setdefault(partition, set()).update(ids)
+        return found
+
+    def forget(self, work: KeyedBatch) -> None:
+        """Forget a batch whose cursor is saved."""
+        claim = self._claim_of(work)
+        if claim is not None:
+            for ids in work.passes.values():
+                for id in ids:
+                    claim.done.pop(id, None)

@@ -1,0 +1,269 @@
+"""Which events may be handled now, and which batches may be committed, by key. No I/O, no clock.
+
+Events of one key are handled one at a time, in the order in which they were delivered, whatever
+their partitions. A batch may be committed once all of its events are done and all batches before it
+in its partition may be. What was delivered and is not committed is in flight, done or not: that is
+what a crash repeats, and what is bounded.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable
+from typing import Any, NamedTuple
+
+import msgspec
+
+from feedapi_client.model import Batch, Event
+from feedapi_client.quarantine.record import QuarantinedEvent
+
+WAITING, READY, RUNNING, PAUSING = range(4)
+"""States of an event: behind another of its key, due, handled, to be tried again after a pause."""
+
+
+class KeyedBatch:
+    """One delivered batch.
+
+    Attributes:
+        number: counts the batches of its partition.
+        size: bytes of memory that it takes.
+        delivered_at: on the clock of the event loop.
+        open_items: its events; None in the place of each that is done.
+        left: how many are not done.
+        lost: its lease was lost: nothing of it is begun or committed any more.
+        quarantined: records to be saved with its cursor.
+        claim, ids, passes: with ``event_id``: the claim under which it was delivered, the identity
+            of each event or why it has none, and what is done of it by partition.
+    """
+
+    __slots__ = (
+        "batch",
+        "claim",
+        "delivered_at",
+        "ids",
+        "left",
+        "lost",
+        "number",
+        "open_items",
+        "passes",
+        "quarantined",
+        "size",
+    )
+
+    def __init__(self, batch: Batch, *, number: int, size: int, delivered_at: float) -> None:
+        self.batch = batch
+        self.number = number
+        self.size = size
+        self.delivered_at = delivered_at
+        self.open_items: list[KeyedEvent | None] = []
+        self.left = 0
+        self.lost = False
+        self.quarantined: list[QuarantinedEvent] = []
+        self.claim = 0
+        self.ids: list[str | Exception] = []
+        self.passes: dict[int, set[str]] = {}
+
+
+class KeyedEvent(msgspec.Struct, eq=False):
+    """One event in flight.
+
+    `seen`: when the present attempt at it was first seen to hold its cursor back.
+    `tried`: whether an attempt has called `Event.done`.
+    """
+
+    key: Any
+    event: Event
+    work: KeyedBatch
+    index: int
+    state: int = WAITING
+    seen: float | None = None
+    tried: bool = False
+
+
+class Oldest(NamedTuple):
+    """The event that holds the cursor of its partition back.
+
+    `since`: when it was first seen to, or delivered if it was not begun. `behind`: how many later
+    events of the partition can't be committed before it.
+    """
+
+    since: float
+    behind: int
+    begun: bool
+    pausing: bool
+
+    @property
+    def held_back(self) -> str:
+        """What waits for it, for people. Never its key."""
+        if not self.behind:
+            return "the cursor of the partition waits for it"
+        return f"the cursor of the partition waits for it, with {self.behind} later events"
+
+
+class KeyOrder:
+    """The events in flight of all partitions."""
+
+    def __init__(self) -> None:
+        self.ready: deque[KeyedEvent] = deque()
+        """The events that may be handled now, in the order in which they became ready."""
+        self.events = 0
+        """How many events are in flight."""
+        self.size = 0
+        """How many bytes of memory they take."""
+        self._later: dict[Hashable, deque[KeyedEvent] | None] = {}
+        """By the key of each event that is due, handled or pausing: those behind it."""
+        self._batches: dict[int, deque[KeyedBatch]] = {}
+
+    def __repr__(self) -> str:
+        return (
+            f"<KeyOrder {self.events} events in flight, {len(self._later)} keys, "
+            f"{len(self.ready)} ready>"
+        )
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is in flight."""
+        return not self._batches
+
+    @property
+    def partitions(self) -> list[int]:
+        """The partitions that have something in flight."""
+        return list(self._batches)
+
+    def admit(self, work: KeyedBatch, keys: Iterable[Hashable], done: Collection[int] = ()) -> None:
+        """Take a batch that was delivered, with the key of each of its events.
+
+        Those with the indices `done` are done already.
+        """
+        later, ready, items = self._later, self.ready, work.open_items
+        for index, (event, key) in enumerate(zip(work.batch.events, keys, strict=True)):
+            if done and index in done:
+                items.append(None)
+                continue
+            item = KeyedEvent(key, event, work, index)
+            items.append(item)
+            if key not in later:
+                later[key] = None
+                item.state = READY
+                ready.append(item)
+            elif (queue := later[key]) is None:
+                later[key] = deque((item,))
+            else:
+                queue.append(item)
+        work.left = len(items) - len(done)
+        self.events += len(items)
+        self.size += work.size
+        self._batches.setdefault(work.batch.partition, deque()).append(work)
+
+    def begin(self) -> KeyedEvent:
+        """Return the event that is handled next. One has to be ready."""
+        item = self.ready.popleft()
+        item.state = RUNNING
+        return item
+
+    def pause(self, item: KeyedEvent) -> None:
+        """Note that the event is tried again later. Its key waits for that."""
+        item.state, item.seen = PAUSING, None
+
+    def resume(self, item: KeyedEvent) -> bool:
+        """Let the event be tried again. Return whether it still has to be."""
+        if item.work.lost:
+            return False
+        item.state = READY
+        self.ready.append(item)
+        return True
+
+    def done(self, item: KeyedEvent) -> bool:
+        """Note that the event is handled: the next one of its key is ready.
+
+        Return whether batches of its partition may be committed.
+        """
+        work, key = item.work, item.key
+        work.open_items[item.index] = None
+        work.left -= 1
+        if self._later[key]:
+            self._advance(key)
+        else:
+            del self._later[key]
+        return not work.left and not work.lost and self._batches[work.batch.partition][0] is work
+
+    def _advance(self, key: Hashable) -> None:
+        queue = self._later[key]
+        if queue:
+            item = queue.popleft()
+            item.state = READY
+            self.ready.append(item)
+        else:
+            del self._later[key]
+
+    def complete(self, partition: int) -> list[KeyedBatch]:
+        """Return the first batches of the partition, as far as all of their events are done."""
+        found: list[KeyedBatch] = []
+        for work in self._batches.get(partition, ()):
+            if work.left:
+                break
+            found.append(work)
+        return found
+
+    def up_to(self, partition: int, number: int) -> list[KeyedBatch]:
+        """Return the batches in flight of the partition up to this number."""
+        return [work for work in self._batches.get(partition, ()) if work.number <= number]
+
+    def retire(self, works: Iterable[KeyedBatch]) -> int:
+        """Forget batches that were committed. Return how many of them were still in flight."""
+        retired = 0
+        for work in works:
+            queue = self._batches.get(work.batch.partition)
+            if not work.lost and queue and queue[0] is work:
+                queue.popleft()
+                retired += 1
+                self._forget(work)
+        return retired
+
+    def first_number(self, partition: int) -> int:
+        """Return the number of the oldest batch in flight of a partition that has one."""
+        return self._batches[partition][0].number
+
+    def drop(self, partition: int, last: int) -> list[KeyedBatch]:
+        """Drop the batches of a partition up to this number: its lease was lost.
+
+        What is being handled goes on, and its key waits for it. Nothing else is left of them.
+        """
+        lost = [work for work in self._batches.get(partition, ()) if work.number <= last]
+        dropped = [item for work in lost for item in work.open_items if item is not None]
+        for work in lost:
+            work.lost = True
+            self._batches[partition].popleft()
+            self._forget(work)
+        self.ready = deque(item for item in self.ready if not item.work.lost)
+        for key in {item.key for item in dropped if item.state == WAITING}:
+            queue = self._later[key]
+            self._later[key] = deque(item for item in queue or () if not item.work.lost)
+        for item in dropped:
+            if item.state in (READY, PAUSING):
+                self._advance(item.key)
+        return lost
+
+    def _forget(self, work: KeyedBatch) -> None:
+        self.events -= len(work.open_items)
+        self.size -= work.size
+        if not self._batches[work.batch.partition]:
+            del self._batches[work.batch.partition]
+
+    def oldest(self, partition: int, now: float) -> Oldest | None:
+        """Return what holds the cursor of the partition back; None where nothing does.
+
+        To note the time here, and not for each event, costs nothing while all goes well.
+        """
+        works = self._batches.get(partition, ())
+        behind = sum(len(work.open_items) for work in works)
+        for work in works:
+            for item in work.open_items:
+                behind -= 1
+                if item is not None:
+                    begun = item.state == RUNNING
+                    if begun and item.seen is None:
+                        item.seen = now
+                    since = work.delivered_at if item.seen is None else item.seen
+                    return Oldest(since, behind, begun, item.state == PAUSING)
+        return None

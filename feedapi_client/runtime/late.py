@@ -1,0 +1,202 @@
+"""What seems to be at its end is asked otherwise, and what was is asked again (R6)."""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+
+import anyio
+
+from feedapi_client.client import FeedClient
+from feedapi_client.errors import FeedError
+from feedapi_client.lineage.planner import State
+from feedapi_client.model import FIRST, Position
+from feedapi_client.protocol.cursors import shown
+from feedapi_client.protocol.page import Outcome
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.runtime.partition import RuntimePartition
+
+ASKED_FOR_SECONDS = 600.0
+"""For so long a partition is asked again at discoveries."""
+_MOST_BEFORE = 100
+"""Partitions that were drained before a session began and are asked again: the newest ones."""
+_MAX_PAGES = 5
+"""Pages without an event that one look reads."""
+
+
+@dataclass(slots=True)
+class _Look:
+    """When a drained partition is asked again. The pauses between two looks double."""
+
+    until: float
+    due: float
+    pause: float
+    own: bool
+    """Whether this session has drained it. Otherwise an operator may have, to leave out more."""
+
+
+class LateEvents:
+    """Looks for events behind the ends that only empty answers have shown.
+
+    Late is better than lost: one that is found is delivered, although children of the partition may
+    be ahead of it by then. Behind an end that an earlier session, or an operator, has stored it is
+    only reported.
+    """
+
+    def __init__(self, driver: Driver, client: FeedClient) -> None:
+        self._driver = driver
+        self._client = client
+        self._looks: dict[int, _Look] = {}
+        self._has_begun = False
+        self._looking: set[int] = set()
+        self._first: set[int] = set()
+        """Partitions of earlier sessions of which one look is waited for (without `follow`)."""
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a look is under way or due, without which a session may not end."""
+        driver = self._driver
+        self._first = {
+            id
+            for id in self._first
+            if id in self._looking or driver.scheduler.is_scheduled(driver.partition(id))
+        }
+        return bool(self._first)
+
+    def discovered(self) -> None:
+        """Schedule the looks that are due. Call it after each discovery.
+
+        A session without `follow` may be over before any of them is due: behind what an earlier one
+        has drained it looks at once.
+        """
+        driver, now = self._driver, self._driver.clock()
+        pause = driver.limits.settle_time
+        for id in self._drained_before():
+            first = now + pause if driver.settings.follow else now
+            self._looks[id] = _Look(now + ASKED_FOR_SECONDS, first, pause, own=False)
+            if not driver.settings.follow:
+                self._first.add(id)
+        for id in driver.take_drained():
+            self._looks[id] = _Look(now + ASKED_FOR_SECONDS, now + pause, pause, own=True)
+        for id, look in list(self._looks.items()):
+            partition = driver.partition(id)
+            if partition.entry.state is not State.DRAINED or now > look.until:
+                del self._looks[id]
+            elif now >= look.due and driver.planner.is_closed(id):
+                look.pause *= 2
+                look.due = now + look.pause
+                driver.scheduler.schedule(partition)
+
+    def _drained_before(self) -> list[int]:
+        """Return what a session before this one drained, at its first discovery: maybe just now.
+
+        Not what was closed from the outset, of which nothing is to be read.
+        """
+        entries, had_begun = self._driver.planner.entries, self._has_begun
+        self._has_begun = True
+        if had_begun:
+            return []
+        drained = (
+            id
+            for id in self._driver.closed_since
+            if id in entries
+            and entries[id].state is State.DRAINED
+            and not self._was_closed_from_the_outset(id)
+        )
+        return heapq.nlargest(_MOST_BEFORE, drained)
+
+    def _was_closed_from_the_outset(self, id: int | None) -> bool:
+        """Whether a partition was drained unread by a first start at the end of the feed (R7).
+
+        One that was drained later without any event is stored alike. But not all its ancestors are.
+        """
+        driver = self._driver
+        if driver.settings.start == "first":
+            return False
+        seen: set[int] = set()
+        while id is not None and id not in seen:
+            entry = driver.planner.entries.get(id)
+            if entry is not None and entry.position != Position(FIRST, "drained"):
+                return False
+            seen.add(id)
+            listed = driver.planner.graph.partitions.get(id)  # with the edges of `lineage`
+            id = None if listed is None else listed.starts_after
+        return True
+
+    async def look(self, partition: RuntimePartition) -> None:
+        """Ask a drained partition once: a job of the scheduler.
+
+        A failure is ignored: the next look is soon. Raises `StoreError`.
+        """
+        if partition.id not in self._looks or partition.entry.state is not State.DRAINED:
+            return
+        driver, found = self._driver, False
+        self._looking.add(partition.id)
+        try:
+            with anyio.move_on_after(driver.limits.slot_timeout):
+                found = await self._has_more(partition)
+        except FeedError:
+            return
+        finally:
+            self._looking.discard(partition.id)
+            driver.wake()
+        if not found or partition.entry.state is not State.DRAINED:
+            return
+        if not self._looks.pop(partition.id).own:
+            driver.report(
+                partition.id,
+                "there is an event behind the end that is stored. If that was not meant, "
+                f"'feedapi cursors set {partition.id} CURSOR' with the stored cursor reads on: "
+                f"{shown(partition.entry.cursor)}",
+            )
+            return
+        partition.failures.failed_at = driver.clock()  # what answers may lag, and for long
+        driver.report(
+            partition.id,
+            "an event came behind the end that its empty answers had shown: it is delivered late, "
+            "perhaps after events of its children. The publisher should list lastCursor",
+        )
+        await driver.apply(driver.planner.reopened(partition.id))
+
+    async def control(self, partition: RuntimePartition) -> None:
+        """Ask from where events came, before an empty answer counts: a job of the scheduler.
+
+        Where none come now, what answers is no publisher, or one that forgets: answers have to be
+        empty over all of `Limits.settle_time` from now on.
+        """
+        driver, cursor, found = self._driver, partition.control, False
+        assert cursor is not None
+        assert partition.evidence is not None
+        with anyio.move_on_after(driver.limits.slot_timeout):
+            try:
+                found, _ = await self._ask(partition, cursor)
+            except FeedError:  # the next request fails as well, or the answers take their time
+                partition.evidence.controlled(found=False)
+                return
+        if found:
+            partition.evidence.controlled(found=True)
+        else:
+            partition.control_failed(driver.clock())
+
+    async def _has_more(self, partition: RuntimePartition) -> bool:
+        cursor: str | None = partition.entry.cursor
+        for _ in range(_MAX_PAGES):
+            if cursor is None:
+                return False
+            found, cursor = await self._ask(partition, cursor)
+            if found:
+                return True
+        return False
+
+    async def _ask(self, partition: RuntimePartition, cursor: str) -> tuple[bool, str | None]:
+        """Return whether events come behind a cursor; without any, the cursor that does come."""
+        async with self._client.open(self._driver.discovered, partition.id, cursor) as response:
+            reader = response.reader
+            async for chunk in response.chunks():
+                if any(batch.events for batch in reader.feed(chunk)):
+                    return True, None
+                reader.check()
+            finished = reader.finish()
+        if any(batch.events for batch in finished.batches):
+            return True, None
+        return False, reader.cursor if finished.outcome is Outcome.PROGRESS else None

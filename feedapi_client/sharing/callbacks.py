@@ -1,0 +1,110 @@
+"""`Share.on_assigned` and `Share.on_release`: the application prepares, and lets go."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Set
+
+import anyio
+from anyio.abc import TaskGroup
+
+from feedapi_client.options import Share
+from feedapi_client.runtime.driver import Driver
+
+log = logging.getLogger(__name__)
+
+
+class Callbacks:
+    """Calls the application's functions in tasks of their own, so that no lease waits for them.
+
+    Each partition that was assigned is released once: before it is given away, or after its lease
+    was lost.
+
+    Arguments:
+        changed: called when a function has returned.
+    """
+
+    def __init__(self, share: Share, driver: Driver, changed: Callable[[], object]) -> None:
+        self._share = share
+        self._driver = driver
+        self._changed = changed
+        self._tasks: TaskGroup | None = None
+        self._assigning: dict[int, frozenset[int]] = {}
+        """With what `on_assigned` was called last, of those for which it has not returned."""
+        self._told: set[int] = set()
+        """`on_assigned` was called, and `on_release` was not."""
+        self._releasing: set[int] = set()
+
+    @property
+    def arriving(self) -> Set[int]:
+        """Partitions not read yet: `on_assigned` has not returned since they were last claimed."""
+        return self._assigning.keys()
+
+    def use(self, tasks: TaskGroup) -> None:
+        """Start the functions in these tasks from now on."""
+        self._tasks = tasks
+
+    def assign(self, partitions: Collection[int]) -> None:
+        """Call `on_assigned` with partitions that were claimed."""
+        if self._share.on_assigned is not None and self._tasks is not None:
+            call = frozenset(partitions)
+            self._assigning |= dict.fromkeys(call, call)
+            self._tasks.start_soon(self._assign, call)
+        if self._share.on_release is not None:
+            self._told.update(partitions)
+
+    async def _assign(self, partitions: frozenset[int]) -> None:
+        assert self._share.on_assigned is not None
+        try:
+            await self._share.on_assigned(partitions)
+        except Exception as error:  # noqa: BLE001 - the application's, raised by its iteration
+            self._driver.fail(error)
+        else:
+            for partition in partitions:
+                # One that was lost and claimed again meanwhile waits for the later call.
+                if self._assigning.get(partition) is partitions:
+                    del self._assigning[partition]
+            self._changed()
+
+    def is_over(self, partition: int) -> bool:
+        """Whether the application has let go of the partition, so that it can be given away."""
+        pending = (self.arriving, self._told, self._releasing)
+        return not any(partition in those for those in pending)
+
+    def release(self, partitions: Iterable[int]) -> None:
+        """Call `on_release` with partitions that are to be given away or were lost."""
+        told = frozenset(self._told.intersection(partitions) - self.arriving)
+        if told and self._tasks is not None:
+            self._told -= told
+            self._releasing |= told
+            self._tasks.start_soon(self._release, told)
+
+    async def _release(self, partitions: frozenset[int]) -> None:
+        assert self._share.on_release is not None
+        scope = anyio.move_on_after(self._share.handover_seconds)
+        try:
+            with scope:
+                await self._share.on_release(partitions)
+        except Exception as error:
+            log.exception("feed %s: on_release failed", self._driver.feed)
+            self._driver.report(None, f"on_release failed with {type(error).__name__}")
+        if scope.cancelled_caught:
+            seconds = self._share.handover_seconds
+            self._driver.report(None, f"on_release has not returned within {seconds:g} s")
+        self._releasing -= partitions
+        self._changed()
+
+    def forget(self, partitions: Iterable[int]) -> None:
+        """Note that these leases are gone. Whoever was told is told that, too."""
+        gone = frozenset(partitions)
+        for partition in gone:
+            self._assigning.pop(partition, None)
+        self.release(gone)
+
+    async def leave(self) -> None:
+        """Call `on_release` with all that is left, at the end. It is not cancelled meanwhile."""
+        left = frozenset(self._told | self._releasing)
+        self._told.clear()
+        if left:
+            with anyio.CancelScope(shield=True):
+                await self._release(left)

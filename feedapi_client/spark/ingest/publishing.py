@@ -1,0 +1,222 @@
+"""Publishes what a micro-batch wrote into folders of files: once, and whole.
+
+A micro-batch is written to an attempt, a hidden folder of each table that no other attempt uses.
+The first attempt that is noted at the staging location, with create-if-absent, is the one that
+counts (`Decisions`). Its folders are then moved to where readers look (`TableFolder.publish`), by
+whoever comes first: the run that wrote them, or the next one. Nothing is ever deleted that readers
+see, whenever a run is paused, killed, or wakes up.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import msgspec
+import obstore
+from pyarrow import fs
+
+from feedapi_client.spark.ingest.job import IngestError
+from feedapi_client.spark.staging.location import Staging, listed, open_store
+from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
+
+VERSION = 1
+"""Of the format of decisions."""
+_FOLDER = "commits"
+_KEPT = 100
+"""Decisions that are kept for runs that wake up late."""
+_OBJECT_STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
+_COPIES = 16
+
+
+class TableFolder(ABC):
+    """The folder of a table, in the file system that Spark writes it to. Paths are relative."""
+
+    @abstractmethod
+    def names(self, path: str) -> set[str]:
+        """Return the names of files and folders directly below; none where there is nothing."""
+
+    @abstractmethod
+    def delete(self, path: str) -> None:
+        """Delete the folder if it exists."""
+
+    @abstractmethod
+    def publish(self, attempt: str, final: str) -> None:
+        """Move a written folder to where readers see it, unless another one is there already.
+
+        May be called again, also by several processes at once.
+
+        Raises:
+            IngestError: there is neither of the two.
+        """
+
+
+class _RenamingFolder(TableFolder):
+    """Local, shared and Hadoop's file systems, whose folders are renamed in one step."""
+
+    def __init__(self, system: fs.FileSystem, root: str) -> None:
+        self._system = system
+        self._root = root.rstrip("/")
+
+    def names(self, path: str) -> set[str]:
+        below = fs.FileSelector(f"{self._root}/{path}", allow_not_found=True)
+        return {info.base_name for info in self._system.get_file_info(below)}
+
+    def delete(self, path: str) -> None:
+        if self.names(path):
+            self._system.delete_dir(f"{self._root}/{path}")
+
+    def publish(self, attempt: str, final: str) -> None:
+        if not self.names(final):
+            self._system.create_dir(f"{self._root}/{final.rpartition('/')[0]}", recursive=True)
+            try:
+                self._system.move(f"{self._root}/{attempt}", f"{self._root}/{final}")
+            except OSError as error:
+                if not self.names(final):
+                    raise _gone(attempt) from error
+        self.delete(attempt)
+
+
+class _CopyingFolder(TableFolder):
+    """Object stores, which have no folders: the objects are copied, then deleted.
+
+    Readers see one object after the other.
+    """
+
+    def __init__(self, url: str, settings: Mapping[str, str]) -> None:
+        self._store = open_store(url, settings)
+
+    def names(self, path: str) -> set[str]:
+        found = obstore.list_with_delimiter(self._store, prefix=f"{path}/")
+        keys = [entry["path"] for entry in found["objects"]] + list(found["common_prefixes"])
+        return {key.rstrip("/").rpartition("/")[2] for key in keys}
+
+    def delete(self, path: str) -> None:
+        keys = self._below(path)
+        if keys:
+            obstore.delete(self._store, [f"{path}/{key}" for key in keys])
+
+    def publish(self, attempt: str, final: str) -> None:
+        written, there = self._below(attempt), self._below(final)
+        if not written and not there:
+            raise _gone(attempt)
+        if there <= written:  # else it is another attempt's, and whole
+            with ThreadPoolExecutor(_COPIES, "feedapi-publish") as pool:
+                list(pool.map(self._copier(attempt, final), sorted(written - there)))
+        self.delete(attempt)
+
+    def _copier(self, attempt: str, final: str) -> Callable[[str], None]:
+        def copy(key: str) -> None:
+            obstore.copy(self._store, f"{attempt}/{key}", f"{final}/{key}")
+
+        return copy
+
+    def _below(self, path: str) -> set[str]:
+        return {key.removeprefix(f"{path}/") for key, _, _ in listed(self._store, path)}
+
+
+def open_folder(uri: str, settings: Mapping[str, str]) -> TableFolder:
+    """Return a table's folder.
+
+    Arguments:
+        uri: as Spark names it, nothing in it being quoted.
+        settings: of the object store, in place of the environment.
+
+    Raises:
+        IngestError: Python can't reach the file system.
+    """
+    scheme, _, rest = uri.partition(":")
+    if scheme == "file":
+        return _RenamingFolder(fs.LocalFileSystem(), f"/{rest.lstrip('/')}")
+    if scheme in _OBJECT_STORES:
+        return _CopyingFolder(uri, settings)
+    if scheme in ("hdfs", "viewfs"):
+        host, path = urlsplit(uri).netloc, rest.removeprefix("//").partition("/")[2]
+        try:
+            name, _, port = host.partition(":")
+            system = fs.HadoopFileSystem(
+                f"{scheme}://{name}" if name else "default", int(port or 0)
+            )
+        except OSError as error:
+            raise IngestError(
+                f"the tables are in {scheme}:, and Python can't open it: {error}. It needs "
+                "libhdfs, and CLASSPATH as of `hadoop classpath --glob`, on the driver"
+            ) from error
+        return _RenamingFolder(system, f"/{path}")
+    raise IngestError(
+        f"the tables are in {scheme}:, which only the JVM can reach: give s3://, gs://, abfss://, "
+        "hdfs://, or a path that is mounted on the driver, such as /Volumes/... or /dbfs/..."
+    )
+
+
+def _gone(attempt: str) -> IngestError:
+    return IngestError(
+        f"the folder {attempt} of a micro-batch that counts is gone, and was not published: its "
+        "rows would be missing. Restore it, or start over with --resume-from-table"
+    )
+
+
+class WrittenFiles(msgspec.Struct, frozen=True):
+    """What one attempt wrote to one table."""
+
+    table: str
+    """URI of the table's folder."""
+    attempt: str
+    final: str
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """The attempt that counts for one micro-batch."""
+
+    epoch: int
+    tables: list[WrittenFiles]
+    version: int = VERSION
+
+
+class Decisions:
+    """The decisions on the micro-batches of one query, at the staging location.
+
+    Arguments:
+        location: the staging location.
+        query: id of the streaming query.
+        settings: of the object store, in place of the environment.
+    """
+
+    def __init__(self, location: str, query: str, settings: Mapping[str, str]) -> None:
+        self._staging = Staging(location, _FOLDER, settings)
+        self._prefix = f"{_FOLDER}/{query}"
+
+    def last(self) -> int:
+        """Return the last micro-batch that is decided; -1 where none is. Raises `StagingError`."""
+        return max(self._numbers(), default=-1)
+
+    def find(self, number: int) -> Decision | None:
+        """Return what was decided on a micro-batch. Raises `StagingError`."""
+        try:
+            found = msgspec.json.decode(self._staging.read(self._key(number)), type=Decision)
+        except MissingObjectError:
+            return None
+        if found.version > VERSION:
+            raise StagingError(
+                f"micro-batch {number} was written by a newer version of feedapi_client (format "
+                f"{found.version}, this one reads up to {VERSION}): run the query with that version"
+            )
+        return found
+
+    def decide(self, number: int, own: Decision) -> Decision:
+        """Return `own`, or what another attempt decided first. Raises `StagingError`."""
+        if self._staging.create(self._key(number), msgspec.json.encode(own)):
+            for old in self._numbers():
+                if old <= number - _KEPT:
+                    self._staging.delete(self._key(old))
+            return own
+        return self.find(number) or own
+
+    def _numbers(self) -> list[int]:
+        names = (key.rpartition("/")[2] for key, _, _ in listed(self._staging.store, self._prefix))
+        return [int(name) for name in names if name.isdigit()]
+
+    def _key(self, number: int) -> str:
+        return f"{self._prefix}/{number:012d}"

@@ -1,0 +1,115 @@
+"""What the progress of a streaming query says of its feed. Imports no Spark."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from feedapi_client.lineage.planner import Planner, State
+from feedapi_client.spark.target import FetchResult
+
+_MANY = 1000
+_KEPT_SECONDS = 1.0
+"""How long the report on many partitions is kept: to count them takes some milliseconds."""
+_COUNTED_STATES = {
+    State.READING: "reading",
+    State.CAUGHT_UP: "caughtUp",
+    State.WAITING: "waiting",
+    State.DRAINED: "drained",
+}
+
+
+class ProgressReport:
+    """Counts states, requests, and the time since partitions were caught up.
+
+    - ``partitions``: those that the feed lists and the query reads.
+    - ``reading``, ``caughtUp``, ``waiting``, ``drained``, ``failing``: by state.
+      A partition that can't be asked is not caught up: it is counted as ``reading``.
+    - ``caughtUpPartitions``: as ``caughtUp``; drained ones included.
+    - ``behindSeconds``: the longest time since a partition that is not caught up was; 0 when all
+      are; None when one never was. A feed does not tell how many events it holds.
+    - ``requests``, ``retries``: of the last epoch and of the polls since the one before.
+
+    Arguments:
+        clock: seconds on any monotonic clock.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._caught_up_at: dict[int, float] = {}
+        self._counts: Counter[str] = Counter()
+        self._report: dict[str, Any] = {}
+        self._report_until = -math.inf
+
+    def next_epoch(self) -> None:
+        """Count requests from zero."""
+        self._counts.clear()
+        self._report_until = -math.inf
+
+    def add(self, result: FetchResult, *, caught_up: bool) -> None:
+        """Add what a read or a poll of a partition came to."""
+        self._counts["requests"] += result.requests
+        self._counts["retries"] += result.retries
+        if caught_up:
+            self._caught_up_at[result.partition] = self._clock()
+
+    def of(
+        self, lineage: Planner, failing: Collection[int], asked: Collection[int]
+    ) -> dict[str, Any]:
+        """Return the report. Spark asks for it at each trigger, also at idle ones.
+
+        Arguments:
+            failing: partitions whose last request failed.
+            asked: partitions whose request takes long.
+        """
+        now = self._clock()
+        if now >= self._report_until:
+            self._report = self._made(lineage, failing, asked, now)
+            many = len(lineage.entries) > _MANY
+            self._report_until = now + _KEPT_SECONDS if many else now
+        return self._report
+
+    def _made(
+        self, lineage: Planner, failing: Collection[int], asked: Collection[int], now: float
+    ) -> dict[str, Any]:
+        counts = dict.fromkeys(["partitions", *_COUNTED_STATES.values()], 0)
+        behind: list[float] = []
+        never = False
+        for entry in lineage.entries.values():
+            counts["partitions"] += entry.id in lineage.graph
+            state = entry.state
+            if state is State.CAUGHT_UP and (entry.id in failing or entry.id in asked):
+                state = State.READING
+            if state in _COUNTED_STATES:
+                counts[_COUNTED_STATES[state]] += 1
+            if state is State.READING:
+                since = self._caught_up_at.get(entry.id)
+                if since is None:
+                    never = True
+                else:
+                    behind.append(round(now - since, 3))
+        return {
+            **counts,
+            "failing": len(failing),
+            "caughtUpPartitions": counts["caughtUp"] + counts["drained"],
+            "behindSeconds": None if never else max(behind, default=0.0),
+            "requests": self._counts["requests"],
+            "retries": self._counts["retries"],
+        }
+
+
+def sum_up(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the report of several feeds: their own, and the sums.
+
+    ``behindSeconds`` is that of the feed that is furthest behind; None where that is not known.
+    """
+    fields = [field for field in reports[0] if field not in ("feed", "behindSeconds")]
+    behind = [report["behindSeconds"] for report in reports]
+    return {
+        "feeds": list(reports),
+        **{field: sum(report[field] for report in reports) for field in fields},
+        "behindSeconds": None if None in behind else max(behind),
+    }

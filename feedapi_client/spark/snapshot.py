@@ -1,0 +1,221 @@
+"""What a batch read reads: lineage chains and their ends, the same for all scans of a DataFrame.
+
+Spark plans each scan of an action by a call into a Python process that knows nothing of the others,
+and with adaptive execution it may plan one again while others have run. A feed that grows meanwhile
+would give a self-join two ends. So the first scan notes what it found, under the id of the
+DataFrame. When an action ends is nothing that such a process can know: the note is valid for an
+hour.
+
+Imports no Spark.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import tempfile
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from feedapi_client.lineage.order import count_before
+from feedapi_client.lineage.planner import Fail, Planner
+from feedapi_client.model import FeedInfo
+from feedapi_client.options import FetchOptions
+from feedapi_client.spark.feed_connection import FeedConnection
+from feedapi_client.spark.fetch import read_end
+from feedapi_client.spark.plan.epoch import check_partitions, only
+from feedapi_client.spark.plan.probe import Probe
+from feedapi_client.spark.source_options import SourceOptions
+from feedapi_client.spark.staging.location import private_folder
+from feedapi_client.spark.target import Target
+
+_log = logging.getLogger(__name__)
+
+SHARED_SECONDS = 3600.0
+"""Seconds for which the scans of a DataFrame see the same ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The partitions that one task reads, one after the other.
+
+    `source` is the number of their feed among those of the options.
+    """
+
+    targets: list[Target]
+    info: FeedInfo
+    fetch: FetchOptions
+    source: int = 0
+
+
+@dataclass(slots=True)
+class FeedSnapshot:
+    """A feed as it was when an action started.
+
+    `starts` has the cursors of partitions that are read from their present end on, `ends` where
+    open partitions end.
+    """
+
+    info: FeedInfo
+    starts: dict[int, str] = field(default_factory=dict)
+    ends: dict[int, str | None] = field(default_factory=dict)
+
+
+class SharedSnapshot:
+    """The snapshots of a DataFrame's feeds, by their numbers among those of the options.
+
+    Spark calls all that plan on the driver's machine.
+
+    Arguments:
+        dataframe: its id.
+    """
+
+    def __init__(self, dataframe: str) -> None:
+        folder = private_folder("feedapi-reads")
+        self._file = folder / dataframe
+        self.feeds: dict[int, FeedSnapshot] = {}
+        old = time.time() - SHARED_SECONDS
+        for file in folder.iterdir():
+            with suppress(FileNotFoundError):
+                if file.stat().st_mtime <= old:
+                    file.unlink()
+        with suppress(FileNotFoundError):
+            # The folder is this user's own, as are the pickles that Spark passes around.
+            self.feeds = pickle.loads(self._file.read_bytes())  # noqa: S301
+
+    def save(self) -> None:
+        """Note what was found, for other scans. The time of the first note stays."""
+        try:
+            number, new = tempfile.mkstemp(dir=self._file.parent)
+            with os.fdopen(number, "wb") as file:
+                pickle.dump(self.feeds, file)
+            with suppress(FileNotFoundError):
+                began = self._file.stat().st_mtime
+                os.utime(new, (began, began))
+            Path(new).rename(self._file)
+        except OSError as error:
+            _log.warning("another scan of this action may see another end of the feed: %s", error)
+
+
+def chains_of_feed(
+    source: int,
+    options: SourceOptions,
+    wanted: Collection[int] | None,
+    shared: dict[int, FeedSnapshot],
+) -> list[Chain]:
+    """Return what to read of a feed.
+
+    Arguments:
+        source: number of the feed among those of the options.
+        wanted: only these partitions; None for all.
+        shared: what earlier scans found; what this one finds is added.
+    """
+    with FeedConnection(options) as connection:
+        known = shared.get(source)
+        if known is None:
+            known = shared[source] = FeedSnapshot(connection.info)
+        else:
+            connection.restore(known.info)
+        found = chains(options, connection, known)
+        if wanted is not None:
+            kept = ([t for t in one if t.partition in wanted] for one in found)
+            found = [one for one in kept if one]
+        found = _with_ends(options, connection, found, known)
+        fetch = connection.fetch_options
+        return [Chain(one, _task_info(known.info, one), fetch, source) for one in found]
+
+
+def chains(
+    options: SourceOptions, connection: FeedConnection, snapshot: FeedSnapshot
+) -> list[list[Target]]:
+    """Return what to read, cut into lineage chains.
+
+    A partition is in the chain of its parent if that has no other child. Chains may be read at the
+    same time: column `depth` says what came first.
+
+    Raises:
+        FeedError: the partitions make no valid lineage, or an end can't be read.
+        OptionError: an option names a partition that the feed does not list.
+    """
+    info = snapshot.info
+    if options.partitions is not None:
+        check_partitions(options, info)
+    if options.ending_cursors:
+        check_partitions(options, info, options.ending_cursors.keys(), "endingCursors")
+    # Unordered: a batch reads children whether or not their parents were read before.
+    planner = Planner(
+        feed=connection.url,
+        start=options.start,
+        ordered=False,
+        partitions=options.partitions,
+        lineage=options.lineage,
+        selects_events=bool(connection.fetch_options.selection()),
+    )
+    planner.load({})
+    for partition in planner.unresolved(info):
+        if partition not in snapshot.starts:
+            snapshot.starts[partition] = read_end(connection, partition)
+    for action in planner.discover(info, ends=snapshot.starts):
+        if isinstance(action, Fail):
+            raise action.error
+    return _chains_of(planner, seek=options.start_time is not None)
+
+
+def _with_ends(
+    options: SourceOptions,
+    connection: FeedConnection,
+    chains: list[list[Target]],
+    snapshot: FeedSnapshot,
+) -> list[list[Target]]:
+    """Return the chains with the end of each partition: the one asked for, or the present one."""
+    asked, ends = options.ending_cursors, snapshot.ends
+    all_targets = [target for targets in chains for target in targets]
+    wanted = [t.partition for t in all_targets if not t.closed and t.partition not in asked]
+    ends |= Probe(connection).ends([partition for partition in wanted if partition not in ends])
+
+    def bounded(target: Target) -> Target:
+        partition = target.partition
+        if partition in asked:
+            return replace(target, end=asked[partition], required=True)
+        return replace(target, end=ends.get(partition))
+
+    return [[bounded(target) for target in targets] for targets in chains]
+
+
+def _chains_of(planner: Planner, *, seek: bool) -> list[list[Target]]:
+    found: list[list[Target]] = []
+    chain_of: dict[int, list[Target]] = {}
+    cursors = planner.runnable()
+    depths: dict[int, int] = {}
+    before = {id: [p for p in planner.preceding(id) if p in planner.graph] for id in cursors}
+    count_before({id: dict.fromkeys(others, 1) for id, others in before.items()}, depths)
+    for partition in sorted(cursors, key=lambda p: (depths[p], p)):
+        listed = planner.graph.partitions[partition]
+        target = Target(
+            partition,
+            cursors[partition],
+            listed.closed,
+            listed.last_cursor,
+            depth=depths[partition],
+            seek=seek,
+        )
+        parent = listed.starts_after
+        only_child = parent is not None and len(planner.graph.children[parent]) == 1
+        chain = chain_of.get(parent) if only_child and parent is not None else None
+        if chain is None:
+            chain = []
+            found.append(chain)
+        chain.append(target)
+        chain_of[partition] = chain
+    return found
+
+
+def _task_info(info: FeedInfo, targets: list[Target]) -> FeedInfo:
+    """The discovery as far as the task needs it. Dialect v1 sends the number of all partitions."""
+    if info.dialect == "v1":
+        return info
+    return only(info, [target.partition for target in targets])

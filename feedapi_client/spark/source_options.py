@@ -1,0 +1,523 @@
+"""The options of ``format("feedapi")``: strings in, checked values out. Imports no Spark."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
+from urllib.parse import urlsplit
+
+import orjson
+
+from feedapi_client.errors import NegotiationError
+from feedapi_client.http.urls import FeedURL
+from feedapi_client.lineage.missing_edges import parse_lineage
+from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+from feedapi_client.spark.certificates import parse_certificates
+from feedapi_client.spark.start_time import (
+    MICROSECONDS,
+    StartTime,
+    parse_path,
+    parse_timestamp,
+    start_time,
+)
+
+MAX_PARTITION = 32767
+
+_SECRET = re.compile("auth|cookie|key|token|secret|passw|credential|signature", re.IGNORECASE)
+_OPTION_OBJECT = r"\b(?:FetchOptions|Limits|RetryPolicy)\b"
+_FORBIDDEN_PAYLOAD = "the protocol allows a JSON object or a string"
+_IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_SPARK_LIMITS = {"max_poll_interval": 2.0, "max_batch_bytes": 4 * 1024 * 1024}
+
+
+class OptionError(ValueError):
+    """An option is unknown, missing or wrong. Its one line names every such option."""
+
+
+class UrlOptionError(NegotiationError, OptionError):
+    """Option `url`, or one of `urls`, can't be the URL of a feed, whatever else is wrong."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """Validated options of a read or a stream.
+
+    Picklable, because executors get it. It holds no secrets: see
+    `feedapi_client.spark.http_clients`.
+    """
+
+    url: str
+    """Of the feed; the first of `urls`, where these are given."""
+    urls: tuple[str, ...] = ()
+    """All feeds, where option ``urls`` is given."""
+    feed_column: bool = False
+    """Whether the rows have column `feed`."""
+    previous_url: str | None = None
+    v1_partitions: int | None = None
+    start: Any = "first"
+    start_time: StartTime | None = None
+    ordered: bool = True
+    partitions: frozenset[int] | None = None
+    lineage: Mapping[int, int | None] = field(default_factory=dict)
+    max_events_per_partition: int = 100_000
+    max_events_per_trigger: int | None = None
+    min_events_per_trigger: int | None = None
+    max_trigger_delay: float = 900.0
+    fail_on_data_loss: bool = True
+    ending_cursors: Mapping[int, str] = field(default_factory=dict)
+    """Where a batch read ends in some partitions."""
+    max_bytes_per_trigger: int | None = None
+    forbidden_payloads: Literal["error", "keep"] = "error"
+    """What becomes of a payload that is neither a JSON object nor a string."""
+    push_filters: bool = False
+    """Whether a batch read takes the filters of the query on partition and feed."""
+    resume_run: str | None = None
+    """Run whose first plan says where a new query begins (see `stream.seed`)."""
+    fenced: bool = True
+    """Whether a streaming query holds a lease at its staging location."""
+    max_requests_per_second: float | None = None
+    max_partitions_per_task: int | None = None
+    staging_location: str | None = None
+    payload: Literal["string", "variant"] = "string"
+    available_now_timeout: float = 3600.0
+    bounded_polls: bool = True
+    """Whether the longest poll interval grows with the number of idle partitions: only where option
+    ``maxPollInterval`` is not given."""
+    filters: Mapping[str, str] = field(default_factory=dict)
+    fetch: FetchOptions = field(default_factory=FetchOptions)
+    limits: Limits = field(default_factory=lambda: _limits())  # noqa: PLW0108 - defined below
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    header_env: Mapping[str, str] = field(default_factory=dict)
+    auth_env: str | None = None
+    auth_callable: str | None = None
+    ca_certificates: str | None = None
+
+    def __repr__(self) -> str:
+        # Options end up in plans and logs. The URL's query and header values may be secrets.
+        hosts = dict.fromkeys(str(urlsplit(url).hostname) for url in self.urls or (self.url,))
+        number = f"{len(self.urls)} feeds at " if self.urls else ""
+        return f"<SourceOptions of {number}{', '.join(hosts)}>"
+
+    def of_feeds(self) -> list[Self]:
+        """Return the options of each feed, with its `url`."""
+        return [replace(self, url=url, urls=()) for url in self.urls or (self.url,)]
+
+
+# ---------------------------------------------------------------------- the value of one option
+
+
+def _text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("must not be empty")
+    return value.strip()
+
+
+def _integer(least: int) -> Callable[[str], int]:
+    def parse(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            raise ValueError("must be a whole number") from None
+        if number < least:
+            raise ValueError(f"must be at least {least}")
+        return number
+
+    return parse
+
+
+def _seconds(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError("must be a number of seconds") from None
+    if not number >= 0:
+        raise ValueError("must not be negative")
+    return number
+
+
+def _rate(value: str) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError("must be a number of requests a second") from None
+    if not 0 < number < math.inf:
+        raise ValueError("must be positive")
+    return number
+
+
+def _seconds_or_none(value: str) -> float | None:
+    return None if value.strip().lower() == "none" else _seconds(value)
+
+
+def _boolean(value: str) -> bool:
+    if value.strip().lower() not in ("true", "false"):
+        raise ValueError("must be true or false")
+    return value.strip().lower() == "true"
+
+
+def _names(value: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in re.split("[;,]", value) if name.strip())
+    if not names:
+        raise ValueError("must name at least one, separated by ';' or ','")
+    return names
+
+
+_NO_URL = "must be an http or https URL"
+
+
+def _url(value: str) -> str:
+    try:
+        credentials = FeedURL.parse(value.strip()).basic_auth
+    except NegotiationError:
+        raise ValueError(_NO_URL) from None
+    if credentials:
+        raise ValueError(
+            "must not hold credentials, which would show in query plans: use authEnv or "
+            "authCallable"
+        )
+    return value.strip()
+
+
+def _urls(value: str) -> tuple[str, ...]:
+    given = value.split()
+    if not given:
+        raise ValueError("must name at least one feed: URLs, separated by spaces or line ends")
+    names: dict[tuple[Any, str], str] = {}
+    for number, url in enumerate(given, 1):
+        try:
+            _url(url)
+        except ValueError as error:  # the URL itself may hold a secret, so its place names it
+            raise ValueError(f"names {len(given)} feeds, and number {number} {error}") from None
+        feed = FeedURL.parse(url)
+        same = names.setdefault((feed.origin, feed.path.rstrip("/")), url)
+        if same is not url:
+            query = feed.query != FeedURL.parse(same).query
+            raise ValueError(
+                f"names {feed.public} twice, with another query: column feed, which shows no "
+                "query, can't tell the two apart. Read each in a query of its own"
+                if query
+                else f"names {feed.public} twice"
+            )
+    return tuple(given)
+
+
+def _start(value: str) -> Any:
+    if value.strip().lower() in ("first", "last"):
+        return value.strip().lower()
+    return _cursors(value, f"must be first, last, or {_CURSORS}")
+
+
+_CURSORS = 'a JSON object of partition to cursor such as {"0": "abc"}'
+
+
+def _cursors(value: str, problem: str = f"must be {_CURSORS}") -> dict[int, str]:
+    try:
+        given = orjson.loads(value)
+        cursors = {_partition(key): cursor for key, cursor in given.items()}
+    except (ValueError, AttributeError):
+        raise ValueError(problem) from None
+    if not cursors or not all(
+        isinstance(cursor, str) and cursor and cursor.isascii() and cursor.isprintable()
+        for cursor in cursors.values()
+    ):
+        raise ValueError(f"{problem}; cursors are printable ASCII")
+    return cursors
+
+
+def _partition(value: str) -> int:
+    number = int(value)
+    if not 0 <= number <= MAX_PARTITION:
+        raise ValueError(f"partitions are numbers from 0 to {MAX_PARTITION}")
+    return number
+
+
+def _partitions(value: str) -> frozenset[int]:
+    chosen: set[int] = set()
+    try:
+        for part in value.split(","):
+            first, dash, last = part.strip().partition("-")
+            chosen.update(
+                range(_partition(first), _partition(last) + 1) if dash else [_partition(first)]
+            )
+    except ValueError:
+        raise ValueError(
+            f"must be numbers and ranges from 0 to {MAX_PARTITION}, such as 0,3,8-15"
+        ) from None
+    if not chosen:
+        raise ValueError("holds an empty range")
+    return frozenset(chosen)
+
+
+def _stream(value: str) -> int:
+    if value.strip().lower() in ("true", "y"):
+        raise ValueError(
+            "must be a number of milliseconds: a response without an end never fills an epoch"
+        )
+    return _integer(1)(value)
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(value: str) -> str:
+        if value.strip().lower() not in allowed:
+            raise ValueError(f"must be {' or '.join(allowed)}")
+        return value.strip().lower()
+
+    return parse
+
+
+def _import_path(value: str) -> str:
+    if not _IMPORT_PATH.fullmatch(value.strip()):
+        raise ValueError("must be an import path such as package.module:function")
+    return value.strip()
+
+
+# ---------------------------------------------------------------------- all options
+
+
+def _camel(name: str) -> str:
+    first, *rest = name.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+_SOURCE: dict[str, Callable[[str], Any]] = {
+    "url": _url,
+    "urls": _urls,
+    "feed_column": _boolean,
+    "previous_url": _url,
+    "v1_partitions": _integer(1),
+    "ordered": _boolean,
+    "partitions": _partitions,
+    "lineage": parse_lineage,
+    "max_events_per_partition": _integer(1),
+    "max_events_per_trigger": _integer(1),
+    "min_events_per_trigger": _integer(1),
+    "max_trigger_delay": _seconds,
+    "fail_on_data_loss": _boolean,
+    "fenced": _boolean,
+    "forbidden_payloads": _one_of("error", "keep"),
+    "ending_cursors": _cursors,
+    "max_bytes_per_trigger": _integer(1),
+    "push_filters": _boolean,
+    "resume_run": _text,
+    "max_requests_per_second": _rate,
+    "max_partitions_per_task": _integer(1),
+    "staging_location": _text,
+    "payload": _one_of("string", "variant"),
+    "available_now_timeout": _seconds,
+    "auth_env": _text,
+    "auth_callable": _import_path,
+    "ca_certificates": parse_certificates,
+}
+_START_TIME: dict[str, Callable[[str], Any]] = {
+    "starting_timestamp": parse_timestamp,
+    "event_time": parse_path,
+    "event_time_unit": _one_of(*MICROSECONDS),
+    "missing_event_time": _one_of("error", "skip"),
+}
+_FETCH: dict[str, Callable[[str], Any]] = {
+    "page_size_hint": _integer(1),
+    "stream": _stream,
+    "event_types": _names,
+    "skip_event_types": _names,
+    "v1_headers": _names,
+}
+_LIMITS: dict[str, Callable[[str], Any]] = {
+    f.name: _seconds if isinstance(f.default, float) else _integer(1) for f in fields(Limits)
+}
+_RETRY: dict[str, Callable[[str], Any]] = {
+    f.name: _seconds_or_none for f in fields(RetryPolicy) if f.name != "decide"
+}
+_FAMILIES = ("filter.", "header.", "headerEnv.")
+
+OPTION_NAMES = sorted(
+    [
+        *map(_camel, [*_SOURCE, *_START_TIME, *_FETCH, *_LIMITS, *_RETRY]),
+        "startingCursors",
+        *(f"{family}NAME" for family in _FAMILIES),
+    ]
+)
+"""All options, in the spelling of the documentation. Spark ignores the case of option names."""
+
+_PARSERS = {
+    _camel(name).lower(): (name, parse)
+    for group in (_SOURCE, _START_TIME, _FETCH, _LIMITS, _RETRY)
+    for name, parse in group.items()
+}
+_PARSERS["startingcursors"] = ("start", _start)
+
+
+def parse_options(given: Mapping[str, str]) -> SourceOptions:
+    """Return the validated options of one read or stream.
+
+    ``path`` (the argument of ``load``) means ``url``.
+
+    Raises:
+        OptionError: every problem, in one line. No value is quoted: it may be a secret. It is a
+            `UrlOptionError`, and so a `NegotiationError`, when the URL is impossible.
+    """
+    problems: list[str] = []
+    values: dict[str, Any] = {}
+    families: dict[str, dict[str, str]] = {family.lower(): {} for family in _FAMILIES}
+    for option, value in given.items():
+        name = "url" if option.lower() == "path" else option.lower()
+        family = next((f for f in families if name.startswith(f) and len(name) > len(f)), None)
+        if family is not None:
+            families[family][option[len(family) :]] = str(value)
+        elif name not in _PARSERS:
+            problems.append(_unknown(option))
+        else:
+            _parse(option, str(value), name, values, problems)
+    _check(values, families, problems)
+    start_at = start_time(values, problems)
+    if problems:
+        kind = UrlOptionError if any(p.endswith(_NO_URL) for p in problems) else OptionError
+        raise kind(f"feedapi source: {'; '.join(problems)}")
+    return _build(values, families, start_at)
+
+
+def _parse(option: str, value: str, name: str, values: dict[str, Any], problems: list[str]) -> None:
+    target, parse = _PARSERS[name]
+    try:
+        parsed = parse(value)
+    except ValueError as error:
+        problems.append(f"option {_spelling(option)} {error}")
+        return
+    if target == "url" and values.get("url", parsed) != parsed:
+        problems.append("option url and the path given to load() differ: give one of them")
+    values[target] = parsed
+
+
+def _check(
+    values: dict[str, Any], families: dict[str, dict[str, str]], problems: list[str]
+) -> None:
+    _check_feeds(values, problems)
+    problems += [
+        f"option header.{name} would put a secret into the query plan: name an environment "
+        f"variable with headerEnv.{name} or authEnv, or give a function with authCallable"
+        for name in families["header."]
+        if _SECRET.search(name)
+    ]
+    if "auth_env" in values and "auth_callable" in values:
+        problems.append("options authEnv and authCallable exclude each other: give one of them")
+    for group, kind in ((_FETCH, FetchOptions), (_LIMITS, _limits), (_RETRY, RetryPolicy)):
+        try:
+            kind(**{name: values[name] for name in group if name in values})
+        except ValueError as error:
+            problems.append(_in_option_names(str(error)))
+
+
+def _check_feeds(values: dict[str, Any], problems: list[str]) -> None:
+    if "url" in values and "urls" in values:
+        problems.append("options url and urls exclude each other: give one of them")
+    elif not values.keys() & {"url", "urls"} and not any(
+        "option url" in problem or "option path" in problem for problem in problems
+    ):
+        problems.append("option url is missing: the address of the feed, or urls of several")
+    if "urls" in values and values.get("feed_column") is False:
+        problems.append("option feedColumn can't be false with urls, whose rows it tells apart")
+    if len(values.get("urls", ())) < 2:
+        return
+    problems += [
+        f"option {_camel(name)} belongs to one feed, and urls names several: {instead}"
+        for name, instead in _OF_ONE_FEED.items()
+        if name in values
+    ]
+    if not isinstance(values.get("start", ""), str):
+        problems.append(
+            "option startingCursors can't hold the cursors of several feeds: give first or last, "
+            "or start the query with url and that feed's cursors, and with urls from then on"
+        )
+
+
+_OF_ONE_FEED = {
+    "partitions": "read that feed in a query of its own",
+    "lineage": "read that feed in a query of its own",
+    "ending_cursors": "read that feed in a query of its own",
+    "v1_partitions": "read a feed of dialect v1 in a query of its own",
+    "previous_url": (
+        "start the query once with url, previousUrl and feedColumn=true, and with urls from then on"
+    ),
+}
+
+
+def _limits(**values: Any) -> Limits:
+    defaults: dict[str, Any] = dict(_SPARK_LIMITS)
+    defaults["max_poll_interval"] = max(
+        defaults["max_poll_interval"], values.get("poll_interval", 0)
+    )
+    return Limits(**{**defaults, **values})
+
+
+def _build(
+    values: dict[str, Any], families: dict[str, dict[str, str]], start_at: StartTime | None
+) -> SourceOptions:
+    def part(group: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: values[name] for name in group if name in values}
+
+    urls = values.get("urls", ())
+    of_feeds = {"url": urls[0], "feed_column": True} if urls else {}
+    return SourceOptions(
+        **{**part(_SOURCE), **of_feeds},
+        start=values.get("start", "first"),
+        start_time=start_at,
+        bounded_polls="max_poll_interval" not in values,
+        filters=families["filter."],
+        fetch=FetchOptions(**part(_FETCH)),
+        limits=_limits(**part(_LIMITS)),
+        retry=RetryPolicy(**part(_RETRY)),
+        headers=families["header."],
+        header_env=families["headerenv."],
+    )
+
+
+_ELSEWHERE = {
+    "subscribe": "a feed is named by url, and its partitions by partitions",
+    "subscribepattern": "a feed is named by url, and its partitions by partitions",
+    "assign": "a feed is named by url, and its partitions by partitions",
+    "minpartitions": "a task reads a group of partitions: see maxPartitionsPerTask",
+    "maxoffsetspertrigger": "see maxEventsPerTrigger and maxEventsPerPartition",
+    "minoffsetspertrigger": "see minEventsPerTrigger",
+    "startingoffsets": "see startingCursors, which takes first, last or a JSON object of cursors",
+    "startingoffsetsbytimestamp": "see startingTimestamp",
+    "endingoffsets": "see endingCursors, which takes a JSON object of cursors; a batch read ends "
+    "where the feed ends when it starts",
+    "endingoffsetsbytimestamp": "a read ends where the feed ends when it starts",
+    "includeheaders": "column headers is always there",
+    "groupidprefix": "a query keeps its place in its checkpoint, and has no consumer group",
+}
+"""Options of Spark's Kafka source, and what is here in their place."""
+
+
+def _unknown(option: str) -> str:
+    name = option.lower()
+    if name in _ELSEWHERE:
+        return f"unknown option {option}, which is of the Kafka source: {_ELSEWHERE[name]}"
+    if name.startswith("kafka."):
+        return (
+            f"unknown option {option}, which is of the Kafka source: a feed is read over HTTP; see "
+            "authEnv, caCertificates and requestTimeout"
+        )
+    close = difflib.get_close_matches(option.lower(), [name.lower() for name in OPTION_NAMES], n=1)
+    return f"unknown option {option}" + (f" (did you mean {_spelling(close[0])}?)" if close else "")
+
+
+def _spelling(option: str) -> str:
+    return next((name for name in OPTION_NAMES if name.lower() == option.lower()), option)
+
+
+def _in_option_names(message: str) -> str:
+    """Return the message of an option object's ValueError with the names of Spark's options."""
+    message = re.sub(_OPTION_OBJECT + r"(?:\.|: )", "", message)
+    return "option " + re.sub(r"\b[a-z]+(?:_[a-z0-9]+)+\b", lambda m: _camel(m[0]), message)
+
+
+def with_option_names(message: str) -> str:
+    """Return an error's text that calls ``Limits.max_line_bytes`` ``option maxLineBytes``."""
+    if message.endswith(_FORBIDDEN_PAYLOAD):
+        message += ". Option forbiddenPayloads=keep reads such events too"
+    return re.sub(_OPTION_OBJECT + r"\.(\w+)", lambda m: f"option {_camel(m[1])}", message)

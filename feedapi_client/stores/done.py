@@ -1,0 +1,187 @@
+"""What is done ahead of the cursor, remembered in the cursor's store: `run_by_key(event_id=...)`.
+
+By key, events are done in another order than that of the feed, and the cursor stands before the
+first one that is not. What is done behind it is remembered by the identity of each event, in the
+transaction that has its effects, and forgotten in the one that saves a cursor behind it.
+
+Three facts make that exact:
+
+- **A claim.** Whoever reads a partition first replaces the number of its claim. What is done is
+  accepted under the current number only, and a transaction that has done an event holds the claim
+  until it ends. So after a new claim nothing more is done under the old one, by no process that was
+  paused, and what was done under it can be read completely.
+- **The revision.** A claim is refused where the stored position is not the one that is read from:
+  what was done behind that may be forgotten already.
+- **The ancestors.** Where cursors are transferred, the successor's claim claims the ancestors, too,
+  and what was done in them is remembered until the successor has passed it.
+
+Stored are digests, never an identity itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
+from uuid import UUID
+
+from feedapi_client.errors import AlreadyDoneError, FencedError, StoreError
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores.base import CursorStore
+
+DONE_FORMAT = "1:"
+"""What every remembered identity begins with: the version of how they are made."""
+_DIGEST_BYTES = 20
+
+EventId = str | bytes | int | UUID
+
+
+class Claim(NamedTuple):
+    """The right to do events of a partition.
+
+    Attributes:
+        number: identifies the claim.
+        done: what is done ahead of the stored cursor, each with the partition it was done in.
+    """
+
+    number: int
+    done: dict[str, int]
+
+
+class DoneEvent(NamedTuple):
+    """An event that is done.
+
+    Attributes:
+        partition: that it was read from.
+        claim: the number under which it was read.
+        id: what `stored_id` returns.
+    """
+
+    partition: int
+    claim: int
+    id: str
+
+
+@runtime_checkable
+class DoneStore(CursorStore, Protocol):
+    """A store that remembers what is done ahead of the cursor.
+
+    `feedapi_client.testing.DoneStoreContract` is the test suite that every such store passes.
+    """
+
+    async def take_over(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Claim:
+        """Claim the first of the partitions, and with it the ancestors that follow.
+
+        Waits until no transaction that has done an event of them is open any more.
+
+        Arguments:
+            feed: whose partitions.
+            partitions: the one that is to be read, and the ancestors of its cursor.
+            revision: of the position that is read from; 0 where none is stored.
+
+        Raises:
+            FencedError: another revision is stored.
+            StoreError: the store failed.
+        """
+        ...
+
+    async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
+        """Remember that the event is done.
+
+        With `transaction` as a part of the caller's transaction, as `CursorStore.save`.
+
+        Raises:
+            FencedError: the partition was claimed anew.
+            AlreadyDoneError: the event is remembered already.
+            StoreError: the store failed.
+        """
+        ...
+
+    async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
+        """Return whether the event is remembered, by a transaction that was committed.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        ...
+
+    async def save_passing(
+        self,
+        feed: FeedKey,
+        positions: Mapping[int, Position],
+        passed: Mapping[int, Collection[str]],
+        *,
+        transaction: Any = None,
+    ) -> None:
+        """Do as `CursorStore.save`, and forget what the cursors have passed: both or none.
+
+        Arguments:
+            feed, positions, transaction: as `CursorStore.save` takes them.
+            passed: by partition, what was done in it.
+        """
+        ...
+
+
+def stored_id(value: object) -> str:
+    """Return what is stored of the identity of an event.
+
+    Raises:
+        TypeError: it is no text, bytes, integer or UUID.
+        ValueError: it is empty.
+    """
+    match value:
+        case bool():
+            raise _no_id(value)
+        case str():
+            kind, content = b"s", value.encode("utf-8", "surrogatepass")
+        case bytes():
+            kind, content = b"b", value
+        case int():
+            kind, content = b"i", str(value).encode()
+        case UUID():
+            kind, content = b"u", value.bytes
+        case _:
+            raise _no_id(value)
+    if not content:
+        raise ValueError("event_id returned an empty identity")
+    return DONE_FORMAT + hashlib.blake2b(kind + content, digest_size=_DIGEST_BYTES).hexdigest()
+
+
+def _no_id(value: object) -> TypeError:
+    return TypeError(
+        f"event_id returns a str, bytes, int or UUID that no other event of the feed has, "
+        f"not {type(value).__name__}"
+    )
+
+
+def check_done_format(feed: FeedKey, ids: Collection[str]) -> None:
+    """Check that this version knows how these were made.
+
+    Raises:
+        StoreError: it does not.
+    """
+    if not all(id.startswith(DONE_FORMAT) for id in ids):
+        raise StoreError(
+            "what is done ahead of the cursor was stored in another format: "
+            "was it saved by a newer version?",
+            feed=feed.url,
+        )
+
+
+def claimed_anew(feed: FeedKey, partition: int) -> FencedError:
+    """Return the error of an event that is done under a claim that is not the current one."""
+    return FencedError(
+        f"another consumer named {feed.name!r} reads this partition now: what is done here does "
+        "not count any more, and its transaction has to be rolled back",
+        feed=feed.url,
+        partition=partition,
+    )
+
+
+def already_done(feed: FeedKey, partition: int) -> AlreadyDoneError:
+    """Return the error of an event that is remembered already."""
+    return AlreadyDoneError(
+        "the event is done already: roll the transaction back, and let this error through",
+        feed=feed.url,
+        partition=partition,
+    )

@@ -1,0 +1,264 @@
+"""Cursors in PostgreSQL, through psycopg or asyncpg. Needs the extra ``psycopg`` or ``asyncpg``.
+
+Here are transactions and errors; the statements are in `feedapi_client.stores.postgres_statements`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from feedapi_client.causes import store_problem
+from feedapi_client.errors import FeedError, FencedError, StoreError
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores.base import (
+    asyncio_operation,
+    check_same_database,
+    check_storable,
+    operation,
+)
+from feedapi_client.stores.done import DoneEvent
+from feedapi_client.stores.journal import Journal
+from feedapi_client.stores.postgres_drivers import (
+    database_of,
+    is_autocommit,
+    needs_asyncio,
+    runner_on,
+)
+from feedapi_client.stores.postgres_leases import LeaseTables, PostgresLeases
+from feedapi_client.stores.postgres_statements import FormatTable, PositionTables, PostgresScripts
+from feedapi_client.stores.scripted import Run, ScriptedStore
+from feedapi_client.stores.scripts import Query, Script
+from feedapi_client.stores.stored_format import STORE_FORMAT
+
+if TYPE_CHECKING:
+    from typing import TypeAlias
+
+    import asyncpg  # type: ignore[import-untyped]
+    from psycopg_pool import AsyncConnectionPool, ConnectionPool
+
+    Pool: TypeAlias = AsyncConnectionPool[Any] | ConnectionPool[Any] | asyncpg.Pool | str
+
+T = TypeVar("T")
+
+_NAME = "the cursor database"
+_CREATE_ATTEMPTS = 6
+
+
+class PostgresCursorStore(PostgresLeases, ScriptedStore):
+    """Keeps positions in a table of the application's PostgreSQL database, without SQLAlchemy.
+
+    The tables are those of `SQLAlchemyCursorStore`: one store can be exchanged for the other, and
+    the command line reads them. It keeps leases, too (`LeaseStore`).
+
+    Exactly once: pass the connection that writes the effects as ``transaction``: psycopg's
+    `AsyncConnection` or `Connection`, or asyncpg's `Connection`, whichever driver the pool is of.
+    The save is then part of the open transaction, which the caller commits or rolls back. psycopg
+    opens one with the first statement, unless the connection is in autocommit mode; asyncpg needs
+    ``async with connection.transaction()``. A save that is refused leaves nothing of itself in the
+    transaction. READ COMMITTED, PostgreSQL's default isolation, is enough. At stricter levels the
+    database may report a conflict between two consumers by itself: a `StoreError` whose cause is
+    the driver's error.
+
+    Threads: psycopg's `Connection` and `ConnectionPool` are used in worker threads, so that they
+    don't hold up the event loop. While ``await store.save(transaction=connection)`` runs, the
+    caller must not use that connection. With both the store runs on trio, too; everything else of
+    it runs on asyncio only, as the drivers do.
+
+    Cost: the usual save, of one position, is one statement, with a journal too; a save of many is
+    one statement for those with a predecessor and one for the others, within a savepoint.
+
+    Arguments:
+        pool: an `AsyncConnectionPool` or a `ConnectionPool` of psycopg, or a `Pool` of asyncpg:
+            the caller's, open, which the store does not close. Or a DSN, for a pool of the store's
+            own: of psycopg, or of asyncpg where psycopg_pool is not installed. ``async with
+            store:`` closes that one.
+        table, schema: name of the table; the others' are the same with ``_journal``, ``_done``,
+            ``_instances`` and ``_leases``.
+        journal: keep a history of positions.
+        timeout: maximum time for one operation, in seconds, waiting for a connection included. A
+            statement on the caller's synchronous connection is waited for all the same: end it by
+            the server's ``statement_timeout``.
+
+    Cancellation: a save that has begun is finished.
+    """
+
+    def __init__(
+        self,
+        pool: Pool,
+        *,
+        table: str = "feedapi_cursors",
+        schema: str | None = None,
+        journal: Journal | None = None,
+        timeout: float = 30.0,
+    ) -> None:
+        self.database = database_of(pool)
+        self._tables = PositionTables(table, schema, journal=journal is not None)
+        self._scripts = PostgresScripts(self._tables, journal)
+        self._format = FormatTable(table, schema, STORE_FORMAT)
+        self._format_is_known = False
+        super().__init__(self.database, LeaseTables(table, schema), self._operation)
+        self.pool = pool
+        self.schema = schema
+        self._timeout = timeout
+
+    async def create_tables(self) -> None:
+        """Create the tables that do not exist yet. Several processes may do so at once.
+
+        Raises:
+            StoreError
+        """
+        async with self._operation(None, shield=False):
+            for attempt in range(1, _CREATE_ATTEMPTS + 1):
+                try:
+                    await self.database.transact(self._create())
+                except Exception:
+                    # Another process may have created a table between the look and the creation.
+                    # The next look sees that one at least.
+                    if attempt == _CREATE_ATTEMPTS:
+                        raise
+                else:
+                    return
+
+    def limit_lock_waits(self, feed: FeedKey, seconds: float) -> None:
+        """See `LockingStore.limit_lock_waits`.
+
+        The store's own transactions of that feed are ended by PostgreSQL after ten times as long,
+        when this process is paused within one.
+        """
+        self._scripts.lock_waits[feed] = seconds
+
+    async def load(self, feed: FeedKey) -> dict[int, Position]:
+        """See `CursorStore.load`."""
+        if not self._format_is_known:
+            async with self._operation(feed, shield=False):
+                await self.database.transact(self._format.check())
+            self._format_is_known = True
+        return await super().load(feed)
+
+    async def save_passing(
+        self,
+        feed: FeedKey,
+        positions: Mapping[int, Position],
+        passed: Mapping[int, Collection[str]],
+        *,
+        transaction: Any = None,
+    ) -> None:
+        """See `DoneStore.save_passing`.
+
+        `transaction` is an `AsyncConnection` or a `Connection` of psycopg, or a `Connection` of
+        asyncpg, with an open transaction.
+        """
+        check_storable(feed, positions)
+        if transaction is not None:
+            async with self._within(feed, transaction) as run:
+                if positions:
+                    await self._save(feed, positions, passed, run)
+        elif positions:
+            async with self._operation(feed):
+                await self._save(feed, positions, passed)
+
+    async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
+        """See `DoneStore.done`. `transaction` as `save_passing` takes it."""
+        if transaction is None:
+            async with self._operation(feed):
+                await self._done(feed, event)
+            return
+        async with self._within(feed, transaction) as run:
+            await self._done(feed, event, run)
+
+    async def aclose(self) -> None:
+        """See `Closable.aclose`. Closes nothing of the caller's."""
+        await self.database.aclose()
+
+    # Transactions
+
+    @asynccontextmanager
+    async def _within(self, feed: FeedKey, transaction: Any) -> AsyncIterator[Run]:
+        """Give what runs a script in the caller's transaction."""
+        run = runner_on(transaction)
+        if run is None:
+            raise StoreError(
+                "transaction must be an AsyncConnection or a Connection of psycopg, or a "
+                f"Connection of asyncpg, not a {type(transaction).__name__}",
+                feed=feed.url,
+            )
+        async with self._operation(feed, asyncio_only=needs_asyncio(transaction)):
+            if await is_autocommit(transaction):
+                raise StoreError(
+                    "no transaction is open on the connection, which is in autocommit mode: "
+                    "save within `async with connection.transaction()`",
+                    feed=feed.url,
+                )
+            yield run
+
+    async def _find_conflict(
+        self, feed: FeedKey, positions: Mapping[int, Position], within: Run | None
+    ) -> int | None:
+        try:
+            return await super()._find_conflict(feed, positions, within)
+        except FencedError as error:
+            if within is not None:
+                await check_same_database(
+                    feed, error, positions, lambda: self._run_alone(self._scripts.load(feed))
+                )
+            raise
+
+    async def _run_alone(self, script: Script[T]) -> T:
+        return await self.database.transact(script)
+
+    def _create(self) -> Script[None]:
+        yield from self._format.create()
+        done = self._scripts.done.create
+        for statement in (*self._tables.create, done, *self._lease_tables.create):
+            yield Query(statement)
+
+    @asynccontextmanager
+    async def _operation(
+        self,
+        feed: FeedKey | None,
+        *,
+        seconds: float | None = None,
+        shield: bool = True,
+        asyncio_only: bool | None = None,
+    ) -> AsyncIterator[None]:
+        """Bound the block in time, finish it although it is cancelled, and translate errors."""
+        limit = self._timeout if seconds is None else min(self._timeout, seconds)
+        only = self.database.asyncio_only if asyncio_only is None else asyncio_only
+        bounded = (
+            asyncio_operation("PostgresCursorStore", _NAME, feed, limit, shield=shield)
+            if only
+            else operation(_NAME, feed, limit, shield=shield)
+        )
+        try:
+            async with bounded:
+                yield
+        except FeedError:
+            raise
+        except Exception as error:
+            # Any: drivers raise also ValueError, TypeError and RuntimeError of their own.
+            raise StoreError(
+                f"the cursor database (postgresql) failed: {self._reason(error)}",
+                feed=None if feed is None else feed.url,
+            ) from error
+
+    def _reason(self, error: BaseException) -> str:
+        text = server_message(error)
+        if self._tables.name in text:
+            return f"{text} (has create_tables() been called?)"
+        problem = store_problem(error)
+        return text if problem is None else f"{problem} ({text})"
+
+    def __repr__(self) -> str:
+        return f"<PostgresCursorStore {self.database.name}, table {self._tables.cursors}>"
+
+
+def server_message(error: BaseException) -> str:
+    """Return the first line of what the server said; of any other error only its name.
+
+    The other lines may quote values, and a driver's own messages may quote the DSN.
+    """
+    if not getattr(error, "sqlstate", None):
+        return type(error).__name__
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

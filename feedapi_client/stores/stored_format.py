@@ -1,0 +1,104 @@
+"""The version of what a store holds, and keys in the format of an earlier version.
+
+A database has the table ``feedapi_format``, with a row for each table of cursors (which counts for
+its journal, instances and leases, too) and of quarantined events. Without a row the version is 1.
+`docs/pages/formats.md` has the formats.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from feedapi_client.errors import StoreError
+from feedapi_client.model import FeedKey
+from feedapi_client.protocol.text import printable
+from feedapi_client.stores.scripts import Query, Script
+
+STORE_FORMAT = 1
+"""The version of cursors, journal, instances and leases, in every kind of store."""
+QUARANTINE_FORMAT = 1
+"""The version of quarantined events."""
+FORMAT_TABLE = "feedapi_format"
+CREATE_FORMAT = f"""
+CREATE TABLE IF NOT EXISTS {FORMAT_TABLE} (
+    name VARCHAR(200) NOT NULL PRIMARY KEY,
+    version INTEGER NOT NULL
+)
+"""
+_SELECT = f"SELECT version FROM {FORMAT_TABLE} WHERE name = ?"  # noqa: S608
+_INSERT = f"INSERT OR IGNORE INTO {FORMAT_TABLE} (name, version) VALUES (?, ?)"  # noqa: S608
+_MAX_SHOWN = 200
+
+
+def check_format(what: str, found: int | None, newest: int, feed: FeedKey | None = None) -> None:
+    """Check that this version can read what another one wrote.
+
+    Arguments:
+        what: what it is, and where, for the message.
+        found: the stored version; None where there is none, which is 1.
+        newest: the newest version that can be read.
+
+    Raises:
+        StoreError: a newer version of this package wrote it.
+    """
+    if found is not None and found > newest:
+        raise StoreError(
+            f"a newer version of feedapi-client wrote {what} (format {found}, this one reads up "
+            f"to {newest}): update feedapi-client here",
+            feed=None if feed is None else feed.url,
+        )
+
+
+def note_format(name: str, newest: int) -> Script[None]:
+    """Check the format of a table in a SQLite file, and note it where it is not noted yet.
+
+    Raises:
+        StoreError: a newer version of this package wrote it.
+    """
+    yield Query(CREATE_FORMAT)
+    rows = yield Query(_SELECT, (name,))
+    check_format(f"the table {name}", rows[0][0] if rows else None, newest)
+    if not rows:
+        yield Query(_INSERT, (name, newest))
+
+
+@dataclass(frozen=True, slots=True)
+class FirstFormatKey(FeedKey):
+    """A key as version 0.1.0 stored it: another `id`, under which this version finds nothing."""
+
+    @classmethod
+    def of(cls, key: FeedKey) -> FirstFormatKey:
+        """Return what version 0.1.0 made of a key."""
+        return cls(key.url, key.name, key.filters)
+
+    @property
+    def id(self) -> str:
+        """The digest of version 0.1.0, in which two keys could have the same text."""
+        parts = (self.url.replace("#sha256=", "?sha256="), self.name, *sum(self.filters, ()))
+        return hashlib.sha256("\x00".join(parts).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def __str__(self) -> str:
+        return FeedKey.__str__(self)
+
+
+def in_another_format(key: FeedKey, found: int) -> StoreError:
+    """Return the error of a consumer whose positions are stored under a key of another format.
+
+    Arguments:
+        found: the number of positions under the key of version 0.1.0; 0 where it is another one.
+    """
+    name = printable(key.name, _MAX_SHOWN)
+    if found:
+        return StoreError(
+            f"the store holds {found} positions of the consumer '{name}' in the format of version "
+            "0.1.0, which would not be found: stop the consumer, run 'feedapi cursors upgrade', "
+            "and start it again",
+            feed=key.url,
+        )
+    return StoreError(
+        f"the store holds positions of the consumer '{name}' under a key that this version does "
+        "not know: was it written by a newer version of feedapi-client? Update feedapi-client "
+        "here, or take another name to begin anew",
+        feed=key.url,
+    )

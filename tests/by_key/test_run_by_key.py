@@ -1,0 +1,582 @@
+"""`FeedConsumer.run_by_key`: each key in order, keys at once, cursors behind what is done."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import orjson
+import pytest
+
+from feedapi_client import Event, FeedConsumer, PartitionState, Quarantine, Retry, StoreError
+from feedapi_client.quarantine import operations
+from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore
+from feedapi_client.status import ProblemName
+from feedapi_client.testing import Publisher
+from tests.consumer.helpers import (
+    SAFETY_LIMIT,
+    RecordingStore,
+    assert_each_entity_in_order_and_once,
+    consume,
+    fill,
+    rediscovered,
+    wait_until,
+)
+
+pytestmark = pytest.mark.anyio
+
+
+def entity(event: Event) -> str:
+    return str(event.json()["entity"])
+
+
+class Application:
+    """Handles events, notes their order, and fails a test where two of one key overlap."""
+
+    def __init__(self) -> None:
+        self.payloads: list[Any] = []
+        self.running: set[str] = set()
+        self.most = 0
+        self.blocked: dict[str, anyio.Event] = {}
+
+    async def __call__(self, event: Event) -> None:
+        payload = event.json()
+        key = payload["entity"]
+        assert key not in self.running, f"two events of {key} at once"
+        self.running.add(key)
+        self.most = max(self.most, len(self.running))
+        try:
+            if key in self.blocked:
+                await self.blocked[key].wait()
+            else:
+                await anyio.lowlevel.checkpoint()
+        finally:
+            self.running.discard(key)
+        self.payloads.append(payload)
+
+    def of(self, key: str) -> list[int]:
+        return [payload["n"] for payload in self.payloads if payload["entity"] == key]
+
+
+async def drain(consumer: FeedConsumer, handle: Any, **options: Any) -> None:
+    with anyio.fail_after(SAFETY_LIMIT):
+        await consumer.run_by_key(handle, key=entity, **options)
+
+
+async def test_r04_each_key_is_handled_in_order_and_keys_at_once(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 200, entities=7)
+    application = Application()
+    async with consume(publisher, follow=False, store=store) as consumer:
+        await drain(consumer, application)
+    assert_each_entity_in_order_and_once(application.payloads, publisher)
+    assert application.most == 7
+    async with consume(publisher, follow=False, store=store) as consumer:
+        await drain(consumer, application)
+    assert len(application.payloads) == 200
+
+
+async def test_the_bound_of_handlers_is_kept(publisher: Publisher) -> None:
+    fill(publisher, 100, entities=50)
+    application = Application()
+    async with consume(publisher, follow=False) as consumer:
+        await drain(consumer, application, max_concurrency=3)
+    assert application.most == 3
+
+
+@pytest.mark.parametrize("method", ["starts-after", "cursor-from"])
+async def test_r04_the_order_of_a_key_holds_across_splits(
+    serve: Callable[..., Publisher], store: RecordingStore, method: Any
+) -> None:
+    publisher = serve(page_size=7, checkpoint_every=3)
+    fill(publisher, 50)
+    application = Application()
+    application.blocked["e0"] = anyio.Event()
+    async with consume(publisher, store=store) as consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(drain, consumer, application)
+        await wait_until(lambda: len(application.payloads) == 40)
+        children = publisher.split(0, method=method)
+        fill(publisher, 50, start=50)
+        await wait_until(lambda: set(children) <= set(consumer.status().partitions))
+        await rediscovered(publisher)
+        for p in children:
+            assert consumer.status()[p].state is PartitionState.WAITING
+            assert consumer.status()[p].events == 0
+        application.blocked.pop("e0").set()
+        await wait_until(lambda: len(application.payloads) >= 100)
+        consumer.stop()
+    assert_each_entity_in_order_and_once(application.payloads, publisher)
+
+
+async def test_r05_the_cursor_never_passes_an_unfinished_event(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 40, entities=4)
+    application = Application()
+    application.blocked["e2"] = anyio.Event()
+    async with (
+        consume(publisher, store=store, limit={"max_batch_events": 5}) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(drain, consumer, application)
+        await wait_until(lambda: len(application.payloads) == 30)
+        await wait_until(lambda: consumer.status()[0].events == 40)
+        assert len(store.saves) <= 1  # the first position of an empty store
+        tasks.cancel_scope.cancel()
+    again = Application()
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, again)
+    assert again.of("e2") == application.of("e2") + list(range(2, 40, 4))
+    assert_each_entity_in_order_and_once(again.payloads, publisher)
+
+
+async def test_one_cursor_covers_all_batches_that_are_done(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 100, entities=4)
+    application = Application()
+    application.blocked["e0"] = anyio.Event()
+    async with (
+        consume(publisher, store=store, follow=False, limit={"max_batch_events": 5}) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(drain, consumer, application)
+        await wait_until(lambda: len(application.payloads) == 75)
+        assert consumer.status()[0].in_flight_seconds is not None
+        gate = application.blocked.pop("e0")
+        gate.set()
+    assert len(store.saves) <= 20  # with the first position
+    assert await store.cursors() == {0: publisher.end_cursor(0)}
+    assert consumer.status()[0].in_flight_since is None
+
+
+async def test_a_slow_store_gathers_commits(publisher: Publisher, store: RecordingStore) -> None:
+    fill(publisher, 100)
+    gate = anyio.Event()
+
+    async def before_save(positions: Any) -> None:
+        if any(p.revision > 1 for p in positions.values()):
+            await gate.wait()
+
+    store.before_save = before_save
+    application = Application()
+    async with (
+        consume(publisher, store=store, follow=False, limit={"max_batch_events": 5}) as consumer,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(drain, consumer, application)
+        await wait_until(lambda: len(application.payloads) == 100)
+        gate.set()
+    assert len(store.saves) <= 4
+    assert await store.cursors() == {0: publisher.end_cursor(0)}
+
+
+# ---------------------------------------------------------------------- bounds
+
+
+@pytest.mark.parametrize("bound", ["events", "bytes"])
+async def test_r16_memory_is_bounded_behind_one_event_that_hangs(
+    publisher: Publisher, bound: str
+) -> None:
+    """What Parallel Consumer's users see: memory grows behind one slow event."""
+    fill(publisher, 1000, entities=10)
+    application = Application()
+    application.blocked["e3"] = anyio.Event()
+    limit: dict[str, Any] = {"max_batch_events": 5, "max_batch_bytes": 1000}
+    options: dict[str, Any] = {}
+    if bound == "events":
+        options["max_in_flight"] = 60
+    else:
+        limit["max_buffered_bytes"] = 40_000
+    async with consume(publisher, limit=limit) as consumer, anyio.create_task_group() as tasks:
+
+        async def run() -> None:
+            await drain(consumer, application, **options)
+
+        tasks.start_soon(run)
+        await wait_until(lambda: application.running == {"e3"} and len(application.payloads) > 20)
+        await rediscovered(publisher, 4)
+        delivered = consumer.status()[0].events
+        assert delivered < 300
+        if bound == "events":
+            assert delivered <= 60
+            assert len(application.payloads) <= 54
+        await rediscovered(publisher)
+        assert consumer.status()[0].events == delivered
+        application.blocked.pop("e3").set()
+        await wait_until(lambda: len(application.payloads) == 1000)
+        consumer.stop()
+    assert_each_entity_in_order_and_once(application.payloads, publisher)
+
+
+async def test_checkpoints_further_apart_than_the_bound_still_come(serve: Any) -> None:
+    publisher = serve(page_size=100, checkpoint_every=50)
+    fill(publisher, 200)
+    application = Application()
+    async with consume(publisher, follow=False) as consumer:
+        await drain(consumer, application, max_in_flight=7)
+    assert_each_entity_in_order_and_once(application.payloads, publisher)
+
+
+async def test_health_says_what_holds_a_cursor_back_and_never_the_key(
+    publisher: Publisher,
+) -> None:
+    fill(publisher, 40, entities=4)
+    application = Application()
+    application.blocked["e1"] = anyio.Event()
+    limit = {"stall_timeout": 0.3, "max_batch_events": 5}
+    async with consume(publisher, limit=limit) as consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(drain, consumer, application)
+        await wait_until(lambda: not consumer.health().live)
+        await wait_until(lambda: len(application.payloads) == 30)
+        problem = next(p for p in consumer.health().problems if p.partition == 0)
+        assert problem.name is ProblemName.HANDLER_STUCK
+        assert "38 later events" in problem.text
+        assert "e1" not in problem.text
+        application.blocked.pop("e1").set()
+        await wait_until(lambda: consumer.health().live)
+        assert consumer.health().problems == ()
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_handler_that_never_waits_lets_others_run(publisher: Publisher) -> None:
+    fill(publisher, 3000, entities=3)
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            await anyio.lowlevel.checkpoint()
+            turns += 1
+
+    async def busy(event: Event) -> None:
+        for _ in range(300):
+            event.json()
+
+    async with consume(publisher, follow=False) as consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(others)
+        await drain(consumer, busy)
+        tasks.cancel_scope.cancel()
+    assert turns > 20
+
+
+# ---------------------------------------------------------------------- failures
+
+
+async def test_an_error_of_the_handler_ends_the_iteration_and_loses_nothing(
+    publisher: Publisher, store: RecordingStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(publisher, 50)
+    application = Application()
+
+    async def fails(event: Event) -> None:
+        if event.json()["n"] == 33:
+            raise RuntimeError(f"no such entity: {entity(event)}")
+        await application(event)
+
+    with caplog.at_level(logging.ERROR, "feedapi_client"):
+        async with consume(publisher, store=store, follow=False) as consumer:
+            with pytest.raises(RuntimeError, match="no such entity"):
+                await drain(consumer, fails)
+            assert not consumer.health().live
+    assert "partition 0: the handler failed with RuntimeError" in caplog.text
+    assert "e3" not in caplog.text  # which stands in the payload (R19)
+    again = Application()
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, again)
+    seen = {payload["n"] for payload in application.payloads + again.payloads}
+    assert seen == set(range(50))
+    assert 33 in [payload["n"] for payload in again.payloads]
+
+
+async def test_a_failing_event_is_retried_while_other_keys_go_on(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    """A poison event must not hold the lag without a word, nor a place among the handlers."""
+    fill(publisher, 100, entities=4)
+    application = Application()
+    failing = True
+
+    async def handle(event: Event) -> None:
+        if failing and entity(event) in ("e0", "e1"):
+            raise RuntimeError("the service says no")
+        await application(event)
+
+    async with consume(publisher, store=store) as consumer, anyio.create_task_group() as tasks:
+
+        async def run() -> None:
+            forever = Retry(attempts=None, base_delay=0.01, max_delay=0.02)
+            await drain(consumer, handle, max_concurrency=1, on_failure=forever)
+
+        tasks.start_soon(run)
+        await wait_until(lambda: len(application.payloads) == 50)
+        await wait_until(lambda: consumer.status()[0].events == 100)
+        health = consumer.health()
+        assert health.live
+        assert [p.name for p in health.problems] == [ProblemName.HANDLER_FAILING]
+        assert "99 later events" in health.problems[0].text
+        status = consumer.status()[0]
+        assert status.state is PartitionState.RETRYING
+        assert status.handler_failures > 1
+        failing = False
+        await wait_until(lambda: len(application.payloads) == 100)
+        await wait_until(lambda: consumer.health().problems == ())
+        assert consumer.status()[0].error is None
+        consumer.stop()
+    assert_each_entity_in_order_and_once(application.payloads, publisher)
+
+
+async def test_retries_end_with_the_error(publisher: Publisher) -> None:
+    fill(publisher, 10)
+    calls = 0
+
+    async def handle(_: Event) -> None:
+        nonlocal calls
+        calls += 1
+        raise RuntimeError("always")
+
+    policy = Retry(attempts=3, base_delay=0.001, max_delay=0.002)
+    async with consume(publisher) as consumer:
+        with pytest.raises(RuntimeError, match="always"):
+            await drain(consumer, handle, max_concurrency=1, on_failure=policy)
+    assert calls >= 3
+
+
+async def test_a_failing_event_goes_into_quarantine_and_its_key_goes_on(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 50)
+    application, quarantine = Application(), MemoryQuarantineStore()
+
+    async def handle(event: Event) -> None:
+        if event.json()["n"] in (7, 12, 30):
+            raise RuntimeError("poison")
+        await application(event)
+
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, handle, on_failure=Quarantine(to=quarantine))
+        assert consumer.status()[0].quarantined == 3
+    kept = [event async for event in operations.list_events(quarantine)]
+    assert sorted(n_of_raw(event.raw) for event in kept) == [7, 12, 30]
+    assert application.of("e2") == [2, *range(17, 50, 5)]
+    assert await store.cursors() == {0: publisher.end_cursor(0)}
+
+
+def n_of_raw(raw: bytes) -> int:
+    return int(orjson.loads(raw)["n"])
+
+
+async def test_with_whole_key_later_events_of_a_key_wait_for_the_replay(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 20)
+    application, quarantine = Application(), MemoryQuarantineStore()
+    failing = {7}
+
+    async def handle(event: Event) -> None:
+        if event.json()["n"] in failing:
+            raise RuntimeError("poison")
+        await application(event)
+
+    policy = Quarantine(to=quarantine, whole_key=True, limit=1)
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, handle, on_failure=policy)
+    assert application.of("e2") == [2]
+    # In another run, too: what is held back is read from the quarantine.
+    fill(publisher, 10, start=20)
+    failing.clear()
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, handle, on_failure=policy)
+    assert application.of("e2") == [2]
+    kept = [event async for event in operations.list_events(quarantine)]
+    assert [n_of_raw(event.raw) for event in kept] == [7, 12, 17, 22, 27]
+
+    async def replayed(batch: Any) -> None:
+        for event in batch.events:
+            await application(event)
+
+    await operations.replay(quarantine, replayed)
+    fill(publisher, 10, start=30)
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, handle, on_failure=policy)
+    assert_each_entity_in_order_and_once(application.payloads, publisher)
+
+
+async def test_a_replay_beside_a_running_consumer_lets_the_key_go_on(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 10)
+    application, quarantine = Application(), MemoryQuarantineStore()
+
+    async def handle(event: Event) -> None:
+        if event.json()["n"] == 2:
+            raise RuntimeError("poison")
+        await application(event)
+
+    async def replayed(batch: Any) -> None:
+        await application(batch.events[0])
+
+    async with consume(publisher, store=store) as consumer, anyio.create_task_group() as tasks:
+
+        async def run() -> None:
+            await drain(consumer, handle, on_failure=Quarantine(to=quarantine, whole_key=True))
+
+        tasks.start_soon(run)
+        await wait_until(lambda: consumer.status()[0].quarantined == 2)
+        await operations.replay(quarantine, replayed)
+        fill(publisher, 10, start=10)
+        await wait_until(lambda: len(application.payloads) == 20)
+        consumer.stop()
+    assert_each_entity_in_order_and_once(application.payloads, publisher)
+
+
+async def test_too_many_events_in_quarantine_in_a_row_are_an_error(publisher: Publisher) -> None:
+    fill(publisher, 50)
+
+    async def handle(_: Event) -> None:
+        raise RuntimeError("the database is down")
+
+    policy = Quarantine(to=MemoryQuarantineStore(), limit=5)
+    async with consume(publisher, follow=False) as consumer:
+        with pytest.raises(RuntimeError, match="the database is down") as raised:
+            await drain(consumer, handle, on_failure=policy)
+    assert "5 events in a row" in raised.value.__notes__[0]
+
+
+async def test_an_event_without_a_key_is_one_that_fails(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 20)
+    publisher.append(0, {"n": 20})
+    fill(publisher, 10, start=21)
+    application, quarantine = Application(), MemoryQuarantineStore()
+
+    def strict(event: Event) -> str:
+        return str(event.json()["entity"])
+
+    async with consume(publisher, store=store) as consumer:
+        with pytest.raises(KeyError):
+            await consumer.run_by_key(application, key=strict)
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await consumer.run_by_key(
+            application, key=strict, on_failure=Quarantine(to=quarantine, whole_key=True)
+        )
+    kept = [event async for event in operations.list_events(quarantine)]
+    assert [n_of_raw(event.raw) for event in kept] == [20]
+
+
+async def test_a_save_that_fails_is_raised(publisher: Publisher) -> None:
+    fill(publisher, 20)
+    async with consume(publisher, store=RecordingStore(), follow=False) as consumer:
+
+        async def before_save(_: Any) -> None:
+            raise StoreError("the disk is full")
+
+        consumer.store.before_save = before_save  # type: ignore[attr-defined]
+        with pytest.raises(StoreError, match="the disk is full"):
+            await drain(consumer, Application())
+
+
+async def test_with_retry_a_save_that_fails_is_tried_again(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 20)
+    failures = 3
+    application = Application()
+
+    async def before_save(_: Any) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise StoreError("a moment please")
+
+    async with consume(publisher, store=store, follow=False) as consumer:
+        store.before_save = before_save
+        policy = Retry(attempts=None, base_delay=0.001, max_delay=0.002)
+        await drain(consumer, application, on_failure=policy)
+    assert_each_entity_in_order_and_once(application.payloads, publisher)
+    assert await store.cursors() == {0: publisher.end_cursor(0)}
+
+
+# ---------------------------------------------------------------------- the end
+
+
+async def test_stop_waits_for_what_is_in_flight_and_repeats_nothing(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 100)
+    application = Application()
+    gate = application.blocked["e0"] = anyio.Event()
+    async with consume(publisher, store=store) as consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(drain, consumer, application)
+        await wait_until(lambda: len(application.payloads) == 80)
+        consumer.stop()
+        await wait_until(lambda: consumer.health().ready)
+        gate.set()
+        application.blocked.clear()
+    assert not consumer.cut_short
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, application)
+    assert_each_entity_in_order_and_once(application.payloads, publisher)
+
+
+async def test_the_grace_period_of_stop_ends_what_is_in_flight(
+    publisher: Publisher, store: RecordingStore
+) -> None:
+    fill(publisher, 100)
+    application = Application()
+    application.blocked["e0"] = anyio.Event()
+    async with consume(publisher, store=store) as consumer, anyio.create_task_group() as tasks:
+        tasks.start_soon(drain, consumer, application)
+        await wait_until(lambda: len(application.payloads) == 80)
+        consumer.stop(grace=0.01)
+    assert consumer.cut_short
+    again = Application()
+    async with consume(publisher, store=store, follow=False) as consumer:
+        await drain(consumer, again)
+    assert again.of("e0") == list(range(0, 100, 5))
+
+
+async def test_r20_cancellation_ends_it_at_once(publisher: Publisher) -> None:
+    fill(publisher, 100)
+    application = Application()
+    application.blocked["e0"] = anyio.Event()
+    async with consume(publisher) as consumer:
+        with anyio.move_on_after(0.2) as scope:
+            await consumer.run_by_key(application, key=entity)
+        assert scope.cancelled_caught
+        assert application.running == set()
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"handle": entity}, "async"),
+        ({"handle": 1}, "function"),
+        ({"key": None}, "function"),
+        ({"key": Application()}, "without async"),
+        ({"max_concurrency": 0}, "at least 1"),
+        ({"max_in_flight": 0}, "at least 1"),
+        ({"on_failure": "ignore"}, "on_failure"),
+    ],
+)
+async def test_what_is_wrong_is_refused_before_anything_is_read(
+    publisher: Publisher, change: dict[str, Any], error: str
+) -> None:
+    arguments: dict[str, Any] = {"handle": Application(), "key": entity, **change}
+    async with consume(publisher) as consumer:
+        with pytest.raises((TypeError, ValueError), match=error):
+            await consumer.run_by_key(**arguments)
+    assert publisher.counters["fetch"] == 0
+
+
+async def test_whole_key_needs_a_key(publisher: Publisher) -> None:
+    async def handle(_: Any) -> None: ...
+
+    async with consume(publisher) as consumer:
+        with pytest.raises(ValueError, match="run_by_key"):
+            await consumer.run(handle, on_failure=Quarantine(whole_key=True))

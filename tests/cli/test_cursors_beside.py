@@ -1,0 +1,106 @@
+"""``feedapi cursors`` beside instances that share the feed: what changes positions is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+import anyio
+import pytest
+
+from feedapi_client import FeedKey, Position, SQLiteCursorStore
+from feedapi_client.stores import Journal
+from feedapi_client.testing import Publisher
+from tests.cli.conftest import Feedapi
+
+
+@pytest.fixture
+def publisher(feedapi_publisher_factory: Callable[..., Publisher]) -> Publisher:
+    publisher = feedapi_publisher_factory(2, page_size=10, checkpoint_every=5)
+    publisher.extend(0, [{"n": n} for n in range(7)])
+    publisher.split(1, into=(2, 3), method="starts-after")
+    return publisher
+
+
+@pytest.fixture
+def shared(publisher: Publisher, tmp_path: Path) -> Path:
+    """The store of an instance that is alive and one that is dead."""
+    path, key = tmp_path / "shared.db", FeedKey(str(publisher.url))
+
+    async def fill() -> None:
+        async with SQLiteCursorStore(path, journal=Journal()) as store:
+            await store.save(key, {0: Position("_first"), 1: Position("_first")})
+            await store.join(key, "dead", 0.001)
+            await store.join(key, "alive", 1000)
+
+    anyio.run(fill)
+    return path
+
+
+async def _load(path: Path, publisher: Publisher) -> dict[int, Position]:
+    async with SQLiteCursorStore(path) as store:
+        return await store.load(FeedKey(str(publisher.url)))
+
+
+async def _leave(path: Path, publisher: Publisher) -> None:
+    async with SQLiteCursorStore(path) as store:
+        await store.leave(FeedKey(str(publisher.url)), "alive")
+
+
+COMMANDS = {
+    "set": ("set", 0, "c5", "--store", "STORE"),
+    "reset": ("reset", "--store", "STORE", "--yes"),
+    "import": ("import", "EXPORT", "--store", "STORE", "--yes"),
+    "rewind": ("rewind", "--to", "NOW", "--store", "STORE", "--yes"),
+    "skip": ("skip", "URL", "--store", "STORE", "--quiet"),
+    "drain": ("drain", "URL", 1, "--store", "STORE", "--yes"),
+    "rename": ("rename", "default", "new", "--store", "STORE"),
+    "move": ("move", "URL", "http://elsewhere.test/feed", "--store", "STORE"),
+}
+
+
+@pytest.mark.usefixtures("short_waits")
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_changes_positions_refuses_beside_a_living_instance(
+    feedapi: Feedapi, publisher: Publisher, shared: Path, tmp_path: Path, command: str
+) -> None:
+    export = tmp_path / "export.json"
+    assert feedapi("cursors", "export", "--store", shared, "-o", export).exit_code == 0
+    now = datetime.now(UTC).isoformat()
+    words = {"STORE": shared, "URL": publisher.url, "EXPORT": export, "NOW": now}
+    arguments = ["cursors", *(words.get(str(each), each) for each in COMMANDS[command])]
+    before = anyio.run(_load, shared, publisher)
+    refused = feedapi(*arguments)
+    assert refused.exit_code == 1, refused.output
+    assert "1 instances that share this feed are alive (alive): stop them" in refused.stderr
+    assert "--force" in refused.stderr
+    assert anyio.run(_load, shared, publisher) == before
+    forced = feedapi(*arguments, "--force")
+    assert forced.exit_code == 0, forced.output
+    assert anyio.run(_load, shared, publisher) != before
+
+
+def test_a_restoration_is_refused_too(feedapi: Feedapi, publisher: Publisher, shared: Path) -> None:
+    arguments = ("cursors", "restore", publisher.url, 0, "--store", shared, "--yes")
+    refused = feedapi(*arguments)
+    assert refused.exit_code == 1
+    assert "instances that share this feed are alive" in refused.stderr
+    forced = feedapi(*arguments, "--force")
+    assert "are alive" not in forced.stderr  # but there is nothing to restore
+
+
+def test_once_the_instances_have_left_nothing_is_refused(
+    feedapi: Feedapi, publisher: Publisher, shared: Path
+) -> None:
+    anyio.run(_leave, shared, publisher)
+    assert feedapi("cursors", "set", 0, "c5", "--store", shared).exit_code == 0
+
+
+def test_what_only_reads_is_never_refused(
+    feedapi: Feedapi, publisher: Publisher, shared: Path
+) -> None:
+    now = datetime.now(UTC).isoformat()
+    for arguments in (("ls",), ("export",), ("rewind", "--to", now, "--dry-run")):
+        result = feedapi("cursors", *arguments, "--store", shared)
+        assert result.exit_code == 0, result.output

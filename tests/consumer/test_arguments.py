@@ -1,0 +1,287 @@
+"""What is wrong is refused at once, where it is given, and before anything is read."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+from unittest.mock import AsyncMock
+
+import anyio
+import httpx
+import pytest
+
+from feedapi_client import (
+    Batch,
+    FeedClient,
+    FeedConsumer,
+    FetchOptions,
+    Limits,
+    MemoryCursorStore,
+    Quarantine,
+    Retry,
+    RetryPolicy,
+    Share,
+    SQLiteCursorStore,
+    SyncFeedClient,
+)
+from feedapi_client.testing import Publisher
+from tests.consumer.helpers import SAFETY_LIMIT, consume, fill
+
+pytestmark = pytest.mark.anyio
+
+URL = "http://feed/feed"
+
+
+def not_async(batch: Batch) -> None:
+    raise AssertionError("is never called")
+
+
+async def yields(batch: Batch) -> Any:
+    yield batch
+
+
+class NotAsync:
+    def __call__(self, batch: Batch) -> None: ...
+
+    def method(self, batch: Batch) -> None: ...
+
+
+class Async:
+    async def __call__(self, batch: Batch) -> None: ...
+
+    async def method(self, batch: Batch) -> None: ...
+
+
+async def handles(batch: Batch) -> None: ...
+
+
+async def with_database(database: str, batch: Batch) -> None: ...
+
+
+def returns_a_coroutine(batch: Batch) -> Awaitable[None]:
+    return handles(batch)
+
+
+def decorated(handle: Callable[[Batch], Awaitable[None]]) -> Callable[[Batch], Awaitable[None]]:
+    @functools.wraps(handle)
+    def wrapper(batch):  # type: ignore[no-untyped-def]
+        return handle(batch)
+
+    return wrapper
+
+
+class InAThread:
+    """As asgiref's `sync_to_async`: it wraps a plain function, and is asynchronous itself."""
+
+    def __init__(self, function: Callable[[Batch], None]) -> None:
+        functools.update_wrapper(self, function)
+
+    def __get__(self, parent: object, _: type) -> Any:
+        return functools.partial(self, parent)
+
+    async def __call__(self, batch: Batch) -> None: ...
+
+
+REFUSED = [
+    not_async,
+    functools.partial(not_async),
+    yields,
+    NotAsync(),
+    NotAsync().method,
+    Async,
+    None,
+    "module:handle",
+]
+ACCEPTED = [
+    handles,
+    functools.partial(with_database, "database"),
+    Async(),
+    Async().method,
+    returns_a_coroutine,
+    decorated(handles),
+    AsyncMock(),
+    InAThread(not_async),
+    lambda batch: handles(batch),  # noqa: PLW0108 - a lambda is what is tested
+]
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "retry", "quarantine"])
+@pytest.mark.parametrize("handle", REFUSED)
+async def test_a_handler_without_async_is_refused_before_the_first_batch(
+    serve: Callable[..., Publisher], handle: Any, on_failure: Any
+) -> None:
+    publisher = serve(1)
+    fill(publisher, 5, entities=1)
+    store = MemoryCursorStore()
+    async with consume(publisher, follow=False, store=store) as consumer:
+        before = await store.load(consumer.key)
+        with pytest.raises(TypeError, match="the handler must"):
+            await consumer.run(handle, on_failure=on_failure)
+        assert await store.load(consumer.key) == before
+
+
+@pytest.mark.parametrize("handle", ACCEPTED)
+async def test_every_form_of_an_async_handler_is_accepted(
+    serve: Callable[..., Publisher], handle: Any
+) -> None:
+    publisher = serve(1)
+    fill(publisher, 5, entities=1)
+    async with consume(publisher, follow=False) as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle)
+        assert consumer.status().partitions[0].caught_up
+
+
+@pytest.mark.parametrize("on_failure", ["raise", "retry", "quarantine"])
+async def test_what_only_a_call_shows_to_be_not_async_is_called_once_and_moves_no_cursor(
+    serve: Callable[..., Publisher], on_failure: Any
+) -> None:
+    publisher = serve(1)
+    fill(publisher, 5, entities=1)
+    store, calls = MemoryCursorStore(), []
+    async with consume(publisher, follow=False, store=store) as consumer:
+        before = await store.load(consumer.key)
+        with pytest.raises(TypeError, match="returned None"), anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(calls.append, on_failure=on_failure)
+        assert await store.load(consumer.key) == before
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("max_concurrency", [0, -1, 1.5, True, "4", None])
+async def test_an_impossible_max_concurrency_is_refused(
+    serve: Callable[..., Publisher], max_concurrency: Any
+) -> None:
+    async with consume(serve(1)) as consumer:
+        with pytest.raises((TypeError, ValueError), match="max_concurrency must be"):
+            await consumer.run(handles, max_concurrency=max_concurrency)
+
+
+async def test_an_impossible_policy_or_grace_period_is_refused(
+    serve: Callable[..., Publisher],
+) -> None:
+    async with consume(serve(1)) as consumer:
+        with pytest.raises(ValueError, match="on_failure must be"):
+            await consumer.run(handles, on_failure="quarantined")  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="grace must be"):
+            consumer.stop(grace=-1)
+        with pytest.raises(TypeError, match="grace must be"):
+            consumer.install_signal_handlers(grace="30")  # type: ignore[arg-type]
+
+
+def test_a_text_is_not_shown_where_a_store_is_expected() -> None:
+    with pytest.raises(TypeError, match=r"store must be .* not a str") as caught:
+        FeedConsumer(URL, store="postgresql://user:secret@db/app")  # type: ignore[arg-type]
+    assert "secret" not in str(caught.value)
+
+
+WRONG: list[dict[str, Any]] = [
+    {"store": "cursors.db"},
+    {"store": SQLiteCursorStore},
+    {"store": object()},
+    {"name": ""},
+    {"name": None},
+    {"name": 7},
+    {"start": "latest"},
+    {"start": 0},
+    {"start": {"0": "x"}},
+    {"start": {0: None}},
+    {"start": {0: ""}},
+    {"start": {40_000: "x"}},
+    {"ordered": "no"},
+    {"follow": None},
+    {"follow": 1},
+    {"partitions": "0"},
+    {"partitions": 0},
+    {"partitions": ["0"]},
+    {"partitions": [-1]},
+    {"partitions": [True]},
+    {"partitions": []},
+    {"decoder": "json"},
+    {"v1_partitions": 0},
+    {"v1_partitions": "4"},
+    {"lineage": {1: "0"}},
+    {"share": True},
+    {"share": Share},
+    {"fetch": {"stream": True}},
+    {"retry": 5},
+    {"limits": {"poll_interval": 1}},
+    {"on_error": "stop"},
+    {"http": "http"},
+    {"http": httpx.Client},
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG, ids=lambda arguments: next(iter(arguments)))
+def test_every_argument_of_a_consumer_is_checked_where_it_is_given(
+    arguments: dict[str, Any],
+) -> None:
+    (name,) = arguments
+    with pytest.raises((TypeError, ValueError), match=name):
+        FeedConsumer(URL, **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"limits": 3}, {"retry": "always"}, {"fetch": ()}, {"decoder": 1}, {"http": object()}],
+    ids=lambda arguments: next(iter(arguments)),
+)
+@pytest.mark.parametrize("client", [FeedClient, SyncFeedClient])
+def test_every_argument_of_a_client_is_checked_where_it_is_given(
+    client: Any, arguments: dict[str, Any]
+) -> None:
+    (name,) = arguments
+    with pytest.raises((TypeError, ValueError), match=name):
+        client(URL, **arguments)
+
+
+OPTIONS: list[tuple[type, dict[str, Any]]] = [
+    (Limits, {"poll_interval": "1"}),
+    (Limits, {"poll_interval": True}),
+    (Limits, {"poll_interval": 0}),
+    (Limits, {"poll_interval": float("nan")}),
+    (Limits, {"max_buffered_bytes": 1.5}),
+    (Limits, {"max_buffered_bytes": None}),
+    (RetryPolicy, {"base_delay": "1"}),
+    (RetryPolicy, {"decide": "retry"}),
+    (RetryPolicy, {"give_up_after": -1}),
+    (Share, {"lease_seconds": "30"}),
+    (Share, {"instance": 3}),
+    (FetchOptions, {"page_size_hint": "100"}),
+    (FetchOptions, {"page_size_hint": 0}),
+    (FetchOptions, {"stream": "yes"}),
+    (FetchOptions, {"filters": "kind=a"}),
+    (FetchOptions, {"filters": {"kind": 1}}),
+    (FetchOptions, {"event_types": "a"}),
+    (FetchOptions, {"event_types": 1}),
+    (FetchOptions, {"event_types": [1]}),
+    (Retry, {"attempts": 0}),
+    (Retry, {"attempts": "5"}),
+    (Retry, {"errors": ValueError}),
+    (Retry, {"errors": ()}),
+    (Retry, {"then": "quarantine"}),
+    (Quarantine, {"limit": 0}),
+    (Quarantine, {"limit": 2.5}),
+    (Quarantine, {"to": "quarantine.db"}),
+    (Quarantine, {"errors": (BaseException,)}),
+]
+
+
+@pytest.mark.parametrize(("options", "arguments"), OPTIONS)
+def test_every_option_is_checked_where_it_is_given(
+    options: type, arguments: dict[str, Any]
+) -> None:
+    (name,) = arguments
+    with pytest.raises((TypeError, ValueError), match=name):
+        options(**arguments)
+
+
+async def test_a_decision_that_is_none_is_an_error_that_says_so(
+    serve: Callable[..., Publisher],
+) -> None:
+    publisher = serve(1)
+    publisher.fail(503, on="discovery")
+    retry = RetryPolicy(decide=lambda error: True)  # type: ignore[arg-type,return-value]
+    with pytest.raises(ValueError, match=r"RetryPolicy\.decide returns must be"):
+        async with consume(publisher, retry=retry):
+            pass

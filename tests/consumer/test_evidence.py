@@ -1,0 +1,712 @@
+"""R3, R6, R13: what publishers, replicas and gateways of the field say, and what is believed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from feedapi_client import (
+    AuthenticationError,
+    CursorRejectedError,
+    FeedConsumer,
+    Limits,
+    MemoryCursorStore,
+    NoProgressError,
+    Position,
+    RetryPolicy,
+    Share,
+    TornResponseError,
+)
+from feedapi_client.model import FIRST
+from feedapi_client.protocol.page import MOVES_BELIEVED
+from tests.consumer.scripted import (
+    MAINTENANCE,
+    Answer,
+    Ask,
+    Listed,
+    Scripted,
+    answers_for,
+    in_time,
+    lags,
+    read_all,
+    split,
+)
+
+BACKENDS = ["asyncio", "trio"]
+IMPATIENT = RetryPolicy(give_up_after=20.0)
+
+
+def everything(feed: Scripted) -> list[tuple[int, int]]:
+    return [(id, n) for id, each in feed.partitions.items() for n in range(each.events)]
+
+
+async def follow(consumer: FeedConsumer, seen: list[tuple[int, int]]) -> None:
+    """Read until cancelled."""
+    async for event in consumer:
+        seen.extend([(event.partition, event.json()["n"])])
+
+
+def maintenance() -> httpx.Response:
+    return httpx.Response(200, content=MAINTENANCE)
+
+
+def nothing() -> httpx.Response:
+    return httpx.Response(200)
+
+
+def no_content() -> httpx.Response:
+    return httpx.Response(204)
+
+
+def discovery() -> httpx.Response:
+    return Scripted(split(1, 300)).discovery()
+
+
+GATEWAYS: dict[str, Callable[[], Answer]] = {
+    "maintenance for 0.6 s": lambda: answers_for(0.6, maintenance),
+    "empty 200 for 0.6 s": lambda: answers_for(0.6, nothing),
+    "empty 200 for 5 s": lambda: answers_for(5.0, nothing),
+    "204 for 2 s": lambda: answers_for(2.0, no_content),
+    "discovery for 1 s": lambda: answers_for(1.0, discovery),
+    "maintenance for 30 s": lambda: answers_for(30.0, maintenance),
+    "replica 1.5 s behind": lambda: lags(1.5, 60),
+    "replica 9 s behind": lambda: lags(9.0, 60),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("echo", [True, False], ids=["echoing", "silent"])
+@pytest.mark.parametrize("name", GATEWAYS)
+def test_r06_a_moments_answer_does_not_end_a_closed_partition(
+    name: str, echo: bool, backend: str
+) -> None:
+    feed, store = Scripted(split(1, 300), echo=echo), MemoryCursorStore()
+    feed.answers.append(GATEWAYS[name]())
+
+    async def body() -> None:
+        consumer = feed.consumer(store=store)
+        assert await read_all(consumer) == everything(feed)
+        positions = await store.load(consumer.key)
+        assert (positions[0].status, positions[0].cursor) == ("drained", "300")
+
+    in_time(body, backend)
+
+
+@pytest.mark.parametrize("echo", [True, False], ids=["echoing", "silent"])
+def test_r06_a_history_of_closed_generations_costs_one_wait(echo: bool) -> None:
+    feed = Scripted(split(5, 100), echo=echo)
+
+    async def body() -> None:
+        began = anyio.current_time()
+        assert await read_all(feed.consumer()) == everything(feed)
+        assert 10.0 <= anyio.current_time() - began < 15.0
+        assert len(feed.asks) < 80
+
+    in_time(body, "asyncio")
+
+
+@pytest.mark.parametrize("seconds", [1.0, 3.0])
+def test_r06_a_moments_answer_in_a_long_history_is_no_end(seconds: float) -> None:
+    feed = Scripted(split(1, 600), page=10)
+
+    def blip(_: Scripted, ask: Ask) -> httpx.Response | None:
+        away = ask.partition is not None and 15.0 <= ask.at < 15.0 + seconds
+        return nothing() if away else None
+
+    feed.answers.append(blip)
+
+    async def body() -> None:
+        seen: list[tuple[int, int]] = []
+        async with feed.consumer(limits=Limits(max_batch_events=10)) as consumer:
+            with anyio.fail_after(1000):
+                async for batch in consumer.batches():
+                    seen.extend((e.partition, e.json()["n"]) for e in batch.events)
+                    await batch.commit()
+                    await anyio.sleep(0.5)
+        assert seen == everything(feed)
+
+    in_time(body, "asyncio")
+
+
+def test_r06_a_publisher_that_forgets_its_events_is_read_to_its_end() -> None:
+    """Control questions bring nothing: answers have to be empty for longer, and no longer."""
+    feed = Scripted(split(3, 10))
+
+    def forgets(feed: Scripted, ask: Ask) -> httpx.Response | None:
+        asked = [each.cursor for each in feed.fetches if each.partition == ask.partition]
+        return nothing() if ask.cursor == "_first" and "10" in asked else None
+
+    feed.answers.append(forgets)
+
+    async def body() -> None:
+        began = anyio.current_time()
+        assert await read_all(feed.consumer()) == everything(feed)
+        assert anyio.current_time() - began < 3 * 15.0
+
+    in_time(body, "asyncio")
+
+
+def test_r06_a_discovery_between_the_answers_still_lists_the_partition_as_closed() -> None:
+    feed = Scripted({0: Listed(10, closed=True)})
+
+    async def body() -> None:
+        assert await read_all(
+            feed.consumer(limits=Limits(discovery_interval=1000.0))
+        ) == everything(feed)
+        at_end = [at for at, ask in enumerate(feed.asks) if ask.cursor == "10"]
+        between = [at for at, ask in enumerate(feed.asks) if ask.partition is None]
+        assert len(at_end) >= 3
+        assert any(at_end[0] < at < at_end[-1] for at in between)
+
+    in_time(body, "asyncio")
+
+
+def test_r06_while_discoveries_fail_nothing_is_drained() -> None:
+    feed = Scripted({0: Listed(10, closed=True)})
+
+    def outage(_: Scripted, ask: Ask) -> httpx.Response | None:
+        return httpx.Response(503) if ask.partition is None and 0.1 < ask.at < 60 else None
+
+    feed.answers.append(outage)
+
+    async def body() -> None:
+        began = anyio.current_time()
+        assert await read_all(feed.consumer()) == everything(feed)
+        assert anyio.current_time() - began >= 60.0
+
+    in_time(body, "asyncio")
+
+
+def test_r06_r10_a_single_refusal_does_not_put_the_end_off() -> None:
+    feed, refused = Scripted({0: Listed(10, closed=True)}), [0]
+
+    def stale(_: Scripted, ask: Ask) -> httpx.Response | None:
+        """The topology changes every 4 s, and the next request has a stale token."""
+        if ask.partition is None or ask.at < 4 * len(refused):
+            return None
+        refused.append(ask.partition)
+        return httpx.Response(409)
+
+    feed.answers.append(stale)
+
+    async def body() -> None:
+        began = anyio.current_time()
+        assert await read_all(feed.consumer()) == everything(feed)
+        assert 10.0 <= anyio.current_time() - began < 15.0
+        assert len(refused) > 2
+
+    in_time(body, "asyncio")
+
+
+def test_r06_one_partition_that_always_fails_does_not_keep_others_from_their_end() -> None:
+    feed = Scripted({0: Listed(10, closed=True), 1: Listed(10)})
+
+    def broken(_: Scripted, ask: Ask) -> httpx.Response | None:
+        return httpx.Response(500) if ask.partition == 1 else None
+
+    feed.answers.append(broken)
+
+    async def body() -> None:
+        consumer = feed.consumer(follow=True)
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, [])
+            await anyio.sleep(25)
+            assert consumer.status()[0].state == "drained"
+            assert consumer.status()[1].state == "retrying"
+            tasks.cancel_scope.cancel()
+
+    in_time(body, "asyncio")
+
+
+@pytest.mark.parametrize("response", [maintenance, nothing, no_content, discovery])
+@pytest.mark.parametrize("echo", [True, False], ids=["echoing", "silent"])
+def test_r06_one_odd_answer_does_not_end_an_open_partition_without_follow(
+    response: Callable[[], httpx.Response], echo: bool
+) -> None:
+    feed = Scripted({0: Listed(500)}, echo=echo)
+    odd = iter([response()])
+    feed.answers.append(lambda _, ask: None if ask.partition is None else next(odd, None))
+
+    async def body() -> None:
+        assert await read_all(feed.consumer()) == everything(feed)
+
+    in_time(body, "asyncio")
+
+
+@pytest.mark.parametrize(
+    ("response", "error"), [(discovery, TornResponseError), (maintenance, TornResponseError)]
+)
+def test_r06_answers_that_say_nothing_for_too_long_are_an_error_without_follow(
+    response: Callable[[], httpx.Response], error: type[Exception]
+) -> None:
+    feed = Scripted({0: Listed(500)})
+    feed.answers.append(lambda _, ask: None if ask.partition is None else response())
+
+    async def body() -> None:
+        with pytest.raises(error):
+            await read_all(feed.consumer(retry=IMPATIENT))
+
+    in_time(body, "asyncio")
+
+
+@pytest.mark.parametrize("response", [discovery, maintenance])
+def test_r06_a_gateway_that_answers_in_place_of_the_publisher_is_never_taken_for_the_end(
+    response: Callable[[], httpx.Response],
+) -> None:
+    feed = Scripted({0: Listed(50)})
+    feed.answers.append(lambda _, ask: None if ask.partition is None else response())
+
+    async def body() -> None:
+        consumer = feed.consumer(follow=True)
+        seen: list[tuple[int, int]] = []
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, seen)
+            await anyio.sleep(60)
+            status = consumer.status()
+            assert (status[0].state, status[0].caught_up) == ("retrying", None)
+            assert [each.name for each in consumer.health().problems] == ["fetch-failing"]
+            if response is maintenance:
+                assert status[0].unknown_commands > 1
+                assert any("neither an event nor a checkpoint" in text for text in status.reports)
+            feed.answers.clear()
+            await anyio.sleep(60)
+            assert seen == everything(feed)
+            tasks.cancel_scope.cancel()
+
+    in_time(body, "asyncio")
+
+
+def test_r13_a_replica_with_an_older_end_of_its_own_brings_nothing_twice_and_is_reported() -> None:
+    feed = Scripted({0: Listed(400)}, echo=True)
+    turn = iter(range(1_000_000))
+
+    def lagging(feed: Scripted, ask: Ask) -> httpx.Response | None:
+        if ask.partition is None or next(turn) % 2 == 0:
+            return None
+        if ask.cursor == "_first" or int(ask.cursor) < 300:
+            return feed.fetch(ask, visible=300)
+        return httpx.Response(200, content=b'{"cursor":"300"}\n')
+
+    feed.answers.append(lagging)
+
+    async def body() -> None:
+        consumer = feed.consumer(follow=True)
+        seen: list[tuple[int, int]] = []
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, seen)
+            await anyio.sleep(600)
+            assert seen == everything(feed)
+            assert any("an older place" in text for text in consumer.status().reports)
+            feed.partitions[0].events = 450
+            await anyio.sleep(600)
+            assert seen == everything(feed)
+            tasks.cancel_scope.cancel()
+
+    in_time(body, "asyncio")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_r13_an_older_end_that_was_never_a_checkpoint_brings_nothing_twice(seed: int) -> None:
+    """Of two responses each cuts the same events at places of its own."""
+    feed, random = Scripted({0: Listed(400)}, echo=True), Random(seed)
+    seen: list[tuple[int, int]] = []
+
+    def cut_elsewhere(_: Scripted, ask: Ask) -> httpx.Response | None:
+        if ask.partition is None:
+            return None
+        feed.page, feed.every = random.randrange(20, 60), random.randrange(3, 20)
+        end = 151 if len(feed.fetches) > 15 and len(feed.fetches) % 2 else 400
+        if ask.cursor != "_first" and int(ask.cursor) >= end:
+            return httpx.Response(200, content=b'{"cursor":"%d"}\n' % end)
+        return feed.fetch(ask, visible=end)
+
+    feed.answers.append(cut_elsewhere)
+
+    async def body() -> None:
+        async with feed.consumer(follow=True) as consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, seen)
+            await anyio.sleep(100)
+            feed.partitions[0].events = 410  # what is new still comes, and once
+            feed.answers.clear()
+            await anyio.sleep(100)
+            tasks.cancel_scope.cancel()
+
+    in_time(body, "asyncio")
+    assert seen == [(0, n) for n in range(410)]
+
+
+def test_r13_cursors_that_move_without_events_are_doubted_once() -> None:
+    feed = Scripted({0: Listed(10)})
+    seen: list[tuple[int, int]] = []
+
+    def ticking(_: Scripted, ask: Ask) -> httpx.Response | None:
+        place = ask.cursor.removeprefix("_first") or "0"
+        if ask.partition is None or int(place) < feed.partitions[0].events:
+            return None
+        return httpx.Response(200, content=b'{"cursor":"%d"}\n' % (int(place) + 1000))
+
+    feed.answers.append(ticking)
+
+    async def body() -> None:
+        async with feed.consumer(follow=True) as consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, seen)
+            await anyio.sleep(30)
+            tasks.cancel_scope.cancel()
+
+    in_time(body, "asyncio")
+    assert seen == [(0, n) for n in range(10)]
+    asked = [ask.cursor for ask in feed.fetches]
+    assert asked.count("10") == MOVES_BELIEVED
+    assert all(asked.count(cursor) == 1 for cursor in asked if cursor != "10")
+
+
+def test_r13_after_a_restart_a_replica_with_an_older_end_brings_nothing_twice() -> None:
+    feed, store, restarted = Scripted({0: Listed(400)}, page=50, every=1), MemoryCursorStore(), []
+    seen: list[tuple[int, int]] = []
+
+    def older(feed: Scripted, ask: Ask) -> httpx.Response | None:
+        if not restarted or ask.partition is None or len(feed.fetches) % 2:
+            return None
+        return httpx.Response(200, content=b'{"cursor":"150"}\n')
+
+    feed.answers.append(older)
+
+    async def body() -> None:
+        for seconds in (5, 60):
+            consumer = feed.consumer(follow=True, store=store)
+            async with consumer, anyio.create_task_group() as tasks:
+                tasks.start_soon(follow, consumer, seen)
+                await anyio.sleep(seconds)
+                tasks.cancel_scope.cancel()
+            restarted.append(True)
+        assert seen == everything(feed)
+        assert (await store.load(consumer.key))[0].cursor == "400"
+
+    in_time(body, "asyncio")
+
+
+def test_r13_a_cursor_that_moves_without_events_after_a_restart_is_followed() -> None:
+    """As that of a publisher which leaves out events, a bounded number at a time."""
+    feed, store = Scripted({0: Listed(30)}, page=10), MemoryCursorStore()
+
+    def leaves_out(feed: Scripted, ask: Ask) -> httpx.Response | None:
+        if ask.partition is None or ask.cursor not in ("10", "20"):
+            return None
+        return httpx.Response(200, content=b'{"cursor":"%d"}\n' % (int(ask.cursor) + 10))
+
+    feed.answers.append(leaves_out)
+
+    async def body() -> None:
+        consumer = feed.consumer(store=store)
+        await store.save(consumer.key, {0: Position("10")})
+        assert await read_all(consumer) == []
+        assert (await store.load(consumer.key))[0].cursor == "30"
+        assert [ask.cursor for ask in feed.fetches][:5] == ["10", "10", "10", "20", "30"]
+
+    in_time(body, "asyncio")
+
+
+def test_r06_without_follow_a_replica_that_stays_behind_is_an_error() -> None:
+    feed = Scripted({0: Listed(400)}, echo=True)
+
+    def lagging(feed: Scripted, ask: Ask) -> httpx.Response | None:
+        if ask.partition is None or ask.cursor != "400":
+            return None
+        return httpx.Response(200, content=b'{"cursor":"300"}\n')
+
+    feed.answers.append(lagging)
+
+    async def body() -> None:
+        with pytest.raises(NoProgressError, match="an older place"):
+            await read_all(feed.consumer(retry=IMPATIENT))
+
+    in_time(body, "asyncio")
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_r06_an_event_that_comes_late_is_delivered_and_reported(backend: str) -> None:
+    feed, store = Scripted(split(1, 100)), MemoryCursorStore()
+
+    async def body() -> None:
+        consumer = feed.consumer(follow=True, store=store)
+        seen: list[tuple[int, int]] = []
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, seen)
+            await anyio.sleep(30)
+            assert consumer.status()[0].state == "drained"
+            assert seen == everything(feed)
+            feed.partitions[0].events = 110  # the replica is there at last
+            await anyio.sleep(120)
+            assert seen[200:] == [(0, n) for n in range(100, 110)]
+            assert consumer.status()[0].state == "drained"
+            position = (await store.load(consumer.key))[0]
+            assert (position.cursor, position.status) == ("110", "drained")
+            assert any("it is delivered late" in text for text in consumer.status().reports)
+            tasks.cancel_scope.cancel()
+
+    in_time(body, backend)
+
+
+@pytest.mark.parametrize("share", [None, Share()], ids=["alone", "shared"])
+def test_r06_an_event_that_comes_late_after_a_restart_is_reported(share: Share | None) -> None:
+    """Not delivered: an operator may have drained the partition, to leave out the rest."""
+    feed, store = Scripted(split(1, 100)), MemoryCursorStore()
+    seen: list[tuple[int, int]] = []
+
+    async def body() -> None:
+        for seconds in (30, 200):
+            async with (
+                feed.consumer(follow=True, store=store, share=share) as consumer,
+                anyio.create_task_group() as tasks,
+            ):
+                tasks.start_soon(follow, consumer, seen)
+                await anyio.sleep(seconds)
+                found = [line for line in consumer.status().reports if "behind the end" in line]
+                feed.partitions[0].events = 110  # while no process runs
+                consumer.stop()
+        assert seen == [(0, n) for n in range(100)] + [(1, n) for n in range(100)]
+        (report,) = found
+        assert "partition 0: there is an event behind the end that is stored" in report
+        assert "'feedapi cursors set 0 CURSOR'" in report
+
+    in_time(body, "asyncio")
+
+
+@pytest.mark.parametrize("before", [0, 50], ids=["never read", "read in part"])
+@pytest.mark.parametrize("share", [None, Share()], ids=["alone", "shared"])
+def test_r06_a_run_without_follow_looks_behind_the_ends_of_earlier_runs(
+    before: int, share: Share | None
+) -> None:
+    """Each run is shorter than the pause before a look: one look at least is waited for."""
+    feed, store = Scripted(split(1, 100)), MemoryCursorStore()
+    feed.answers.append(lags(40, before))
+    seen: list[tuple[int, int]] = []
+
+    async def run() -> tuple[str, ...]:
+        consumer = feed.consumer(store=store, share=share)
+        async with consumer:
+            with anyio.fail_after(1000):
+                seen.extend([(e.partition, e.json()["n"]) async for e in consumer])
+            return consumer.status().reports
+
+    async def body() -> None:
+        assert not any("behind the end" in line for line in await run())
+        assert seen == [(0, n) for n in range(before)] + [(1, n) for n in range(100)]
+        await anyio.sleep(40)
+        (report,) = [line for line in await run() if "behind the end" in line]
+        assert "partition 0: there is an event behind the end that is stored" in report
+        assert "'feedapi cursors set 0 CURSOR'" in report
+        assert report.endswith(f": '{before or FIRST}'")
+        (key,) = await store.feeds()
+        drained = (await store.load(key))[0]
+        reopened = Position(drained.cursor, "open", drained.revision + 1)
+        await store.save(key, {0: reopened})
+        del seen[:]
+        assert not any("behind the end" in line for line in await run())
+        assert seen == [(0, n) for n in range(before, 100)]
+        fetches = len(feed.fetches)
+        assert not any("behind the end" in line for line in await run())
+        assert len(feed.fetches) <= fetches + 3  # one look, and the end of the open partition
+
+    in_time(body, "asyncio")
+
+
+@pytest.mark.parametrize("restarts", [1, 2])
+def test_r07_what_was_closed_from_the_outset_is_never_looked_at(restarts: int) -> None:
+    feed, store = Scripted(split(1, 100)), MemoryCursorStore()
+    end = httpx.Response(200, content=b'{"cursor":"100"}\n')
+    feed.answers.append(lambda _, ask: end if ask.cursor == "_last" else None)
+
+    async def body() -> None:
+        for _ in range(restarts):
+            consumer = feed.consumer(follow=True, store=store, start="last")
+            async with consumer, anyio.create_task_group() as tasks:
+                tasks.start_soon(follow, consumer, [])
+                await anyio.sleep(300)
+                assert not any("behind the end" in line for line in consumer.status().reports)
+                tasks.cancel_scope.cancel()
+        assert not [ask for ask in feed.fetches if ask.partition == 0]
+
+    in_time(body, "asyncio")
+
+
+def test_r06_a_child_by_a_declared_edge_was_not_closed_from_the_outset() -> None:
+    """It was drained unread, long after the start at the end of its parent."""
+    feed = Scripted({0: Listed(closed=True), 1: Listed(10, closed=True), 2: Listed()})
+    store = MemoryCursorStore()
+    consumer = feed.consumer(store=store, start="last", lineage={1: 0, 2: 1})
+    drained = {0: Position("0", "drained", 2), 1: Position(FIRST, "drained"), 2: Position("0")}
+
+    async def body() -> None:
+        await store.save(consumer.key, {0: Position("0")})
+        await store.save(consumer.key, drained)
+        async with consumer:
+            with anyio.fail_after(1000):
+                assert [event async for event in consumer] == []
+            (report,) = [line for line in consumer.status().reports if "behind the end" in line]
+        assert "partition 1: there is an event behind the end that is stored" in report
+
+    in_time(body, "asyncio")
+
+
+@pytest.mark.parametrize("listed", [[], None], ids=["empty", "null"])
+@pytest.mark.parametrize("share", [None, Share()], ids=["alone", "shared"])
+def test_r07_a_publisher_that_starts_is_waited_for_whatever_is_stored(
+    listed: list[object] | None, share: Share | None
+) -> None:
+    feed, store = Scripted({0: Listed(10)}), MemoryCursorStore()
+
+    async def body() -> None:
+        assert await read_all(feed.consumer(store=store)) == everything(feed)
+        feed.partitions[0].events = 20
+        discoveries = iter([httpx.Response(200, json={"token": "t", "partitions": listed})])
+        feed.answers.append(lambda _, ask: next(discoveries, None) if not ask.params else None)
+        assert await read_all(feed.consumer(store=store, share=share)) == everything(feed)[10:]
+
+    in_time(body, "asyncio")
+
+
+def test_r07_a_feed_that_lists_nothing_any_more_is_reported_and_at_its_end() -> None:
+    feed, store = Scripted({0: Listed(10)}), MemoryCursorStore()
+
+    async def body() -> None:
+        await read_all(feed.consumer(store=store))
+        feed.partitions.clear()
+        began = anyio.current_time()
+        async with feed.consumer(store=store) as consumer:
+            with anyio.fail_after(60):
+                assert [event async for event in consumer] == []
+            assert any("partition 0: is no longer listed" in r for r in consumer.status().reports)
+        assert anyio.current_time() - began >= 10.0
+        assert (await store.load(consumer.key))[0].cursor == "10"
+
+    in_time(body, "asyncio")
+
+
+def test_r06_after_ten_minutes_a_drained_partition_is_left_alone() -> None:
+    feed = Scripted(split(3, 10))
+
+    async def body() -> None:
+        consumer = feed.consumer(follow=True)
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, [])
+            await anyio.sleep(20)
+            asked = len([ask for ask in feed.fetches if ask.partition != 3])
+            await anyio.sleep(1800)
+            again = [ask for ask in feed.fetches if ask.partition != 3][asked:]
+            assert {ask.partition for ask in again} == {0, 1, 2}
+            assert max(ask.at for ask in again) < 700
+            assert len(again) <= 3 * 6
+            tasks.cancel_scope.cancel()
+
+    in_time(body, "asyncio")
+
+
+def refuses(status: int, until: float, *, discoveries: bool = False) -> Answer:
+    """A gateway that refuses access from the second fetch on."""
+
+    def answer(feed: Scripted, ask: Ask) -> httpx.Response | None:
+        late = len(feed.fetches) > 1 and ask.at < until
+        refused = late and (ask.partition is not None or discoveries)
+        return httpx.Response(status, content=b"no") if refused else None
+
+    return answer
+
+
+@pytest.mark.parametrize("status", [401, 403, 405, 421, 404])
+@pytest.mark.parametrize("discoveries", [False, True])
+def test_r10_a_running_consumer_waits_until_refusals_pass(status: int, discoveries: bool) -> None:
+    feed = Scripted({0: Listed(300)}, echo=True)
+    feed.answers.append(refuses(status, 40.0, discoveries=discoveries))
+
+    async def body() -> None:
+        assert await read_all(feed.consumer()) == everything(feed)
+
+    in_time(body, "asyncio")
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (401, AuthenticationError),
+        (403, AuthenticationError),
+        (405, CursorRejectedError),
+        (421, CursorRejectedError),
+    ],
+)
+@pytest.mark.parametrize("on_error", ["raise", "park"])
+def test_r10_refusals_that_last_are_an_error_or_park_and_the_consumer_is_not_ready(
+    status: int, error: type[Exception], on_error: Any
+) -> None:
+    feed = Scripted({0: Listed(300), 1: Listed(10)}, echo=True)
+
+    def refuse(_: Scripted, ask: Ask) -> httpx.Response | None:
+        return httpx.Response(status) if (ask.partition, ask.cursor) == (0, "100") else None
+
+    feed.answers.append(refuse)
+
+    async def body() -> None:
+        consumer = feed.consumer(follow=True, on_error=on_error)
+        raised: list[Exception] = []
+        async with consumer, anyio.create_task_group() as tasks:
+
+            async def consume() -> None:
+                try:
+                    async for _ in consumer:
+                        pass
+                except error as failure:
+                    raised.append(failure)
+
+            tasks.start_soon(consume)
+            await anyio.sleep(30)
+            assert consumer.status()[0].state == "retrying"
+            assert consumer.health().ready
+            await anyio.sleep(200)
+            if on_error == "raise":
+                assert "It has done so for" in str(raised[0])
+            else:
+                assert consumer.status()[0].state == "parked"
+                assert not consumer.health().ready
+                assert consumer.status()[1].state == "caught up"
+            tasks.cancel_scope.cancel()
+
+    in_time(body, "asyncio")
+
+
+def test_r10_an_application_may_decide_that_a_401_is_retried_for_longer() -> None:
+    feed = Scripted({0: Listed(300)}, echo=True)
+    feed.answers.append(refuses(401, 200.0))
+
+    async def body() -> None:
+        patient = RetryPolicy(decide=lambda error: "retry")
+        assert await read_all(feed.consumer(retry=patient)) == everything(feed)
+
+    in_time(body, "asyncio")
+
+
+def test_r18_a_feed_of_which_everything_is_parked_is_not_ready() -> None:
+    feed = Scripted({0: Listed(10), 1: Listed(10)})
+    broken: set[int | None] = set()
+    feed.answers.append(lambda _, ask: httpx.Response(500) if ask.partition in broken else None)
+
+    async def body() -> None:
+        consumer = feed.consumer(follow=True, on_error="park", retry=IMPATIENT)
+        async with consumer, anyio.create_task_group() as tasks:
+            tasks.start_soon(follow, consumer, [])
+            await anyio.sleep(5)
+            broken.add(0)
+            await anyio.sleep(120)
+            assert consumer.status()[0].state == "parked"
+            assert consumer.health().ready
+            broken.add(1)
+            await anyio.sleep(120)
+            assert consumer.status()[1].state == "parked"
+            assert not consumer.health().ready
+            tasks.cancel_scope.cancel()
+
+    in_time(body, "asyncio")

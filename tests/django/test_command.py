@@ -1,0 +1,209 @@
+"""A management command that derives from `ConsumeCommand`."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+from django.db import connections
+
+from feedapi_client import Limits, Retry, RetryPolicy
+from feedapi_client.testing import Publisher
+from tests.django.databases import execute, set_up
+from tests.django.test_transactions import effects, feed, insert, using
+
+set_up()
+
+from feedapi_client.django.command import ConsumeCommand  # noqa: E402 - Django has its settings
+
+__all__ = ["feed", "using"]
+
+pytestmark = pytest.mark.slow
+QUICK = Retry(attempts=None, base_delay=0.01, max_delay=0.02)
+
+
+class Command(ConsumeCommand):
+    """Writes the effects, then does what a test wants."""
+
+    options = {"limits": Limits(poll_interval=0.01, max_poll_interval=0.05)}  # noqa: RUF012
+    on_failure = QUICK
+
+    def __init__(self, feed: Publisher, using: str, also: Callable[[Any], object]) -> None:
+        super().__init__()
+        self.url, self.using, self.also = str(feed.url), using, also
+
+    def apply(self, batch: Any) -> None:
+        insert(self.using, batch)
+        self.also(batch)
+
+
+@pytest.fixture
+def signals() -> Iterator[None]:
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_r05_each_event_is_applied_once_in_every_database(
+    feed: Publisher, using: str, threads: int
+) -> None:
+    feed.extend(1, [{"n": n} for n in range(20, 40)])
+    for _ in range(2):
+        call_command(Command(feed, using, lambda _: None), once=True, threads=threads)
+        assert effects(using) == list(range(40))
+
+
+def test_r05_a_batch_that_fails_is_rolled_back_and_comes_again(feed: Publisher, using: str) -> None:
+    failures = iter([True, False, True, True])
+
+    def fail(batch: Any) -> None:
+        if next(failures, False):
+            raise ZeroDivisionError
+
+    call_command(Command(feed, using, fail), once=True)
+    assert effects(using) == list(range(20))
+
+
+def test_what_fails_goes_into_the_quarantine_of_the_same_database(
+    feed: Publisher, using: str
+) -> None:
+    def fail(batch: Any) -> None:
+        if any(event.json()["n"] == 7 for event in batch):
+            raise ZeroDivisionError
+
+    command = Command(feed, using, fail)
+    command.on_failure = "quarantine"
+    call_command(command, once=True)
+    assert effects(using) == [n for n in range(20) if n != 7]
+    ((payload, error),) = execute(using, "SELECT payload, error_type FROM feedapi_quarantine")
+    assert (json.loads(bytes(payload)), error) == ({"n": 7}, "ZeroDivisionError")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_command_after_the_batch_in_flight(
+    feed: Publisher, using: str, signals: None, number: signal.Signals
+) -> None:
+    applied: list[int] = []
+
+    def end(batch: Any) -> None:
+        applied.append(len(batch))
+        os.kill(os.getpid(), number)
+
+    call_command(Command(feed, using, end))
+    assert effects(using) == list(range(applied[0]))
+    assert len(applied) == 1
+
+
+def test_a_second_sigint_interrupts(feed: Publisher, using: str, signals: None) -> None:
+    def interrupt(_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        call_command(Command(feed, using, interrupt))
+    assert effects(using) == []
+
+
+def test_a_signal_while_the_feed_is_down_ends_the_command(
+    feed: Publisher, using: str, signals: None
+) -> None:
+    feed.fail(503, times=1_000_000)
+
+    def terminate() -> None:
+        while not feed.requests:
+            threading.Event().wait(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asked = threading.Thread(target=terminate)
+    asked.start()
+    call_command(Command(feed, using, lambda _: None))
+    asked.join()
+    assert effects(using) == []
+
+
+def test_a_signal_before_the_consumer_is_open_ends_the_command(
+    feed: Publisher, using: str, signals: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from feedapi_client import SyncFeedConsumer
+
+    enter = SyncFeedConsumer.__enter__
+
+    def late(consumer: Any) -> Any:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return enter(consumer)
+
+    monkeypatch.setattr(SyncFeedConsumer, "__enter__", late)
+    call_command(Command(feed, using, lambda _: None))
+
+
+def test_the_health_is_in_a_file_and_behind_a_port(
+    feed: Publisher, using: str, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    file, seen = tmp_path / "health", []
+
+    def look(_: Any) -> None:
+        for path in ("healthz", "readyz"):
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}") as answer:
+                seen.append(json.load(answer))
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/")
+        seen.append(json.loads(file.read_text())["live"])
+
+    options = {"once": True, "health_file": str(file), "health_port": str(port)}
+    call_command(Command(feed, using, look), **options)
+    well = {"live": True, "ready": True, "problems": []}
+    assert seen[:3] == [well, well, True]
+    assert list(tmp_path.glob("health*")) == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"health_port": "http"}, "takes PORT or HOST:PORT"),
+        ({"health_port": "127.0.0.1:99999"}, "takes PORT or HOST:PORT"),
+        ({"health_port": "203.0.113.1:1"}, "--health-port 203.0.113.1:1: "),
+        ({"health_file": "/nowhere/health"}, "--health-file /nowhere/health: No such file"),
+        ({"threads": 0}, "--threads takes 1 or more"),
+    ],
+)
+def test_options_that_can_not_be_met_are_refused(
+    feed: Publisher, using: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(CommandError, match=message):
+        call_command(Command(feed, using, lambda _: None), **options)
+    assert effects(using) == []
+
+
+def test_an_error_of_the_feed_ends_the_command_in_one_line(feed: Publisher, using: str) -> None:
+    feed.fail(404, times=1_000_000)
+    command = Command(feed, using, lambda _: None)
+    command.options = {"retry": RetryPolicy(refused_for=0)}
+    with pytest.raises(CommandError, match=r"^ProtocolError: feed http.*404"):
+        call_command(command)
+
+
+def test_a_command_without_url_or_apply_says_what_is_missing(feed: Publisher, using: str) -> None:
+    with pytest.raises(CommandError, match="must set url"):
+        call_command(ConsumeCommand())
+
+    class Unfinished(ConsumeCommand):
+        on_failure = "raise"
+
+    unfinished = Unfinished()
+    unfinished.url, unfinished.using = str(feed.url), using
+    with pytest.raises(NotImplementedError, match=r"must define apply\(self, batch\)"):
+        call_command(unfinished)
+    connections[using].close()

@@ -1,0 +1,159 @@
+"""The app's tables are those of the other stores, whoever has created them."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.apps import apps
+from django.core.management import call_command
+from django.db import connections
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from feedapi_client import Journal, PostgresCursorStore, SQLAlchemyCursorStore
+from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
+from feedapi_client.testing.contracts import advanced, opening
+from tests.django.databases import APP_TABLES, SERVERS, execute, registered, set_up, settings_of
+from tests.django.test_quarantine import FEED, record
+from tests.django.test_stores import created, drop
+from tests.servers import MariaDB, Postgres
+
+set_up()
+
+from feedapi_client.django import DjangoCursorStore, DjangoQuarantineStore  # noqa: E402
+
+pytestmark = pytest.mark.slow
+
+
+@asynccontextmanager
+async def others(server: str, request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Any]:
+    """The stores of SQLAlchemy in the same database."""
+    if server == "sqlite":
+        url = f"sqlite+aiosqlite:///{folder}/app.db"
+    else:
+        running: Postgres | MariaDB = request.getfixturevalue(server)
+        url = running.url()
+    engine = create_async_engine(url)
+    yield SQLAlchemyCursorStore(engine, journal=Journal()), SQLAlchemyQuarantineStore(engine)
+    await engine.dispose()
+
+
+def test_the_migration_is_the_models(tmp_path: Path) -> None:
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "empty.db")}
+    with registered(database, "default"):
+        call_command("makemigrations", "feedapi", check=True, dry_run=True, verbosity=0)
+    assert apps.get_app_config("feedapi").name == "feedapi_client.django"
+
+
+def columns(using: str, table: str) -> list[Any]:
+    introspection = connections[using].introspection
+    with connections[using].cursor() as cursor:
+        found = introspection.get_table_description(cursor, table)
+        keys = introspection.get_primary_key_columns(cursor, table)
+    # By name: the order of columns is free.
+    return [sorted((each.name, str(each.type_code).lower(), each.null_ok) for each in found), keys]
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_tables_are_those_of_sqlalchemys_stores(
+    server: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    async def create() -> None:
+        async with others(server, request, tmp_path) as (cursors, quarantine):
+            await cursors.create_tables()
+            await quarantine.create_tables()
+
+    for using in created(server, request, tmp_path):
+        migrated = [columns(using, table) for table in APP_TABLES]
+        drop(using)
+        asyncio.run(create())
+        assert [columns(using, table) for table in APP_TABLES] == migrated
+        if server == "mariadb":
+            drop(using)
+            call_command("migrate", "feedapi", database=using, verbosity=0)
+            query = (
+                "SELECT DISTINCT collation_name FROM information_schema.columns "
+                "WHERE table_name LIKE 'feedapi\\_%' AND collation_name IS NOT NULL"
+            )
+            assert execute(using, query) == [("utf8mb4_bin",)]
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_tables_that_are_there_stay_and_stores_can_be_exchanged(
+    server: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    event = record()
+
+    async def before() -> None:
+        async with others(server, request, tmp_path) as (cursors, quarantine):
+            await cursors.create_tables()
+            await quarantine.create_tables()
+            await cursors.save(FEED, opening(range(3)))
+            await quarantine.add([event])
+
+    async def through_django(using: str) -> None:
+        async with DjangoCursorStore(using, journal=Journal()) as store:
+            assert await store.feeds() == [FEED]
+            await store.save(FEED, advanced(await store.load(FEED)))
+            assert await store.quarantine().page() == [event]
+            await store.quarantine().add([record(1)])
+
+    async def after() -> None:
+        async with others(server, request, tmp_path) as (cursors, quarantine):
+            assert await cursors.load(FEED) == advanced(opening(range(3)))
+            assert len(await quarantine.page()) == 2
+        if server == "postgres":
+            async with PostgresCursorStore(request.getfixturevalue(server).dsn) as native:
+                assert await native.load(FEED) == advanced(opening(range(3)))
+
+    with registered(settings_of(server, request, tmp_path)) as using:
+        drop(using)
+        asyncio.run(before())
+        call_command("migrate", "feedapi", database=using, verbosity=0)
+        asyncio.run(through_django(using))
+        asyncio.run(after())
+        call_command("migrate", "feedapi", "zero", database=using, verbosity=0)
+        assert not {*APP_TABLES} & set(connections[using].introspection.table_names())
+        drop(using)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_command_line_works_on_them(
+    server: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """It looks for instances that live before it changes a cursor."""
+    for using in created(server, request, tmp_path):
+        store = DjangoCursorStore(using)
+        asyncio.run(store.save(FEED, opening()))
+        url = str(tmp_path / "app.db")
+        if server != "sqlite":
+            url = request.getfixturevalue(server).url()
+        command = [sys.executable, "-m", "feedapi_client.cli", "cursors", "set", "0", "moved"]
+        done = subprocess.run(
+            [*command, "--store", url], capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert asyncio.run(store.load(FEED))[0].cursor == "moved"
+        asyncio.run(store.aclose())
+
+
+def test_each_database_has_tables_of_its_own(tmp_path: Path) -> None:
+    async def run() -> None:
+        async with DjangoCursorStore("one") as one, DjangoCursorStore("two") as two:
+            await one.save(FEED, opening())
+            assert (await one.load(FEED), await two.load(FEED)) == (opening(), {})
+            assert not DjangoQuarantineStore("one").joins(two)
+
+    def database(name: str) -> dict[str, Any]:
+        return {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / name)}
+
+    with registered(database("1.db"), "one"), registered(database("2.db"), "two"):
+        for alias in ("one", "two"):
+            call_command("migrate", "feedapi", database=alias, verbosity=0)
+        asyncio.run(run())

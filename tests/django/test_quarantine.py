@@ -1,0 +1,224 @@
+"""The quarantine in a database of Django, and in the admin."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.db import connections, transaction
+from django.test import Client, override_settings
+
+from feedapi_client import FeedKey, StoreError
+from feedapi_client.model import make_event
+from feedapi_client.quarantine import drop, list_events, quarantine_beside, show
+from feedapi_client.quarantine.record import QuarantinedEvent, quarantined
+from tests.django.databases import execute, registered, set_up
+from tests.django.test_transactions import effects, using
+
+set_up()
+
+from django.contrib.auth.models import User  # noqa: E402 - Django has its settings
+
+from feedapi_client.django import DjangoCursorStore, DjangoQuarantineStore  # noqa: E402
+from feedapi_client.django.admin import replay_here  # noqa: E402
+from feedapi_client.django.command import ConsumeCommand  # noqa: E402
+
+__all__ = ["using"]
+
+pytestmark = pytest.mark.slow
+FEED = FeedKey("https://service/feed", "mine", {"event-types": "a;b"})
+OTHER = FeedKey("https://service/feed", "MINE")
+LIST = "/admin/feedapi/eventinquarantine/"
+
+
+def record(n: int = 0, feed: FeedKey = FEED, raw: bytes | None = None) -> QuarantinedEvent:
+    event = make_event(3, raw or json.dumps({"n": n}).encode(), {"h": "\x00"})
+    return quarantined(feed, event, "c" * 10_000, n, ValueError("bad\x00 \ud800"))
+
+
+@pytest.fixture
+def store(using: str) -> Iterator[DjangoQuarantineStore]:
+    store = DjangoQuarantineStore(using)
+    yield store
+    asyncio.run(store.aclose())
+
+
+def kept(store: DjangoQuarantineStore) -> list[QuarantinedEvent]:
+    async def listed() -> list[QuarantinedEvent]:
+        return [event async for event in list_events(store)]
+
+    return asyncio.run(listed())
+
+
+def test_events_are_kept_listed_and_dropped(store: DjangoQuarantineStore) -> None:
+    events = [record(n, FEED if n % 2 else OTHER, b"\xff\x00 no JSON" * n) for n in range(1, 250)]
+
+    async def run() -> None:
+        await store.prepare()
+        await store.add(events)
+        assert [each async for each in list_events(store)] == events
+        mine = [each async for each in list_events(store, FEED, partition=3)]
+        assert mine == [each for each in events if each.feed == FEED]
+        assert await show(store, events[7].id) == events[7]
+        assert await drop(store, [events[7].id, "unknown"]) == 1
+        assert await drop(store, feed=FEED) == len(mine) - (events[7].feed == FEED)
+        assert {each.feed async for each in list_events(store)} == {OTHER}
+
+    asyncio.run(run())
+
+
+def test_an_event_joins_the_cursor_in_one_transaction(
+    store: DjangoQuarantineStore, using: str
+) -> None:
+    from feedapi_client.testing.contracts import opening
+
+    cursors = DjangoCursorStore(using)
+    assert quarantine_beside(cursors).joins(cursors)
+    assert not store.joins(DjangoCursorStore("default"))
+
+    async def run() -> None:
+        with pytest.raises(ZeroDivisionError):  # noqa: PT012
+            async with store.begin() as transaction:
+                await store.add([record()], transaction=transaction)
+                await cursors.save(FEED, opening(), transaction=transaction)
+                raise ZeroDivisionError
+        assert (await store.page(), await cursors.load(FEED)) == ([], {})
+        async with store.begin() as transaction:
+            await store.add([record()], transaction=transaction)
+            await cursors.save(FEED, opening(), transaction=transaction)
+        assert (len(await store.page()), await cursors.load(FEED)) == (1, opening())
+        await cursors.aclose()
+
+    asyncio.run(run())
+
+
+def test_without_the_table_the_error_says_so(store: DjangoQuarantineStore, using: str) -> None:
+    execute(using, "DROP TABLE feedapi_quarantine")
+    with pytest.raises(StoreError, match="migrate"):
+        asyncio.run(store.prepare())
+
+
+class Replay(ConsumeCommand):
+    """Inserts an effect; n = 1 fails."""
+
+    def apply(self, batch: Any) -> None:
+        for event in batch:
+            n = event.json()["n"]
+            execute(self.using, f"INSERT INTO effects VALUES ({n})")
+            if n == 1:
+                raise ZeroDivisionError
+
+
+def test_r05_a_replayed_event_and_its_effect_stand_or_fall_together(
+    store: DjangoQuarantineStore, using: str
+) -> None:
+    """The handler commits within its own block."""
+    events = [record(n) for n in range(3)]
+    asyncio.run(store.add(events))
+    command = Replay()
+    command.using = using
+    ids = [event.id for event in events]
+    handled, failures = replay_here(using, command.handle_batch, ids)
+    assert (handled, [(id, type(error)) for id, error in failures]) == (
+        2,
+        [(events[1].id, ZeroDivisionError)],
+    )
+    assert (effects(using), kept(store)) == ([0, 2], [events[1]])
+
+
+@pytest.mark.parametrize("commits", [False, True])
+def test_a_replay_within_the_transaction_of_a_request_is_rolled_back_with_it(
+    store: DjangoQuarantineStore, using: str, commits: bool
+) -> None:
+    """`ATOMIC_REQUESTS`."""
+
+    def handle(batch: Any) -> None:
+        execute(using, "INSERT INTO effects VALUES (9)")
+        if commits:
+            batch.commit()
+
+    asyncio.run(store.add([event := record()]))
+    with transaction.atomic(using=using):
+        assert replay_here(using, handle, [event.id]) == (1, [])
+        transaction.set_rollback(True, using=using)
+    assert (effects(using), kept(store)) == ([], [event])
+    assert replay_here(using, handle, [event.id]) == (1, [])
+    assert (effects(using), kept(store)) == ([9], [])
+
+
+# In the admin
+
+
+@pytest.fixture
+def admin(tmp_path: Path) -> Iterator[Client]:
+    database = {"ENGINE": "django.db.backends.sqlite3", "NAME": str(tmp_path / "admin.db")}
+    with registered(database, "default"):
+        call_command("migrate", verbosity=0)
+        execute("default", "CREATE TABLE effects (n integer)")
+        User.objects.create_superuser("operator")
+        store = DjangoQuarantineStore()
+        asyncio.run(store.add([record(0), record(1), record(2, raw=b"\xff<b>")]))
+        asyncio.run(store.aclose())
+        client = Client()
+        client.force_login(User.objects.get())
+        yield client
+
+
+def ids() -> list[str]:
+    return [row[0] for row in execute("default", "SELECT id FROM feedapi_quarantine ORDER BY id")]
+
+
+def act(client: Client, action: str, chosen: list[str], **more: str) -> str:
+    data = {"action": action, "_selected_action": chosen, **more}
+    return client.post(LIST, data, follow=True).content.decode()
+
+
+def test_the_admin_lists_and_shows_events(admin: Client) -> None:
+    page = admin.get(LIST).content.decode()
+    assert all(id in page for id in ids())
+    assert "ValueError" in page
+    for id, text in zip(
+        ids(), ("&quot;n&quot;: 0", "&quot;n&quot;: 1", "\\xff&lt;b&gt;"), strict=True
+    ):
+        shown = admin.get(f"{LIST}{id}/change/").content.decode()
+        assert text in shown
+        assert 'name="_save"' not in shown
+    assert admin.get(f"{LIST}add/").status_code == 403
+
+
+def test_the_admin_drops_events(admin: Client) -> None:
+    first, *others = ids()
+    act(admin, "delete_selected", [first], post="yes")
+    assert ids() == others
+
+
+def test_the_admin_replays_events_and_says_which_stay(admin: Client) -> None:
+    handled, failing, _ = ids()
+    with override_settings(FEEDAPI_QUARANTINE_HANDLER="tests.django.test_quarantine.Replay"):
+        page = act(admin, "replay", [failing, handled])
+    assert f"{failing} failed again with ZeroDivisionError" in page
+    assert "1 replayed" in page
+    assert handled not in ids()
+    assert failing in ids()
+    assert execute("default", "SELECT n FROM effects") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("handler", "text"),
+    [(None, "No handler is known"), ("tests.django.nowhere.handle", "No module named")],
+)
+def test_a_replay_without_a_handler_says_what_to_set(
+    admin: Client, handler: str | None, text: str
+) -> None:
+    before = ids()
+    with override_settings(FEEDAPI_QUARANTINE_HANDLER=handler):
+        page = act(admin, "replay", before)
+    assert text in page
+    assert "FEEDAPI_QUARANTINE_HANDLER" in page
+    assert ids() == before
+    connections["default"].close()

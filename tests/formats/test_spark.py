@@ -1,0 +1,156 @@
+"""What every version stored of a Spark query is read, and a newer format is refused with advice."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+
+from feedapi_client.spark.ingest.checkpoint import checked_note, noted_outputs, resumed_run
+from feedapi_client.spark.ingest.job import IngestError
+from feedapi_client.spark.ingest.publishing import Decision, Decisions
+from feedapi_client.spark.plan.epoch import decode
+from feedapi_client.spark.staging.first_fetch import results_in, rows_of
+from feedapi_client.spark.staging.format import unpack
+from feedapi_client.spark.staging.lease import QueryLease
+from feedapi_client.spark.staging.location import Staging
+from feedapi_client.spark.staging.staging_errors import StagingError
+from feedapi_client.spark.stream import Epoch
+from tests.formats import made, spark
+from tests.formats.stores import GOLDEN
+from tests.formats.test_stores import REWRITE, VERSIONS
+
+OBJECTS = [*spark.PLANS, *spark.STAGED]
+
+
+@pytest.fixture(params=VERSIONS)
+def golden(request: pytest.FixtureRequest) -> Path:
+    return GOLDEN.parent / str(request.param)
+
+
+def content(folder: Path, name: str) -> Any:
+    return json.loads((folder / f"spark-{name}.json").read_text())
+
+
+def staged(folder: Path, name: str) -> bytes:
+    return base64.b64decode(content(folder, name)["object"])
+
+
+class Checkpoint:
+    """Takes the place of a Spark session: every text file holds one line."""
+
+    def __init__(self, note: Any) -> None:
+        self._lines = [(json.dumps(note),)]
+
+    def collect(self) -> list[tuple[str]]:
+        return self._lines
+
+    def __getattr__(self, name: str) -> Any:
+        return self if name == "read" else lambda *_, **__: self
+
+
+# Every version is read
+
+
+@pytest.mark.parametrize("name", spark.PLANS)
+def test_a_plan_of_every_version_is_read(golden: Path, name: str) -> None:
+    assert decode(staged(golden, name), "plan") == spark.PLANS[name]
+
+
+@pytest.mark.parametrize("name", spark.STAGED)
+def test_staged_events_of_every_version_are_read(golden: Path, name: str) -> None:
+    stored = staged(golden, name)
+    (result,) = results_in(unpack(stored, "data")[0])
+    assert (result.partition, result.start, result.events) == (0, "_first", 3)
+    batches = list(rows_of(stored, "data", "string", 1000))
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    assert [json.loads(row["data"]) for row in rows] == [{"n": 1}, {"n": 2}, {"n": 3}]
+    assert [row["headers"] and dict(row["headers"]) for row in rows] == spark.STAGED[name]
+    first = content(golden, name)["content"]["header"][0]["sequence"]
+    assert [row["sequence"] for row in rows] == [first + n for n in range(len(rows))]
+    assert {row["cursor"] for row in rows} == {result.cursor}
+
+
+def test_a_lease_of_every_version_is_read(golden: Path, tmp_path: Path) -> None:
+    record = content(golden, "small")["lease"]
+    lease = QueryLease(tmp_path.as_uri(), "query", renewed_every=0.01, expires_after=0.02)
+    key = f"{lease._prefix}/{record['epoch']:012d}"
+    lease._staging.create(key, orjson.dumps(record))
+    try:
+        lease.acquire()
+        assert lease.epoch > record["epoch"]
+        lease.check()
+    finally:
+        lease.release()
+
+
+def test_a_newer_lease_is_never_taken_over(tmp_path: Path) -> None:
+    record = {**content(GOLDEN, "small")["lease"], "version": 2}
+    lease = QueryLease(tmp_path.as_uri(), "query", renewed_every=0.01, expires_after=0.02)
+    lease._staging.create(f"{lease._prefix}/{record['epoch']:012d}", orjson.dumps(record))
+    with pytest.raises(StagingError, match=r"newer version .*run the query with that version"):
+        lease.acquire()
+
+
+def test_a_decision_of_every_version_is_read(golden: Path, tmp_path: Path) -> None:
+    Staging(tmp_path.as_uri(), "commits").create(
+        f"commits/query/{7:012d}", orjson.dumps(content(golden, "small")["decision"])
+    )
+    assert Decisions(tmp_path.as_uri(), "query", {}).find(7) == spark.DECISION
+
+
+def test_an_offset_of_every_version_is_read(golden: Path) -> None:
+    assert Epoch.of(content(golden, "small")["offset"]) == spark.OFFSET
+
+
+def test_notes_beside_a_checkpoint_of_every_version_are_read(golden: Path) -> None:
+    small = content(golden, "small")
+    assert noted_outputs(Checkpoint(small["outputs"]), "c") == spark.OUTPUTS  # type: ignore[arg-type]
+    assert resumed_run(Checkpoint(small["resumed"]), "c") == spark.RUN  # type: ignore[arg-type]
+
+
+# The newest golden files are what is written
+
+
+def test_the_golden_objects_are_what_is_staged() -> None:
+    written = {name: each["content"] for name, each in spark.staged_objects().items()}
+    assert written == {name: content(GOLDEN, name)["content"] for name in OBJECTS}, REWRITE
+
+
+def test_the_small_golden_objects_are_what_is_stored() -> None:
+    assert spark.small_objects() == content(GOLDEN, "small"), REWRITE
+
+
+def test_the_content_in_a_golden_file_is_that_of_its_object(golden: Path) -> None:
+    for name in OBJECTS:
+        header, _ = unpack(staged(golden, name), name)
+        assert header == content(golden, name)["content"]["header"]
+
+
+def test_the_names_of_the_files_are_those_that_are_written() -> None:
+    assert {f"spark-{name}.json" for name in (*OBJECTS, "small")} == set(made.spark_files())
+
+
+# A newer format is refused
+
+
+def test_a_newer_staged_object_is_refused_with_advice() -> None:
+    newer = b"FAS2" + staged(GOLDEN, "data")[4:]
+    with pytest.raises(StagingError, match=r"newer version of feedapi_client: run the query with"):
+        unpack(newer, "data")
+
+
+def test_a_newer_decision_is_refused_with_advice(tmp_path: Path) -> None:
+    decisions = Decisions(tmp_path.as_uri(), "query", {})
+    decisions.decide(7, Decision(1, [], version=2))
+    with pytest.raises(StagingError, match=r"newer version .*run the query with that version"):
+        decisions.find(7)
+
+
+def test_a_newer_note_is_refused_with_advice() -> None:
+    with pytest.raises(IngestError, match=r"the note c/n .* newer version .*\(format 2, this one"):
+        checked_note('{"version": 2, "run": "r"}', "c/n")

@@ -1,0 +1,106 @@
+"""Builds the real Liftbridge from its Go module, once, into the user's cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from feedapi_client.testing.liftbridge.liftbridge_server import (
+    LIFTBRIDGE_FOLDER,
+    LIFTBRIDGE_VERSION,
+)
+from tests import components
+
+MODULE = "github.com/liftbridge-io/liftbridge"
+SECONDS = 600
+"""A safety net for downloads."""
+
+
+def folder() -> Path:
+    """Where the program is, or will be."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return cache / "feedapi-client" / f"liftbridge-{LIFTBRIDGE_VERSION}"
+
+
+def build(go: str, console: Console | None = None) -> Path:
+    """Return the program, which is built by the first of several processes that ask for it.
+
+    Raises:
+        components.MissingError: its module can't be had, or does not build here.
+    """
+    target = folder() / "liftbridge"
+    with components.locked(target.parent / "lock"):
+        if not target.exists():
+            _build(go, target, console or Console(stderr=True))
+    os.environ[LIFTBRIDGE_FOLDER] = str(target.parent)
+    return target
+
+
+def _build(go: str, target: Path, console: Console) -> None:
+    # No C compiler is needed, and none of the toolchains that go.mod may ask for.
+    environment = {**os.environ, "CGO_ENABLED": "0", "GOTOOLCHAIN": "local", "GOFLAGS": ""}
+    console.print(f"building Liftbridge {LIFTBRIDGE_VERSION}, once, into {target.parent}")
+    # Not by "go install", which asks for the list of all versions: not every proxy has it.
+    source = json.loads(
+        _run(go, environment, None, "mod", "download", "-json", f"{MODULE}@{LIFTBRIDGE_VERSION}")
+    )["Dir"]
+    # In the module's folder, so that its own go.mod and go.sum count.
+    packages = _run(go, environment, source, "list", "-mod=readonly", "-deps", ".").splitlines()
+    with tempfile.TemporaryDirectory(dir=target.parent) as new:
+        program = Path(new, "liftbridge")
+        command = [go, "build", "-v", "-mod=readonly", "-trimpath", "-ldflags", "-s -w"]
+        with subprocess.Popen(
+            [*command, "-o", str(program), "."],
+            cwd=source,
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stderr is not None
+            last = _show(process.stderr, len(packages), console)
+        if process.returncode:
+            raise components.MissingError(f"Liftbridge {LIFTBRIDGE_VERSION} did not build: {last}")
+        program.replace(target)
+
+
+def _show(lines: IO[str], total: int, console: Console) -> str:
+    """Show a bar over the packages that the compiler names. Return its last lines."""
+    columns = (TextColumn("packages"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    last: list[str] = []
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("", total=total)
+        for line in lines:
+            last = [*last[-4:], line.strip()]
+            progress.advance(task)
+        progress.update(task, completed=total)
+    return " | ".join(last)
+
+
+def _run(go: str, environment: dict[str, str], cwd: str | None, *arguments: str) -> str:
+    try:
+        done = subprocess.run(
+            [go, *arguments],
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=SECONDS,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise components.MissingError(
+            "the Go modules of Liftbridge did not arrive in time"
+        ) from error
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout).strip().splitlines() or ["no reason"]
+        raise components.MissingError(
+            f"the Go module of Liftbridge can't be had: {said[-1][:300]}"
+        ) from error
+    return done.stdout

@@ -1,0 +1,164 @@
+"""What is wrong with a stream or its broker is said within seconds, on both brokers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import anyio
+import pytest
+
+from feedapi_client import FeedConsumer
+from feedapi_client.liftbridge import (
+    BrokerUnavailableError,
+    LiftbridgeApi,
+    LiftbridgePublisher,
+    NoStreamError,
+    Relay,
+    Stream,
+    StreamError,
+    StreamOptions,
+)
+from feedapi_client.testing import Publisher
+from feedapi_client.testing.liftbridge import NatsServer
+from tests.liftbridge.clusters import Cluster
+from tests.liftbridge.helpers import SAFETY_NET
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+async def relay(
+    feed: Publisher,
+    publisher: LiftbridgePublisher,
+    stream: Stream | str,
+    api: LiftbridgeApi | None = None,
+) -> None:
+    with anyio.fail_after(SAFETY_NET):
+        async with FeedConsumer(feed.url or "", follow=False) as consumer:
+            await Relay(consumer, publisher, stream, api=api).run()
+
+
+async def test_a_stream_that_is_missing(
+    cluster: Cluster, api: LiftbridgeApi, feed: Publisher, name: str
+) -> None:
+    async with LiftbridgePublisher(cluster.nats_url) as publisher:  # an ack timeout of 10 s
+        with pytest.raises(NoStreamError, match=r"Is the stream missing.*create_stream"):
+            await relay(feed, publisher, name)
+        with pytest.raises(StreamError, match="there is no such stream: create it"):
+            await relay(feed, publisher, name, api)
+
+
+@pytest.mark.parametrize("told", [1, 8])
+async def test_a_stream_with_another_number_of_partitions(
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    publisher: LiftbridgePublisher,
+    feed: Publisher,
+    name: str,
+    told: int,
+) -> None:
+    await api.create_stream(Stream(name, partitions=4))
+    with pytest.raises(StreamError, match=rf"has 4 partitions.* told {told}.*partitions=4"):
+        await relay(feed, publisher, Stream(name, partitions=told), api)
+
+
+async def test_a_stream_with_another_subject(
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    publisher: LiftbridgePublisher,
+    feed: Publisher,
+    name: str,
+) -> None:
+    await api.create_stream(Stream(name, f"{name}-subject"))
+    with pytest.raises(StreamError, match=f"attached to the subject {name}-subject"):
+        await relay(feed, publisher, name, api)
+
+
+async def test_fewer_partitions_than_told_are_noticed_without_the_api_too(
+    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str
+) -> None:
+    await api.create_stream(name)
+    with pytest.raises(NoStreamError, match="fewer partitions"):
+        await publisher.publish(Stream(name, partitions=2), b"x", partition=1)
+
+
+@pytest.mark.parametrize("credentials", ["", "app:wrong@"])
+async def test_a_password_that_is_refused(credentials: str) -> None:
+    with NatsServer("--user", "app", "--pass", "right") as nats:
+        url = nats.url.replace("//", f"//{credentials}")
+        with anyio.fail_after(SAFETY_NET), pytest.raises(BrokerUnavailableError) as caught:
+            async with LiftbridgePublisher(url, connect_timeout=2 * SAFETY_NET):
+                pass
+    assert "refuses the user, the password or the token" in str(caught.value)
+    assert "wrong" not in str(caught.value)
+
+
+async def test_nats_that_does_not_run_says_so() -> None:
+    with NatsServer() as nats:
+        url = nats.url
+    with pytest.raises(BrokerUnavailableError, match="connection was refused"):
+        async with LiftbridgePublisher(url, connect_timeout=1):
+            pass
+
+
+@pytest.mark.parametrize("name", ["wild.*", "deep.>", "a b", "a/b", ".a", "a.", "a..b", "", "\n"])
+def test_names_that_bring_a_broker_down_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="stream"):
+        Stream(name)
+
+
+@pytest.mark.parametrize(
+    ("subject", "partitions"),
+    [("x.>", 2), (">", 2), ("x.>.y", 1), ("a b", 1), ("a..b", 1), (".a", 1), ("a.", 1), ("a\n", 1)],
+)
+def test_subjects_that_bring_a_broker_down_are_refused(subject: str, partitions: int) -> None:
+    with pytest.raises(ValueError, match="can't be the subject"):
+        Stream("s", subject, partitions)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"group": "a b"},
+        {"group": "\t"},
+        {"cleaner_seconds": -1},
+        {"cleaner_seconds": math.nan},
+        {"segment_bytes": -1},
+        {"retention_seconds": math.inf},
+    ],
+    ids=str,
+)
+def test_options_that_bring_a_broker_down_are_refused(option: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"group of a stream|not negative"):
+        StreamOptions(**option)
+
+
+@pytest.mark.parametrize(("subject", "partitions"), [("x.>", 1), ("x.*", 2), ("ä/", 2)])
+async def test_a_stream_on_several_subjects_is_created(
+    cluster: Cluster, api: LiftbridgeApi, name: str, subject: str, partitions: int
+) -> None:
+    stream = Stream(name, f"{name}.{subject}", partitions)
+    await api.create_stream(stream)
+    assert (await api.metadata(name)).stream == stream
+
+
+@pytest.mark.parametrize("name", ["x" * 256, "ä" * 128])
+def test_a_name_that_is_no_folder_is_refused(name: str) -> None:
+    Stream(name[:-1])
+    with pytest.raises(ValueError, match="at most 255 bytes of UTF-8"):
+        Stream(name)
+
+
+def test_a_subject_that_ends_the_brokers_connection_is_refused() -> None:
+    Stream("s", "x" * 2048)
+    with pytest.raises(ValueError, match="at most 2,048 bytes of UTF-8"):
+        Stream("s", "x" * 2049)
+
+
+async def test_a_stream_with_the_longest_name_and_subject_is_stored(
+    cluster: Cluster, publisher: LiftbridgePublisher, api: LiftbridgeApi
+) -> None:
+    longest = Stream("x" * 255, "s" * 2048, partitions=2)
+    await api.create_stream(longest)
+    acks = await publisher.publish_many(longest, [b"a", b"b"], partition=1)
+    assert [ack.offset for ack in acks if ack] == [0, 1]

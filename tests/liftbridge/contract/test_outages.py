@@ -1,0 +1,218 @@
+"""Relays while a broker, or a part of it, is away."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import anyio
+import pytest
+
+from feedapi_client import FeedConsumer, MemoryCursorStore, StoreError
+from feedapi_client.liftbridge import (
+    AckTimeoutError,
+    LiftbridgeApi,
+    LiftbridgePublisher,
+    Relay,
+    StreamCursorStore,
+)
+from feedapi_client.options import Limits, RetryPolicy
+from feedapi_client.stores.base import CursorStore
+from feedapi_client.testing import Publisher
+from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer, free_port
+from tests.liftbridge.clusters import SETTINGS, Cluster, require_liftbridge
+from tests.liftbridge.contract.reading import FORMATS
+from tests.liftbridge.helpers import SAFETY_NET, eventually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+MODES = ["at least once", *FORMATS]
+_LIMITS = Limits(max_batch_bytes=500_000, commit_timeout=1.0, poll_interval=0.05)
+
+
+class Gate:
+    """A TCP proxy that can be shut."""
+
+    def __init__(self, port: int, target: str) -> None:
+        self.address = f"127.0.0.1:{port}"
+        self._port = port
+        self._host, _, self._target_port = target.partition(":")
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+
+    async def shut(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        for writer in list(self._writers):
+            writer.close()
+        await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inside, outside = await asyncio.open_connection(self._host, int(self._target_port))
+        self._writers |= {writer, outside}
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(_copy(reader, outside))
+            tasks.create_task(_copy(inside, writer))
+        self._writers -= {writer, outside}
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(ConnectionError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
+
+
+@pytest.fixture
+async def gate(nats_server: NatsServer, anyio_backend: str) -> AsyncIterator[Gate]:
+    """What the gRPC API of a real broker is reached through."""
+    require_liftbridge()
+    port = free_port()
+    settings = {**SETTINGS, "host": "127.0.0.1", "port": port}
+    with LiftbridgeServer(nats_server.url, settings=settings) as server:
+        gate = Gate(port, server.address)
+        await gate.open()
+        yield gate
+        await gate.shut()
+
+
+def store_for(
+    mode: str, publisher: LiftbridgePublisher, api: LiftbridgeApi, name: str
+) -> CursorStore:
+    if mode == "at least once":
+        return MemoryCursorStore()
+    return StreamCursorStore(publisher, api, name, format=mode)
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_relay_goes_on_over_nats_while_the_grpc_api_is_away(
+    gate: Gate,
+    nats_server: NatsServer,
+    feed: Publisher,
+    name: str,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.relay._LOOK_SECONDS", 0.1)
+    async with (
+        LiftbridgeApi(gate.address, timeout=SAFETY_NET) as api,
+        LiftbridgePublisher(nats_server.url, ack_timeout=10) as publisher,
+    ):
+        await api.create_stream(name, concurrency_control=mode != "at least once")
+        store = store_for(mode, publisher, api, name)
+        async with FeedConsumer(feed.url or "", store=store, limits=_LIMITS) as consumer:
+            relay = Relay(consumer, publisher, name, api=api)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(relay.run)
+                await eventually(lambda: relay.progress.events == 20)
+                await gate.shut()
+                await anyio.sleep(6)  # the relay is idle, and looks at the stream often
+                for more in (21, 22, 23):
+                    feed.append(0, {"n": more - 1})
+                    await eventually(lambda more=more: relay.progress.events == more)  # type: ignore[misc]
+                consumer.stop()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_broker_that_is_away_longer_than_a_commit_may_take_is_waited_for(
+    cluster: Cluster, feed: Publisher, name: str, mode: str
+) -> None:
+    async with (
+        LiftbridgeApi(cluster.address, timeout=SAFETY_NET) as api,
+        LiftbridgePublisher(cluster.nats_url, ack_timeout=1.0) as publisher,
+    ):
+        await api.create_stream(name, concurrency_control=mode != "at least once")
+        store = store_for(mode, publisher, api, name)
+        async with FeedConsumer(feed.url or "", store=store, limits=_LIMITS) as consumer:
+            relay = Relay(consumer, publisher, name, api=api)
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(relay.run)
+                await eventually(lambda: relay.progress.events == 20)
+                await cluster.stop()
+                feed.append(0, {"n": 20})
+                await anyio.sleep(5)
+                assert relay.progress.events == 20
+                await cluster.start()
+                await eventually(lambda: relay.progress.events == 21)
+                consumer.stop()
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_broker_that_stays_away_is_an_error_after_the_patience_of_the_consumer(
+    cluster: Cluster, feed: Publisher, name: str, mode: str
+) -> None:
+    async with (
+        LiftbridgeApi(cluster.address, timeout=1.0) as api,
+        LiftbridgePublisher(cluster.nats_url, ack_timeout=0.5) as publisher,
+    ):
+        api.timeout = SAFETY_NET
+        await api.create_stream(name, concurrency_control=mode != "at least once")
+        store = store_for(mode, publisher, api, name)
+        async with FeedConsumer(
+            feed.url or "", store=store, limits=_LIMITS, retry=RetryPolicy(give_up_after=2.0)
+        ) as consumer:
+            relay = Relay(consumer, publisher, name)
+
+            async def stop() -> None:
+                await eventually(lambda: relay.progress.events == 20)
+                await cluster.stop()
+                api.timeout = 1.0
+                feed.append(0, {"n": 20})
+
+            stopping = asyncio.create_task(stop())
+            with anyio.fail_after(SAFETY_NET), pytest.raises((StoreError, AckTimeoutError)):
+                await relay.run()
+            await stopping
+        await cluster.start()
+
+
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("mode", MODES)
+async def test_a_relay_that_waits_for_its_broker_can_be_cancelled(
+    cluster: Cluster, feed: Publisher, name: str, mode: str, native: bool
+) -> None:
+    async with (
+        LiftbridgeApi(cluster.address, timeout=SAFETY_NET) as api,
+        LiftbridgePublisher(cluster.nats_url, ack_timeout=0.5) as publisher,
+    ):
+        await api.create_stream(name, concurrency_control=mode != "at least once")
+        store = store_for(mode, publisher, api, name)
+        async with FeedConsumer(feed.url or "", store=store, limits=_LIMITS) as consumer:
+            relay = Relay(consumer, publisher, name)
+            async with anyio.create_task_group() as tasks:
+                running = asyncio.ensure_future(_cancellable(relay, tasks, native=native))
+                await eventually(lambda: relay.progress.events == 20)
+                await cluster.stop()
+                feed.append(0, {"n": 20})
+                await anyio.sleep(3)
+                with anyio.fail_after(SAFETY_NET / 2):
+                    if native:
+                        running.cancel()
+                    else:
+                        tasks.cancel_scope.cancel()
+                    with anyio.CancelScope(shield=True), suppress(asyncio.CancelledError):
+                        await asyncio.wait({running}, timeout=SAFETY_NET / 2)
+                assert running.done()
+                assert relay.progress.events == 20
+        await cluster.start()
+
+
+async def _cancellable(relay: Relay, tasks: anyio.abc.TaskGroup, *, native: bool) -> None:
+    if native:
+        await relay.run()
+        return
+    over = anyio.Event()
+
+    async def run() -> None:
+        try:
+            await relay.run()
+        finally:
+            over.set()
+
+    tasks.start_soon(run)
+    await over.wait()

@@ -1,0 +1,173 @@
+"""What is stored: listed, set, reset, moved, renamed, exported and imported."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from feedapi_client import FeedKey, Position
+from feedapi_client.operations import (
+    FeedPositions,
+    OperationError,
+    count_replaced,
+    export_positions,
+    import_positions,
+    list_leases,
+    list_positions,
+    move,
+    parse_export,
+    rename,
+    reset,
+    set_position,
+)
+from feedapi_client.stores import AdministrableStore, LeaseStore
+
+pytestmark = pytest.mark.anyio
+HERE, THERE = FeedKey("https://here.test/feed"), FeedKey("https://there.test/feed")
+STORED = {0: Position("a"), 1: Position("b", "drained")}
+
+
+async def test_positions_are_listed_by_feed_and_consumer(store: AdministrableStore) -> None:
+    other = FeedKey(HERE.url, "other")
+    await store.save(HERE, STORED)
+    await store.save(other, {3: Position("c")})
+    both = [FeedPositions(HERE, STORED), FeedPositions(other, {3: Position("c")})]
+    assert await list_positions(store) == both
+    assert await list_positions(store, lambda key: key.name == "other") == both[1:]
+    assert both[0].partitions() == [0, 1]
+
+
+async def test_a_position_is_set_whatever_is_stored(store: AdministrableStore) -> None:
+    assert await set_position(store, HERE, 0, Position("z")) == Position("z", "open", 1)
+    assert await set_position(store, HERE, 0, Position("y")) == Position("y", "open", 2)
+    assert await store.load(HERE) == {0: Position("y", "open", 2)}
+
+
+@pytest.mark.parametrize("cursor", ["_last", "ä", "a\x00", "a" * 20_000])
+async def test_r06_a_cursor_that_must_not_be_stored_is_refused(
+    store: AdministrableStore, cursor: str
+) -> None:
+    with pytest.raises(ValueError, match=r"never stored|printable ASCII"):
+        await set_position(store, HERE, 0, Position(cursor))
+    assert await store.load(HERE) == {}
+
+
+async def test_positions_are_deleted_after_a_dry_run_that_deletes_none(
+    store: AdministrableStore,
+) -> None:
+    await store.save(HERE, STORED)
+    found = await reset(store, HERE, [1, 7], dry_run=True)
+    assert (found.positions, await store.load(HERE)) == ({1: STORED[1]}, STORED)
+    assert await reset(store, HERE, [1, 7]) == found
+    assert await store.load(HERE) == {0: STORED[0]}
+    with pytest.raises(OperationError, match="nothing is stored for partition 1"):
+        await reset(store, HERE, [1])
+    assert (await reset(store, HERE)).positions == {0: STORED[0]}
+    assert await store.feeds() == []
+
+
+async def test_a_feed_is_moved_with_all_its_consumers(store: AdministrableStore) -> None:
+    await store.save(HERE, STORED)
+    await store.save(FeedKey(HERE.url, "other"), STORED)
+    moved = await move(store, HERE.url, THERE.url)
+    assert [feed.key for feed in moved] == [THERE, FeedKey(THERE.url, "other")]
+    assert all(position.revision == 2 for feed in moved for position in feed.positions.values())
+    assert await list_positions(store) == moved
+    with pytest.raises(OperationError, match="holds no cursors"):
+        await move(store, HERE.url, THERE.url)
+    with pytest.raises(ValueError, match="same cursors"):
+        await move(store, HERE.url, HERE.url)
+
+
+async def test_a_move_replaces_nothing_unless_it_is_told_to(store: AdministrableStore) -> None:
+    await store.save(HERE, STORED)
+    await store.save(THERE, {0: Position("there")})
+    with pytest.raises(OperationError, match="nothing was moved"):
+        await move(store, HERE.url, THERE.url)
+    assert await store.load(THERE) == {0: Position("there")}
+    await move(store, HERE.url, THERE.url, overwrite=True)
+    assert (await store.load(THERE))[0].cursor == "a"
+
+
+async def test_a_consumer_is_renamed_in_one_feed_or_in_all(store: AdministrableStore) -> None:
+    await store.save(HERE, STORED)
+    await store.save(THERE, STORED)
+    renamed = await rename(store, "default", "new", feed="//here")
+    assert [feed.key for feed in renamed] == [FeedKey(HERE.url, "new")]
+    assert set(await store.feeds()) == {FeedKey(HERE.url, "new"), THERE}
+    await rename(store, "default", "new")
+    assert {key.name for key in await store.feeds()} == {"new"}
+    for old, new in (("new", ""), ("new", "new")):
+        with pytest.raises(ValueError, match="another name"):
+            await rename(store, old, new)
+    with pytest.raises(OperationError, match="consumer default"):
+        await rename(store, "default", "x")
+
+
+async def test_an_export_is_imported_into_another_consumer_s_store(
+    store: AdministrableStore,
+) -> None:
+    await store.save(HERE, {**STORED, 2: Position("kept")})
+    exported = export_positions(await list_positions(store))
+    feeds = parse_export(exported)
+    assert {id: (p.cursor, p.status) for id, p in feeds[HERE].items()} == {
+        0: ("a", "open"),
+        1: ("b", "drained"),
+        2: ("kept", "open"),
+    }
+    del feeds[HERE][2]
+    await store.replace(HERE, {0: Position("later")})
+    assert await count_replaced(store, feeds) == 2
+    (imported,) = await import_positions(store, feeds)
+    assert imported.positions[0] == Position("a", "open", 3)
+    assert (await store.load(HERE))[2].cursor == "kept"
+
+
+@pytest.mark.parametrize(
+    "position",
+    [
+        '{"partition":0,"cursor":"_last","status":"open"}',
+        '{"partition":0,"cursor":"ä","status":"open"}',
+        '{"partition":0,"cursor":"a","status":"odd"}',
+        '{"partition":40000,"cursor":"a","status":"open"}',
+        '{"partition":true,"cursor":"a","status":"open"}',
+    ],
+)
+def test_r06_what_no_store_may_hold_is_no_export(position: str) -> None:
+    text = (
+        '{"format":"feedapi-cursors/1","feeds":[{"url":"https://h/f","name":"n","filters":{},'
+        f'"positions":[{position}]}}]}}'
+    )
+    with pytest.raises(ValueError, match="no export of cursors"):
+        parse_export(text.encode())
+
+
+async def test_leases_are_listed_and_protect_positions(store: AdministrableStore) -> None:
+    assert isinstance(store, LeaseStore)
+    await store.save(HERE, STORED)
+    await store.join(HERE, "one", 1000)
+    await store.claim(HERE, "one", {0: 0})
+    (found,) = await list_leases(store)
+    assert (found.key, [each.name for each in found.instances]) == (HERE, ["one"])
+    assert [lease.partition for lease in found.of("one")] == [0]
+    assert found.of("two") == []
+    refused: list[Callable[[bool], Awaitable[object]]] = [
+        lambda force: set_position(store, HERE, 0, Position("c"), force=force),
+        lambda force: reset(store, HERE, [1], force=force),
+        lambda force: import_positions(store, {HERE: {0: Position("d")}}, force=force),
+        lambda force: rename(store, "default", "new", force=force),
+        lambda force: move(store, HERE.url, THERE.url, name="new", force=force),
+    ]
+    for change in refused[:-1]:
+        before = await store.load(HERE)
+        with pytest.raises(OperationError, match=r"1 instances .* are alive \(one\)"):
+            await change(False)
+        assert await store.load(HERE) == before
+        await change(True)
+        assert await store.load(HERE) != before
+    await store.join(FeedKey(HERE.url, "new"), "one", 1000)
+    with pytest.raises(OperationError, match="are alive"):
+        await refused[-1](False)
+    await refused[-1](True)
+    assert [key.url for key in await store.feeds()] == [THERE.url]

@@ -1,0 +1,187 @@
+"""The wheel and the source distribution: what is in them, and that they can be installed and used.
+
+`FEEDAPI_DIST` names a folder with both, to check those that will be published.
+"""
+
+from __future__ import annotations
+
+import email
+import email.message
+import os
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+import feedapi_client
+from feedapi_client.testing import Publisher
+from tests.packaging.lowest import ROOT, lowest_versions
+
+pytestmark = pytest.mark.slow
+
+_WHEEL_BYTES = 1_300_000
+_SDIST_BYTES = 6_000_000
+CORE = {"anyio", "httpcore", "httpx", "msgspec", "orjson", "tenacity"}
+
+
+def build(folder: Path) -> Path:
+    """Build both distributions into the folder."""
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "SOURCE_DATE_EPOCH": "1764028800"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    given = os.environ.get("FEEDAPI_DIST")
+    return Path(given) if given else build(tmp_path_factory.mktemp("dist"))
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (file,) = dist.glob("*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def sdist(dist: Path) -> Path:
+    (file,) = dist.glob("*.tar.gz")
+    return file
+
+
+@pytest.fixture(scope="module")
+def in_wheel(wheel: Path) -> dict[str, bytes]:
+    """What is in the wheel, by path; the metadata's folder as ``dist-info``."""
+    with zipfile.ZipFile(wheel) as archive:
+        files = {name: archive.read(name) for name in archive.namelist()}
+    folder = f"feedapi_client-{feedapi_client.__version__}.dist-info/"
+    return {name.replace(folder, "dist-info/"): data for name, data in files.items()}
+
+
+@pytest.fixture(scope="module")
+def metadata(in_wheel: dict[str, bytes]) -> email.message.Message:
+    return email.message_from_bytes(in_wheel["dist-info/METADATA"])
+
+
+def test_two_builds_are_the_same(dist: Path, tmp_path: Path) -> None:
+    if "FEEDAPI_DIST" in os.environ:
+        dist = build(tmp_path / "first")
+    for again in build(tmp_path / "second").iterdir():
+        assert again.read_bytes() == (dist / again.name).read_bytes(), again.name
+
+
+def test_twine_finds_nothing_to_say(wheel: Path, sdist: Path) -> None:
+    check = [sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(sdist)]
+    done = subprocess.run(check, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(
+    wheel: Path, in_wheel: dict[str, bytes]
+) -> None:
+    assert {name.split("/")[0] for name in in_wheel} == {
+        "feedapi_client",
+        "pyspark_feedapi",
+        "dist-info",
+    }
+    source = {
+        str(path.relative_to(ROOT)).replace(
+            "feedapi_client/spark/pyspark_feedapi", "pyspark_feedapi"
+        )
+        for path in (ROOT / "feedapi_client").rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in in_wheel if not name.startswith("dist-info/")} == source
+    assert "feedapi_client/py.typed" in source
+    assert wheel.stat().st_size < _WHEEL_BYTES
+    assert wheel.name.endswith("-py3-none-any.whl")
+
+
+def test_the_source_distribution_can_be_tested(sdist: Path) -> None:
+    with tarfile.open(sdist) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    needed = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".ci/run", "PKG-INFO"}
+    assert needed <= set(names)
+    assert "tests/conftest.py" in names
+    assert not [name for name in names if "__pycache__" in name or name.startswith("build/")]
+    assert sdist.stat().st_size < _SDIST_BYTES
+
+
+def test_the_metadata_says_what_it_is(
+    metadata: email.message.Message, in_wheel: dict[str, bytes]
+) -> None:
+    assert (metadata["Name"], metadata["Version"]) == ("feedapi-client", feedapi_client.__version__)
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "Apache-2.0"
+    assert in_wheel["dist-info/licenses/LICENSE"] == (ROOT / "LICENSE").read_bytes()
+    assert metadata["Description-Content-Type"] == "text/markdown"
+    assert metadata.get_payload() == (ROOT / "README.md").read_text(encoding="utf-8")
+    entry_points = in_wheel["dist-info/entry_points.txt"].decode()
+    assert "feedapi = feedapi_client.cli:main" in entry_points
+    assert "feedapi_client = feedapi_client.testing.pytest_plugin" in entry_points
+
+
+def test_the_core_needs_little(metadata: email.message.Message) -> None:
+    required = [Requirement(text) for text in metadata.get_all("Requires-Dist") or ()]
+    assert {each.name for each in required if each.marker is None} == CORE
+    assert {line.partition("==")[0] for line in lowest_versions()} == CORE
+
+
+READ = """
+import asyncio, sys
+import feedapi_client
+from feedapi_client import FeedConsumer, MemoryCursorStore, SQLiteCursorStore, SyncFeedConsumer
+
+async def main(url):
+    async with FeedConsumer(url, store=SQLiteCursorStore("c.db"), follow=False) as consumer:
+        return [event.json()["n"] async for event in consumer]
+
+print(asyncio.run(main(sys.argv[1])))
+with SyncFeedConsumer(sys.argv[1], store=MemoryCursorStore(), follow=False) as consumer:
+    print(sum(len(batch) for batch in consumer.batches()))
+print(feedapi_client.__file__)
+loaded = {name.partition(".")[0] for name in sys.modules}
+print(sorted(loaded & {"sqlalchemy", "typer", "pyspark", "redis", "uvicorn", "pytest", "nats"}))
+"""
+
+
+def test_the_installed_wheel_reads_a_feed(wheel: Path, tmp_path: Path) -> None:
+    """In an environment that has the core dependencies only."""
+    venv.create(tmp_path / "env", with_pip=True)
+    python = str(tmp_path / "env" / "bin" / "python")
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "COVERAGE"))}
+    install = [python, "-m", "pip", "install", "--quiet", str(wheel)]
+    subprocess.run(install, check=True, env=environment, cwd=tmp_path)
+    listed = [python, "-m", "pip", "list", "--format=freeze"]
+    found = subprocess.run(listed, check=True, env=environment, capture_output=True, text=True)
+    names = {line.partition("==")[0] for line in found.stdout.splitlines()}
+    assert names & CORE == CORE
+    assert len(names) < 18, sorted(names)
+    publisher = Publisher(partitions=1)
+    publisher.extend(0, [{"n": n} for n in range(3)])
+    with publisher.serve() as url:
+        read = [python, "-W", "error", "-c", READ, url]
+        done = subprocess.run(
+            read, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["[0, 1, 2]", "3"], done.stderr
+    assert lines[2].startswith(str(tmp_path))
+    assert lines[3] == "[]"
+    command = str(tmp_path / "env" / "bin" / "feedapi")
+    told = subprocess.run(
+        [command, "--version"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert "pip install 'feedapi-client[cli]'" in told.stdout + told.stderr

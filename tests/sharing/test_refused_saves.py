@@ -1,0 +1,76 @@
+"""A save is refused because the store, or an operator, went back: what is read next is stored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from feedapi_client.model import Position
+from feedapi_client.testing import Publisher
+from tests.sharing.fleet import Fleet, fleet, publish, until
+from tests.testing.virtual_time import run_in_virtual_time
+
+BACKENDS = pytest.mark.parametrize("backend", ["asyncio", "trio"])
+
+
+async def failover(instances: Fleet, positions: dict[int, Position]) -> None:
+    """The database comes back as a replica that lacks the last saves: revisions go back."""
+    key = instances.members[0].consumer.key
+    instances.store._feeds[key] = dict(positions)
+
+
+async def rewind(instances: Fleet, positions: dict[int, Position]) -> None:
+    """An operator takes a consumer back: revisions go on."""
+    await instances.store.replace(instances.members[0].consumer.key, positions)
+
+
+@BACKENDS
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("go_back", [failover, rewind])
+def test_r17_a_refused_end_is_read_again_and_the_children_start(
+    go_back: Callable[..., object], count: int, backend: str
+) -> None:
+    async def test() -> None:
+        publisher = Publisher(1)
+        publish(publisher, 0, *range(10))
+        async with fleet(publisher) as instances:
+            for _ in range(count):
+                instances.start()
+            key = instances.members[0].consumer.key
+            await until(lambda: len(instances.handled) == 10)
+            await until(lambda: instances.store._feeds[key][0].revision == 2)
+            before = await instances.store.load(key)
+            publish(publisher, 0, *range(10, 20))
+            await until(lambda: len(instances.handled) == 20)
+            await until(lambda: instances.store._feeds[key][0].revision == 3)
+            await go_back(instances, before)  # type: ignore[misc]
+            left, _ = publisher.split(0, method="starts-after")
+            publish(publisher, left, 20, 21)
+            await until(lambda: 21 in instances.handled)
+            again = [*range(10, 20)]
+            assert sorted(instances.handled) == sorted([*range(22), *again])
+            assert (await instances.store.load(key))[0].status == "drained"
+
+    run_in_virtual_time(test, backend)
+
+
+@BACKENDS
+def test_r17_an_idle_partition_takes_the_cursor_that_an_operator_has_set(backend: str) -> None:
+    async def test() -> None:
+        publisher = Publisher(2)
+        publish(publisher, 0, *range(10))
+        async with fleet(publisher) as instances:
+            members = [instances.start() for _ in range(2)]
+            await instances.balanced(*members)
+            key = members[0].consumer.key
+            await until(lambda: len(instances.handled) == 10)
+            await until(lambda: instances.store._feeds[key][0].revision == 2)
+            stored = (await instances.store.load(key))[0]
+            await rewind(instances, {0: stored.advance("_first")})
+            await until(lambda: len(instances.handled) == 20)
+            assert instances.handled == [*range(10), *range(10)]
+            reports = [line for m in members for line in m.consumer.status().reports]
+            assert any("stored cursor of partition 0 was changed" in line for line in reports)
+
+    run_in_virtual_time(test, backend)

@@ -1,0 +1,222 @@
+"""Two runs of one query at once, and a run that wakes up late (rule 8), in a real session."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from feedapi_client.errors import FencedError
+from feedapi_client.spark import ingest
+from feedapi_client.spark.ingest import Ingest, MicroBatchError, pipeline
+from feedapi_client.spark.ingest.columns import payload_schema
+from feedapi_client.spark.ingest.pipeline import BatchWriter
+from feedapi_client.spark.ingest.publishing import TableFolder, open_folder
+from feedapi_client.spark.staging.lease import QueryLease
+from feedapi_client.testing import Publisher
+from tests.spark.micro_batches import problems
+from tests.spark.slow_workers import despite_slow_workers, run
+from tests.spark.test_ingest import job, publish
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher(partitions=2, page_size=50, checkpoint_every=10, seed=2)
+    publish(publisher, 60)
+    with publisher.serve():
+        yield publisher
+
+
+def typed(publisher: Publisher, tmp_path: Path, **more: Any) -> Ingest:
+    tables = {name: str(tmp_path / name) for name in ("bronze", "rejected")}
+    return job(publisher, tmp_path, schema="entity STRING, n INT", **tables, **more)
+
+
+def counts(spark: SparkSession, tmp_path: Path) -> dict[str, int]:
+    return {
+        name: spark.read.parquet(str(tmp_path / name)).count()
+        for name in ("bronze", "rejected", "table")
+    }
+
+
+def late_writer(late: Ingest, monkeypatch: pytest.MonkeyPatch) -> BatchWriter:
+    """The writer of a run that was paused behind its check of the lease."""
+    lease = QueryLease(late.staging_location, late.lease_name)
+    monkeypatch.setattr(lease, "acquire", lambda: None)
+    monkeypatch.setattr(lease, "check", lambda: None)
+    return BatchWriter(late, payload_schema(late), lease)
+
+
+def source_rows(spark: SparkSession, publisher: Publisher) -> DataFrame:
+    return spark.read.format("feedapi").load(str(publisher.url))
+
+
+def test_r08_late_run_changes_nothing_in_folders(
+    spark: SparkSession,
+    publisher: Publisher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    publisher.append(0, {"entity": "x", "n": "many"})
+    run(spark, typed(publisher, tmp_path))
+    expected = {"bronze": 61, "rejected": 1, "table": 60}
+    files = set(tmp_path.rglob("*.parquet"))
+    assert counts(spark, tmp_path) == expected
+    late = late_writer(typed(publisher, tmp_path), monkeypatch)
+    gone = source_rows(spark, publisher).selectExpr(
+        "partition", "cursor", "sequence", "raise_error('staged object is gone') AS data",
+        "headers", "depth",
+    )  # fmt: skip
+    late(gone, 0)  # not even read
+    late(source_rows(spark, publisher), 0)
+    assert counts(spark, tmp_path) == expected
+    assert set(tmp_path.rglob("*.parquet")) == files
+
+
+def test_r08_failed_attempt_leaves_nothing_that_readers_see(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    def fails(batch: DataFrame, number: int) -> DataFrame:
+        raise RuntimeError("here")
+
+    with pytest.raises(MicroBatchError, match="here"):
+        run(spark, typed(publisher, tmp_path, transform=fails))
+    assert not list(tmp_path.rglob("batch=*"))
+    assert list(tmp_path.glob("bronze/_feedapi/attempts/*/0-*"))
+    run(spark, typed(publisher, tmp_path))
+    assert counts(spark, tmp_path)["bronze"] == 60
+    publish(publisher, 5, first=60)
+    run(spark, typed(publisher, tmp_path))
+    assert not list(tmp_path.glob("*/_feedapi/attempts/*/*"))
+
+
+def test_r08_attempt_that_counts_is_published_by_the_next_run(
+    spark: SparkSession,
+    publisher: Publisher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[str] = []
+
+    def dies_at_the_second(uri: str, settings: Any) -> TableFolder:
+        calls.append(uri)
+        if len(calls) == 2:
+            raise RuntimeError("killed")
+        return open_folder(uri, settings)
+
+    monkeypatch.setattr(pipeline, "open_folder", dies_at_the_second)
+    with pytest.raises(MicroBatchError, match="killed"):
+        run(spark, typed(publisher, tmp_path))
+    assert len(list(tmp_path.rglob("batch=0"))) == 1
+    monkeypatch.undo()
+    run(spark, typed(publisher, tmp_path))
+    assert counts(spark, tmp_path) == {"bronze": 60, "rejected": 0, "table": 60}
+
+
+def test_r08_overlapping_run_is_refused_in_one_line(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    first = despite_slow_workers(
+        lambda: ingest.start(spark, job(publisher, tmp_path, trigger="1s"))
+    )
+    try:
+        with pytest.raises(FencedError, match="another run of this query") as caught:
+            ingest.start(spark, job(publisher, tmp_path))
+        assert "\n" not in str(caught.value)
+        assert first.query.isActive
+    finally:
+        first.query.stop()
+    run(spark, job(publisher, tmp_path))
+    assert spark.read.parquet(str(tmp_path / "table")).count() == 60
+
+
+def test_r08_query_with_a_sink_of_sparks_own_is_fenced(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    """A copy of the checkpoint makes the second query look like one of another driver."""
+    stream = spark.readStream.format("feedapi").options(
+        url=str(publisher.url), stagingLocation=(tmp_path / "staging").as_uri()
+    )
+
+    def start(name: str) -> Any:
+        writer = stream.load().writeStream.format("noop")
+        writer = writer.option("checkpointLocation", str(tmp_path / name))
+        return writer.trigger(processingTime="1 second").start()
+
+    first = start("checkpoint")
+    try:
+        while not (tmp_path / "checkpoint" / "commits" / "0").exists():
+            assert first.isActive
+            first.awaitTermination(1)
+        shutil.copytree(tmp_path / "checkpoint", tmp_path / "copy")
+        metadata = tmp_path / "copy" / "metadata"
+        metadata.write_text('{"id":"00000000-0000-0000-0000-000000000001"}')
+        (metadata.parent / ".metadata.crc").unlink()
+        second = start("copy")
+        with pytest.raises(Exception, match="another run of this query"):
+            second.awaitTermination(200)
+        assert first.isActive
+    finally:
+        first.stop()
+
+
+def test_r09_checkpoint_older_than_its_table_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "table" / "_feedapi" / "checkpoint"
+    run(spark, job(publisher, tmp_path))
+    shutil.copytree(checkpoint, tmp_path / "backup")
+    for first in (60, 70):
+        publish(publisher, 10, first=first)
+        run(spark, job(publisher, tmp_path))
+    shutil.rmtree(checkpoint)
+    shutil.copytree(tmp_path / "backup", checkpoint)
+    with pytest.raises(ingest.IngestError, match=r"ends with micro-batch 0, .* micro-batch 2 of"):
+        run(spark, job(publisher, tmp_path))
+    shutil.rmtree(checkpoint / "offsets")
+    shutil.rmtree(checkpoint / "commits")
+    with pytest.raises(ingest.IngestError, match=r"holds none, .* micro-batch 2 of"):
+        run(spark, job(publisher, tmp_path))
+    assert spark.read.parquet(str(tmp_path / "table")).count() == 80
+
+
+def test_r09_resume_from_table_goes_on_where_the_table_ends(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.append(0, {"entity": "x", "n": "many"})
+    first = {"checkpoint": str(tmp_path / "first")}
+    run(spark, typed(publisher, tmp_path, **first))
+    publisher.split(0, into=2)
+    publish(publisher, 40, first=60)
+    run(spark, typed(publisher, tmp_path, **first))
+    shutil.rmtree(tmp_path / "first")
+    # The driver was killed when only bronze was published.
+    batches = tmp_path.glob("table/feed=*/query=*/batch=*")
+    shutil.rmtree(max(batches, key=lambda path: int(path.name.removeprefix("batch="))))
+    second = {"checkpoint": str(tmp_path / "second")}
+    with pytest.raises(ingest.IngestError, match="all events would be written again"):
+        run(spark, typed(publisher, tmp_path, **second))
+    resumed = run(spark, typed(publisher, tmp_path, resume_from_table=True, **second))
+    assert resumed.rows == 0
+    assert run(spark, typed(publisher, tmp_path, **second)).rows == 0  # also before a batch
+    publish(publisher, 30, first=100)
+    publisher.split(1, into=2, method="cursor-from")
+    publish(publisher, 10, first=130)
+    assert run(spark, typed(publisher, tmp_path, **second)).rows == 40
+    assert counts(spark, tmp_path) == {"bronze": 141, "rejected": 1, "table": 140}
+    bronze = spark.read.parquet(str(tmp_path / "bronze")).where("data not like '%many%'")
+    assert problems((row.asDict() for row in bronze.collect()), fitting(publisher)) == []
+    with pytest.raises(ingest.IngestError, match="begins a new checkpoint"):
+        run(spark, typed(publisher, tmp_path, resume_from_table=True, **second))
+
+
+def fitting(publisher: Publisher) -> list[Any]:
+    return [event for event in publisher.payloads() if event["n"] != "many"]

@@ -1,0 +1,289 @@
+"""What a query waits for: refusals that pass, ends that prove to be none, feeds that hang."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from feedapi_client.errors import (
+    AuthenticationError,
+    CursorRejectedError,
+    FeedError,
+    FeedUnavailableError,
+    ProtocolError,
+)
+from feedapi_client.spark.plan import epoch_planner as planning
+from feedapi_client.spark.plan import polls, probe
+from feedapi_client.spark.source_options import parse_options
+from feedapi_client.spark.staging import first_fetch
+from feedapi_client.spark.stream import FeedStreamReader
+from feedapi_client.testing import Publisher, Quirks
+from feedapi_client.testing.publisher.faults import Lag
+from feedapi_client.testing.publisher.faults.connection_faults import Hang
+from feedapi_client.testing.publisher.faults.lines import EmptyPage
+from tests.spark.micro_batches import MicroBatchEngine, problems
+
+pytestmark = pytest.mark.waits
+
+Start = Callable[..., MicroBatchEngine]
+AT_ONCE = {
+    "pollInterval": "0.001",
+    "maxPollInterval": "0.001",
+    "baseDelay": "0.01",
+    "settleTime": "0.01",
+}
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher(partitions=2, page_size=40, checkpoint_every=10, seed=7)
+    with publisher.serve():
+        yield publisher
+
+
+@pytest.fixture
+def start(publisher: Publisher, tmp_path: Path) -> Start:
+    def start(**given: Any) -> MicroBatchEngine:
+        urls = {} if "urls" in given else {"url": str(publisher.url)}
+        options = parse_options({**AT_ONCE, **urls, **given})
+        return MicroBatchEngine(lambda: FeedStreamReader(options, tmp_path.as_uri()))
+
+    return start
+
+
+def publish(publisher: Publisher, count: int) -> None:
+    first = len(publisher.payloads())
+    for n in range(first, first + count):
+        entity = f"e{n % 7}"
+        publisher.publish(entity, {"entity": entity, "n": n})
+
+
+def wait(engine: MicroBatchEngine, reached: Callable[[], object]) -> None:
+    """Trigger until it is so."""
+    end = time.monotonic() + 60
+    while not reached():
+        assert time.monotonic() < end
+        engine.trigger()
+
+
+def has_rows(engine: MicroBatchEngine, count: int) -> bool:
+    return len(list(engine.all_rows())) >= count
+
+
+def report_of(engine: MicroBatchEngine) -> dict[str, Any]:
+    reader: Any = engine.reader
+    return dict(reader.reportLatestOffset() or {})
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 410, 421])
+def test_r10_refusals_that_pass_end_no_query(
+    start: Start, publisher: Publisher, status: int
+) -> None:
+    publish(publisher, 50)
+    engine = start()
+    engine.run()
+    publish(publisher, 50)
+    publisher.fail(status, partition=0, times=8)
+    wait(engine, lambda: len(list(engine.all_rows())) == 100)
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [
+        (400, CursorRejectedError),
+        (401, AuthenticationError),
+        (403, AuthenticationError),
+        (405, CursorRejectedError),
+        (409, ProtocolError),
+        (410, CursorRejectedError),
+    ],
+)
+def test_r10_refusals_that_last_are_an_error_after_a_while(
+    start: Start, publisher: Publisher, status: int, kind: type[FeedError]
+) -> None:
+    publish(publisher, 50)
+    engine = start(refusedFor="0.5")
+    engine.run()
+    publish(publisher, 50)
+    publisher.fail(status, partition=0, times=None)
+    began = time.monotonic()
+    with pytest.raises(kind, match="while discovery lists the partition") as caught:
+        wait(engine, lambda: False)
+    assert type(caught.value) is kind
+    assert caught.value.partition == 0
+    assert time.monotonic() - began >= 0.5
+
+
+def test_r10_credentials_that_nothing_takes_any_more_are_an_error(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 50)
+    engine = start(refusedFor="0.5", discoveryInterval="0.001")
+    engine.run()
+    publisher.fail(401, on="any", times=None)
+    with pytest.raises(AuthenticationError):
+        wait(engine, lambda: False)
+
+
+def test_r10_other_partitions_go_on_while_one_is_refused(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 50)
+    engine = start()
+    engine.run()
+    publisher.fail(404, partition=0, times=None)
+    read = len(list(engine.all_rows()))
+    for number in range(1, 4):
+        publisher.append(1, {"entity": "other", "n": number})
+        wait(engine, partial(has_rows, engine, read + number))
+    publisher.heal()
+    wait(engine, lambda: problems(engine.all_rows(), publisher.payloads()) == [])
+
+
+# ---------------------------------------------------------------------- late is better than lost
+
+
+def drain_too_early(engine: MicroBatchEngine, publisher: Publisher) -> None:
+    """Let replicas that lag show an end of partition 0 before its last events."""
+    publish(publisher, 50)
+    engine.run()
+    publish(publisher, 50)
+    publisher.fail(EmptyPage(moving=False), partition=0, times=None)
+    publisher.close(0)
+    planner: Any = engine.reader
+    for feed in planner._planner.feeds:
+        feed._timer.soon()
+    wait(engine, lambda: report_of(engine)["drained"] == 1)
+    assert problems(engine.all_rows(), publisher.payloads()) != []
+    publisher.heal()
+
+
+def test_r06_event_behind_an_end_that_was_none_is_read_late(
+    start: Start, publisher: Publisher, caplog: pytest.LogCaptureFixture
+) -> None:
+    publisher.quirks = Quirks(last_cursor="never")
+    engine = start(discoveryInterval="0.01")
+    drain_too_early(engine, publisher)
+    wait(engine, lambda: problems(engine.all_rows(), publisher.payloads()) == [])
+    assert "it is read late" in caplog.text
+
+
+def test_r06_next_run_asks_once_more_behind_such_an_end(start: Start, publisher: Publisher) -> None:
+    publisher.quirks = Quirks(last_cursor="never")
+    engine = start(discoveryInterval="0.01")
+    drain_too_early(engine, publisher)
+    engine.available_now()
+    assert problems(engine.all_rows(), publisher.payloads()) == []
+
+
+def test_r06_such_ends_are_asked_for_ten_minutes_after_longer_and_longer_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = 1000.0
+    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    looks = polls.LateLooks({}, 10.0)
+    looks.drained(3)
+    asked = []
+    for _ in range(2000):
+        now += 1.0
+        for partition in looks.due({3}):
+            asked.append(now - 1000)
+            looks.asked(partition, failed=False)
+    assert asked == [10, 30, 70, 150, 310, 630]
+    again = polls.LateLooks({3: 1600.0}, 10.0)
+    assert again.due({3}) == [3]  # by a later run, however late
+    again.asked(3, failed=True)
+    assert 3 in again
+    again.asked(3, failed=False)
+    assert 3 not in again
+
+
+# ---------------------------------------------------------------------- feeds that hang
+
+
+@pytest.mark.parametrize("partitions", [1, 20])
+def test_r14_partitions_of_a_feed_that_hangs_are_not_caught_up(
+    partitions: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only sixteen are asked at a time: the others wait for their turn."""
+    monkeypatch.setattr(planning, "_PATIENCE", 0.0)
+    publisher = Publisher(partitions=partitions)
+    with publisher.serve():
+        options = parse_options({**AT_ONCE, "url": str(publisher.url), "requestTimeout": "600"})
+        engine = MicroBatchEngine(lambda: FeedStreamReader(options, tmp_path.as_uri()))
+        for partition in range(partitions):
+            publisher.append(partition, {"entity": "a", "n": partition})
+        wait(engine, lambda: report_of(engine).get("caughtUpPartitions") == partitions)
+        publisher.fail(Hang(), times=None, on="fetch")
+        wait(engine, lambda: report_of(engine)["caughtUpPartitions"] == 0)
+        assert report_of(engine)["reading"] == partitions
+
+
+def test_r14_available_now_ends_beside_a_feed_that_hangs(
+    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_fetch, "GRACE_PERIOD", 0.05)
+    monkeypatch.setattr(probe, "GRACE_PERIOD", 0.05)
+    other = Publisher(partitions=2, seed=3)
+    with other.serve():
+        publish(publisher, 30)
+        publish(other, 30)
+        urls = {"urls": f"{publisher.url} {other.url}", "requestTimeout": "0.3"}
+        engine = start(**urls, giveUpAfter="2")
+        engine.available_now()
+        assert len(list(engine.all_rows())) == 60
+        publish(publisher, 30)
+        publish(other, 30)
+        other.fail(Hang(), times=None, on="any")
+        with pytest.raises(FeedUnavailableError, match=str(other.url)):
+            engine.available_now()
+        assert len(list(engine.all_rows())) == 90
+        engine.reader.stop()
+        other.heal()
+        engine.available_now()
+        assert len(list(engine.all_rows())) == 120
+
+
+# ---------------------------------------------------------------------- replicas that lag
+
+
+@pytest.mark.parametrize("ahead", ["echo", "tail", "silent"])
+@pytest.mark.parametrize("last_cursor", ["never", "closed"])
+def test_available_now_skips_nothing_that_a_lagging_replica_does_not_show(
+    start: Start, publisher: Publisher, ahead: Any, last_cursor: Any
+) -> None:
+    """Half of all answers are those of a replica that lags: a run may end too early."""
+    publisher.quirks = Quirks(last_cursor=last_cursor)
+    chance = random.Random(3)
+    lag = Lag(0.3, ahead)
+
+    def half(response: Any, request: Any, feed: Any, /) -> Any:
+        return lag(response, request, feed) if chance.random() < 0.5 else response
+
+    engine = start(discoveryInterval="0.05", settleTime="0.1")
+    for step in range(6):
+        publish(publisher, 40)
+        if step == 2:
+            publisher.split(0, into=2, method="starts-after")
+        if step == 4:
+            publisher.split(1, into=2, method="cursor-from")
+        publisher.fail(half, times=None)
+        engine.available_now()
+        if step % 2:  # what a run did not get, the next one does, once replicas know it
+            publisher.heal()
+            engine.available_now()
+            found = problems(engine.all_rows(), publisher.payloads())
+            if ahead == "tail":  # an older place of the partition, from where events come again
+                found = [one for one in found if one.startswith("lost")]
+            assert found == []

@@ -1,0 +1,783 @@
+"""`PostgresCursorStore` on a real server: the contracts with each driver and each transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import asyncpg  # type: ignore[import-untyped]
+import psycopg
+import psycopg_pool
+import pytest
+import sqlalchemy as sa
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from feedapi_client.errors import FencedError, StoreError
+from feedapi_client.model import FeedKey, Position
+from feedapi_client.stores import (
+    Journal,
+    JournalledStore,
+    LeaseStore,
+    PostgresCursorStore,
+    SQLAlchemyCursorStore,
+)
+from feedapi_client.stores.postgres_drivers import runner_on
+from feedapi_client.stores.scripts import Query, Script
+from feedapi_client.testing.contracts import (
+    AdministrableStoreContract,
+    DoneStoreContract,
+    LeaseStoreContract,
+    advanced,
+    opening,
+)
+from tests.postgres_pools import POOLS, execute, opened
+from tests.servers import Postgres
+from tests.stores.journal_contract import AGING, JournalContract, Make
+
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+FEED = FeedKey("https://service.test/feed")
+DROP = "DROP TABLE IF EXISTS {0}, {0}_journal, {0}_done, {0}_instances, {0}_leases, effects"
+
+
+@pytest.fixture(params=["asyncio"])
+def anyio_backend(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def dsn(postgres: Postgres) -> Iterator[str]:
+    execute(postgres.dsn, DROP.format("feedapi_cursors"))
+    yield postgres.dsn
+    execute(postgres.dsn, DROP.format("feedapi_cursors"))
+
+
+@pytest.fixture(params=POOLS)
+async def store(request: pytest.FixtureRequest, dsn: str) -> AsyncIterator[PostgresCursorStore]:
+    async with opened(request.param, dsn) as pool, PostgresCursorStore(pool) as store:
+        await store.create_tables()
+        yield store
+
+
+# ---------------------------------------------------------------- a transaction of each driver
+
+
+class Transaction:
+    """What an application passes as `transaction`, and how it ends it."""
+
+    connection: Any
+
+    @classmethod
+    async def begin(cls, dsn: str) -> Any:
+        raise NotImplementedError
+
+    async def execute(self, statement: str) -> None:
+        await self.connection.execute(statement)
+
+    async def end(self, *, commit: bool) -> None:
+        if not self.connection.closed:  # psycopg closes one that was cancelled in a statement
+            await (self.connection.commit() if commit else self.connection.rollback())
+            await self.connection.close()
+
+
+class OfPsycopg(Transaction):
+    @classmethod
+    async def begin(cls, dsn: str) -> Any:
+        self = cls()
+        self.connection = await psycopg.AsyncConnection.connect(dsn)
+        return self
+
+
+class OfPsycopgRows(Transaction):
+    """Rows of the application are dictionaries, and it begins its transactions itself."""
+
+    @classmethod
+    async def begin(cls, dsn: str) -> Any:
+        self = cls()
+        self.connection = await psycopg.AsyncConnection.connect(
+            dsn, autocommit=True, row_factory=psycopg.rows.dict_row
+        )
+        await self.connection.execute("BEGIN")
+        return self
+
+
+class OfPsycopgThreads(Transaction):
+    @classmethod
+    async def begin(cls, dsn: str) -> Any:
+        self = cls()
+        self.connection = psycopg.connect(dsn)
+        return self
+
+    async def execute(self, statement: str) -> None:
+        self.connection.execute(statement)
+
+    async def end(self, *, commit: bool) -> None:
+        (self.connection.commit if commit else self.connection.rollback)()
+        self.connection.close()
+
+
+class OfAsyncpg(Transaction):
+    @classmethod
+    async def begin(cls, dsn: str) -> Any:
+        self = cls()
+        self.connection = await asyncpg.connect(dsn)
+        self.transaction = self.connection.transaction()
+        await self.transaction.start()
+        return self
+
+    async def end(self, *, commit: bool) -> None:
+        await (self.transaction.commit() if commit else self.transaction.rollback())
+        await self.connection.close()
+
+
+TRANSACTIONS = (OfPsycopg, OfPsycopgRows, OfPsycopgThreads, OfAsyncpg)
+
+
+@pytest.fixture(params=TRANSACTIONS, ids=lambda kind: kind.__name__)
+def kind(request: pytest.FixtureRequest) -> type[Transaction]:
+    kind: type[Transaction] = request.param
+    return kind
+
+
+# ---------------------------------------------------------------- the contracts
+
+
+class PostgresContract(AdministrableStoreContract, DoneStoreContract):
+    supports_transactions = True
+    supports_second_handle = True
+    supports_failure_injection = True
+    pool: str
+    transaction: type[Transaction]
+
+    @pytest.fixture
+    async def store(self, dsn: str) -> AsyncIterator[PostgresCursorStore]:
+        self.dsn = dsn
+        async with opened(self.pool, dsn) as pool, PostgresCursorStore(pool) as store:
+            await store.create_tables()
+            yield store
+
+    @asynccontextmanager
+    async def second_handle(self, store: PostgresCursorStore) -> AsyncIterator[PostgresCursorStore]:
+        async with opened(self.pool, self.dsn) as pool, PostgresCursorStore(pool) as second:
+            yield second
+
+    async def begin(self, store: Any) -> Any:
+        self.begun = await self.transaction.begin(self.dsn)
+        return self.begun.connection
+
+    async def commit(self, transaction: Any) -> None:
+        await self.begun.end(commit=True)
+
+    async def rollback(self, transaction: Any) -> None:
+        await self.begun.end(commit=False)
+
+    @asynccontextmanager
+    async def failing(self, store: Any) -> AsyncIterator[None]:
+        execute(
+            self.dsn,
+            "ALTER TABLE feedapi_cursors ADD CONSTRAINT fire "
+            "CHECK (partition_id <> 5 OR revision < 0) NOT VALID",
+        )
+        yield
+        execute(self.dsn, "ALTER TABLE feedapi_cursors DROP CONSTRAINT fire")
+
+
+class TestPsycopg(PostgresContract):
+    pool, transaction = "psycopg", OfPsycopg
+
+
+class TestPsycopgInThreads(PostgresContract):
+    pool, transaction = "psycopg in threads", OfPsycopgThreads
+
+
+class TestPsycopgInThreadsOnTrio(PostgresContract):
+    pool, transaction = "psycopg in threads", OfPsycopgThreads
+
+    @pytest.fixture
+    def anyio_backend(self) -> str:
+        return "trio"
+
+
+class TestAsyncpg(PostgresContract):
+    pool, transaction = "asyncpg", OfAsyncpg
+
+
+class TestDSN(PostgresContract):
+    pool, transaction = "a DSN", OfPsycopgRows
+
+
+class PostgresLeaseContract(LeaseStoreContract):
+    supports_second_handle = True
+    pool: str
+
+    @pytest.fixture
+    async def store(self, dsn: str) -> AsyncIterator[LeaseStore]:
+        self.dsn = dsn
+        async with self.handle() as store:
+            await store.create_tables()
+            yield store
+
+    @asynccontextmanager
+    async def second_handle(self, store: LeaseStore) -> AsyncIterator[LeaseStore]:
+        async with self.handle() as second:
+            yield second
+
+    @asynccontextmanager
+    async def handle(self) -> AsyncIterator[PostgresCursorStore]:
+        async with opened(self.pool, self.dsn) as pool, PostgresCursorStore(pool) as store:
+            yield store
+            for feed, instance in list(store._joined):  # give the connections back
+                await store.leave(feed, instance)
+
+
+class TestLeasesWithPsycopg(PostgresLeaseContract):
+    pool = "psycopg"
+
+
+class TestLeasesWithPsycopgInThreads(PostgresLeaseContract):
+    pool = "psycopg in threads"
+
+
+class TestLeasesWithAsyncpg(PostgresLeaseContract):
+    pool = "asyncpg"
+
+
+class PostgresJournal(JournalContract):
+    pool: str
+
+    @pytest.fixture
+    async def make(self, dsn: str) -> AsyncIterator[Make]:
+        self.dsn = dsn
+        async with opened(self.pool, dsn) as pool:
+
+            async def make(journal: Journal | None) -> PostgresCursorStore:
+                store = PostgresCursorStore(pool, journal=journal)
+                await store.create_tables()
+                return store
+
+            yield make
+
+    async def journal_rows(self, store: JournalledStore) -> int:
+        return int(execute(self.dsn, "SELECT COUNT(*) FROM feedapi_cursors_journal")[0][0])
+
+    async def age(self, store: JournalledStore, seconds: int) -> None:
+        execute(self.dsn, *(each.replace(":by", str(seconds * 1_000_000)) for each in AGING))
+
+
+class TestJournalWithPsycopg(PostgresJournal):
+    pool = "psycopg"
+
+
+class TestJournalWithPsycopgInThreads(PostgresJournal):
+    pool = "psycopg in threads"
+
+
+class TestJournalWithAsyncpg(PostgresJournal):
+    pool = "asyncpg"
+
+
+# ---------------------------------------------------------------- the application's transaction
+
+
+async def effects(dsn: str) -> int:
+    return int(execute(dsn, "SELECT COUNT(*) FROM effects")[0][0])
+
+
+async def test_r05_cursor_and_effect_stand_or_fall_together(
+    store: PostgresCursorStore, kind: type[Transaction], dsn: str
+) -> None:
+    execute(dsn, "CREATE TABLE effects (n integer)")
+    for commit in (False, True):
+        begun = await kind.begin(dsn)
+        await begun.execute("INSERT INTO effects VALUES (1)")
+        await store.save(FEED, opening(), transaction=begun.connection)
+        await begun.end(commit=commit)
+        assert await effects(dsn) == commit
+        assert await store.load(FEED) == (opening() if commit else {})
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        {0: Position("x", revision=9)},
+        opening(range(5)),
+        {1: Position("new"), 0: Position("x", revision=9)},
+    ],
+    ids=["one", "first", "several"],
+)
+async def test_r17_a_refused_save_leaves_a_transaction_that_can_even_commit(
+    dsn: str, kind: type[Transaction], refused: dict[int, Position]
+) -> None:
+    execute(dsn, "CREATE TABLE effects (n integer)")
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        await store.save(FEED, opening())
+        begun = await kind.begin(dsn)
+        await begun.execute("INSERT INTO effects VALUES (1)")
+        with pytest.raises(FencedError) as failed:
+            await store.save(FEED, refused, transaction=begun.connection)
+        await begun.execute("INSERT INTO effects VALUES (1)")
+        await begun.end(commit=True)
+        assert failed.value.partition == 0
+        assert (await effects(dsn), await store.load(FEED)) == (2, opening())
+
+
+async def test_r17_of_two_transactions_at_once_the_second_is_refused(
+    dsn: str, kind: type[Transaction]
+) -> None:
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        await store.save(FEED, opening(range(3)))
+        results: list[str] = []
+
+        async def consume(name: str) -> None:
+            begun = await kind.begin(dsn)
+            try:
+                later = advanced(opening(range(3)), name)
+                await store.save(FEED, later, transaction=begun.connection)
+                results.append("saved")
+            except FencedError:
+                results.append("fenced")
+            await begun.end(commit=True)
+
+        async with anyio.create_task_group() as group:
+            for name in "abc":
+                group.start_soon(consume, name)
+        assert sorted(results) == ["fenced", "fenced", "saved"]
+
+
+async def test_a_transaction_of_another_database_is_refused_and_says_so(
+    dsn: str, kind: type[Transaction]
+) -> None:
+    """It has the same tables, such as those of another environment."""
+    other = dsn.replace("@/postgres?", "@/elsewhere?")
+    execute(dsn, "DROP DATABASE IF EXISTS elsewhere", "CREATE DATABASE elsewhere")
+    async with PostgresCursorStore(dsn) as store, PostgresCursorStore(other) as elsewhere:
+        await store.create_tables()
+        await elsewhere.create_tables()
+        await store.save(FEED, opening())  # as a consumer does it at its start
+        begun = await kind.begin(other)
+        with pytest.raises(StoreError, match="another database or schema than the store"):
+            await store.save(FEED, advanced(opening()), transaction=begun.connection)
+        await begun.end(commit=True)
+        assert await elsewhere.load(FEED) == {}
+        assert await store.load(FEED) == opening()
+    execute(dsn, "DROP DATABASE elsewhere")
+
+
+async def test_a_connection_without_a_transaction_is_refused(dsn: str) -> None:
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        connections = [
+            await asyncpg.connect(dsn),
+            await psycopg.AsyncConnection.connect(dsn, autocommit=True),
+        ]
+        with psycopg.connect(dsn, autocommit=True) as blocking:
+            for connection in (*connections, blocking):
+                with pytest.raises(StoreError, match="autocommit mode"):
+                    await store.save(FEED, opening(), transaction=connection)
+        for connection in connections:
+            await connection.close()
+        assert await store.load(FEED) == {}
+
+
+async def test_an_event_loop_goes_on_while_a_synchronous_save_waits_for_a_lock(dsn: str) -> None:
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        await store.save(FEED, opening())
+        with psycopg.connect(dsn) as holder, psycopg.connect(dsn) as waiting:
+            holder.execute("SELECT * FROM feedapi_cursors FOR UPDATE")
+            async with anyio.create_task_group() as group:
+                later = advanced(opening())
+                group.start_soon(lambda: store.save(FEED, later, transaction=waiting))
+                waits = "SELECT 1 FROM pg_locks WHERE NOT granted"
+                while not execute(dsn, waits):  # noqa: ASYNC110 - the server has no event for it
+                    await anyio.sleep(0.01)
+                holder.rollback()  # by a task that runs meanwhile
+            waiting.commit()
+        assert await store.load(FEED) == advanced(opening())
+
+
+async def test_r17_a_save_does_not_wait_longer_than_it_may_for_a_row(
+    dsn: str, kind: type[Transaction]
+) -> None:
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        await store.save(FEED, opening())
+        store.limit_lock_waits(FEED, 0.2)
+        with psycopg.connect(dsn) as holder:
+            holder.execute("SELECT * FROM feedapi_cursors FOR UPDATE")
+            execute_first = "INSERT INTO feedapi_cursors SELECT feed_id, 1, feed_cursor, status, "
+            holder.execute(
+                (execute_first + "1, 0, feed_url, consumer, filters FROM feedapi_cursors").encode()
+            )
+            for positions in (advanced(opening()), {1: Position("new")}):
+                begun = await kind.begin(dsn)
+                with pytest.raises(FencedError, match="has not ended within"):
+                    await store.save(FEED, positions, transaction=begun.connection)
+                with pytest.raises(FencedError, match="has not ended within"):
+                    await store.save(FEED, positions)
+                await begun.end(commit=True)
+            holder.rollback()
+        await store.save(FEED, advanced(opening()))
+
+
+async def test_native_cancellation_within_a_save_keeps_all_or_nothing(
+    dsn: str, kind: type[Transaction]
+) -> None:
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        expected = opening(range(200))
+        await store.save(FEED, expected)
+        for delay in (0, 0.001, 0.003, 0.01, 0.03):
+            begun = await kind.begin(dsn)
+            later = advanced(expected)
+            task = asyncio.create_task(store.save(FEED, later, transaction=begun.connection))
+            await asyncio.sleep(delay)
+            task.cancel()
+            await asyncio.wait([task])
+            await begun.end(commit=False)
+            assert await store.load(FEED) == expected
+            save = asyncio.create_task(store.save(FEED, later))
+            await asyncio.sleep(delay)
+            save.cancel()
+            await asyncio.wait([save])
+            found = await store.load(FEED)
+            assert found in (expected, later)
+            expected = found
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+async def test_r05_a_pipeline_of_psycopg_is_a_transaction(dsn: str, autocommit: bool) -> None:
+    execute(dsn, "CREATE TABLE effects (n integer)")
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        async with await psycopg.AsyncConnection.connect(dsn, autocommit=autocommit) as connection:
+            for positions in (opening(), advanced(opening())):
+                async with connection.pipeline(), connection.transaction():
+                    await connection.execute("INSERT INTO effects VALUES (1)")
+                    await store.save(FEED, positions, transaction=connection)
+        later = advanced(advanced(opening()))
+        connected = psycopg.connect(dsn, autocommit=autocommit)
+        with connected as blocking, blocking.pipeline(), blocking.transaction():
+            blocking.execute("INSERT INTO effects VALUES (1)")
+            await store.save(FEED, later, transaction=blocking)
+        assert (await effects(dsn), await store.load(FEED)) == (3, later)
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [{0: Position("x", revision=9)}, {1: Position("new"), 0: Position("x", revision=9)}],
+    ids=["one", "several"],
+)
+async def test_r17_a_save_that_is_refused_in_a_pipeline_leaves_a_transaction_that_can_commit(
+    dsn: str, refused: dict[int, Position]
+) -> None:
+    execute(dsn, "CREATE TABLE effects (n integer)")
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        await store.save(FEED, opening())
+        connected = await psycopg.AsyncConnection.connect(dsn)
+        async with connected as connection, connection.pipeline():
+            await connection.execute("INSERT INTO effects VALUES (1)")
+            with pytest.raises(FencedError):
+                await store.save(FEED, refused, transaction=connection)
+        assert (await effects(dsn), await store.load(FEED)) == (1, opening())
+
+
+async def test_a_pipeline_without_a_transaction_is_refused(dsn: str) -> None:
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        connected = await psycopg.AsyncConnection.connect(dsn, autocommit=True)
+        async with connected as connection, connection.pipeline():
+            await connection.execute("SELECT 1")  # its result is not there yet
+            with pytest.raises(StoreError, match="autocommit mode"):
+                await store.save(FEED, opening(), transaction=connection)
+        with psycopg.connect(dsn, autocommit=True) as blocking, blocking.pipeline():
+            blocking.execute("SELECT 1")
+            with pytest.raises(StoreError, match="autocommit mode"):
+                await store.save(FEED, opening(), transaction=blocking)
+        assert await store.load(FEED) == {}
+
+
+# ---------------------------------------------------------------- the same tables as SQLAlchemy's
+
+
+async def test_what_sqlalchemys_store_writes_this_one_reads(postgres: Postgres, dsn: str) -> None:
+    engine = create_async_engine(postgres.url())
+    journal = Journal(keep=None)
+    theirs = SQLAlchemyCursorStore(engine, journal=journal)
+    async with PostgresCursorStore(dsn, journal=journal) as ours:
+        await theirs.create_tables()
+        await ours.create_tables()
+        first = opening(range(3))
+        await theirs.save(FEED, first)
+        assert await ours.load(FEED) == first
+        await ours.save(FEED, advanced(first))
+        await theirs.save(FEED, advanced(advanced(first)))
+        assert await ours.load(FEED) == await theirs.load(FEED) == advanced(advanced(first))
+        assert await ours.feeds() == await theirs.feeds() == [FEED]
+        await ours.join(FEED, "a", 1000)
+        assert await ours.claim(FEED, "a", {0: 0}) == {0: 1}
+        assert await theirs.renew(FEED, "a", 1000)
+        assert (await theirs.leases(FEED))[0].owner == "a"
+        assert await theirs.claim(FEED, "a", {1: 0}) == {1: 1}
+        assert (await ours.leases(FEED)).keys() == {0, 1}
+        await theirs.leave(FEED, "a")
+        assert await ours.instances(FEED) == []
+        await ours.leave(FEED, "a")
+    await engine.dispose()
+
+
+async def test_sqlalchemys_store_creates_the_same_tables(postgres: Postgres, dsn: str) -> None:
+    columns = (
+        "SELECT table_name, ordinal_position, column_name, data_type, character_maximum_length, "
+        "is_nullable, column_default FROM information_schema.columns "
+        "WHERE table_name LIKE 'feedapi_cursors%' ORDER BY 1, 2"
+    )
+    keys = (
+        "SELECT conrelid::regclass::text, pg_get_constraintdef(oid) FROM pg_constraint "
+        "WHERE conrelid::regclass::text LIKE 'feedapi_cursors%' AND contype = 'p' ORDER BY 1"
+    )
+    async with PostgresCursorStore(dsn, journal=Journal()) as ours:
+        await ours.create_tables()
+    created = execute(dsn, columns), execute(dsn, keys)
+    execute(dsn, DROP.format("feedapi_cursors"))
+    engine = create_async_engine(postgres.url())
+    await SQLAlchemyCursorStore(engine, journal=Journal()).create_tables()
+    await engine.dispose()
+    assert created == (execute(dsn, columns), execute(dsn, keys))
+    assert len(created[1]) == 5
+
+
+async def test_tables_have_names_and_a_schema_of_the_callers(dsn: str) -> None:
+    execute(dsn, 'DROP SCHEMA IF EXISTS "My Schema" CASCADE', 'CREATE SCHEMA "My Schema"')
+    async with PostgresCursorStore(
+        dsn, table='my "cursors"', schema="My Schema", journal=Journal()
+    ) as store:
+        await store.create_tables()
+        await store.save(FEED, opening())
+        await store.save(FEED, advanced(opening()))
+        await store.join(FEED, "a", 1000)
+        await store.leave(FEED, "a")
+        assert await store.load(FEED) == advanced(opening())
+    execute(dsn, 'DROP SCHEMA "My Schema" CASCADE')
+
+
+async def test_create_tables_may_be_called_by_several_at_once(dsn: str) -> None:
+    async with PostgresCursorStore(dsn, journal=Journal()) as store:
+        async with anyio.create_task_group() as group:
+            for _ in range(6):
+                group.start_soon(store.create_tables)
+        await store.save(FEED, opening())
+
+
+# ---------------------------------------------------------------- statements and bad input
+
+
+@pytest.mark.parametrize("journal", [None, Journal(keep=None)], ids=["without", "with a journal"])
+async def test_the_usual_save_is_one_statement(dsn: str, journal: Journal | None) -> None:
+    async with PostgresCursorStore(dsn, journal=journal) as store:
+        await store.create_tables()
+        await store.save(FEED, opening())
+        connection = await asyncpg.connect(dsn)
+        statements: list[str] = []
+        async with connection.transaction():
+            # Once for each connection asyncpg asks for the types.
+            await store.save(FEED, advanced(opening()), transaction=connection)
+            connection.add_query_logger(lambda query: statements.append(query.query))
+            later = advanced(advanced(opening()))
+            await store.save(FEED, later, transaction=connection)
+            await connection.execute("SELECT 42")
+            while "SELECT 42" not in statements:  # noqa: ASYNC110 - they are logged a step later
+                await anyio.sleep(0.01)
+        assert len(statements) == 2
+        await connection.close()
+
+
+async def test_what_is_no_connection_or_pool_is_refused(dsn: str) -> None:
+    with pytest.raises(TypeError, match="not a Engine"):
+        PostgresCursorStore(sa.create_engine("sqlite://"))  # type: ignore[arg-type]
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        for wrong in (object(), dsn, create_async_engine("sqlite+aiosqlite://")):
+            with pytest.raises(StoreError, match="psycopg"):
+                await store.save(FEED, opening(), transaction=wrong)
+
+
+async def test_a_missing_table_is_a_store_error_that_says_how_to_make_it(
+    dsn: str, kind: type[Transaction]
+) -> None:
+    async with PostgresCursorStore(dsn) as store:
+        begun = await kind.begin(dsn)
+        with pytest.raises(StoreError, match=r"create_tables\(\)"):
+            await store.save(FEED, opening(), transaction=begun.connection)
+        await begun.end(commit=False)
+        with pytest.raises(StoreError, match=r"create_tables\(\)"):
+            await store.load(FEED)
+
+
+@pytest.mark.parametrize("pool", POOLS)
+async def test_a_database_that_does_not_answer_is_a_store_error(dsn: str, pool: str) -> None:
+    async with opened(pool, dsn) as opens, PostgresCursorStore(opens, timeout=0.3) as store:
+        async with PostgresCursorStore(dsn) as patient:
+            await patient.create_tables()
+            await patient.save(FEED, opening())
+        with psycopg.connect(dsn) as holder:
+            holder.execute("LOCK TABLE feedapi_cursors IN ACCESS EXCLUSIVE MODE")
+            with pytest.raises(StoreError, match=r"did not answer within 0\.3 s"):
+                await store.save(FEED, advanced(opening()))
+            holder.rollback()
+
+
+async def test_r19_an_unreachable_database_is_a_store_error_without_the_password() -> None:
+    secret = "postgresql://user:secret-password@127.0.0.1:1/db"
+    for dsn in (secret, "host=127.0.0.1 port=1 password=secret-password connect_timeout=1"):
+        async with PostgresCursorStore(dsn, timeout=5) as store:
+            with pytest.raises(StoreError) as failed:
+                await store.load(FEED)
+            assert "secret" not in f"{failed.value} {store!r}"
+
+
+async def test_on_trio_operations_say_what_to_use(dsn: str) -> None:
+    store = PostgresCursorStore(dsn)
+
+    def load() -> None:
+        with pytest.raises(StoreError, match="asyncio only"):
+            anyio.run(store.load, FEED, backend="trio")
+
+    await anyio.to_thread.run_sync(load)
+
+
+async def test_a_pool_that_is_too_small_for_leases_is_refused(dsn: str) -> None:
+    async with psycopg_pool.AsyncConnectionPool(dsn, min_size=1, max_size=2) as pool:
+        store = PostgresCursorStore(pool)
+        await store.create_tables()
+        with pytest.raises(StoreError, match="larger max_size"):
+            await store.join(FEED, "a", 1000)
+
+
+async def test_leases_give_connections_back_as_they_were(dsn: str) -> None:
+    async with psycopg_pool.AsyncConnectionPool(dsn, min_size=1, max_size=3) as pool:
+        store = PostgresCursorStore(pool)
+        await store.create_tables()
+        await store.join(FEED, "a", 1000)
+        await store.renew(FEED, "a", 1000)
+        await store.leave(FEED, "a")
+        connections = [await pool.getconn() for _ in range(3)]
+        for connection in connections:
+            assert not connection.autocommit
+            shown = await connection.execute("SELECT current_setting('lock_timeout')")
+            assert await shown.fetchone() == ("0",)
+            await connection.rollback()
+            await pool.putconn(connection)
+
+
+@pytest.mark.parametrize("pool", ["psycopg", "psycopg in threads", "asyncpg"])
+async def test_leases_wait_a_part_of_a_lease_for_rows_of_others_and_set_nothing_for_the_session(
+    dsn: str, pool: str
+) -> None:
+    """Behind PgBouncer in transaction mode other clients would get the setting."""
+    async with opened(pool, dsn) as opens:
+        store = PostgresCursorStore(opens)
+        await store.create_tables()
+        await store.join(FEED, "a", 4.0)  # a statement waits 0.2 s
+        with psycopg.connect(dsn) as holder:
+            holder.execute("SELECT * FROM feedapi_cursors_instances FOR UPDATE")
+            holder.execute(
+                "INSERT INTO feedapi_cursors_leases VALUES (%s, 1, 'b', 1, 0, 0)", (FEED.id,)
+            )
+            for change in (
+                lambda: store.renew(FEED, "a", 4.0),
+                lambda: store.join(FEED, "a", 4.0),
+                lambda: store.claim(FEED, "a", {0: 0, 1: 0}),
+                lambda: store.release(FEED, "a", [0]),
+            ):
+                with pytest.raises(StoreError, match="lock timeout"):
+                    await change()
+            assert {p: each.owner for p, each in (await store.leases(FEED)).items()} == {0: None}
+            holder.rollback()
+        assert await store.renew(FEED, "a", 4.0)
+        assert await store.claim(FEED, "a", {0: 1, 1: 0}) == {0: 2, 1: 1}
+        shown = "SELECT current_setting('lock_timeout')"
+        for kept in (store._renewing, store._leasing):
+            run = runner_on(kept._connection)
+            assert run is not None
+            assert [tuple(row) for row in await run(rows_of(shown))] == [("0",)]
+        await store.leave(FEED, "a")
+
+
+def rows_of(sql: str) -> Script[list[Any]]:
+    return (yield Query(sql))
+
+
+@pytest.mark.parametrize("state", ["not open", "closed"])
+async def test_a_pool_that_is_not_open_is_a_store_error_that_says_so(dsn: str, state: str) -> None:
+    pools = [
+        psycopg_pool.AsyncConnectionPool(dsn, open=False),
+        psycopg_pool.ConnectionPool(dsn, open=False),
+        asyncpg.create_pool(dsn),
+    ]
+    if state == "closed":
+        await pools[0].open()
+        pools[1].open()
+        await pools[2]
+        await pools[0].close()
+        pools[1].close()
+        await pools[2].close()
+    for pool in pools:
+        with pytest.raises(StoreError, match="the pool of connections is not open"):
+            await PostgresCursorStore(pool).load(FEED)
+
+
+async def test_a_lost_prepared_statement_says_what_to_switch_off(dsn: str) -> None:
+    """As a pooler in transaction mode loses it, by giving the next transaction another session."""
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        await store.save(FEED, opening())
+        connection = await asyncpg.connect(dsn)
+        later = advanced(opening())
+        async with connection.transaction():
+            await store.save(FEED, later, transaction=connection)
+        await connection.execute("DEALLOCATE ALL")
+        with pytest.raises(StoreError, match="statement_cache_size=0"):
+            async with connection.transaction():
+                await store.save(FEED, advanced(later), transaction=connection)
+        await connection.close()
+
+
+async def test_a_pool_of_the_stores_own_prepares_no_statement(dsn: str) -> None:
+    async with PostgresCursorStore(dsn) as store:
+        await store.create_tables()
+        positions = opening()
+        for _ in range(8):  # psycopg would prepare a statement at its sixth use
+            await store.save(FEED, positions)
+            positions = advanced(positions)
+        async with store.database.begin() as connection:
+            run = runner_on(connection)
+            assert run is not None
+            assert await run(rows_of("SELECT name FROM pg_prepared_statements")) == []
+
+
+async def test_a_session_that_ends_is_replaced(dsn: str) -> None:
+    async with psycopg_pool.AsyncConnectionPool(dsn, min_size=3, max_size=5) as pool:
+        store = PostgresCursorStore(pool)
+        await store.create_tables()
+        await store.join(FEED, "a", 1000)
+        execute(
+            dsn,
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'",
+        )
+        with pytest.raises(StoreError):
+            await store.claim(FEED, "a", {0: 0})
+        with anyio.fail_after(60):
+            claimed: dict[int, int] = {}
+            while not claimed:
+                try:
+                    claimed = await store.claim(FEED, "a", {0: 0})
+                except StoreError:
+                    await anyio.sleep(0.05)
+        await store.leave(FEED, "a")

@@ -1,0 +1,72 @@
+"""Worker threads of stores, and what cancels the call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import anyio
+import pytest
+
+from feedapi_client.stores.threads import in_thread
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("how", ["returns", "raises"])
+def test_r20_a_thread_is_waited_for_after_a_native_cancellation(how: str, times: int) -> None:
+    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        go_on.wait(60)
+        ended.set()
+        if how == "raises":
+            raise OSError("the connection is gone")
+
+    async def main() -> None:
+        call = asyncio.ensure_future(in_thread(work))
+        await asyncio.to_thread(began.wait, 60)
+        for _ in range(times):
+            call.cancel()
+            done, _ = await asyncio.wait([call], timeout=0.05)
+            assert not done
+        go_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert ended.is_set()
+
+    asyncio.run(main())
+
+
+@pytest.mark.anyio
+async def test_r20_a_scope_that_is_cancelled_waits_as_well() -> None:
+    began, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def work() -> None:
+        began.set()
+        go_on.wait(60)
+        ended.set()
+
+    with anyio.CancelScope() as scope:
+
+        async def cancel() -> None:
+            await anyio.to_thread.run_sync(began.wait, 60)
+            scope.cancel()
+            go_on.set()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(cancel)
+            await in_thread(work)
+    assert scope.cancel_called
+    assert ended.is_set()
+
+
+@pytest.mark.anyio
+async def test_what_a_function_returns_or_raises_is_passed_on() -> None:
+    assert await in_thread(lambda: 7) == 7
+
+    def fail() -> None:
+        raise OSError("no")
+
+    with pytest.raises(OSError, match="no"):
+        await in_thread(fail)

@@ -1,0 +1,322 @@
+"""Each alert fires when it should and only then, by Prometheus' own promtool.
+
+What it is asked about are series as `Monitor` exports them of a consumer, minute by minute.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import pytest
+import yaml
+
+from feedapi_client import Batch, FeedConsumer, Quarantine, Retry
+from feedapi_client.monitor.families import Metrics
+from feedapi_client.telemetry import gauges
+from feedapi_client.testing import Publisher
+from tests import components
+from tests.consumer.helpers import limits
+from tests.docs.snippets import ROOT, blocks
+from tests.telemetry.promtool import Series, changed, check, firing, history, parsed
+from tests.telemetry.test_dashboards import RULES, dashboard_expressions
+from tests.testing.virtual_time import asgi_client
+
+pytestmark = pytest.mark.waits
+
+FILE = ROOT / "docs" / "alerts" / "feedapi.rules.yml"
+ALERTS = [rule["alert"] for rule in RULES]
+QUARANTINED = "feedapi_consumer_quarantined_total"
+FAILURES = "feedapi_consumer_handler_failures_total"
+FEED = "http://feed/feed"
+GROUPED = {"messaging_destination_name": FEED, "messaging_consumer_group_name": "default"}
+LONGEST = 180
+
+
+@contextmanager
+def scraping(consumer: FeedConsumer) -> Iterator[Metrics]:
+    exporter = Metrics([consumer])
+    try:
+        yield exporter
+    finally:
+        exporter.close()
+
+
+def scrape(exporter: Metrics, instance: str = "a") -> Series:
+    return parsed(exporter.render("")[0].decode(), instance=instance)
+
+
+async def _quarantining() -> list[Series]:
+    """Scrapes of a consumer: when it is open, after one event in quarantine, and after two more.
+
+    The first one is of partition 0, the second ones of partition 1 with another error.
+    """
+    publisher = Publisher(2)
+    scrapes: list[Series] = []
+
+    async def refuse(batch: Batch) -> None:
+        for event in batch.events:
+            if event.json()["n"] == "bad":
+                raise (ValueError if batch.partition == 0 else LookupError)("refused")
+
+    async with (
+        asgi_client(publisher) as http,
+        FeedConsumer(FEED, http=http, limits=limits(), follow=False) as consumer,
+    ):
+        with scraping(consumer) as exporter, anyio.fail_after(60):
+            policy = Retry(attempts=2, base_delay=0.001, max_delay=0.002, then=Quarantine())
+            scrapes.append(scrape(exporter))
+            publisher.extend(0, [{"n": "good"}, {"n": "bad"}])
+            publisher.extend(1, [{"n": "good"}])
+            await consumer.run(refuse, on_failure=policy)
+            scrapes.append(scrape(exporter))
+            publisher.extend(1, [{"n": "bad"}, {"n": "bad"}])
+            await consumer.run(refuse, on_failure=policy)
+            scrapes.append(scrape(exporter))
+    return scrapes
+
+
+@pytest.fixture(scope="module")
+def scrapes() -> list[Series]:
+    components.require("promtool")
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(gauges, "_FRESH_SECONDS", -1)
+        return anyio.run(_quarantining)
+
+
+@pytest.fixture(scope="module")
+def healthy(scrapes: list[Series]) -> Series:
+    """Series of a consumer that has consumed and committed, and waits for more, all caught up."""
+    series = {key: 0.1 if "_age_" in key[0] else value for key, value in scrapes[1].items()}
+    for metric in (QUARANTINED, FAILURES):
+        series = changed(series, metric, 0)
+    for metric in ("live", "ready"):
+        series = changed(series, f"feedapi_consumer_{metric}", 1)
+    return changed(series, "feedapi_consumer_problems", 0)
+
+
+def test_promtool_accepts_the_configuration_of_the_documentation(tmp_path: Path) -> None:
+    (text,) = [
+        block.text for block in blocks("docs/pages/operating.md") if block.language == "yaml"
+    ]
+    (tmp_path / "prometheus.yml").write_text(text)
+    (tmp_path / FILE.name).write_bytes(FILE.read_bytes())
+    done = subprocess.run(
+        [components.require("promtool"), "check", "config", "prometheus.yml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rules found" in done.stdout
+
+
+def test_promtool_accepts_the_rules() -> None:
+    result = subprocess.run(
+        [components.require("promtool"), "check", "rules", FILE],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert f"{len(RULES)} rules found" in result.stdout
+
+
+def test_no_alert_fires_for_a_healthy_consumer(healthy: Series, tmp_path: Path) -> None:
+    expected = [(minute, firing(alert), False) for alert in ALERTS for minute in (1, 60, LONGEST)]
+    check(tmp_path, FILE, history((LONGEST + 1, healthy)), expected)
+
+
+def test_the_first_quarantined_event_fires_the_alert(scrapes: list[Series], tmp_path: Path) -> None:
+    opened, one, _ = scrapes
+    assert not any(value for key, value in opened.items() if key[0] == QUARANTINED)
+    alert = firing("FeedapiEventsQuarantined")
+    expected = [(29, alert, False), (31, alert, True), (80, alert, True), (100, alert, False)]
+    annotations = {
+        "summary": "default put events into quarantine",
+        "description": "See: feedapi quarantine ls",
+    }
+    alerts = [
+        {
+            "eval_time": "31m",
+            "alertname": "FeedapiEventsQuarantined",
+            "exp_alerts": [
+                {
+                    "exp_labels": {**GROUPED, "severity": "warning"},
+                    "exp_annotations": annotations,
+                }
+            ],
+        }
+    ]
+    check(tmp_path, FILE, history((30, opened), (120, one)), expected, alerts)
+
+
+def test_an_event_quarantined_before_the_first_scrape_fires_the_alert(
+    scrapes: list[Series], tmp_path: Path
+) -> None:
+    alert = firing("FeedapiEventsQuarantined")
+    expected = [(9, alert, False), (11, alert, True), (90, alert, False)]
+    check(tmp_path, FILE, history((10, {}), (120, scrapes[1])), expected)
+
+
+def test_another_partition_and_another_error_fire_the_alert_again(
+    scrapes: list[Series], tmp_path: Path
+) -> None:
+    opened, one, more = scrapes
+    alert = firing("FeedapiEventsQuarantined")
+    expected = [(91, alert, False), (102, alert, True)]
+    check(tmp_path, FILE, history((5, opened), (95, one), (30, more)), expected)
+
+
+def test_a_restart_without_quarantined_events_fires_nothing(
+    scrapes: list[Series], tmp_path: Path
+) -> None:
+    opened, one, _ = scrapes
+    alert = firing("FeedapiEventsQuarantined")
+    check(tmp_path, FILE, history((100, one), (30, opened)), [(129, alert, False)])
+
+
+STATES: list[tuple[str, str, float, dict[str, str], int]] = [
+    ("FeedapiConsumerNotLive", "feedapi_consumer_live", 0, {}, 2),
+    ("FeedapiConsumerNotReady", "feedapi_consumer_ready", 0, {}, 11),
+    ("FeedapiPartitionBehind", "feedapi_consumer_caught_up_age_seconds", 1900, {}, 6),
+    ("FeedapiHandlerSlow", "feedapi_consumer_in_flight_age_seconds", 301, {}, 1),
+    (
+        "FeedapiFetchFailing",
+        "feedapi_consumer_problems",
+        1,
+        {"feedapi_problem": "fetch-failing"},
+        11,
+    ),
+    (
+        "FeedapiDiscoveryFailing",
+        "feedapi_consumer_problems",
+        1,
+        {"feedapi_problem": "discovery-failing"},
+        11,
+    ),
+    (
+        "FeedapiPartitionParked",
+        "feedapi_consumer_partitions",
+        1,
+        {"feedapi_partition_state": "parked"},
+        1,
+    ),
+    (
+        "FeedapiPartitionParked",
+        "feedapi_consumer_partitions",
+        1,
+        {"feedapi_partition_state": "vanished"},
+        1,
+    ),
+]
+
+
+@pytest.mark.parametrize(("alert", "name", "value", "labels", "minutes"), STATES)
+def test_an_alert_fires_for_its_state_alone(
+    alert: str,
+    name: str,
+    value: float,
+    labels: dict[str, str],
+    minutes: int,
+    healthy: Series,
+    tmp_path: Path,
+) -> None:
+    bad = changed(healthy, name, value, **labels)
+    expected = [(28, firing(each), False) for each in ALERTS]
+    expected += [(30 + minutes, firing(each), each == alert) for each in ALERTS]
+    check(tmp_path, FILE, history((30, healthy), (30, bad)), expected)
+
+
+def test_a_handler_that_fails_again_and_again_fires_its_alert(
+    healthy: Series, tmp_path: Path
+) -> None:
+    failing = [(1, changed(healthy, FAILURES, n)) for n in range(30)]
+    alert = firing("FeedapiHandlerFailing")
+    expected = [(8, alert, False), (25, alert, True)]
+    check(tmp_path, FILE, history(*failing), expected)
+
+
+def test_slow_commits_fire_their_alert(healthy: Series, tmp_path: Path) -> None:
+    bucket = "messaging_client_operation_duration_seconds_bucket"
+    slow: list[tuple[int, Series]] = []
+    for n in range(40):
+        series = dict(healthy)
+        for key in healthy:
+            labels = dict(key[1])
+            if key[0] == bucket and labels["messaging_operation_name"] == "commit":
+                series[key] = float(60 * n if float(labels["le"]) >= 10 else 0)
+        slow.append((1, series))
+    alert = firing("FeedapiCommitSlow")
+    check(tmp_path, FILE, history(*slow), [(8, alert, False), (30, alert, True)])
+
+
+def test_one_of_several_consumers_that_is_gone_fires_its_alert(
+    healthy: Series, tmp_path: Path
+) -> None:
+    other = {
+        (name, tuple((key, "other" if value == "default" else value) for key, value in labels)): v
+        for (name, labels), v in healthy.items()
+    }
+    alert = firing("FeedapiConsumerAbsent")
+    gone = 'ALERTS{messaging_consumer_group_name="other",alertstate="firing"}'
+    expected = [(28, alert, False), (50, alert, True), (50, gone, True)]
+    check(tmp_path, FILE, history((30, {**healthy, **other}), (60, healthy)), expected)
+
+
+def test_all_consumers_gone_fire_the_alert(healthy: Series, tmp_path: Path) -> None:
+    alert = firing("FeedapiConsumerAbsent")
+    check(tmp_path, FILE, history((30, healthy), (60, {})), [(28, alert, False), (50, alert, True)])
+    check(tmp_path, FILE, [], [(20, alert, True)])
+
+
+def test_one_of_several_instances_that_is_gone_fires_its_alert(
+    healthy: Series, tmp_path: Path
+) -> None:
+    second = {
+        (name, tuple(sorted({**dict(labels), "instance": "b"}.items()))): value
+        for (name, labels), value in healthy.items()
+    }
+    alert = firing("FeedapiInstanceMissing")
+    expected = [(39, alert, False), (55, alert, True), (90, alert, False)]
+    check(tmp_path, FILE, history((40, {**healthy, **second}), (60, healthy)), expected)
+
+
+def test_every_alert_has_a_test() -> None:
+    tested = Path(__file__).read_text(encoding="utf-8")
+    assert [alert for alert in ALERTS if f'"{alert}"' not in tested] == []
+
+
+@pytest.mark.parametrize("expression", [*dashboard_expressions()])
+def test_every_panel_has_data_on_what_is_exported(
+    expression: str, healthy: Series, tmp_path: Path
+) -> None:
+    """Those that show only what is wrong are asked on series where something is."""
+    series = healthy
+    if "feedapi_consumer_problems" in expression:
+        series = changed(series, "feedapi_consumer_problems", 1)
+    if "feedapi_consumer_leases" in expression:
+        labels = tuple(sorted({**GROUPED, "instance": "a"}.items()))
+        series = {**series, ("feedapi_consumer_leases", labels): 2}
+    filled = expression
+    for variable, value in {"$__rate_interval": "5m", "$feed": ".*", "$consumer": ".+"}.items():
+        filled = filled.replace(variable, value)
+    if "label_values" in filled or filled.count("(") < filled.count(")"):
+        filled = filled.split(",")[0]
+    (tmp_path / "no_rules.yml").write_text(yaml.safe_dump({"groups": []}), encoding="utf-8")
+    steps = [(1, _later(series, minute)) for minute in range(20)]
+    check(tmp_path, tmp_path / "no_rules.yml", history(*steps), [(15, filled, True)])
+
+
+def _later(series: Series, minutes: int) -> Series:
+    """The series some minutes later: counters have grown."""
+    grows = ("_total", "_count", "_sum", "_bucket")
+    return {
+        key: value * (1 + minutes) if key[0].endswith(grows) else value
+        for key, value in series.items()
+    }

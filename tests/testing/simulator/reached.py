@@ -1,0 +1,117 @@
+"""``python -m tests.testing.simulator.reached``: which actions of the planner are reached.
+
+::
+
+    python -m tests.testing.simulator.reached --seeds 500                     # one instance
+    python -m tests.testing.simulator.reached --seeds 500 --instances 2..4
+
+It prints a table in Markdown: for each state of a partition how often a simulation has carried out
+each action in it. Below come the legal moves between states that none of the seeds has made.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from feedapi_client.lineage.actions import Action, Fail, Rediscover, Report, Save, Start, Stop
+from feedapi_client.lineage.entries import Entries
+from feedapi_client.lineage.entry import Entry
+from feedapi_client.lineage.transitions import TRANSITIONS, State
+from feedapi_client.runtime.driver import Driver
+from feedapi_client.testing.simulator.__main__ import numbers
+from feedapi_client.testing.simulator.many import Histories
+from feedapi_client.testing.simulator.simulation import run
+
+ACTIONS = (Start, Stop, Save, Report, Fail, Rediscover)
+_NO_STATE = "no partition"
+
+
+class Reached:
+    """What simulations have reached: moves between states, and actions by state."""
+
+    def __init__(self) -> None:
+        self.moves: Counter[tuple[State, State]] = Counter()
+        self.actions: Counter[tuple[str, str]] = Counter()
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count what is reached in the block."""
+        move, apply = Entries.move, Driver.apply
+        reached = self
+
+        def counting_move(self: Entries, entry: Entry, state: State) -> None:
+            before = entry.state
+            move(self, entry, state)
+            if before is not state:
+                reached.moves[before, state] += 1
+
+        async def counting_apply(self: Driver, actions: Any = ()) -> None:
+            taken = list(actions)
+            for action in taken:
+                reached.act(self, action)
+            await apply(self, taken)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Entries, "move", counting_move)
+            patch.setattr(Driver, "apply", counting_apply)
+            yield
+
+    def act(self, driver: Driver, action: Action) -> None:
+        """Count an action, in the state that its partitions have."""
+        name = type(action).__name__
+        ids = action.positions if isinstance(action, Save) else [getattr(action, "partition", None)]
+        for id in ids:
+            entry = None if id is None else driver.planner.entries.get(id)
+            self.actions[_NO_STATE if entry is None else entry.state.value, name] += 1
+
+    @property
+    def missed(self) -> list[str]:
+        """The legal moves that were never made."""
+        return [
+            f"{each.source} to {each.target}: {each.cause}"
+            for each in TRANSITIONS
+            if not self.moves[each.source, each.target]
+        ]
+
+    def table(self) -> str:
+        """Return the actions by state, in Markdown."""
+        names = [kind.__name__ for kind in ACTIONS]
+        lines = [f"| state | {' | '.join(names)} |", f"|---|{'--:|' * len(names)}"]
+        for state in [*(state.value for state in State), _NO_STATE]:
+            counts = [str(self.actions[state, name] or "-") for name in names]
+            lines.append(f"| {state} | {' | '.join(counts)} |")
+        return "\n".join(lines)
+
+
+def reach(seeds: range, instances: tuple[int, ...] = ()) -> Reached:
+    """Run seeds, and return what they have reached."""
+    reached, histories = Reached(), Histories(instances=instances)
+    with reached.counted():
+        for seed in seeds:
+            run(histories.of(seed))
+    return reached
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="python -m tests.testing.simulator.reached")
+    parser.add_argument("--seeds", type=int, default=500)
+    parser.add_argument("--instances", type=numbers, default=())
+    options = parser.parse_args(arguments)
+    reached = reach(range(options.seeds), options.instances)
+    print(reached.table())
+    made = len(TRANSITIONS) - len(reached.missed)
+    print(f"\n{made} of {len(TRANSITIONS)} legal moves were made. Never made:")
+    print("\n".join(f"- {text}" for text in reached.missed) or "- none")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
