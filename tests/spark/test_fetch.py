@@ -201,6 +201,7 @@ def test_r10_result_says_that_the_partitions_may_have_changed(publisher: Publish
     assert (result.conflict, result.unknown_commands) == (False, True)
 
 
+@pytest.mark.usefixtures("short_waits")
 def test_r10_repeated_conflicts_are_an_error(publisher: Publisher) -> None:
     publisher.fail(409, times=None)
     with pytest.raises(ProtocolError, match="409 again and again"):
