@@ -66,6 +66,7 @@ class Cat:
         str | None,
         typer.Option(
             "--store",
+            envvar="FEEDAPI_STORE",
             metavar="STORE",
             help=(
                 "Keep cursors in this SQLite file (or database URL, or env:NAME), "

@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from feedapi_client.quarantine import QuarantineStore
 
 TABLE = "feedapi_cursors"
-_CONTENT = "cursors"
 _QUARANTINE = "feedapi_quarantine"
-_EVENTS = "quarantined events"
 _ENVIRONMENT = "env:"
 _LEDGERS = ("liftbridge", "liftbridges")
 _REDIS = ("redis", "rediss", "unix")
@@ -102,16 +100,16 @@ def url_without_secrets(url: str) -> str:
 # ---------------------------------------------------------------------- SQLite files
 
 
-def check_sqlite_file(path: Path, table: str, content: str) -> None:
-    """Check that the database file exists and has the table, so that a typo creates neither.
+def existing_tables(path: Path) -> set[str]:
+    """Return the names of the tables in a database file that has to exist.
 
-    `content` says in messages what the table holds. Raises `CommandError` and `StoreError`.
+    Raises `CommandError` when there is no such file, so that a typo creates none, and `StoreError`
+    when it is no database.
     """
     tables = sqlite_tables(path)
     if tables is None:
         raise CommandError(f"{path}: there is no such file")
-    if table not in tables:
-        raise CommandError(f"{path}: the database holds no {content} (no table {table})")
+    return tables
 
 
 def sqlite_tables(path: Path) -> set[str] | None:
@@ -142,17 +140,18 @@ class DatabaseTable:
     engine: AsyncEngine
     schema: str | None
     name: str
+    exists: bool
     has_journal: bool
 
 
 @asynccontextmanager
 async def open_database(
-    url: str, table: str, content: str, *, create: bool = False
+    url: str, table: str, *, create: bool = False
 ) -> AsyncIterator[DatabaseTable]:
     """Open the database of a SQLAlchemy URL, and close it at the end of the block.
 
-    `table` is NAME or SCHEMA.NAME. Without `create` the table has to exist. `content` says in
-    messages what it holds. Raises `CommandError`, `StoreError` and `typer.BadParameter`.
+    `table` is NAME or SCHEMA.NAME. Without `create` it has to exist.
+    Raises `CommandError`, `StoreError` and `typer.BadParameter`.
     """
     if importlib.util.find_spec("sqlalchemy") is None:
         raise CommandError(f"SQLAlchemy is not installed{_hint(_driver(url), 'sql')}")
@@ -165,9 +164,9 @@ async def open_database(
         found = await _existing_tables(engine, schema or None, (name, journal))
         if not create and name not in found:
             raise CommandError(
-                f"{url_without_secrets(url)}: the database holds no {content} (no table {table})"
+                f"{url_without_secrets(url)}: the database holds no cursors (no table {table})"
             )
-        yield DatabaseTable(engine, schema or None, name, has_journal=journal in found)
+        yield DatabaseTable(engine, schema or None, name, name in found, journal in found)
     finally:
         await engine.dispose()
 
@@ -277,8 +276,8 @@ def _sqlite(path: Path, create: bool, table: str, journal: Journal | None) -> An
             f"--table: a file keeps its cursors in the table {TABLE}; "
             f"give a URL (sqlite+aiosqlite:///{path}) for another one"
         )
-    if not create:
-        check_sqlite_file(path, TABLE, _CONTENT)
+    if not create and TABLE not in existing_tables(path):
+        raise CommandError(f"{path}: the database holds no cursors (no table {TABLE})")
     has_journal = f"{TABLE}_journal" in (sqlite_tables(path) or ())
     return SQLiteCursorStore(path, journal=journal or _kept(has_journal))
 
@@ -287,7 +286,7 @@ def _sqlite(path: Path, create: bool, table: str, journal: Journal | None) -> An
 async def _sqlalchemy(
     url: str, create: bool, table: str, journal: Journal | None
 ) -> AsyncIterator[AdministrableStore]:
-    async with open_database(url, table, _CONTENT, create=create) as found:
+    async with open_database(url, table, create=create) as found:
         from feedapi_client.stores.sql import SQLAlchemyCursorStore
 
         store = SQLAlchemyCursorStore(
@@ -349,11 +348,12 @@ def _redis(url: str, prefix: str) -> Any:
 
 @asynccontextmanager
 async def open_quarantine_of(spec: str) -> AsyncIterator[QuarantineStore]:
-    """Open the quarantine of ``--store``, which has to exist, and close it after the block.
+    """Open the quarantine of ``--store``, a database that exists, and close it after the block.
 
-    Raises `CommandError` and `StoreError`.
+    A database without the table is a `MemoryQuarantineStore`, which is empty: nothing was ever
+    quarantined there. Raises `CommandError` and `StoreError`.
     """
-    from feedapi_client.quarantine import SQLiteQuarantineStore
+    from feedapi_client.quarantine import MemoryQuarantineStore, SQLiteQuarantineStore
 
     spec = resolve_store(spec)
     if is_redis_url(spec):
@@ -363,10 +363,14 @@ async def open_quarantine_of(spec: str) -> AsyncIterator[QuarantineStore]:
             "--store: a stream holds no quarantine: give what the relay's --quarantine names"
         )
     if is_url(spec):
-        async with open_database(spec, _QUARANTINE, _EVENTS) as found:
+        async with open_database(spec, _QUARANTINE, create=True) as found:
             from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
 
-            yield SQLAlchemyQuarantineStore(found.engine, table=found.name, schema=found.schema)
-    else:
-        check_sqlite_file(Path(spec), _QUARANTINE, _EVENTS)
+            if found.exists:
+                yield SQLAlchemyQuarantineStore(found.engine, table=found.name, schema=found.schema)
+            else:
+                yield MemoryQuarantineStore()
+    elif _QUARANTINE in existing_tables(Path(spec)):
         yield SQLiteQuarantineStore(spec)
+    else:
+        yield MemoryQuarantineStore()

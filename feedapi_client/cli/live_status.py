@@ -30,15 +30,16 @@ class ShowStatus:
         str,
         typer.Argument(
             metavar="MONITOR|URL",
-            help="A monitor (localhost:9464), or with --store the URL of a feed.",
+            help="A monitor (localhost:9464), or the URL of a feed whose cursors are in --store.",
         ),
     ]
     store: Annotated[
         str | None,
         typer.Option(
             "--store",
+            envvar="FEEDAPI_STORE",
             metavar="STORE",
-            help="Ask the feed, and this cursor store, instead of a monitor; or env:NAME.",
+            help="Ask the feed at URL, and this cursor store, instead of a monitor; or env:NAME.",
         ),
     ] = None
     name: Annotated[
@@ -76,7 +77,7 @@ def show_status(options: ShowStatus) -> None:
 
     options.connection.check()
     source: StatusSource = RunningMonitor(options.target, options.connection)
-    if options.store is not None:
+    if options.store is not None and "://" in options.target:
         source = FeedAndStore(options, options.store)
     try:
         run_async(show, source, options.interval, options.once, options.json)

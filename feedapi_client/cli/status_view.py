@@ -127,14 +127,12 @@ def _title(consumer: dict[str, Any], health: dict[str, Any] | None) -> Text:
 
 def _figures(consumer: dict[str, Any], rates: Rates) -> Text:
     states = sorted(consumer["states"].items(), key=lambda item: -item[1])
-    line = Text()
-    for state, count in states:
-        line.append_text(plain(f"{count:,} {state}   ", _STYLES.get(state, "dim")))
+    figures = [plain(f"{count:,} {state}", _STYLES.get(state, "dim")) for state, count in states]
     found = [rates.of(consumer, each["id"]) for each in consumer["partitions"]]
     known = [rate for rate in found if rate is not None]
     if known and consumer["health"] is not None:
-        line.append(f"{sum(known):,.1f} events/s", "bold")
-    return line
+        figures.append(Text(f"{sum(known):,.1f} events/s", "bold"))
+    return Text("   ").join(figures)
 
 
 def _table(consumer: dict[str, Any], rates: Rates, rows: int | None) -> Table:

@@ -176,6 +176,18 @@ def test_a_file_that_does_not_exist_is_not_created(feedapi: Feedapi, store: Path
     assert not store.exists()
 
 
+@pytest.mark.parametrize("scheme", ["", "sqlite+aiosqlite:///"])
+def test_a_store_where_nothing_was_ever_quarantined_is_an_empty_quarantine(
+    feedapi: Feedapi, feedapi_publisher: Publisher, store: Path, scheme: str
+) -> None:
+    assert feedapi("cat", feedapi_publisher.url, "--store", store).exit_code == 0
+    where = ("--store", f"{scheme}{store}")
+    listed = feedapi("quarantine", "ls", *where)
+    assert (listed.exit_code, listed.stdout) == (0, "the quarantine is empty\n")
+    assert feedapi("quarantine", "ls", *where, "--json").stdout.strip() == "[]"
+    assert feedapi("quarantine", "show", "x", *where).exit_code == 1
+
+
 def test_a_quarantine_in_a_database_given_by_url(feedapi: Feedapi, quarantined: Path) -> None:
     result = feedapi(
         "quarantine", "drop", "--all", "--yes", "--store", f"sqlite+aiosqlite:///{quarantined}"

@@ -109,6 +109,22 @@ def test_from_a_feed_and_its_cursors(
     assert as_json["consumers"][0]["states"] == {"behind": 1}
 
 
+def test_counts_of_states_are_apart() -> None:
+    shop = {**consumer(), "states": {"caught up": 10, "behind": 7}}
+    assert "10 caught up   7 behind" in shown(status(shop))
+
+
+def test_the_environment_may_name_the_store(
+    feedapi: Feedapi, feedapi_publisher: Publisher, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    feedapi_publisher.extend(0, [1, 2])
+    monkeypatch.setenv("FEEDAPI_STORE", str(store))
+    assert len(feedapi("cat", feedapi_publisher.url).stdout.splitlines()) == 2
+    assert feedapi("cat", feedapi_publisher.url).stdout == ""
+    assert "caught up" in feedapi("status", feedapi_publisher.url).stdout
+    assert "no monitor answers" in feedapi("status", "127.0.0.1:1").stderr
+
+
 def test_nobody_answers(feedapi: Feedapi) -> None:
     done = feedapi("status", "127.0.0.1:1")
     assert done.exit_code == 1
