@@ -178,7 +178,6 @@ def https(publisher: Publisher, tmp_path: Path) -> Iterator[tuple[str, Path]]:
         yield url, certificate.path
 
 
-@pytest.mark.slow  # needs openssl
 def test_a_certificate_of_ones_own_is_trusted_with_ca_file(
     feedapi: Feedapi, https: tuple[str, Path], store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

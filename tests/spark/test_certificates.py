@@ -36,7 +36,6 @@ def https(certificate: Certificate) -> Iterator[str]:
         http_clients.close()
 
 
-@pytest.mark.slow  # needs openssl
 def test_server_is_verified_with_the_certificates_of_the_option(
     https: str, certificate: Certificate
 ) -> None:
@@ -51,14 +50,12 @@ def test_server_is_verified_with_the_certificates_of_the_option(
         connection.discover()
 
 
-@pytest.mark.slow  # needs openssl
 def test_only_certificates_are_taken_from_a_file(certificate: Certificate, tmp_path: Path) -> None:
     both = tmp_path / "both.pem"
     both.write_text(certificate.key.read_text() + "a comment\n" + certificate.path.read_text())
     assert certificates_in(str(both)) == certificate.path.read_text().strip()
 
 
-@pytest.mark.slow  # needs openssl
 def test_option_that_holds_a_private_key_or_no_certificate_is_refused(
     certificate: Certificate,
 ) -> None:
@@ -84,7 +81,6 @@ def test_ingest_refuses_a_file_without_certificates(
         assert f"--ca-file: {file} holds no certificates" in capsys.readouterr().err
 
 
-@pytest.mark.slow  # needs openssl
 def test_ingest_gives_the_source_the_certificates_of_the_file(certificate: Certificate) -> None:
     given = vars(parser().parse_args([URL, "out", "--ca-file", str(certificate.path)]))
     for name in ("json", "conf"):
