@@ -199,14 +199,14 @@ async def test_r16_memory_is_bounded_behind_one_event_that_hangs(
 
         tasks.start_soon(run)
         await wait_until(lambda: application.running == {"e3"} and len(application.payloads) > 20)
-        await rediscovered(publisher, 4)
-        delivered = consumer.status()[0].events
+        delivered, before = consumer.status()[0].events, -1
+        while delivered != before:
+            await rediscovered(publisher, 4)
+            delivered, before = consumer.status()[0].events, delivered
         assert delivered < 300
         if bound == "events":
             assert delivered <= 60
             assert len(application.payloads) <= 54
-        await rediscovered(publisher)
-        assert consumer.status()[0].events == delivered
         application.blocked.pop("e3").set()
         await wait_until(lambda: len(application.payloads) == 1000)
         consumer.stop()

@@ -117,7 +117,7 @@ def test_counts_of_states_are_apart() -> None:
 def test_the_environment_may_name_the_store(
     feedapi: Feedapi, feedapi_publisher: Publisher, store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    feedapi_publisher.extend(0, [1, 2])
+    feedapi_publisher.extend(0, [{"n": 1}, {"n": 2}])
     monkeypatch.setenv("FEEDAPI_STORE", str(store))
     assert len(feedapi("cat", feedapi_publisher.url).stdout.splitlines()) == 2
     assert feedapi("cat", feedapi_publisher.url).stdout == ""
