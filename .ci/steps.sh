@@ -6,7 +6,7 @@ export PIP_NO_COMPILE=1
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 
 scratch=$(mktemp -d)
-trap 'rm -rf "$scratch"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null || true; rm -rf "$scratch"' EXIT
 times=()
 
 # step NAME COMMAND...: run a command, and remember how long it took.
@@ -17,6 +17,9 @@ step() {
     "$@" || fail "failed: $name, after $((SECONDS - began)) s"
     times+=("$(printf '%5d s  %s' $((SECONDS - began)) "$name")")
 }
+
+# wait_for PID FILE: wait for a command in the background, and show its output where it failed.
+wait_for() { wait "$1" || { cat "$2"; return 1; }; }
 
 finish() {
     printf '\n'

@@ -39,7 +39,7 @@ PARSED = dict.fromkeys(("dockerfile", "ini", "yaml"), "tests/docs/test_deploymen
 
 SHELL_RUN_BY = {
     "python3 -m venv .venv": (".ci/run", "sets up an environment"),
-    ".venv/bin/pip install": (".ci/run", "installs into that environment"),
+    ".venv/bin/pip install": (".ci/full", "installs into that environment"),
     "python3 -m venv build/released": ("CONTRIBUTING.md", "needs a version that is released"),
     "feedapi relay https://service/": (
         "tests/liftbridge/test_documentation.py",
