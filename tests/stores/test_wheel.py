@@ -44,6 +44,9 @@ print(feedapi_client.__file__, database.execute("SELECT count(*) FROM effects").
 """
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")

@@ -105,7 +105,8 @@ def own_histories() -> list[Callable[[int], Scenario]]:
     ]
 
 
-@pytest.mark.parametrize("name", [*QUICK, *(pytest.param(n, marks=pytest.mark.slow) for n in SOON)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*QUICK, *SOON])
 def test_a_planted_bug_is_found(name: str) -> None:
     assert try_mutant(name, 100).seed is not None
 

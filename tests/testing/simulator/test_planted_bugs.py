@@ -20,6 +20,7 @@ from tests.testing.simulator import planted
 from tests.testing.simulator.backends import BACKENDS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_without_a_planted_bug_nothing_is_found(backend: Any) -> None:
     for seed in range(25):
@@ -165,6 +166,7 @@ def test_an_end_with_unread_events_is_found() -> None:
     assert rules(checked) == ["cursor", "progress"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("instances", [(), (2, 3)])
 def test_without_a_planted_bug_nothing_is_found_by_key(instances: tuple[int, ...]) -> None:
     histories = Histories(instances=instances, by_key=True)
