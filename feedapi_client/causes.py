@@ -6,9 +6,12 @@ classified, and never quoted.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from collections.abc import Iterator
+
+import anyio
 
 _UNKNOWN_HOST = {
     code
@@ -113,6 +116,52 @@ def causes(error: BaseException | None) -> Iterator[BaseException]:
         todo.append(getattr(each, "orig", None))  # SQLAlchemy's name for the driver's error
         if isinstance(each, BaseExceptionGroup):
             todo += each.exceptions
+
+
+class StrayCancellationError(RuntimeError):
+    """A call let a `CancelledError` out, which is its cause, although nobody cancelled it (R20)."""
+
+
+def failure_of(
+    error: BaseException, call: str = "the call", *, own_task: bool = False
+) -> Exception:
+    """Return what a call has failed with: a cancellation that nobody asked for is an error, too.
+
+    The task was not cancelled then. The call awaited something that others have cancelled, such as
+    a task that several calls share.
+
+    Raises the error itself where it is to end the task: a cancellation that was asked for, or a
+    KeyboardInterrupt.
+
+    Arguments:
+        call: what it was, for the message.
+        own_task: the task is one of the library's, which cancels it by scopes of anyio only. A
+            native cancellation of it is not one of what the application awaits.
+    """
+    if isinstance(error, Exception):
+        return error
+    if not _is_stray(error, own_task=own_task):
+        raise error
+    stray = StrayCancellationError(f"{call} let a {type(error).__name__} out that nobody asked for")
+    stray.__cause__ = error
+    return stray
+
+
+def _is_stray(error: BaseException, *, own_task: bool) -> bool:
+    """Whether an error is a cancellation that is not one of the task that it has come to."""
+    try:
+        kinds = (asyncio.CancelledError, anyio.get_cancelled_exc_class())
+    except RuntimeError:  # no event loop runs, so nobody can cancel
+        return isinstance(error, asyncio.CancelledError)
+    if not isinstance(error, kinds) or anyio.current_effective_deadline() == float("-inf"):
+        return False
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:  # trio, which cancels by scopes only
+        return True
+    while own_task and task is not None and task.cancelling():
+        task.uncancel()
+    return task is None or not task.cancelling()
 
 
 def is_unknown_host(error: BaseException) -> bool:

@@ -32,6 +32,7 @@ from feedapi_client.arguments import (
     check_seconds,
     check_word,
 )
+from feedapi_client.causes import failure_of
 from feedapi_client.client import FeedClient
 from feedapi_client.errors import FeedError, LeaseLostError
 from feedapi_client.http.async_transport import AsyncHTTP
@@ -373,9 +374,10 @@ class FeedConsumer(Generic[Payload]):
                         "%s", error, extra={"feed": self.feed, "partition": batch.partition}
                     )
                 await delivery.handled(batch)
-            except Exception as error:  # noqa: BLE001 - raised below, without a group around it
-                watched.raised(batch, error)
-                failure.append(error)
+            except BaseException as error:  # noqa: BLE001 - raised below, without a group
+                failed = failure_of(error, "the commit", own_task=True)
+                watched.raised(batch, failed)
+                failure.append(failed)
                 tasks.cancel_scope.cancel()
             else:
                 watched.over(batch)

@@ -139,7 +139,11 @@ class FeedUnavailableError(TransportError):
     Attributes:
         status: of the response; None when there was no response.
         retry_after: how many seconds the server asks to wait; None when it does not say.
+        final_on_entry: the first discovery of a client raises it at once: most likely the URL, the
+            trusted certificates or code of the http client are wrong.
     """
+
+    final_on_entry = False
 
     def __init__(
         self,
@@ -161,6 +165,8 @@ class HostError(FeedUnavailableError):
     A running consumer retries it like any outage. The first discovery of a client, and so the entry
     into a consumer, raises it at once: most likely the URL or the trusted certificates are wrong.
     """
+
+    final_on_entry = True
 
 
 class TornResponseError(TransportError):

@@ -18,7 +18,7 @@ from feedapi_client.arguments import (
     check_texts,
     check_word,
 )
-from feedapi_client.errors import FeedError, FeedUnavailableError, HostError, TornResponseError
+from feedapi_client.errors import FeedError, FeedUnavailableError, TornResponseError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,11 +187,12 @@ def default_decision(error: FeedError) -> Decision:
 
 
 def entry_decision(error: FeedError) -> Decision:
-    """Return what `default_decision` does, but "fatal" for a `HostError` (R14).
+    """Return what `default_decision` does, but "fatal" for what is `final_on_entry` (R14).
 
     It decides at the first discovery of a client, where the policy has no function of its own.
     """
-    return "fatal" if isinstance(error, HostError) else default_decision(error)
+    at_once = isinstance(error, FeedUnavailableError) and error.final_on_entry
+    return "fatal" if at_once else default_decision(error)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from asyncio import CancelledError
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -30,6 +31,7 @@ from feedapi_client.arguments import (
     check_plain_function,
     check_seconds,
 )
+from feedapi_client.causes import failure_of
 from feedapi_client.consumer import BatchIterator, EventIterator, FeedConsumer
 from feedapi_client.errors import CommitOrderError
 from feedapi_client.http.async_transport import AsyncHTTP
@@ -632,6 +634,8 @@ class _HandlerThreads(Generic[D]):
             return context.run(self._called, delivered)
         except Exception:
             raise
+        except CancelledError as error:
+            raise failure_of(error, "the handler")  # noqa: B904 - its cause is set
         except BaseException as error:  # noqa: BLE001 - raised in the thread that called `run`
             return error
         finally:

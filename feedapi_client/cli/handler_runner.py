@@ -16,6 +16,7 @@ import orjson
 from anyio.abc import TaskStatus
 
 from feedapi_client.arguments import awaitable_of
+from feedapi_client.causes import failure_of
 from feedapi_client.cli.databases import open_store
 from feedapi_client.cli.escape import escape_json
 from feedapi_client.cli.exit_codes import FENCED, HANDLER_FAILED, SIGNALLED
@@ -118,9 +119,9 @@ class Runner:
         async def noting(batch: Batch) -> None:
             try:
                 await awaitable_of(handle(batch), "the handler", HANDLER)
-            except Exception as error:
-                self._handler_error = error
-                raise
+            except BaseException as error:  # noqa: BLE001 - raised
+                self._handler_error = failure_of(error, "the handler", own_task=True)
+                raise self._handler_error  # noqa: B904 - the cause is set
 
         return noting
 

@@ -11,10 +11,12 @@ import anyio.lowlevel
 import httpx
 
 from feedapi_client.arguments import check_instance
+from feedapi_client.causes import failure_of
 from feedapi_client.errors import FeedError
 from feedapi_client.http.connections import ConnectionPerRequest
 from feedapi_client.http.decompression import CodingError
 from feedapi_client.http.exchange import (
+    SHARE,
     Endpoint,
     Exchange,
     check_client,
@@ -22,7 +24,6 @@ from feedapi_client.http.exchange import (
     coding_of,
     too_slow,
 )
-from feedapi_client.http.httpx_errors import ERRORS, as_httpx
 from feedapi_client.http.urls import parse_url
 from feedapi_client.options import Limits
 from feedapi_client.protocol.dialects import Params
@@ -85,8 +86,8 @@ class Transport(Endpoint[httpx.AsyncClient]):
         ``async with transport.stream(...) as response: async for chunk in response: ...``
         """
         request = self.request(suffix, params, partition=partition, idle_timeout=idle_timeout)
-        seconds = self.limits.request_timeout if idle_timeout is None else idle_timeout
-        return ResponseStream(self, request, partition, seconds)
+        whole = self.limits.request_timeout if idle_timeout is None else idle_timeout / SHARE
+        return ResponseStream(self, request, partition, whole)
 
     @staticmethod
     async def drive(exchange: Exchange, seconds: float) -> tuple[httpx.Response, bytes]:
@@ -96,15 +97,16 @@ class Transport(Endpoint[httpx.AsyncClient]):
             step = next(exchange)
             while True:
                 result: Any = None
+                failed: Exception | None = None
                 try:
                     with anyio.CancelScope(deadline=deadline) as scope:
                         result = await step
                     if scope.cancelled_caught:
-                        raise too_slow(seconds)
-                except BaseException as error:  # noqa: BLE001 - a cancellation ends it too
-                    step = exchange.throw(error)
-                else:
-                    step = exchange.send(result)
+                        failed = too_slow(seconds)
+                except BaseException as error:  # noqa: BLE001 - of the caller's client (R14, R20)
+                    failed = failure_of(error)
+                # Outside the handler, so that what is raised for it does not quote it (R19).
+                step = exchange.send(result) if failed is None else exchange.throw(failed)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
 
@@ -127,7 +129,7 @@ class Transport(Endpoint[httpx.AsyncClient]):
             await _abandon(chunks)
             raise
         finally:
-            await response.aclose()
+            await close(response)
         return bytes(body)
 
 
@@ -168,7 +170,7 @@ class ResponseStream:
         try:
             self._body = self._transport.body(self._response, self._partition)
         except FeedError:
-            await self._response.aclose()
+            await close(self._response)
             raise
         return self
 
@@ -177,7 +179,7 @@ class ResponseStream:
             if self._under_way:
                 await _abandon(self._chunks)
         finally:
-            await self._response.aclose()
+            await close(self._response)
 
     def __aiter__(self) -> Self:
         return self
@@ -197,10 +199,10 @@ class ResponseStream:
                 self._under_way = True
                 self._pieces = self._body.feed(chunk)
                 piece = next(self._pieces, None)
-        except ERRORS as error:
-            self._transport.torn(as_httpx(error), self._partition)
-        except CodingError as error:
-            self._transport.undecodable(error, self._partition)
+        except StopAsyncIteration:
+            raise
+        except BaseException as error:  # noqa: BLE001 - of the caller's client (R14, R20)
+            self._transport.broke_off(failure_of(error), self._partition)
         return piece
 
 
@@ -220,6 +222,14 @@ def _received(response: httpx.Response) -> AsyncIterator[bytes]:
     return response.aiter_bytes() if response.is_stream_consumed else response.aiter_raw()
 
 
+async def close(response: httpx.Response) -> None:
+    """Close a response. Of one that was received, an error at its end says nothing (R14)."""
+    try:
+        await response.aclose()
+    except BaseException as error:  # noqa: BLE001 - raised where it ends the caller
+        failure_of(error)
+
+
 async def _abandon(chunks: AsyncIterator[bytes]) -> None:
     """End a body that is not read to its end.
 
@@ -231,5 +241,5 @@ async def _abandon(chunks: AsyncIterator[bytes]) -> None:
         try:
             async for _ in chunks:  # what is in memory already comes without a wait
                 pass
-        except ERRORS:
+        except Exception:  # noqa: BLE001, S110 - what is not read can't fail any more
             pass

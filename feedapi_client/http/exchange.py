@@ -32,12 +32,14 @@ from feedapi_client.http.decompression import (
     decompressor,
 )
 from feedapi_client.http.httpx_errors import (
-    ERRORS,
-    as_httpx,
+    Fault,
     chainable,
     described,
+    fault_of,
     host_problem,
-    is_about_location,
+    request_of_location,
+    response_in,
+    the_error,
 )
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.retry_after import retry_after
@@ -53,14 +55,15 @@ Exchange = Generator[Any, Any, tuple[httpx.Response, bytes]]
 _MAX_REDIRECTS = 5
 _SPARE_CONNECTIONS = 4
 _MIN_KEEPALIVE_EXPIRY = 30.0
-_CONNECT_SHARE = 0.9
-"""Of the time for an exchange. httpcore 1.0 closes the socket of a TLS handshake that its own
-timeout ends, and leaves that of a cancelled one to the garbage collector."""
+SHARE = 0.9
+"""Of the time for an exchange: httpcore's own timeouts come before. It closes the connection then,
+and the socket of a TLS handshake, which it leaves to the garbage collector when it is cancelled."""
 _EXCERPT_BYTES = 1600
 _PLAIN_HEADERS = frozenset(
     {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
 )
 _USER_AGENT_OF_HTTPX = f"python-httpx/{httpx.__version__}"
+_UNSENDABLE = "the request can't be sent: check the http client's headers and proxies"
 _REFUSED = frozenset({400, 404, 409, 410})
 _LATER = frozenset({408, 425, 429})
 
@@ -132,12 +135,18 @@ class Endpoint(Generic[Client]):
             headers["Cache-Control"] = "no-cache"
         return headers
 
-    def timeout(self, idle: float | None) -> Any:
-        """httpx's timeout of one request."""
-        if idle is None:
-            return httpx.USE_CLIENT_DEFAULT
-        own = self.client.timeout
-        return _timeout(own.connect, idle, own.write, own.pool)
+    def timeout(self, idle: float | None) -> httpx.Timeout:
+        """httpx's timeout of one request: the client's own, unless they come after ours.
+
+        An HTTP/2 connection that is dead is used again and again where a request on it is only
+        given up. httpcore drops it once a timeout of its own was over.
+        """
+        own, most = self.client.timeout, SHARE * self.limits.request_timeout
+        read, write = (
+            most if seconds is None or seconds >= self.limits.request_timeout else seconds
+            for seconds in (own.read, own.write)
+        )
+        return _timeout(own.connect, idle or read, write, own.pool)
 
     def exchange(
         self,
@@ -153,28 +162,17 @@ class Endpoint(Generic[Client]):
         over `limit` bytes.
         """
         for _ in range(_MAX_REDIRECTS + 1):
+            failed: Exception | None = None
             try:
                 response = yield self._send(request)
-            except ERRORS as failed:
-                error = as_httpx(failed)
-                if is_about_location(error):
-                    raise self._unreadable_location(partition, discovery) from None
-                self._unanswered(error, partition)
-            except (httpx.InvalidURL, ValueError):
-                raise self._unreadable_location(partition, discovery) from None
+            except Exception as error:  # noqa: BLE001 - of the caller's auth, hooks, transport
+                failed = error
+            if failed is not None:
+                response = self._answer_in(failed, request, partition, discovery)
             if response.is_success and not discovery:
                 return response, b""
             self._sent = response.request.headers
-            try:
-                body = yield self._read(response, limit)
-            except ERRORS as error:
-                if response.status_code == 200:
-                    self.torn(as_httpx(error), partition)
-                body = b""
-            except CodingError as error:
-                if response.status_code == 200:
-                    self.undecodable(error, partition)
-                body = b""
+            body = yield from self._body_of(response, partition, limit, read=failed is not None)
             onward = self._onward(response, partition, discovery)
             if onward is None:
                 self._classify(response, body, partition, discovery)
@@ -183,6 +181,54 @@ class Endpoint(Generic[Client]):
         raise self._redirect_error(
             f"more than {_MAX_REDIRECTS} redirects, one after the other", partition, discovery
         )
+
+    def _answer_in(
+        self, error: Exception, request: httpx.Request, partition: int | None, discovery: bool
+    ) -> httpx.Response:
+        """The answer that a hook of the caller's client has raised for.
+
+        Raises our error where there is none. httpx's own names the URL with its query, so that it
+        is not chained (R19).
+        """
+        if isinstance(error, FeedError):  # of an auth of ours
+            error.feed, error.partition = error.feed or self.feed, error.partition or partition
+            raise error
+        response = response_in(error)
+        if response is None:
+            where = request_of_location(error)
+            if where is not None and (where == request.url or self.owns(where)):
+                raise self._unreadable_location(partition, discovery) from None
+            self._unanswered(the_error(error), partition)
+        asked = response.request
+        if asked is request or self.owns(asked.url):
+            return response
+        status = response.status_code
+        if status in (401, 403):
+            raise AuthenticationError(
+                f"{shown_origin(asked.url)}, which the http client asks, answers status {status}. "
+                "Check the credentials",
+                **self._where(partition),
+            ) from None
+        raise FeedUnavailableError(
+            f"the http client failed with {type(the_error(error)).__name__}: "
+            f"{shown_origin(asked.url)}, which it asks, answers status {status}",
+            **self._where(partition),
+        ) from None
+
+    def _body_of(
+        self, response: httpx.Response, partition: int | None, limit: int, *, read: bool
+    ) -> Generator[Any, Any, bytes]:
+        """The body of an error or a discovery; `read`: the caller's hook had the response."""
+        if read and response.is_closed:
+            return response.content[:limit] if response.is_stream_consumed else b""
+        failed: Exception | None = None
+        try:
+            return bytes((yield self._read(response, limit)))
+        except Exception as error:  # noqa: BLE001 - of the caller's transport
+            failed = error
+        if response.status_code == 200:
+            self.broke_off(failed, partition)
+        return b""
 
     def _send(self, request: httpx.Request) -> Any:
         raise NotImplementedError
@@ -208,16 +254,36 @@ class Endpoint(Generic[Client]):
             f"the response broke off: {error}", **self._where(partition)
         ) from None
 
+    def broke_off(self, failed: Exception, partition: int | None) -> NoReturn:
+        """Raise our error for whatever came while the body was read."""
+        if isinstance(failed, CodingError):
+            self.undecodable(failed, partition)
+        error = the_error(failed)
+        shown = self._shown(error)
+        if fault_of(error) is not Fault.NETWORK:
+            shown = f"the http client failed with {shown}"
+        raise TornResponseError(
+            f"the response broke off: {shown}", **self._where(partition)
+        ) from chainable(error, self.hide)
+
     def _onward(
         self, response: httpx.Response, partition: int | None, discovery: bool
     ) -> httpx.Request | None:
         """Return the request that follows a redirect; None for any other response."""
         request = response.next_request
-        if request is None:
+        if request is None and not response.has_redirect_location:
             return None
         try:
+            if request is None:  # the caller's hook came before httpx made it
+                sent, location = response.request, response.headers["location"]
+                request = httpx.Request(
+                    "GET",
+                    sent.url.join(location),
+                    headers=sent.headers,
+                    extensions=sent.extensions,
+                )
             same = origin(request.url) == self._url.origin
-        except ValueError:  # a host name that idna refuses
+        except (httpx.InvalidURL, ValueError):  # such as a host name that idna refuses
             raise self._unreadable_location(partition, discovery) from None
         if same:
             return request
@@ -293,35 +359,38 @@ class Endpoint(Generic[Client]):
             feed=self.feed,
         )
 
-    def _unanswered(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
-        """Raise our error for an error of httpx before the response began."""
-        where = self._where(partition)
-        if isinstance(error, (httpx.LocalProtocolError, httpx.UnsupportedProtocol)):
-            # Its text may quote a header of ours, credentials included: not shown, not chained.
-            raise TransportError(
-                "the request can't be sent: check the http client's headers and proxies", **where
-            ) from None
-        if isinstance(error, httpx.PoolTimeout):
+    def _unanswered(self, error: BaseException, partition: int | None) -> NoReturn:
+        """Raise our error for what came out of the client before the response began."""
+        where, fault = self._where(partition), fault_of(error)
+        if self.client.is_closed:
+            text = "the http client is closed: close it after the consumer"
+            raise TransportError(text, **where) from error
+        # Texts may quote a header of ours, credentials included: not shown, not chained.
+        if fault is Fault.UNUSABLE:
+            raise TransportError(_UNSENDABLE, **where) from None
+        if fault is Fault.UNSENDABLE:
+            raise _final_on_entry(FeedUnavailableError(_UNSENDABLE, **where)) from None
+        if fault is Fault.POOL:
             raise FeedUnavailableError(
                 "no connection came free in time: give the http client a larger pool, or lower "
                 "Limits.max_concurrent_fetches",
                 **where,
             ) from error
+        shown, cause = self._shown(error), chainable(error, self.hide)
+        if fault is not Fault.NETWORK:
+            failed = FeedUnavailableError(
+                f"the http client failed with {shown}: look at its auth, event hooks and transport",
+                **where,
+            )
+            raise (_final_on_entry(failed) if fault is Fault.BUG else failed) from cause
         if (problem := host_problem(error)) is not None:
             raise HostError(f"no answer: {problem}", **where) from error
-        shown = self._shown(error)
         if partition is None and self.feed.startswith("https:") and _hung_up(error):
             # Of one that is refused for its certificate often no more arrives than this.
             shown += ". A server that wants a client certificate (--cert) may end a connection so"
-        raise FeedUnavailableError(f"no answer: {shown}", **where) from chainable(error)
+        raise FeedUnavailableError(f"no answer: {shown}", **where) from cause
 
-    def torn(self, error: httpx.HTTPError, partition: int | None) -> NoReturn:
-        """Raise our error for an error of httpx within the body."""
-        raise TornResponseError(
-            f"the response broke off: {self._shown(error)}", **self._where(partition)
-        ) from chainable(error)
-
-    def _shown(self, error: httpx.HTTPError) -> str:
+    def _shown(self, error: BaseException) -> str:
         return self.quote(described(error).encode("utf-8", "backslashreplace"))
 
     def _where(self, partition: int | None) -> dict[str, Any]:
@@ -331,8 +400,13 @@ class Endpoint(Generic[Client]):
         return f"<{type(self).__name__} {self.feed}>"
 
 
-def _hung_up(error: httpx.HTTPError) -> bool:
-    return isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError))
+def _hung_up(error: BaseException) -> bool:
+    return isinstance(error, (httpx.ReadError, httpx.RemoteProtocolError, ssl.SSLError))
+
+
+def _final_on_entry(error: FeedUnavailableError) -> FeedUnavailableError:
+    error.final_on_entry = True
+    return error
 
 
 @cache
@@ -384,9 +458,7 @@ def client_settings(url: str, limits: Limits) -> dict[str, Any]:
     cookies = CookieJar(policy=DefaultCookiePolicy(allowed_domains=[]))
     settings: dict[str, Any] = {
         "limits": pool,
-        "timeout": httpx.Timeout(
-            limits.request_timeout, connect=_CONNECT_SHARE * limits.request_timeout
-        ),
+        "timeout": httpx.Timeout(limits.request_timeout, connect=SHARE * limits.request_timeout),
         "cookies": cookies,
     }
     if url.lower().startswith("http:"):

@@ -1,12 +1,18 @@
-"""httpx's errors in words of ours: what happened, without secrets and received bytes."""
+"""What comes out of an HTTP client instead of a response, classified by type in one table (R14).
+
+An asynchronous and a synchronous client, ours and the caller's: its auth, event hooks, transport
+and TLS. Told in words of ours: what happened, without secrets and received bytes (R19).
+"""
 
 from __future__ import annotations
 
 import ssl
+from collections.abc import Callable
+from enum import Enum
 
 import httpx
 
-from feedapi_client.causes import causes, is_unknown_host, network_problem
+from feedapi_client.causes import StrayCancellationError, causes, is_unknown_host, network_problem
 
 _NO_TLS = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "PACKET_LENGTH_TOO_LONG")
 """What OpenSSL calls an answer that is none of TLS, depending on its version."""
@@ -20,36 +26,113 @@ _CLIENT_CERTIFICATE = (
     "UNKNOWN_CA",
 )
 """Alerts of a server about the certificate that it was shown, or was not."""
-ERRORS = (httpx.HTTPError, ssl.SSLError)
-"""What a request raises. httpcore's backend of anyio lets an alert of TLS through as it is."""
 
 
-def as_httpx(error: httpx.HTTPError | ssl.SSLError) -> httpx.HTTPError:
-    """Return the error as one of httpx."""
-    if isinstance(error, httpx.HTTPError):
-        return error
-    made = httpx.ReadError(f"TLS: {error.reason or 'the connection failed'}")
-    made.__cause__ = error
-    return made
+class Fault(Enum):
+    """What an error says about a request: who failed, and whether that can pass."""
+
+    POOL = "no connection came free in time"
+    NETWORK = "the network, the publisher's server, or a proxy"
+    UNSENDABLE = "the client makes a request that can't be sent; its next one may be another"
+    UNUSABLE = "the client can't send any request to such a URL"
+    BUG = "code of the client's user is wrong, most likely"
+    CLIENT = "the client's auth, event hooks or transport"
 
 
-def described(error: httpx.HTTPError) -> str:
-    """The error's name, and why: its text, unless that quotes received bytes.
+_NETWORK_LIBRARIES = frozenset(
+    {"aiohttp", "anyio", "h11", "h2", "hpack", "httpcore", "hyperframe", "socksio", "trio"}
+)
+"""Beneath httpx. What httpcore does not translate comes out of it as it is."""
+_FILE_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
+_BUGS = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    NameError,
+    NotImplementedError,
+    TypeError,
+)
 
-    Of a connection that failed it is what the operating system says.
+
+def _is_header_error(error: BaseException) -> bool:
+    """HTTP/2 calls the regular end of a connection so, too: h2 raises it then, and not h11."""
+    local = isinstance(error, httpx.LocalProtocolError) or _library(error) == "h11"
+    return local and any(
+        type(each).__name__ == "LocalProtocolError" and _library(each) == "h11"
+        for each in causes(error)
+    )
+
+
+def _library(error: BaseException) -> str:
+    return type(error).__module__.partition(".")[0]
+
+
+_FAULTS: tuple[tuple[tuple[type[BaseException], ...] | Callable[[BaseException], bool], Fault], ...]
+_FAULTS = (
+    ((httpx.PoolTimeout,), Fault.POOL),
+    ((httpx.UnsupportedProtocol,), Fault.UNUSABLE),
+    (_is_header_error, Fault.UNSENDABLE),
+    (_FILE_ERRORS, Fault.CLIENT),  # a token or a certificate that is not there
+    ((httpx.RequestError, OSError, EOFError), Fault.NETWORK),  # OSError: TLS and timeouts, too
+    (lambda error: _library(error) in _NETWORK_LIBRARIES, Fault.NETWORK),
+    (_BUGS, Fault.BUG),
+)
+"""The first row that fits; all else is `Fault.CLIENT`."""
+
+
+def fault_of(error: BaseException) -> Fault:
+    """Classify what came out of a client instead of a response, or within its body."""
+    for fits, fault in _FAULTS:
+        if isinstance(error, fits) if isinstance(fits, tuple) else fits(error):
+            return fault
+    return Fault.CLIENT
+
+
+def the_error(error: BaseException) -> BaseException:
+    """The error itself, the only one of a group, or a cancellation that nobody asked for."""
+    if isinstance(error, StrayCancellationError) and error.__cause__ is not None:
+        return error.__cause__
+    while isinstance(error, BaseExceptionGroup) and len(error.exceptions) == 1:
+        error = error.exceptions[0]
+    return error
+
+
+def described(error: BaseException) -> str:
+    """The error's type, and why: its text, unless that quotes received bytes.
+
+    Of a connection that failed it is what the operating system says. The text of an error that is
+    none of the network's may quote anything, a token included, and is left out.
     """
-    connecting = isinstance(error, (httpx.ConnectError, httpx.ReadError, httpx.WriteError))
-    text = (network_problem(error) if connecting else None) or str(error)
     name = type(error).__name__
-    return f"{name}: {text}" if text and chainable(error) is not None else name
+    if isinstance(error, ssl.SSLError):
+        return f"{name}: TLS: {error.reason or 'the connection failed'}"
+    if fault_of(error) is not Fault.NETWORK:
+        return name
+    connecting = isinstance(error, (OSError, httpx.ConnectError, httpx.ReadError, httpx.WriteError))
+    text = (network_problem(error) if connecting else None) or _text(error)
+    return f"{name}: {text}" if text and not _quotes_bytes(error) else name
 
 
-def chainable(error: httpx.HTTPError) -> httpx.HTTPError | None:
-    """The error itself, unless its text quotes received bytes, which may be a payload."""
-    return None if "b'" in str(error) or 'b"' in str(error) else error
+def chainable(error: BaseException, hide: Callable[[str], str]) -> BaseException | None:
+    """The error itself, unless the text of one in its chain quotes a secret or received bytes."""
+    for each in causes(error):
+        if _quotes_bytes(each) or hide(text := _text(each)) != text:
+            return None
+    return error
 
 
-def host_problem(error: httpx.HTTPError) -> str | None:
+def _quotes_bytes(error: BaseException) -> bool:
+    return "b'" in (text := _text(error)) or 'b"' in text
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - an exception without a text says nothing
+        return ""
+
+
+def host_problem(error: BaseException) -> str | None:
     """What is wrong with the host: it is unknown, or it and we don't agree about TLS.
 
     None for all else. A resolver that is not reachable (`EAI_AGAIN`) says nothing about the host.
@@ -66,6 +149,24 @@ def host_problem(error: httpx.HTTPError) -> str | None:
     return None
 
 
-def is_about_location(error: httpx.HTTPError) -> bool:
-    """Whether httpx could not read the Location of a redirect."""
-    return isinstance(error.__context__, httpx.InvalidURL)
+def response_in(error: BaseException) -> httpx.Response | None:
+    """The response that the client's own code has raised for, as `raise_for_status` does."""
+    for each in causes(error):
+        response = getattr(each, "response", None)
+        if isinstance(response, httpx.Response) and not response.is_success:
+            return response
+    return None
+
+
+def request_of_location(error: BaseException) -> httpx.URL | None:
+    """The URL of a request that was redirected to a URL which httpx can't read; None for all else.
+
+    httpx raises errors of many types for such a Location, and the caller's auth the same ones.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code.co_name == "_build_redirect_request":
+            request = trace.tb_frame.f_locals.get("request")
+            return request.url if isinstance(request, httpx.Request) else None
+        trace = trace.tb_next
+    return None

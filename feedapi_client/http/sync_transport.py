@@ -6,15 +6,16 @@ import math
 import ssl
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any, Self
 from urllib.request import getproxies
 
 import httpx
 
 from feedapi_client.arguments import check_instance
+from feedapi_client.causes import failure_of
 from feedapi_client.errors import FeedError
 from feedapi_client.http.connections import LargeReadsTransport
-from feedapi_client.http.decompression import CodingError
 from feedapi_client.http.exchange import (
     Endpoint,
     Exchange,
@@ -23,7 +24,6 @@ from feedapi_client.http.exchange import (
     coding_of,
     too_slow,
 )
-from feedapi_client.http.httpx_errors import ERRORS, as_httpx
 from feedapi_client.http.urls import parse_url
 from feedapi_client.options import Limits
 from feedapi_client.protocol.dialects import Params
@@ -82,8 +82,8 @@ class SyncTransport(Endpoint[httpx.Client]):
 
     def timeout(self, idle: float | None) -> httpx.Timeout:
         """See `Endpoint.timeout`. The read timeout also bounds the exchange as a whole."""
-        own = self.client.timeout
-        read: Any = ReadTimeout(idle or own.read, idle or self.limits.request_timeout)
+        own = super().timeout(idle)
+        read: Any = ReadTimeout(own.read, idle or self.limits.request_timeout)
         return httpx.Timeout(connect=own.connect, read=read, write=own.write, pool=own.pool)
 
     @staticmethod
@@ -101,7 +101,10 @@ class SyncTransport(Endpoint[httpx.Client]):
             read.end()
 
     def _send(self, request: httpx.Request) -> httpx.Response:
-        return self.client.send(request, stream=True, auth=self.auth, follow_redirects=False)
+        try:
+            return self.client.send(request, stream=True, auth=self.auth, follow_redirects=False)
+        except BaseException as error:  # noqa: BLE001 - of the caller's client (R14, R20)
+            raise failure_of(error)  # noqa: B904 - its cause is set
 
     def _read(self, response: httpx.Response, limit: int) -> bytes:
         body = bytearray()
@@ -114,7 +117,7 @@ class SyncTransport(Endpoint[httpx.Client]):
                         return bytes(body)
             inflated.finish()
         finally:
-            response.close()
+            close(response)
         return bytes(body)
 
 
@@ -180,12 +183,12 @@ class SyncResponseStream:
         try:
             self._body = self._transport.body(self._response, self._partition)
         except FeedError:
-            self._response.close()
+            close(self._response)
             raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._response.close()
+        close(self._response)
 
     def __iter__(self) -> Self:
         return self
@@ -198,10 +201,10 @@ class SyncResponseStream:
                     self._body.finish()
                     raise StopIteration
                 self._pieces = self._body.feed(chunk)
-        except ERRORS as error:
-            self._transport.torn(as_httpx(error), self._partition)
-        except CodingError as error:
-            self._transport.undecodable(error, self._partition)
+        except StopIteration:
+            raise
+        except BaseException as error:  # noqa: BLE001 - of the caller's client (R14, R20)
+            self._transport.broke_off(failure_of(error), self._partition)
         return piece
 
 
@@ -216,6 +219,12 @@ def _own_client(url: str, limits: Limits, verify: ssl.SSLContext | None) -> http
             verify or httpx.create_ssl_context(), pool, read_bytes=limits.read_bytes
         )
     return httpx.Client(**settings)
+
+
+def close(response: httpx.Response) -> None:
+    """See `async_transport.close`."""
+    with suppress(Exception):
+        response.close()
 
 
 def _received(response: httpx.Response) -> Iterator[bytes]:

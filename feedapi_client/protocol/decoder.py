@@ -118,6 +118,7 @@ class PageDecoder:
         "_held_by",
         "_held_bytes",
         "_held_events",
+        "_kept_bytes",
         "_lines",
         "_max_line_bytes",
         "_open",
@@ -161,6 +162,7 @@ class PageDecoder:
         self._tail = bytearray()
         self._open: list[Event] = []
         self._open_bytes = 0
+        self._kept_bytes = 0
         self._ready: list[Event] = []
         self._closed_by: str | None = None  # the cursor that closes `_ready`
         self._held_events = 0  # of `_open`: how many are before the last checkpoint
@@ -188,6 +190,15 @@ class PageDecoder:
     def tail_bytes(self) -> int:
         """Bytes that no checkpoint closed yet, the incomplete line included."""
         return self._open_bytes + len(self._tail)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of events that no checkpoint closed yet, and of the incomplete line.
+
+        Not those of lines that nobody keeps, which may come for weeks: blank lines, unknown
+        commands, checkpoints that close nothing (R15).
+        """
+        return self._kept_bytes + len(self._tail)
 
     @property
     def open_events(self) -> int:
@@ -274,6 +285,9 @@ class PageDecoder:
                 size = after
         self._open += records[start:]
         self._open_bytes += size
+        events = slice(checkpoints[closing] + 1 if closing >= 0 else 0, None)
+        others = sum(len(lines[at]) for at in checkpoints[closing + 1 :])
+        self._kept_bytes += sum(map(len, lines[events])) - others
         return True
 
     def _last_closing(self, found: list[str], new: set[str]) -> int:
@@ -319,7 +333,7 @@ class PageDecoder:
         else:
             self._ready = self._open
         self.ready_bytes += self._open_bytes
-        self._open, self._open_bytes = [], 0
+        self._open, self._open_bytes, self._kept_bytes = [], 0, 0
         self._held_events = self._held_bytes = 0
         self._closed_by = cursor
 
@@ -441,6 +455,7 @@ class PageDecoder:
             record._cursor = None
             self.saw_events = True
             self._open.append(record)
+            self._kept_bytes += size
         elif cursor is None and not echo:
             self.unknown_commands += 1
         if cursor is None:

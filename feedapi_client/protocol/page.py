@@ -232,8 +232,13 @@ class PageReader:
 
     @property
     def unclosed_bytes(self) -> int:
-        """Bytes kept because no checkpoint closed them yet."""
+        """Bytes that no checkpoint closed yet."""
         return self._decoder.tail_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """Those of events among these bytes, and of an incomplete line: what takes memory."""
+        return self._decoder.kept_bytes
 
     @property
     def unclosed_events(self) -> int:
@@ -267,7 +272,7 @@ class PageReader:
             except FeedError as error:
                 self._error = error
         batches = self._take()
-        if self._error is None and self.unclosed_bytes > self._max_unclosed:
+        if self._error is None and self.kept_bytes > self._max_unclosed:
             self._error = self.too_much_unclosed()
         return batches
 
@@ -321,7 +326,7 @@ class PageReader:
     def too_much_unclosed(self) -> BufferLimitError:
         """Return the error for bytes that no checkpoint closes and no buffer can hold."""
         return BufferLimitError(
-            f"{self.unclosed_bytes} bytes came without a checkpoint to deliver them by. They hold "
+            f"{self.kept_bytes} bytes came without a checkpoint to deliver them by. They hold "
             f"{self.unclosed_events} events, which take memory of their own, and "
             f"Limits.max_buffered_bytes is {self._max_unclosed}. Raise it, or ask the publisher "
             "for checkpoints more often",

@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from feedapi_client.arguments import NotAsyncError, awaitable_of, check_async_function
+from feedapi_client.causes import failure_of
 from feedapi_client.errors import StoreError
 from feedapi_client.model import Batch, Decoder, FeedKey, make_event
 from feedapi_client.quarantine.policy import Handler
@@ -162,6 +163,6 @@ async def _replay_event(
             await commit(Batch(event.partition, [payload], event.cursor), None)
     except NotAsyncError:
         raise
-    except Exception as error:  # noqa: BLE001 - the event stays, and the caller is told
-        return error
+    except BaseException as error:  # noqa: BLE001 - the event stays, and the caller is told
+        return failure_of(error, "the handler")
     return None

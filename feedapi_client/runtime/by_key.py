@@ -15,6 +15,7 @@ import anyio.lowlevel
 from anyio.abc import TaskGroup
 
 from feedapi_client.arguments import awaitable_of
+from feedapi_client.causes import failure_of
 from feedapi_client.model import Batch, Event
 from feedapi_client.notifications import EventQuarantined, HandlerFailed
 from feedapi_client.quarantine.by_event import EarlierEventQuarantined, EventFailures, Key
@@ -229,8 +230,8 @@ class ByKey:
                     if type(handled) is not CoroutineType:
                         handled = _awaitable(handled)
                     await handled
-                except Exception as error:  # noqa: BLE001 - retried, quarantined or raised
-                    self._failed(item, error)
+                except BaseException as error:  # noqa: BLE001 - retried, quarantined or raised
+                    self._failed(item, failure_of(error, "the handler", own_task=True))
                 else:
                     if self._backoffs or failures.in_a_row:
                         self._recovered(item)
@@ -382,8 +383,9 @@ class ByKey:
                         self._settle(work)
                         self._log_quarantined(work)
                 await self._delivery.release(partition, retired)
-        except Exception as error:  # noqa: BLE001 - raised by `run`, without a group around it
-            self._failure = self._failure or error
+        except BaseException as error:  # noqa: BLE001 - raised by `run`, without a group around it
+            failed = failure_of(error, "a save or a task beside the handlers", own_task=True)
+            self._failure = self._failure or failed
             self.scope.cancel()
         finally:
             self._committing.discard(partition)
@@ -415,8 +417,9 @@ class ByKey:
     async def _run_beside(self, task: Callable[[], Awaitable[None]]) -> None:
         try:
             await task()
-        except Exception as error:  # noqa: BLE001 - raised by `run`, without a group around it
-            self._failure = self._failure or error
+        except BaseException as error:  # noqa: BLE001 - raised by `run`, without a group around it
+            failed = failure_of(error, "a save or a task beside the handlers", own_task=True)
+            self._failure = self._failure or failed
             self.scope.cancel()
 
     def _settle(self, work: KeyedBatch) -> None:

@@ -112,7 +112,7 @@ class Fetching:
         elif result is Outcome.LAGGING:
             await self._lagging(partition, request.info)
         elif result is Outcome.UNRECOGNIZED or result is Outcome.BEHIND:
-            await self._without_evidence(partition, result, asked, slot)
+            await self._without_evidence(partition, result, asked)
         else:
             partition.failures.recovered()
             if slot.held < driver.limits.slot_timeout / 2:
@@ -149,7 +149,7 @@ class Fetching:
     async def _finished(
         self, partition: RuntimePartition, outcome: Outcome | None, asked_of: FeedInfo, asked: str
     ) -> None:
-        """Act on a complete response. `outcome` is None for a stream idle for too long."""
+        """Act on a complete response. `outcome` is None for a stream that ended while idle."""
         driver = self._driver
         if outcome is Outcome.EMPTY or outcome is Outcome.SILENT:
             pause = self._settles_in(partition, asked_of, closed=outcome is Outcome.EMPTY)
@@ -172,6 +172,11 @@ class Fetching:
             error = NoProgressError(outcome.value, feed=driver.feed, partition=partition.id)
             driver.scheduler.schedule(partition, partition.failures.pause_without_progress(error))
         else:
+            if outcome is None and not partition.held_open:
+                # A proxy cut it at once, or nearly: no more contact than a poll (R15).
+                driver.scheduler.schedule(partition, partition.poll_delay)
+                partition.polled(driver.limits)
+                return
             if outcome is Outcome.PROGRESS:
                 driver.planner.progressed(partition.id)
                 partition.progressed(driver.limits, asked)
@@ -242,13 +247,13 @@ class Fetching:
         driver.scheduler.schedule(partition, pause)
 
     async def _without_evidence(
-        self, partition: RuntimePartition, outcome: Outcome, asked: str, slot: Slot
+        self, partition: RuntimePartition, outcome: Outcome, asked: str
     ) -> None:
         """A response that says nothing of the partition, or leads back to an older place (R6)."""
         driver = self._driver
         partition.forget_empty_answers()
         if outcome is Outcome.UNRECOGNIZED:
-            if partition.streamed and slot.held_open:
+            if partition.streamed and partition.held_open:
                 self.resume(partition)  # held open and idle, whatever kept it alive
                 return
             error = unrecognized_error(feed=driver.feed, partition=partition.id)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Sequence
 
 from feedapi_client.arguments import awaitable_of
+from feedapi_client.causes import failure_of
 from feedapi_client.errors import LeaseLostError
 from feedapi_client.model import Batch
 from feedapi_client.notifications import EventQuarantined, HandlerFailed
@@ -40,7 +41,10 @@ class WatchedHandler:
         self._driver = driver
 
     async def __call__(self, batch: Batch) -> None:
-        """Await ``handle(batch)``. Raises what the handler raises."""
+        """Await ``handle(batch)``. Raises what the handler raises.
+
+        A cancellation that nobody asked for is raised as a `StrayCancellationError` (R20).
+        """
         partition = self._driver.partitions[batch.partition]
         if batch.partition in self._again:  # delivering it was the first attempt
             partition.handling.attempt(self._driver.clock())
@@ -53,9 +57,10 @@ class WatchedHandler:
             if error.partition != batch.partition:
                 self._note_failure(batch, error)
             raise  # no failure of the handler: another instance handles the batch
-        except Exception as error:
-            self._note_failure(batch, error)
-            raise
+        except BaseException as error:  # noqa: BLE001 - raised
+            failed = failure_of(error, "the handler", own_task=True)
+            self._note_failure(batch, failed)
+            raise failed  # noqa: B904 - the cause of a stray cancellation is set
 
     def _note_failure(self, batch: Batch, error: Exception) -> None:
         self._raised.add(batch.partition)

@@ -66,7 +66,6 @@ class RuntimePartition:
         "_announced",
         "_base",
         "_buffer",
-        "_held_open",
         "_held_seconds",
         "_loss_untold",
         "_lost",
@@ -88,6 +87,7 @@ class RuntimePartition:
         "failures",
         "gathered",
         "handling",
+        "held_open",
         "in_flight",
         "last_contact",
         "last_event",
@@ -142,7 +142,7 @@ class RuntimePartition:
         self.unknown_commands = 0
         """Lines that were neither an event nor a checkpoint."""
         self.streamed = False
-        self._held_open = False
+        self.held_open = False
         """Whether the last response lasted for so long."""
         self._held_seconds = HELD_OPEN_SECONDS
         self.silent_stream = False
@@ -330,7 +330,7 @@ class RuntimePartition:
     def end_request(self, scope: anyio.CancelScope) -> None:
         """Record that the request of `scope` is over, unless another one has begun since."""
         if self._scope is scope:
-            self._held_open = self.slot is not None and self.slot.age > self._held_seconds
+            self.held_open = self.slot is not None and self.slot.age > self._held_seconds
             self._scope = self.slot = None
 
     def cancel_request(self) -> None:
@@ -445,7 +445,7 @@ class RuntimePartition:
 
     def polled(self, limits: Limits) -> None:
         """Increase the delay before the next poll, after a response with nothing new (R15)."""
-        if not (self.streamed and self._held_open):  # such a stream has done the waiting itself
+        if not (self.streamed and self.held_open):  # such a stream has done the waiting itself
             self.poll_delay = max(
                 self.poll_delay, min(self.poll_delay * 2, limits.max_poll_interval)
             )

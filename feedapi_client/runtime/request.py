@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import anyio
 
 from feedapi_client.client import FeedClient, FetchResponse
-from feedapi_client.errors import ProtocolError
+from feedapi_client.errors import ProtocolError, TornResponseError
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.runtime.buffer import EVENT_BYTES
@@ -60,6 +60,8 @@ class PartitionRequest:
         self._slots = slots
         self._idle_stream = False
         self._heard = False
+        self._cut = False
+        """The connection was cut while the stream was idle: that is its end (R15)."""
         self._open_since: float | None = None
         """When the first event came that no checkpoint of the stream has closed yet."""
         self._brought_events = False
@@ -93,7 +95,7 @@ class PartitionRequest:
         return min(stream, SHARED_STREAM_MILLISECONDS)
 
     async def run(self) -> Outcome | None:
-        """Read the response; None when a stream was ended because it was idle for too long.
+        """Read the response; None when a stream ended while it was idle.
 
         Checkpointed events are in the partition's buffer even after an error. Raises `FeedError`,
         `SlotPreempted` when its slot or its bytes are needed elsewhere, and `RequestStopped` when
@@ -135,7 +137,8 @@ class PartitionRequest:
             reader = response.reader
             try:
                 await self._read(response, idle)
-                outcome = self._finish(reader)
+                if not self._cut:
+                    outcome = self._finish(reader)
             finally:
                 self._close(reader)
         if outcome is Outcome.END and not self._slot.stopped:
@@ -167,31 +170,39 @@ class PartitionRequest:
         await self._make_room(reader)
         if idle is not None:
             idle.deadline = self._clock() + limits.stream_idle_timeout
-        async for chunk in response.chunks():
-            if idle is not None:
-                idle.deadline = float("inf")
-                if not self._heard:
-                    self._heard = True
-                    self._driver.streaming.heard()
-            self._slot.seen = self._clock()
-            before = partition.pending_bytes + self._unclosed
-            for part in _parts(chunk, limits.max_batch_events):
-                for batch in reader.feed(part):
-                    self._receive(batch)
-            self._update_buffer(reader)
-            buffer.learn(partition.pending_bytes + self._unclosed - before)
-            self._idle_stream = bool(self._stream) and not reader.unclosed_bytes
-            reader.check()
-            self._deliver_in_time()
-            await self._make_room(reader)
-            if idle is not None:
-                now = self._clock()
-                if not reader.unclosed_events:
-                    self._open_since = None
-                elif self._open_since is None:
-                    self._open_since = now
-                since = now if self._open_since is None else self._open_since
-                idle.deadline = since + limits.stream_idle_timeout
+        waits = True
+        try:
+            async for chunk in response.chunks():
+                waits = False
+                if idle is not None:
+                    idle.deadline = float("inf")
+                    if not self._heard:
+                        self._heard = True
+                        self._driver.streaming.heard()
+                self._slot.seen = self._clock()
+                before = partition.pending_bytes + self._unclosed
+                for part in _parts(chunk, limits.max_batch_events):
+                    for batch in reader.feed(part):
+                        self._receive(batch)
+                self._update_buffer(reader)
+                buffer.learn(partition.pending_bytes + self._unclosed - before)
+                self._idle_stream = bool(self._stream) and not reader.kept_bytes
+                reader.check()
+                self._deliver_in_time()
+                await self._make_room(reader)
+                if idle is not None:
+                    now = self._clock()
+                    if not reader.unclosed_events:
+                        self._open_since = None
+                    elif self._open_since is None:
+                        self._open_since = now
+                    since = now if self._open_since is None else self._open_since
+                    idle.deadline = since + limits.stream_idle_timeout
+                waits = True
+        except TornResponseError:
+            if not waits or not self._idle_stream:
+                raise
+            self._cut = True
 
     def _finish(self, reader: PageReader) -> Outcome:
         finished = reader.finish()
@@ -216,6 +227,9 @@ class PartitionRequest:
         """
         limits, slot = self._driver.limits, self._slot
         if not self._stream or slot.stopped:
+            return
+        if self._cut and not self._heard:
+            self._partition.stream_was_silent(cut_short=True)
             return
         if self._heard:
             since = self._open_since
@@ -290,7 +304,7 @@ class PartitionRequest:
     def _update_buffer(self, reader: PageReader) -> None:
         """Update the count of bytes that no checkpoint closed yet."""
         self._unreserve()
-        unclosed = reader.unclosed_bytes + reader.unclosed_events * EVENT_BYTES
+        unclosed = reader.kept_bytes + reader.unclosed_events * EVENT_BYTES
         self._driver.buffer.add(unclosed - self._unclosed)
         self._unclosed = unclosed
 

@@ -7,12 +7,14 @@ new one. Leaving a loop therefore loses nothing: what was not committed is read 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 
 import anyio
 
+from feedapi_client.causes import failure_of
 from feedapi_client.client import FeedClient
+from feedapi_client.errors import FeedError
 from feedapi_client.lineage.partition_names import names
 from feedapi_client.lineage.planner import Planner
 from feedapi_client.model import Partition, Position
@@ -125,20 +127,9 @@ class Session:
             return  # it was stopped before it was open
         self.driver.iterating = not self.driver.over
         try:
-            with self._scope:
-                async with anyio.create_task_group() as tasks:
-                    tasks.start_soon(self.driver.scheduler.run, self._fetching.work)
-                    tasks.start_soon(self._fetching.slots.run)
-                    tasks.start_soon(self._discovery.run)
-                    tasks.start_soon(self._watchdog.run)
-                    if self.driver.linger is not None:
-                        tasks.start_soon(self.driver.linger.run)
-                    if self.delivery.gathered is not None:
-                        tasks.start_soon(self.delivery.gathered.run)
-                    if self._sharing is not None:
-                        tasks.start_soon(self._sharing.run)
-        except* Exception as group:  # noqa: BLE001 - a cancellation beside it goes on
-            self.driver.fail(first_error(group))
+            await self._to_the_end(self._run_tasks)
+        except FeedError as error:
+            self.driver.fail(error)
         finally:
             self.driver.iterating = False
             try:
@@ -149,6 +140,42 @@ class Session:
                     await self._sharing.leave()
             finally:
                 self._unwound.set()
+
+    async def _run_tasks(self) -> None:
+        try:
+            with self._scope:
+                async with anyio.create_task_group() as tasks:
+                    for work in self._tasks():
+                        tasks.start_soon(self._to_the_end, work)
+        except* Exception as group:  # noqa: BLE001 - a cancellation beside it goes on
+            self.driver.fail(first_error(group))
+
+    def _tasks(self) -> Iterator[Callable[[], Awaitable[object]]]:
+        """What runs during an iteration, and ends with it."""
+        yield self._run_scheduler
+        yield self._fetching.slots.run
+        yield self._discovery.run
+        yield self._watchdog.run
+        for part in (self.driver.linger, self.delivery.gathered, self._sharing):
+            if part is not None:
+                yield part.run
+
+    async def _run_scheduler(self) -> None:
+        await self.driver.scheduler.run(self._fetching.work)
+
+    async def _to_the_end(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Run a task of the session. Raises `FeedError` for one that ends unasked (R20)."""
+        name = f"the consumer's task {work.__qualname__}"
+        try:
+            await work()
+            text = f"{name} has ended by itself"
+        except BaseException as error:
+            failed = failure_of(error, name, own_task=True)
+            if failed is error:
+                raise
+            text = str(failed)
+        if not self.driver.over and self.driver.failure is None:
+            raise FeedError(text, feed=self.driver.feed)
 
     async def save_gathered(self) -> Exception | None:
         """Save what `Limits.commit_interval` has gathered, at the end of the iteration.

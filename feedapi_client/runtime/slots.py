@@ -88,11 +88,6 @@ class Slot:
         self.silence = silence
 
     @property
-    def held_open(self) -> bool:
-        """Whether the response has lasted longer than one that ends at once."""
-        return self.age > HELD_OPEN_SECONDS
-
-    @property
     def age(self) -> float:
         """Seconds since the request began."""
         return self._clock() - self.began

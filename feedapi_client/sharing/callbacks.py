@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Set
 import anyio
 from anyio.abc import TaskGroup
 
+from feedapi_client.causes import failure_of
 from feedapi_client.options import Share
 from feedapi_client.runtime.driver import Driver
 
@@ -57,8 +58,8 @@ class Callbacks:
         assert self._share.on_assigned is not None
         try:
             await self._share.on_assigned(partitions)
-        except Exception as error:  # noqa: BLE001 - the application's, raised by its iteration
-            self._driver.fail(error)
+        except BaseException as error:  # noqa: BLE001 - the application's, raised by its iteration
+            self._driver.fail(failure_of(error, "on_assigned", own_task=True))
         else:
             for partition in partitions:
                 # One that was lost and claimed again meanwhile waits for the later call.
@@ -85,9 +86,10 @@ class Callbacks:
         try:
             with scope:
                 await self._share.on_release(partitions)
-        except Exception as error:
+        except BaseException as error:
+            failed = failure_of(error, "on_release", own_task=True)
             log.exception("feed %s: on_release failed", self._driver.feed)
-            self._driver.report(None, f"on_release failed with {type(error).__name__}")
+            self._driver.report(None, f"on_release failed with {type(failed).__name__}")
         if scope.cancelled_caught:
             seconds = self._share.handover_seconds
             self._driver.report(None, f"on_release has not returned within {seconds:g} s")

@@ -812,12 +812,29 @@ def test_never_more_is_kept_than_the_bound_and_one_chunk(
 ) -> None:
     page = reader(max_unclosed_bytes=limit)
     for chunk in chunked(encoded(lines), places):
-        before = page.unclosed_bytes
+        before = page.kept_bytes
         page.feed(chunk)
-        assert page.unclosed_bytes <= before + len(chunk)
+        assert page.kept_bytes <= before + len(chunk)
         try:
             page.check()
         except BufferLimitError:
-            assert page.unclosed_bytes > limit
+            assert page.kept_bytes > limit
             return
-        assert page.unclosed_bytes <= limit
+        assert page.kept_bytes <= limit
+
+
+@pytest.mark.parametrize("line", [b"\n", b'{"ping":1}\n', checkpoint(ASKED)])
+@pytest.mark.parametrize("fast", [True, False])
+def test_r15_what_keeps_a_stream_alive_counts_for_nothing_that_is_bounded(
+    line: bytes, fast: bool
+) -> None:
+    page = reader(max_unclosed_bytes=200)
+    for _ in range(100):
+        assert page.feed(line * (100 if fast else 1)) == []
+        page.check()
+    assert page.kept_bytes == 0
+    page.feed(event(1))
+    for _ in range(100):
+        page.feed(line * (100 if fast else 1))
+        page.check()
+    assert page.kept_bytes == len(event(1))

@@ -16,7 +16,12 @@ from feedapi_client.errors import FeedUnavailableError
 from feedapi_client.http.async_transport import Transport
 from feedapi_client.http.decompression import CodingError, Decompressor
 from feedapi_client.http.exchange import coding_of
-from feedapi_client.http.httpx_errors import ERRORS, as_httpx, described, host_problem
+from feedapi_client.http.httpx_errors import (
+    described,
+    host_problem,
+    request_of_location,
+    the_error,
+)
 from feedapi_client.http.redaction import hide_secrets
 from feedapi_client.http.retry_after import retry_after
 from feedapi_client.http.urls import origin
@@ -152,15 +157,16 @@ class _Receiving:
             if response is not None:
                 self._response = response
                 await self._receive(response)
-        except ERRORS as failed:
-            error = as_httpx(failed)
+        except CodingError as failed:
+            self.problem, self.detail = ProbeProblem.CODING, str(failed)
+        except Exception as failed:  # noqa: BLE001 - whatever comes out of the client
+            error = the_error(failed)
+            if isinstance(failed, httpx.InvalidURL) or request_of_location(failed) is not None:
+                self.problem, self.detail = ProbeProblem.REDIRECT, "to a URL that can't be read"
+                return
             silent = self._response is None
             self.problem = ProbeProblem.NO_ANSWER if silent else ProbeProblem.BROKEN
             self.detail = self._prober.quote((host_problem(error) or described(error)).encode())
-        except CodingError as error:
-            self.problem, self.detail = ProbeProblem.CODING, str(error)
-        except (httpx.InvalidURL, ValueError):
-            self.problem, self.detail = ProbeProblem.REDIRECT, "to a URL that can't be read"
 
     def answer(self, seconds: float) -> ProbeResponse:
         response, body = self._response, bytes(self._body)
@@ -195,7 +201,11 @@ class _Receiving:
                 return response
             await response.aclose()
             request = response.next_request
-            if origin(request.url) != home:
+            try:
+                away = origin(request.url) != home
+            except ValueError as error:  # a host name that idna refuses
+                raise httpx.InvalidURL("") from error
+            if away:
                 self.problem, self.detail = ProbeProblem.REDIRECT, "to another origin"
                 return None
             self._redirects += 1
