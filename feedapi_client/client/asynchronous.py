@@ -16,10 +16,11 @@ from feedapi_client.errors import FeedError, NoProgressError, RequestRefusedErro
 from feedapi_client.http.async_transport import AsyncHTTP, ResponseStream, Transport
 from feedapi_client.model import LAST, Batch, Decoder, FeedInfo
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader, Progress, unrecognized_error
 from feedapi_client.retry import Backoff, retry
 
-AskedEnd = Callable[[], Awaitable[str | None]]
+AskedEnd = Callable[[], Awaitable[CheckpointedEvents | None]]
 
 
 class FeedClient(BaseClient):
@@ -120,21 +121,25 @@ class FeedClient(BaseClient):
         self,
         partition: int,
         *,
-        within: Callable[[AskedEnd], Awaitable[str | None]] | None = None,
+        within: Callable[[AskedEnd], Awaitable[CheckpointedEvents | None]] | None = None,
+        take: Callable[[CheckpointedEvents], object] | None = None,
     ) -> str:
         """Return the cursor of the partition's present end: the first checkpoint behind `_last`.
 
+        Events before that checkpoint came after the question, as from a publisher that waits for
+        news. `take` is called with them; without it the question is asked again (R7).
+
         Retried as the policy says; raises what `open` does, and `NoProgressError` when the
-        publisher gives no cursor again and again. `within` awaits each request, and may wait
-        before it.
+        publisher gives no cursor, or none without events, again and again. `within` awaits each
+        request, and may wait before it.
         """
 
         async def ask() -> str:
             info = self.info or await self.discover()
-            first_cursor = partial(self._first_cursor, info, partition)
+            checkpoint = partial(self._first_checkpoint, info, partition)
             try:
-                cursor = await retry(
-                    first_cursor if within is None else partial(within, first_cursor),
+                end = await retry(
+                    checkpoint if within is None else partial(within, checkpoint),
                     Backoff.of(self.retry, clock=anyio.current_time),
                     sleep=anyio.sleep,
                     on_retry=log_attempt,
@@ -142,15 +147,18 @@ class FeedClient(BaseClient):
             except RequestRefusedError:
                 await self._discover_after(info)
                 raise
-            if cursor is None:
+            if end is None or (end.events and take is None):
                 raise NoProgressError(
-                    "the publisher answers a fetch from _last without a cursor of its own: a "
+                    "the publisher answers a fetch from _last "
+                    f"{'without a cursor of its own' if end is None else 'with events'}: a "
                     "consumer can't start at its end. 'feedapi cursors skip' reads to the end "
                     "without delivering",
                     feed=self.feed,
                     partition=partition,
                 )
-            return cursor
+            if end.events and take is not None:
+                take(end)
+            return end.cursor
 
         backoff = Backoff(
             base_delay=self.retry.base_delay,
@@ -166,19 +174,19 @@ class FeedClient(BaseClient):
             if self.info is asked_of:
                 await self.discover()
 
-    async def _first_cursor(self, info: FeedInfo, partition: int) -> str | None:
+    async def _first_checkpoint(self, info: FeedInfo, partition: int) -> CheckpointedEvents | None:
         async with self.open(info, partition, LAST) as response:
             reader = response.reader
             async for chunk in response.chunks():
                 # Line by line: the first checkpoint counts, and a chunk may hold several.
                 for line in chunk.splitlines(keepends=True):
-                    reader.feed(line)
-                    if reader.last_checkpoint not in (None, LAST):
-                        return reader.last_checkpoint
+                    for batch in reader.feed(line):
+                        return batch
                 reader.check()
-            if reader.finish().outcome is Outcome.UNRECOGNIZED:
+            finished = reader.finish()
+            if finished.outcome is Outcome.UNRECOGNIZED:
                 raise unrecognized_error(feed=self.feed, partition=partition)
-        return None if reader.last_checkpoint == LAST else reader.last_checkpoint
+        return finished.batches[0] if finished.batches else None
 
 
 class FetchResponse:

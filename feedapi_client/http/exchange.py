@@ -32,7 +32,7 @@ from feedapi_client.http.decompression import (
     decompressor,
 )
 from feedapi_client.http.httpx_errors import (
-    Fault,
+    RequestFault,
     chainable,
     described,
     fault_of,
@@ -260,7 +260,7 @@ class Endpoint(Generic[Client]):
             self.undecodable(failed, partition)
         error = the_error(failed)
         shown = self._shown(error)
-        if fault_of(error) is not Fault.NETWORK:
+        if fault_of(error) is not RequestFault.NETWORK:
             shown = f"the http client failed with {shown}"
         raise TornResponseError(
             f"the response broke off: {shown}", **self._where(partition)
@@ -366,23 +366,23 @@ class Endpoint(Generic[Client]):
             text = "the http client is closed: close it after the consumer"
             raise TransportError(text, **where) from error
         # Texts may quote a header of ours, credentials included: not shown, not chained.
-        if fault is Fault.UNUSABLE:
+        if fault is RequestFault.UNUSABLE:
             raise TransportError(_UNSENDABLE, **where) from None
-        if fault is Fault.UNSENDABLE:
+        if fault is RequestFault.UNSENDABLE:
             raise _final_on_entry(FeedUnavailableError(_UNSENDABLE, **where)) from None
-        if fault is Fault.POOL:
+        if fault is RequestFault.POOL:
             raise FeedUnavailableError(
                 "no connection came free in time: give the http client a larger pool, or lower "
                 "Limits.max_concurrent_fetches",
                 **where,
             ) from error
         shown, cause = self._shown(error), chainable(error, self.hide)
-        if fault is not Fault.NETWORK:
+        if fault is not RequestFault.NETWORK:
             failed = FeedUnavailableError(
                 f"the http client failed with {shown}: look at its auth, event hooks and transport",
                 **where,
             )
-            raise (_final_on_entry(failed) if fault is Fault.BUG else failed) from cause
+            raise (_final_on_entry(failed) if fault is RequestFault.BUG else failed) from cause
         if (problem := host_problem(error)) is not None:
             raise HostError(f"no answer: {problem}", **where) from error
         if partition is None and self.feed.startswith("https:") and _hung_up(error):

@@ -28,7 +28,7 @@ _CLIENT_CERTIFICATE = (
 """Alerts of a server about the certificate that it was shown, or was not."""
 
 
-class Fault(Enum):
+class RequestFault(Enum):
     """What an error says about a request: who failed, and whether that can pass."""
 
     POOL = "no connection came free in time"
@@ -67,25 +67,30 @@ def _library(error: BaseException) -> str:
     return type(error).__module__.partition(".")[0]
 
 
-_FAULTS: tuple[tuple[tuple[type[BaseException], ...] | Callable[[BaseException], bool], Fault], ...]
+_FAULTS: tuple[
+    tuple[tuple[type[BaseException], ...] | Callable[[BaseException], bool], RequestFault], ...
+]
 _FAULTS = (
-    ((httpx.PoolTimeout,), Fault.POOL),
-    ((httpx.UnsupportedProtocol,), Fault.UNUSABLE),
-    (_is_header_error, Fault.UNSENDABLE),
-    (_FILE_ERRORS, Fault.CLIENT),  # a token or a certificate that is not there
-    ((httpx.RequestError, OSError, EOFError), Fault.NETWORK),  # OSError: TLS and timeouts, too
-    (lambda error: _library(error) in _NETWORK_LIBRARIES, Fault.NETWORK),
-    (_BUGS, Fault.BUG),
+    ((httpx.PoolTimeout,), RequestFault.POOL),
+    ((httpx.UnsupportedProtocol,), RequestFault.UNUSABLE),
+    (_is_header_error, RequestFault.UNSENDABLE),
+    (_FILE_ERRORS, RequestFault.CLIENT),  # a token or a certificate that is not there
+    (
+        (httpx.RequestError, OSError, EOFError),
+        RequestFault.NETWORK,
+    ),  # OSError: TLS and timeouts, too
+    (lambda error: _library(error) in _NETWORK_LIBRARIES, RequestFault.NETWORK),
+    (_BUGS, RequestFault.BUG),
 )
-"""The first row that fits; all else is `Fault.CLIENT`."""
+"""The first row that fits; all else is `RequestFault.CLIENT`."""
 
 
-def fault_of(error: BaseException) -> Fault:
+def fault_of(error: BaseException) -> RequestFault:
     """Classify what came out of a client instead of a response, or within its body."""
     for fits, fault in _FAULTS:
         if isinstance(error, fits) if isinstance(fits, tuple) else fits(error):
             return fault
-    return Fault.CLIENT
+    return RequestFault.CLIENT
 
 
 def the_error(error: BaseException) -> BaseException:
@@ -106,7 +111,7 @@ def described(error: BaseException) -> str:
     name = type(error).__name__
     if isinstance(error, ssl.SSLError):
         return f"{name}: TLS: {error.reason or 'the connection failed'}"
-    if fault_of(error) is not Fault.NETWORK:
+    if fault_of(error) is not RequestFault.NETWORK:
         return name
     connecting = isinstance(error, (OSError, httpx.ConnectError, httpx.ReadError, httpx.WriteError))
     text = (network_problem(error) if connecting else None) or _text(error)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
+from functools import partial
+from operator import setitem
 from typing import TypeVar
 
 import anyio
@@ -359,9 +361,14 @@ class Discovery:
         ends: dict[int, str] = {}
         limiter = anyio.CapacityLimiter(self._driver.limits.max_concurrent_fetches)
 
+        behind = self._driver.settings.behind_ends
+
         async def ask(partition: int) -> None:
+            behind.pop(partition, None)
             async with limiter:
-                ends[partition] = await self._client.end_of(partition, within=self._in_turn)
+                ends[partition] = await self._client.end_of(
+                    partition, within=self._in_turn, take=partial(setitem, behind, partition)
+                )
 
         try:
             async with anyio.create_task_group() as tasks:

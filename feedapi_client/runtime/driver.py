@@ -44,6 +44,7 @@ from feedapi_client.notifications import (
 from feedapi_client.options import Limits, RetryPolicy
 from feedapi_client.pace import Pace
 from feedapi_client.protocol.cursors import shown
+from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import passed_limit
 from feedapi_client.runtime.buffer import BufferBudget
 from feedapi_client.runtime.cancellation import finish
@@ -120,6 +121,8 @@ class ConsumerSettings:
     observers: Observers = field(default_factory=Observers)
     paused: Paused = field(default_factory=Paused)
     listeners: Listeners = field(default_factory=Listeners)
+    behind_ends: dict[int, CheckpointedEvents] = field(default_factory=dict)
+    """What was published while the first positions were asked for, and is not committed (R7)."""
     adopts: FeedKey | None = None
     """Whose positions become those of `key`, if that has none."""
 
@@ -340,6 +343,10 @@ class Driver:
             self.lose_delivered(partition.id)
         if not partition.started:
             partition.start(cursor)
+            behind, position = self.settings.behind_ends.get(partition.id), partition.entry.position
+            if behind is not None and position == Position(behind.cursor):  # nothing is committed
+                partition.received(behind)
+                self.announce(partition)
             if self.listeners:
                 self.listeners.tell(PartitionStarted(partition.id))
             if self.iterating:

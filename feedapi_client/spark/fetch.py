@@ -445,9 +445,20 @@ def read_end(connection: FeedConnection, partition: int) -> str:
         NoProgressError: the publisher gives no cursor.
         FeedError: as `PartitionReader.read`.
     """
-    target = Target(partition, LAST)
-    reader = PartitionReader(connection, target, full=lambda: True, hold_open=False)
-    cursor = reader.read().cursor
+    for _ in range(connection.options.limits.max_attempts_without_progress):
+        batches: list[CheckpointedEvents] = []
+        target = Target(partition, LAST)
+        reader = PartitionReader(connection, target, full=lambda: True, hold_open=False)
+        cursor = reader.read(batches.append).cursor
+        if not any(batch.events for batch in batches):
+            break  # events came after the question: behind them they would be skipped (R7)
+    else:
+        raise NoProgressError(
+            "the publisher answers a fetch from _last with events, again and again: option "
+            "startingCursors can't be last. Give a cursor, or start at first",
+            feed=connection.url,
+            partition=partition,
+        )
     if cursor == LAST:
         raise NoProgressError(
             "the publisher answers a fetch from _last without a cursor: option startingCursors "

@@ -1,0 +1,390 @@
+"""What people have reported of other consumers: stray cancellations, idle streams, busy ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import anyio
+import httpx
+import pytest
+
+from feedapi_client import (
+    Batch,
+    Event,
+    FeedConsumer,
+    FeedError,
+    FetchOptions,
+    MemoryCursorStore,
+    RetryPolicy,
+    Share,
+)
+from feedapi_client.causes import StrayCancellationError
+from tests.consumer.helpers import RETRY, SAFETY_LIMIT, limits
+
+pytestmark = pytest.mark.anyio
+on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
+Chunks = Callable[[dict[str, str]], AsyncIterator[bytes]]
+
+
+def event(n: int) -> bytes:
+    return b'{"data":{"n":%d}}\n' % n
+
+
+def checkpoint(cursor: object) -> bytes:
+    return f'{{"cursor":"{cursor}"}}\n'.encode()
+
+
+def numbers(batch: Batch) -> list[int]:
+    return [each.json()["n"] for each in batch.events]
+
+
+class Body(httpx.AsyncByteStream):
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        self._chunks = chunks
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._chunks:
+            yield chunk
+
+
+def feed_of(page: Chunks, partitions: int = 1, auth: Any = None) -> httpx.AsyncClient:
+    """A client of a feed of dialect v2-token whose fetches `page` answers, chunk by chunk."""
+    listed = [{"id": str(id)} for id in range(partitions)]
+    found = {"token": "t", "stream": True, "partitions": listed}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if not request.url.path.endswith("/events"):
+            return httpx.Response(200, content=json.dumps(found).encode())
+        return httpx.Response(200, stream=Body(page(dict(request.url.params))))
+
+    return httpx.AsyncClient(transport=httpx.MockTransport(answer), auth=auth)
+
+
+async def five_events(query: dict[str, str]) -> AsyncIterator[bytes]:
+    n = int(query["cursor"]) if query["cursor"].isdigit() else 0
+    yield event(n + 1) + checkpoint(n + 1) if n < 5 else checkpoint(n)
+
+
+def consumer_of(http: httpx.AsyncClient, **options: Any) -> FeedConsumer:
+    return FeedConsumer(
+        "http://feed/feed", http=http, **{"limits": limits(), "retry": RETRY, **options}
+    )
+
+
+# ---------------------------------------------------------------- cancellations (R20)
+
+
+async def awaits_what_others_cancelled() -> None:
+    if asyncio.current_task() is None:
+        raise asyncio.CancelledError
+    shared = asyncio.get_running_loop().create_future()
+    shared.cancel()
+    await shared
+
+
+async def raises_it() -> None:
+    raise asyncio.CancelledError
+
+
+async def cancels_its_own_task() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+STRAYS = [awaits_what_others_cancelled, cancels_its_own_task]
+
+
+async def run_either_way(
+    consumer: FeedConsumer, handle: Callable[[], Awaitable[None]], by_key: bool, **more: Any
+) -> None:
+    async def of_batch(_: Batch) -> None:
+        await handle()
+
+    async def of_event(_: Event) -> None:
+        await handle()
+
+    if by_key:
+        await consumer.run_by_key(of_event, key=lambda each: each.json()["n"], **more)
+    else:
+        await consumer.run(of_batch, **more)
+
+
+@on_asyncio
+@pytest.mark.parametrize("stray", STRAYS)
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_r20_a_cancellation_that_a_handler_lets_out_is_its_failure(
+    stray: Callable[[], Awaitable[None]], by_key: bool
+) -> None:
+    async with consumer_of(feed_of(five_events)) as consumer:
+        with pytest.raises(StrayCancellationError, match="the handler let a CancelledError out"):
+            with anyio.fail_after(SAFETY_LIMIT):
+                await run_either_way(consumer, stray, by_key)
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_r20_a_cancelled_error_is_a_handlers_failure_on_any_event_loop(by_key: bool) -> None:
+    async with consumer_of(feed_of(five_events)) as consumer:
+        with pytest.raises(StrayCancellationError), anyio.fail_after(SAFETY_LIMIT):
+            await run_either_way(consumer, raises_it, by_key)
+
+
+@on_asyncio
+@pytest.mark.parametrize("stray", STRAYS)
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_r20_such_a_failure_goes_by_on_failure(
+    stray: Callable[[], Awaitable[None]], by_key: bool
+) -> None:
+    calls = 0
+
+    async def handle() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await stray()
+
+    async with consumer_of(feed_of(five_events), follow=False) as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await run_either_way(consumer, handle, by_key, on_failure="retry")
+    assert calls > 1
+
+
+@on_asyncio
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_r20_a_native_cancellation_of_run_is_one(by_key: bool) -> None:
+    called = anyio.Event()
+
+    async def handle() -> None:
+        called.set()
+        await anyio.sleep_forever()
+
+    async with consumer_of(feed_of(five_events)) as consumer:
+        task = asyncio.ensure_future(run_either_way(consumer, handle, by_key))
+        await called.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
+@on_asyncio
+@pytest.mark.parametrize("name", ["Session.run", "Discovery.run", "Watchdog.run", "_run_scheduler"])
+async def test_r20_a_task_of_a_session_that_others_cancel_ends_the_iteration(name: str) -> None:
+    def is_it(task: asyncio.Task[Any]) -> bool:
+        frame = (task.get_stack() or [None])[-1]
+        coroutine: Any = task.get_coro()
+        while coroutine is not None:
+            if getattr(coroutine, "__qualname__", "").endswith(name):
+                return frame is not None
+            coroutine = getattr(coroutine, "cr_await", None)
+        return False
+
+    async def handle(batch: Batch) -> None:
+        if numbers(batch)[-1:] == [5]:
+            for task in [each for each in asyncio.all_tasks() if is_it(each)]:
+                task.cancel()
+
+    async with consumer_of(feed_of(five_events)) as consumer:
+        with pytest.raises(FeedError, match=r"the consumer's task .* nobody asked for|by itself"):
+            with anyio.fail_after(SAFETY_LIMIT):
+                await consumer.run(handle)
+
+
+class SharedRefresh(httpx.Auth):
+    """Its requests share a task, which is cancelled at times."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def async_auth_flow(self, request: httpx.Request) -> Any:
+        self.asked += 1
+        if self.asked % 2 == 0:
+            await awaits_what_others_cancelled()
+        yield request
+
+
+@on_asyncio
+async def test_r20_a_stray_cancellation_of_a_request_is_retried() -> None:
+    seen: list[int] = []
+
+    async def handle(batch: Batch) -> None:
+        seen.extend(numbers(batch))
+
+    auth = SharedRefresh()
+    async with consumer_of(feed_of(five_events, auth=auth), follow=False) as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle)
+    assert seen == [1, 2, 3, 4, 5]
+    assert auth.asked > 6
+
+
+@on_asyncio
+async def test_r20_a_stray_cancellation_of_on_assigned_ends_the_iteration() -> None:
+    async def on_assigned(_: Any) -> None:
+        await awaits_what_others_cancelled()
+
+    async def handle(_: Batch) -> None: ...
+
+    share = Share(on_assigned=on_assigned)
+    store = MemoryCursorStore()
+    async with consumer_of(feed_of(five_events), store=store, share=share) as consumer:
+        with pytest.raises(StrayCancellationError, match="on_assigned"):
+            with anyio.fail_after(SAFETY_LIMIT):
+                await consumer.run(handle)
+
+
+# ---------------------------------------------------------------- idle streams (R15)
+
+
+@pytest.mark.parametrize("begins", [b"", b"\n", checkpoint(5)])
+async def test_r15_an_answered_stream_that_is_cut_while_idle_is_no_failure(begins: bytes) -> None:
+    streams = 0
+
+    async def page(query: dict[str, str]) -> AsyncIterator[bytes]:
+        nonlocal streams
+        streams += "stream" in query
+        if query["cursor"] == "_first":
+            yield event(streams) + checkpoint(5)
+            return
+        if "stream" not in query:
+            yield checkpoint(5)
+            return
+        if streams == 9:
+            yield event(9) + checkpoint(9)
+        if begins:
+            yield begins
+        raise httpx.RemoteProtocolError("peer closed connection")
+
+    async def handle(batch: Batch) -> None:
+        assert consumer.status().partitions[0].error is None
+        if batch.cursor == "9":
+            consumer.stop()
+
+    gives_up_at_once = RetryPolicy(base_delay=0.001, give_up_after=0)
+    async with consumer_of(
+        feed_of(page), fetch=FetchOptions(stream=True), retry=gives_up_at_once
+    ) as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle)
+
+
+async def test_r14_a_stream_that_is_cut_within_a_line_is_torn() -> None:
+    async def page(query: dict[str, str]) -> AsyncIterator[bytes]:
+        yield event(1) + checkpoint(1) if query["cursor"] == "_first" else b'{"da'
+        if query["cursor"] != "_first":
+            raise httpx.RemoteProtocolError("peer closed connection")
+
+    async def handle(_: Batch) -> None: ...
+
+    gives_up_at_once = RetryPolicy(base_delay=0.001, give_up_after=0)
+    async with consumer_of(
+        feed_of(page), fetch=FetchOptions(stream=True), retry=gives_up_at_once
+    ) as consumer:
+        with pytest.raises(FeedError, match="the response broke off"):
+            with anyio.fail_after(SAFETY_LIMIT):
+                await consumer.run(handle)
+
+
+HEARTBEATS = [b"\n", b'{"ping":true}\n', checkpoint(1)]
+
+
+@pytest.mark.parametrize("heartbeat", HEARTBEATS)
+async def test_r15_heartbeats_don_t_fill_the_buffer(heartbeat: bytes) -> None:
+    async def page(query: dict[str, str]) -> AsyncIterator[bytes]:
+        if query["cursor"] == "_first":
+            yield event(1) + checkpoint(1)
+            return
+        for _ in range(200):
+            yield heartbeat * 100
+        yield event(2) + checkpoint(2)
+
+    async def handle(batch: Batch) -> None:
+        if numbers(batch)[-1:] == [2]:
+            consumer.stop()
+
+    small = limits(max_buffered_bytes=64 * 1024)
+    async with consumer_of(
+        feed_of(page), fetch=FetchOptions(stream=True), limits=small
+    ) as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle)
+
+
+@pytest.mark.parametrize("heartbeat", HEARTBEATS)
+async def test_r14_idle_streams_that_give_their_slots_back_do_not_fail(heartbeat: bytes) -> None:
+    asked = {0: 0, 1: 0, 2: 0}
+
+    async def page(query: dict[str, str]) -> AsyncIterator[bytes]:
+        if query["cursor"] == "_first":
+            yield event(1) + checkpoint(1)
+            return
+        assert "stream" in query
+        asked[int(query["partition"])] += 1
+        while True:
+            yield heartbeat
+            await anyio.sleep(0.001)
+            if min(asked.values()) >= 3:
+                consumer.stop()
+
+    async def handle(_: Batch) -> None:
+        assert not consumer.health().problems
+
+    shared = limits(max_concurrent_fetches=1, slot_timeout=0.02)
+    async with consumer_of(
+        feed_of(page, 3), fetch=FetchOptions(stream=True), limits=shared
+    ) as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle)
+        failed = [p.fetch_failures for p in consumer.status().partitions.values()]
+    assert failed == [0, 0, 0]
+
+
+# ---------------------------------------------------------------- ends that are busy (R7)
+
+
+class Busy:
+    """A publisher that appends an event whenever it is asked for the end."""
+
+    def __init__(self) -> None:
+        self.newest = 10
+        self.asked_for_end = 0
+
+    async def page(self, query: dict[str, str]) -> AsyncIterator[bytes]:
+        n = self.newest if query["cursor"] == "_last" else int(query["cursor"])
+        if query["cursor"] == "_last":
+            self.asked_for_end += 1
+            self.newest += 1
+        lines = [event(i) + checkpoint(i) for i in range(n + 1, self.newest + 1)]
+        yield b"".join(lines) or checkpoint(n)
+
+
+async def test_r07_events_in_the_answer_to_last_are_delivered_until_they_are_committed() -> None:
+    publisher, store = Busy(), MemoryCursorStore()
+    async with consumer_of(feed_of(publisher.page), store=store, start="last") as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            async for batch in consumer.batches():
+                assert numbers(batch) == [11]
+                break  # not committed
+            async for batch in consumer.batches():
+                assert numbers(batch) == [11]
+                await batch.commit()
+                break
+            publisher.newest = 12
+            async for batch in consumer.batches():
+                assert numbers(batch) == [12]
+                break
+    assert publisher.asked_for_end == 1
+
+
+async def test_r07_the_end_for_a_client_is_asked_again_while_events_come() -> None:
+    answers = [event(1) + checkpoint(1), event(2) + checkpoint(2), checkpoint(2)]
+
+    async def page(_: dict[str, str]) -> AsyncIterator[bytes]:
+        yield answers.pop(0)
+
+    async with consumer_of(feed_of(page)) as consumer:
+        assert consumer._client is not None
+        assert await consumer._client.end_of(0) == "2"
