@@ -83,7 +83,7 @@ async def consume(feed: str, engine: AsyncEngine, *, follow: bool) -> SQLAlchemy
 
 
 async def main(feed: str, database: str, *, follow: bool) -> None:
-    engine = create_async_engine(database)
+    engine = create_async_engine(database, pool_pre_ping=True)
     try:
         quarantine = await consume(feed, engine, follow=follow)
         async with AsyncSession(engine) as session:

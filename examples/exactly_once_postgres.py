@@ -65,7 +65,7 @@ async def consume(feed: str, engine: AsyncEngine, *, follow: bool) -> None:
 
 
 async def main(feed: str, database: str, *, follow: bool) -> None:
-    engine = create_async_engine(database)
+    engine = create_async_engine(database, pool_pre_ping=True)
     try:
         await consume(feed, engine, follow=follow)
         async with engine.connect() as connection:

@@ -220,3 +220,28 @@ def _described(value: object) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__} itself"
     return f"a {type(value).__name__}"
+
+
+class OneProcess:
+    """Something that a fork does not carry over: connections, threads, what is entered.
+
+    Its first use in a child of the process that made it says so.
+    """
+
+    __slots__ = ("_pid",)
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+
+    @property
+    def is_this(self) -> bool:
+        """Whether this is the process that made it."""
+        return os.getpid() == self._pid
+
+    def check(self, name: str, *, error: Callable[[str], Exception] = RuntimeError) -> None:
+        """Raise the error in any other process."""
+        if not self.is_this:
+            raise error(
+                f"{name} was opened in another process, before a fork: open it in the process "
+                "that uses it"
+            )

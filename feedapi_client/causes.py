@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import socket
 from collections.abc import Iterator
 
@@ -75,6 +76,16 @@ _TEXTS = (
     ("access denied for user", _CREDENTIALS),
     ('" does not exist', _NO_DATABASE),
     ("unknown database", _NO_DATABASE),
+    ("oom command not allowed", "the server's memory is full (maxmemory)"),
+    ("misconf ", "the server can't write to its disk"),
+    ("can't write against a read only replica", "the server is a replica, which can only be read"),
+    ("noperm", _FORBIDDEN),
+    ("noreplicas", "the server has too few replicas to accept a write"),
+    ("clusterdown", "the cluster is down"),
+    ("masterdown", "the server's primary is down"),
+    ("loading redis", "the server is still loading its data"),
+    ("busy redis", "the server is busy with a script"),
+    ("disk i/o error", "the disk has an error"),
     ("unable to open database file", "the database file can't be opened"),
     ("file is not a database", "the file is no database"),
     ("database disk image is malformed", "the database file is damaged"),
@@ -194,7 +205,42 @@ def store_problem(error: BaseException) -> str | None:
                 return _CREDENTIALS if problem is _NO_DATABASE and _ROLE in text else problem
         if isinstance(each, TimeoutError):
             return "it timed out"
+        if isinstance(each, OSError) and each.errno is not None:
+            return os.strerror(each.errno).lower()
     return None
+
+
+_DEAD_STATES = ("08", "57P01", "57P02", "57P03")
+"""SQLSTATEs of a connection that is gone, or of a server that ends them all."""
+_DEAD_NUMBERS = (2006, 2013, 2055, 4031)
+"""MySQL's numbers for the same."""
+_DEAD_TEXTS = (
+    "server closed the connection",
+    "connection is closed",
+    "connection was closed",
+    "connection is lost",
+    "connection already closed",
+    "terminating connection",
+    "consuming input failed",
+    "underlying connection is closed",
+)
+
+
+def is_dead_connection(error: BaseException | None) -> bool:
+    """Whether a store's connection was closed while nobody used it, so that a new one may do."""
+    for each in causes(error):
+        if getattr(each, "connection_invalidated", False):  # SQLAlchemy's word for it
+            return True
+        state, number = getattr(each, "sqlstate", None), each.args[0] if each.args else None
+        if isinstance(state, str) and state.startswith(_DEAD_STATES):
+            return True
+        if isinstance(each, (ConnectionError, EOFError)) and each.__class__ is not OSError:
+            return not isinstance(each, ConnectionRefusedError)
+        if isinstance(number, int) and number in _DEAD_NUMBERS and not isinstance(each, OSError):
+            return True
+        if any(text in _text(each) for text in _DEAD_TEXTS):
+            return True
+    return False
 
 
 def _by_code(error: BaseException) -> str | None:

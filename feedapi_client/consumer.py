@@ -13,7 +13,6 @@ from collections.abc import (
     Iterator,
     Mapping,
 )
-from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from types import TracebackType
@@ -23,6 +22,7 @@ import anyio
 import orjson
 
 from feedapi_client.arguments import (
+    OneProcess,
     check_async_function,
     check_count,
     check_instance,
@@ -48,7 +48,7 @@ from feedapi_client.runtime.background import Background
 from feedapi_client.runtime.by_key import EVENT_HANDLER, ByKey
 from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.driver import ConsumerSettings, Driver, Paused, log_end
-from feedapi_client.runtime.grace import GracePeriod
+from feedapi_client.runtime.grace import GracePeriod, stop_signals
 from feedapi_client.runtime.handlers import HANDLER, WatchedHandler
 from feedapi_client.runtime.observers import Observers
 from feedapi_client.runtime.session import Session
@@ -187,7 +187,8 @@ class FeedConsumer(Generic[Payload]):
         if share is not None and isinstance(self.store, LockingStore):
             # One that is paused within a commit must not end the others, or keep a handler waiting.
             self.store.limit_lock_waits(self.key, share.lease_seconds / _LOCK_PART)
-        self._instance = None if share is None else instance_name(share)
+        self._named: tuple[OneProcess, str] | None = None
+        self._process = OneProcess()
         self.limits = limits
         self.retry = retry
         if isinstance(self.store, PatientStore):
@@ -231,21 +232,20 @@ class FeedConsumer(Generic[Payload]):
         self._block: int | None = None
         self._loops_in_block = False
         self._entering = False
-        self._signal_handlers = ExitStack()
-        self._signals: tuple[AsyncIterator[signal.Signals], float | None] | None = None
+        self._handles_signals = False
 
     def __repr__(self) -> str:
         return f"<FeedConsumer {self.key}: {self._session!r}>"
 
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
+            self._process.check("the consumer")
             raise RuntimeError("the consumer is open already")
-        self._entering, self._stop_next, self._signalled = True, False, False
+        self._entering, self._stop_next = True, False
+        self._signalled = self._signalled and self._handles_signals
         tasks = Background()
         await tasks.open()
         try:
-            if self._signals is not None:
-                tasks.start_soon(self._stop_on, *self._signals)
             self._session, self._begun = await self._open_session(), False
         except BaseException:
             self._restore_signals()
@@ -256,7 +256,7 @@ class FeedConsumer(Generic[Payload]):
             raise
         finally:
             self._entering = self._stop_next = False
-        self._tasks = tasks
+        self._tasks, self._process = tasks, OneProcess()
         self._block, self.cut_short = anyio.get_current_task().id, False
         self._grace = GracePeriod(self._cut_short)
         tasks.start_soon(self._grace.run)
@@ -475,8 +475,15 @@ class FeedConsumer(Generic[Payload]):
 
     @property
     def instance(self) -> str | None:
-        """The name of this instance in `PartitionStatus.owner`; None without `share`."""
-        return self._instance
+        """The name of this instance in `PartitionStatus.owner`; None without `share`.
+
+        Each process has one of its own, also where the consumer was made before a fork.
+        """
+        if self._share is None:
+            return None
+        if self._named is None or not self._named[0].is_this:
+            self._named = OneProcess(), instance_name(self._share)
+        return self._named[1]
 
     def stop(self, *, grace: float | None = None) -> None:
         """End the iteration after the batches in flight. To be called from the event loop.
@@ -554,7 +561,9 @@ class FeedConsumer(Generic[Payload]):
         """End gracefully on SIGTERM and SIGINT (Ctrl-C), until the consumer is closed.
 
         The first signal calls `stop` with this `grace`, and no iteration begins any more. The
-        second one cancels at once what is in flight. From then on signals do what they did before.
+        second one cancels at once what is in flight. All consumers of the process that asked for it
+        get each signal. Once the last of them is closed, or has got its second signal, signals do
+        what they did before.
 
         Call it before ``async with consumer``, so that a signal also ends the entry, which may wait
         for the store and the feed. Call it in the event loop; at the first line of the program,
@@ -562,32 +571,30 @@ class FeedConsumer(Generic[Payload]):
 
         Raises:
             RuntimeError: this is not the main thread, or no event loop runs.
-            NotImplementedError: asyncio can't handle signals on Windows.
         """
         check_seconds("grace", grace)
-        self._restore_signals()
-        receiver = anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT)
-        self._signals = self._signal_handlers.enter_context(receiver), grace
-        if self._tasks is not None:
-            self._tasks.start_soon(self._stop_on, *self._signals)
+        self._signalled = False
+
+        def stop_on(number: signal.Signals) -> None:
+            if self._signalled:  # the second one
+                self._restore_signals()
+                self.stop(grace=0)
+                return
+            log.info(
+                "feed %s: %s: ends after what is in flight",
+                self.feed,
+                number.name,
+                extra={"feed": self.feed, "signal": number.name},
+            )
+            self._signalled = True
+            self.stop(grace=grace)
+
+        stop_signals.add(self, stop_on)
+        self._handles_signals = True
 
     def _restore_signals(self) -> None:
-        self._signal_handlers.close()
-        self._signals = None
-
-    async def _stop_on(self, signals: AsyncIterator[signal.Signals], grace: float | None) -> None:
-        number = await anext(signals)
-        log.info(
-            "feed %s: %s: ends after what is in flight",
-            self.feed,
-            number.name,
-            extra={"feed": self.feed, "signal": number.name},
-        )
-        self._signalled = True
-        self.stop(grace=grace)
-        await anext(signals)
-        self._restore_signals()
-        self.stop(grace=0)
+        stop_signals.remove(self)
+        self._handles_signals = False
 
     def _cut_short(self, grace: float) -> None:
         """Cancel what is in flight: the grace period is over."""
@@ -646,10 +653,10 @@ class FeedConsumer(Generic[Payload]):
 
     def _coordinator(self, driver: Driver) -> Coordinator:
         assert self._share is not None
-        assert self._instance is not None
+        assert self.instance is not None
         leases = self.store if self._share.leases is None else self._share.leases
         assert isinstance(leases, LeaseStore)
-        return Coordinator(self._share, leases, self.key, driver, name=self._instance)
+        return Coordinator(self._share, leases, self.key, driver, name=self.instance)
 
     async def _begin(self) -> Session:
         """The session of a new iteration.
@@ -658,6 +665,7 @@ class FeedConsumer(Generic[Payload]):
         """
         if self._tasks is None or self._session is None:
             raise RuntimeError("the consumer is not open: use it inside 'async with'")
+        self._process.check("the consumer")
         self._loops_in_block = False
         if self._begun:
             if self._grace is not None:

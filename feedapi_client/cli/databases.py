@@ -176,7 +176,9 @@ def _create_engine(url: str) -> AsyncEngine:
     from sqlalchemy.ext.asyncio import create_async_engine
 
     try:
-        return create_async_engine(_with_async_driver(url), hide_parameters=True)
+        return create_async_engine(
+            _with_async_driver(url), hide_parameters=True, pool_pre_ping=True
+        )
     except ModuleNotFoundError as missing:
         raise CommandError(
             f"{url_without_secrets(url)}: the database driver is not installed "

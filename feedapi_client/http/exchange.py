@@ -13,6 +13,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 import httpx
 
+from feedapi_client.arguments import OneProcess
 from feedapi_client.errors import (
     AuthenticationError,
     FeedError,
@@ -78,6 +79,7 @@ class Endpoint(Generic[Client]):
         self._url = self._urls.feed
         self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
         self._sent: httpx.Headers = httpx.Headers()
+        self._used_in: OneProcess | None = None
         register(self)
 
     @property
@@ -109,6 +111,8 @@ class Endpoint(Generic[Client]):
         With `idle_timeout` (seconds) the response may be silent for that long; else the client's
         own timeouts hold. Raises `ProtocolError` for a cursor that makes the URL too long.
         """
+        self._used_in = self._used_in or OneProcess()
+        self._used_in.check("the http client")  # its connections would be shared
         own = str(self.client.params) if self.client.params else ""
         try:
             url = self._urls.url(suffix, params, own)

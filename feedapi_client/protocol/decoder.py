@@ -6,6 +6,7 @@ be, and otherwise one by one, which also decides which error it is and what is k
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn, cast
@@ -110,6 +111,7 @@ class PageDecoder:
 
     __slots__ = (
         "_any_payload",
+        "_begun",
         "_blocks",
         "_closed_by",
         "_dialect",
@@ -159,6 +161,7 @@ class PageDecoder:
         self._max_line_bytes = max_line_bytes
         self._quote = quote
         self._error: FeedError | None = None
+        self._begun = False
         self._tail = bytearray()
         self._open: list[Event] = []
         self._open_bytes = 0
@@ -235,6 +238,7 @@ class PageDecoder:
             block = data if whole else b"".join((self._tail, memoryview(data)[:cut]))
             self._tail.clear()
             decoded = self._blocks.decode(block, max_line_bytes=self._max_line_bytes)
+            self._begun = self._begun or decoded is not None
             if decoded is None or not self._add(decoded, len(block)):
                 for line in block[:-1].split(b"\n"):
                     self._decode_line(line, len(line) + 1)
@@ -340,6 +344,8 @@ class PageDecoder:
     def _decode_line(self, line: bytes, size: int, *, complete: bool = True) -> None:
         if len(line) > self._max_line_bytes:
             self._fail(self._too_long())
+        if not self._begun:
+            self._begun, line = True, line.removeprefix(BOM_UTF8)
         if not line or line.isspace():
             self._open_bytes += size
             return
@@ -500,7 +506,8 @@ class PageDecoder:
             else "ended in the middle of a line"
         )
         torn = self._error_of(
-            TornResponseError, f"the response {what} ({len(line)} bytes){self._shown(line)}"
+            TornResponseError,
+            f"the response {what} ({len(line)} bytes){self._shown(line)}{_reason(error)}",
         )
         # msgspec's errors name fields and positions, never values. Other errors may quote what they
         # could not decode, and are left out (R19).
@@ -512,3 +519,12 @@ class PageDecoder:
         text = line.lstrip(b"\xef\xbb\xbf \t\r")
         text = b"" if text[:1] in (b"[", b'"') else text.partition(b"{")[0]
         return f": '{self._quote(text)}'" if text else ""
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with a line, as far as that quotes nothing of it."""
+    if isinstance(error, msgspec.MsgspecError):
+        return f". {error}"
+    if isinstance(error, UnicodeDecodeError):
+        return f". It is not UTF-8: {error.reason} at byte {error.start}"
+    return ". It is nested too deeply" if isinstance(error, RecursionError) else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -69,7 +70,7 @@ def negotiate(
             f"no feed answers here: status {status}: '{quote(body)}'. Check the URL", feed=feed
         )
     try:
-        found = orjson.loads(body)
+        found = orjson.loads(body.removeprefix(BOM_UTF8))
     except ValueError as error:
         raise NegotiationError(
             "no feed answers here: status 200 with a body that is not JSON: "

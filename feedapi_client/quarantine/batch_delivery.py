@@ -34,6 +34,8 @@ class BatchDelivery:
         self.remaining: list[tuple[int, Event]] = list(enumerate(batch.events))
         self.quarantined: list[QuarantinedEvent] = []
         self.committed = False
+        self.handled = False
+        """The handler has returned with the remaining events: only their save is left."""
         self._handle = handle
         self._store = store
         self._same_transaction = same_transaction
@@ -43,7 +45,8 @@ class BatchDelivery:
     async def deliver(self) -> None:
         """Call the handler with the remaining events, and save the cursor if it did not.
 
-        Raises what the handler raises.
+        What failed is what is repeated: of a handler that has returned only the save (R5). Raises
+        what the handler or the save raises.
         """
         saved = False
 
@@ -53,7 +56,9 @@ class BatchDelivery:
                 await self.save(transaction)
                 saved, self.committed = True, transaction is None
 
-        await self.call_handler(self.remaining, commit)
+        if not self.handled:
+            await self.call_handler(self.remaining, commit)
+            self.handled = True
         if not saved and (self.quarantined or not self._gathers):
             await self.save(None)
 

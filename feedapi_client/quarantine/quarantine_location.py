@@ -74,7 +74,7 @@ async def open_quarantine(where: str) -> AsyncIterator[QuarantineStore]:
 
     from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
 
-    engine = create_async_engine(where, hide_parameters=True)
+    engine = create_async_engine(where, hide_parameters=True, pool_pre_ping=True)
     try:
         database = SQLAlchemyQuarantineStore(engine)
         await database.prepare()

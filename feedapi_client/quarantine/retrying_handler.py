@@ -124,7 +124,7 @@ class RetryingHandler:
         try:
             await repeat(delivery.deliver)
         except Exception as error:
-            if self._quarantine is None or delivery.is_beyond_recovery(error):
+            if self._quarantine is None or delivery.handled or delivery.is_beyond_recovery(error):
                 raise
             failure = error
         if failure is not None and self._quarantine is not None:

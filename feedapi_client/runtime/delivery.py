@@ -11,7 +11,13 @@ from typing import Any, Protocol
 import anyio
 import anyio.lowlevel
 
-from feedapi_client.errors import CommitOrderError, FencedError, LeaseLostError, StoreError
+from feedapi_client.errors import (
+    AlreadyDoneError,
+    CommitOrderError,
+    FencedError,
+    LeaseLostError,
+    StoreError,
+)
 from feedapi_client.lineage.planner import Entry, State
 from feedapi_client.model import Batch, Position
 from feedapi_client.notifications import BatchCommitted, BatchDelivered
@@ -345,6 +351,16 @@ class Delivery:
             partition.saved(number, position, durable=transaction is None)
         except FencedError as error:
             failure = error
+            # One that an attempt before this one has saved, whose end nobody saw.
+            again = partition.is_saved(number, position=position)
+            if again and await driver.positions.holds({partition.id: position}):
+                partition.saved(number, position, durable=True)
+                raise AlreadyDoneError(
+                    "this batch is committed already: an earlier COMMIT went through, and only its "
+                    "reply was lost. Roll this transaction back; the batch counts as handled",
+                    feed=driver.feed,
+                    partition=partition.id,
+                ) from error
             if driver.sharing is not None:
                 driver.lose(partition)
                 raise self._lease_lost(partition) from error

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from feedapi_client.arguments import awaitable_of
 from feedapi_client.causes import failure_of
-from feedapi_client.errors import LeaseLostError
+from feedapi_client.errors import AlreadyDoneError, LeaseLostError
 from feedapi_client.model import Batch
 from feedapi_client.notifications import EventQuarantined, HandlerFailed
 from feedapi_client.quarantine.failure_text import FailureText, text_of
@@ -57,6 +57,11 @@ class WatchedHandler:
             if error.partition != batch.partition:
                 self._note_failure(batch, error)
             raise  # no failure of the handler: another instance handles the batch
+        except AlreadyDoneError as error:
+            if not partition.is_saved(partition.batches, durably=True):
+                self._note_failure(batch, error)
+                raise
+            partition.handling.returned()  # an earlier attempt has handled and committed it
         except BaseException as error:  # noqa: BLE001 - raised
             failed = failure_of(error, "the handler", own_task=True)
             self._note_failure(batch, failed)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 import threading
 from collections.abc import Awaitable, Callable
@@ -14,6 +13,7 @@ from typing import Any, Generic, TypeVar
 import anyio
 import anyio.abc
 
+from feedapi_client.arguments import OneProcess
 from feedapi_client.stores.caller_thread import LOOK_SECONDS, CallerThread
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class LoopThread:
 
     def __init__(self, held: AbstractAsyncContextManager[object], name: str) -> None:
         self._held = held
-        self._pid = os.getpid()
+        self._process = OneProcess()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         # Not an Event: Ctrl-C in its methods may leave its lock held, for ever.
         self._running: SimpleQueue[None] = SimpleQueue()
@@ -74,7 +74,7 @@ class LoopThread:
 
         Raises what leaving raises.
         """
-        if os.getpid() != self._pid:
+        if not self._process.is_this:
             return
         self.end()
         while self._thread.is_alive():
@@ -94,7 +94,7 @@ class LoopThread:
         May be called in any thread, and in a signal handler. In another process than the one of
         `open` it does nothing.
         """
-        if self._loop is None or os.getpid() != self._pid:
+        if self._loop is None or not self._process.is_this:
             return False
         try:
             self._loop.call_soon_threadsafe(function, *args)
@@ -120,11 +120,7 @@ class LoopThread:
 
         Raises `NotOpenError` where there is no event loop, or where it ends before the call does.
         """
-        if os.getpid() != self._pid:
-            raise NotOpenError(
-                "the consumer was opened in another process, before a fork, and its thread is "
-                "there: enter it in the process that uses it"
-            )
+        self._process.check("the consumer", error=NotOpenError)
         self.check_waits()
         call = _Call(function)
         try:

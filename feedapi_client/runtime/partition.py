@@ -533,9 +533,16 @@ class RuntimePartition:
         earlier = self._saves_before(number)
         return earlier[-1].position if earlier else None
 
-    def is_saved(self, number: int, *, durably: bool = False) -> bool:
-        """Whether batch `number` was saved and not acknowledged yet."""
-        return any(save.number == number and (save.durable or not durably) for save in self._saves)
+    def is_saved(
+        self, number: int, *, durably: bool = False, position: Position | None = None
+    ) -> bool:
+        """Whether batch `number` was saved, at this position, and not acknowledged yet."""
+        return any(
+            save.number == number
+            and (save.durable or not durably)
+            and position in (None, save.position)
+            for save in self._saves
+        )
 
     def is_overtaken(self, number: int) -> bool:
         """Whether batch `number` can't be committed: it or a later one was."""

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from feedapi_client.causes import causes
-from feedapi_client.errors import StoreError
+from feedapi_client.causes import causes, is_dead_connection
+from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.runtime.cancellation import finish, hurried
 from feedapi_client.runtime.loop_clock import loop_clock
@@ -131,11 +131,31 @@ class Positions:
                 transaction=transaction,
             )
         try:
-            await self._bounded("saving cursors", positions, save, transaction)
+            try:
+                await self._bounded("saving cursors", positions, save, transaction)
+            except StoreError as error:
+                if transaction is not None or not is_dead_connection(error.__cause__):
+                    raise
+                # As after a quiet night: a pool has dropped it by now. The first attempt may have
+                # been through, and only its reply lost.
+                try:
+                    await self._bounded("saving cursors", positions, save, None)
+                except FencedError:
+                    if not await self.holds(positions):
+                        raise
         except StoreError as error:
             if len(positions) == 1 and _is_data_error(error.__cause__):
                 raise self._unstorable(*positions) from error.__cause__
             raise
+
+    async def holds(self, positions: Mapping[int, Position]) -> bool:
+        """Return whether the store holds these very positions: they are saved. Or it fails."""
+        try:
+            with anyio.fail_after(self._timeout):
+                stored = await self.load()
+        except (StoreError, TimeoutError):
+            return False
+        return all(stored.get(id) == position for id, position in positions.items())
 
     async def claim(self, partitions: Sequence[int], revision: int) -> Claim:
         """Claim partitions, see `DoneStore.take_over`. Raises `StoreError`, `FencedError`."""

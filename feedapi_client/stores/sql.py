@@ -121,7 +121,8 @@ class SQLAlchemyCursorStore(SQLLeases, Closable):
 
     Arguments:
         engine: the caller's `AsyncEngine` or `Engine`, which the store does not dispose of. It
-            must not be in autocommit mode.
+            must not be in autocommit mode. Make it with ``pool_pre_ping=True``: a pool's
+            connections may be dead after a quiet night.
         table, schema: name of the table; the others' are the same with ``_journal``, ``_done``,
             ``_instances`` and ``_leases``.
         metadata: the metadata to put the tables into; by default one of the store's own.

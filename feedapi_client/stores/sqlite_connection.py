@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import threading
 import time
@@ -16,6 +17,8 @@ import anyio
 import anyio.to_thread
 from anyio.lowlevel import RunVar
 
+from feedapi_client.arguments import OneProcess
+from feedapi_client.causes import store_problem
 from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.stores.scripts import Query, Script, Step, run_steps, run_steps_async
@@ -44,6 +47,7 @@ class SQLiteFile:
         self._create_tables = create_tables
         self._connection: sqlite3.Connection | None = None
         self._finalizer: weakref.finalize[[], SQLiteFile] | None = None
+        self._opened: tuple[OneProcess, str, object] | None = None
         self._lock = threading.Lock()
         self._limiter: RunVar[anyio.CapacityLimiter] = RunVar("feedapi_sqlite_limiter")
 
@@ -78,6 +82,8 @@ class SQLiteFile:
             hint = f": there is no folder {folder}"
         # Of any other error only the name: its text may quote a cursor.
         text = str(error) if isinstance(error, sqlite3.Error) else type(error).__name__
+        if isinstance(error, OSError) and (problem := store_problem(error)) is not None:
+            text += f": {problem}"
         return StoreError(
             f"the cursor database {self.path} failed: {text}{hint}",
             feed=feed.url if feed else None,
@@ -94,10 +100,20 @@ class SQLiteFile:
     def _locked(self, feed: FeedKey | None, function: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
             try:
+                if self._opened is not None and self._connection is not None:
+                    process, path, file = self._opened
+                    process.check(f"the cursor database {self.path}", error=self._refused)
+                    if file != _identity(path):
+                        raise self._refused(
+                            f"the cursor database {self.path} was replaced or deleted while it "
+                            "was in use: nothing is saved to the file that is gone. Start again"
+                        )
                 if self._connection is None:
                     self._connection = open_connection(
                         self.path, self._busy_timeout, self._create_tables
                     )
+                    path = os.path.abspath(self.path)
+                    self._opened = OneProcess(), path, _identity(path)
                     # A store that is never closed must not end with a ResourceWarning.
                     self._finalizer = weakref.finalize(self, self._connection.close)
                 return function(self._connection)
@@ -106,11 +122,24 @@ class SQLiteFile:
             except Exception as error:
                 raise self.failure(feed, error) from error
 
+    @staticmethod
+    def _refused(text: str) -> StoreError:
+        return StoreError(text)
+
     def _close(self) -> None:
         with self._lock:
             if self._finalizer is not None:
                 self._finalizer()
             self._connection = self._finalizer = None
+
+
+def _identity(path: str) -> object:
+    """What tells a file from another one of its name; None without a file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def open_connection(
@@ -166,11 +195,14 @@ def run_script(connection: sqlite3.Connection, script: Script[T]) -> T:
 
 
 def _execute(connection: sqlite3.Connection, step: Step) -> list[Any]:
-    execute = connection.execute if isinstance(step, Query) else connection.executemany
-    cursor: sqlite3.Cursor = execute(*step)
+    """Rows are tuples of `str`, whatever factories the caller's connection has."""
+    cursor, text_factory = connection.cursor(), connection.text_factory
+    cursor.row_factory, connection.text_factory = None, str
     try:
+        (cursor.execute if isinstance(step, Query) else cursor.executemany)(*step)
         return cursor.fetchall()
     finally:
+        connection.text_factory = text_factory
         cursor.close()
 
 
@@ -180,10 +212,11 @@ async def run_script_on_aiosqlite(connection: Any, script: Script[T]) -> T:
 
 
 async def _execute_on_aiosqlite(connection: Any, step: Step) -> list[Any]:
-    if isinstance(step, Query):
-        cursor = await connection.execute(*step)
-    else:
-        cursor = await connection.executemany(*step)
-    rows = list(await cursor.fetchall())
-    await cursor.close()
-    return rows
+    cursor, text_factory = await connection.cursor(), connection.text_factory
+    cursor.row_factory, connection.text_factory = None, str
+    try:
+        await (cursor.execute if isinstance(step, Query) else cursor.executemany)(*step)
+        return list(await cursor.fetchall())
+    finally:
+        connection.text_factory = text_factory
+        await cursor.close()

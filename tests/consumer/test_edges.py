@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import os
+import signal
+import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -18,10 +23,14 @@ from feedapi_client import (
     FeedError,
     FetchOptions,
     MemoryCursorStore,
+    Quarantine,
     RetryPolicy,
     Share,
+    SQLiteCursorStore,
+    StoreError,
 )
 from feedapi_client.causes import StrayCancellationError
+from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore
 from tests.consumer.helpers import RETRY, SAFETY_LIMIT, limits
 
 pytestmark = pytest.mark.anyio
@@ -388,3 +397,177 @@ async def test_r07_the_end_for_a_client_is_asked_again_while_events_come() -> No
     async with consumer_of(feed_of(page)) as consumer:
         assert consumer._client is not None
         assert await consumer._client.end_of(0) == "2"
+
+
+# ---------------------------------------------------------------- saves (R5)
+
+
+class FailingSaves(MemoryCursorStore):
+    """Its first saves of a handled batch fail."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.left = times
+
+    async def save(self, feed: Any, positions: Any, *, transaction: Any = None) -> None:
+        if self.left and any(position.revision > 1 for position in positions.values()):
+            self.left -= 1
+            raise StoreError("the cursor database failed")
+        await super().save(feed, positions, transaction=transaction)
+
+
+@pytest.mark.parametrize("on_failure", ["retry", "quarantine"])
+async def test_r05_a_handler_that_returned_is_not_called_again_for_its_save(
+    on_failure: Any,
+) -> None:
+    seen: list[int] = []
+
+    async def handle(batch: Batch) -> None:
+        seen.extend(numbers(batch))
+
+    store = FailingSaves(2 if on_failure == "retry" else 1)
+    async with consumer_of(feed_of(five_events), store=store, follow=False) as consumer:
+        policy = "retry" if on_failure == "retry" else Quarantine(to=MemoryQuarantineStore())
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle, on_failure=policy)
+    assert seen == [1, 2, 3, 4, 5]
+    assert store.left == 0
+
+
+class DeadOnce(MemoryCursorStore):
+    """Its connection is dead at the first save of a batch, perhaps once the save was through."""
+
+    def __init__(self, *, saved: bool) -> None:
+        super().__init__()
+        self.saved, self.died = saved, False
+
+    async def save(self, feed: Any, positions: Any, *, transaction: Any = None) -> None:
+        dies = not self.died and any(position.revision > 1 for position in positions.values())
+        if not dies or self.saved:
+            await super().save(feed, positions, transaction=transaction)
+        if dies:
+            self.died = True
+            raise ConnectionResetError("the database has ended the connection")
+
+
+@pytest.mark.parametrize("saved", [False, True])
+async def test_r05_a_save_of_our_own_is_tried_once_more_on_a_new_connection(saved: bool) -> None:
+    seen: list[int] = []
+
+    async def handle(batch: Batch) -> None:
+        seen.extend(numbers(batch))
+
+    store = DeadOnce(saved=saved)
+    async with consumer_of(feed_of(five_events), store=store, follow=False) as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle)
+        assert (await store.load(consumer.key))[0].cursor == "5"
+    assert seen == [1, 2, 3, 4, 5]
+    assert store.died
+
+
+async def test_r05_a_commit_whose_reply_was_lost_is_our_own_success(tmp_path: Path) -> None:
+    path, calls, effects = tmp_path / "cursors.db", 0, 0
+
+    async def handle(batch: Batch) -> None:
+        nonlocal calls, effects
+        calls += 1
+        with contextlib.closing(sqlite3.connect(path)) as connection:
+            with connection:
+                await batch.commit(transaction=connection)
+            effects += len(batch)
+        if calls == 1:
+            raise ConnectionError("the COMMIT went through, its reply did not arrive")
+
+    store = SQLiteCursorStore(path)
+    async with consumer_of(feed_of(five_events), store=store, follow=False) as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle, on_failure="retry")
+        assert (await store.load(consumer.key))[0].cursor == "5"
+    assert effects == 5
+    assert calls > 1
+
+
+# ---------------------------------------------------------------- signals and forks
+
+
+@pytest.mark.parametrize("anyio_backend", ["asyncio", "trio"])
+async def test_one_signal_ends_all_consumers_and_the_earlier_handlers_come_back() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    running = 0
+
+    async def consume_until_stopped(name: str) -> None:
+        async def handle(_: Batch) -> None:
+            nonlocal running
+            running += 1
+            if running == 2:
+                os.kill(os.getpid(), signal.SIGTERM)
+
+        async with consumer_of(feed_of(one_event), name=name) as consumer:
+            consumer.install_signal_handlers(grace=SAFETY_LIMIT)
+            await consumer.run(handle)
+
+    with anyio.fail_after(SAFETY_LIMIT):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(consume_until_stopped, "orders")
+            tasks.start_soon(consume_until_stopped, "invoices")
+    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
+
+
+async def one_event(query: dict[str, str]) -> AsyncIterator[bytes]:
+    yield event(1) + checkpoint(1) if query["cursor"] == "_first" else checkpoint(1)
+
+
+@on_asyncio
+async def test_a_signal_handler_of_the_event_loop_comes_back() -> None:
+    called = anyio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGTERM, called.set)
+    try:
+        async with consumer_of(feed_of(five_events)) as consumer:
+            consumer.install_signal_handlers()
+            os.kill(os.getpid(), signal.SIGTERM)
+            async for _ in consumer:
+                pass
+        assert not called.is_set()
+        os.kill(os.getpid(), signal.SIGTERM)
+        with anyio.fail_after(SAFETY_LIMIT):
+            await called.wait()
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+
+
+@pytest.fixture
+def another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    other = os.getpid() + 1
+    return lambda: monkeypatch.setattr(os, "getpid", lambda: other)
+
+
+async def test_an_instance_is_named_in_the_process_that_enters_it(
+    another_process: Callable[[], None],
+) -> None:
+    consumer = consumer_of(feed_of(five_events), share=Share(instance="web"))
+    name = consumer.instance
+    assert name is not None
+    assert name == consumer.instance
+    assert name.startswith("web-")
+    another_process()
+    assert consumer.instance != name
+    async with consumer:
+        assert consumer.instance != name
+
+
+async def test_what_a_fork_does_not_carry_over_says_so(
+    tmp_path: Path, another_process: Callable[[], None]
+) -> None:
+    store = SQLiteCursorStore(tmp_path / "cursors.db")
+    async with store, consumer_of(feed_of(five_events), store=store) as consumer:
+        client = consumer._client
+        assert client is not None
+        another_process()
+        with pytest.raises(RuntimeError, match="the consumer was opened in another process"):
+            await anext(consumer.batches())
+        with pytest.raises(RuntimeError, match="the http client was opened in another"):
+            await client.discover()
+        with pytest.raises(StoreError, match="was opened in another process, before a fork"):
+            await store.load(consumer.key)

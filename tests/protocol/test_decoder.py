@@ -638,3 +638,30 @@ def test_mending_escapes_keeps_the_length_and_everything_else(data: bytes) -> No
     assert without_lone_surrogates(mended) == mended
     if b"\\u" not in data:
         assert mended == data
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_a_byte_order_mark_at_the_start_of_a_response_is_skipped(fast: bool) -> None:
+    body = b"\xef\xbb\xbf" + b'{"event":"a"}\n{"cursor":"1"}\n' * (200 if fast else 1)
+    for size in (1, 2, 3, 7, len(body)):
+        page = decoder()
+        for start in range(0, len(body), size):
+            page.feed(body[start : start + size])
+        batch = page.take()
+        assert batch is not None
+        assert batch.cursor == "1"
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"cursor":1}', r"Expected `str.*got `int` - at `\$\.cursor`"),
+        (b"{not json}", "JSON is malformed: .*byte 1"),
+        (b'\xef\xbb\xbf{"cursor":"1"}', "JSON is malformed"),
+    ],
+)
+def test_a_line_that_can_not_be_read_says_what_is_wrong_with_it(line: bytes, reason: str) -> None:
+    page = decoder()
+    page.feed(b"\n")
+    with pytest.raises(TornResponseError, match=reason):
+        page.feed(line + b"\n")

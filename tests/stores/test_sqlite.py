@@ -429,3 +429,49 @@ async def test_an_error_of_another_kind_is_a_store_error_that_names_it(tmp_path:
         assert isinstance(failed.value.__cause__, TypeError)
         assert failed.value.feed == FEED.url
         await store.save(FEED, opening())
+
+
+def as_dict(cursor: sqlite3.Cursor, row: tuple[Any, ...]) -> dict[str, Any]:
+    """The factory of Python's own documentation."""
+    return {column[0]: value for column, value in zip(cursor.description, row, strict=True)}
+
+
+@pytest.mark.parametrize("row_factory", [None, as_dict, sqlite3.Row])
+@pytest.mark.parametrize("text_factory", [str, bytes, lambda data: data.decode().upper()])
+@pytest.mark.parametrize("kind", ["sqlite3", "aiosqlite"])
+async def test_the_callers_connection_may_have_factories_of_its_own(
+    tmp_path: Path, anyio_backend: str, row_factory: Any, text_factory: Any, kind: str
+) -> None:
+    if kind == "aiosqlite" and anyio_backend != "asyncio":
+        pytest.skip("aiosqlite needs asyncio")
+    feed, path = FeedKey("http://feed/feed", "default"), tmp_path / "app.db"
+    async with SQLiteCursorStore(path) as store:
+        await store.save(feed, {0: Position("a")})
+        async with AsyncExitStack() as stack:
+            connection: Any
+            if kind == "aiosqlite":
+                connection = await stack.enter_async_context(aiosqlite.connect(path))
+            else:
+                connection = stack.enter_context(closing(sqlite3.connect(path)))
+            connection.row_factory, connection.text_factory = row_factory, text_factory
+            await store.save(feed, {0: Position("b", revision=2)}, transaction=connection)
+            assert connection.row_factory is row_factory
+            assert connection.text_factory is text_factory
+            done = connection.commit()
+            await done if done is not None else None
+        assert (await store.load(feed))[0] == Position("b", revision=2)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+async def test_a_file_that_is_replaced_or_deleted_in_use_is_an_error(
+    tmp_path: Path, replaced: bool
+) -> None:
+    feed, path = FeedKey("http://feed/feed", "default"), tmp_path / "app.db"
+    async with SQLiteCursorStore(path) as store:
+        await store.save(feed, {0: Position("a")})
+        path.rename(tmp_path / "gone.db")
+        if replaced:
+            sqlite3.connect(path).close()
+            path.touch()
+        with pytest.raises(StoreError, match="was replaced or deleted while it was in use"):
+            await store.save(feed, {0: Position("b", revision=2)})
