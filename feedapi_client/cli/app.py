@@ -42,9 +42,7 @@ COMMANDS: dict[str, str] = {
         "Show quarantined events, which the application failed to handle (a dead-letter queue), "
         "and replay or drop them."
     ),
-    "ingest": (
-        "Ingest a feed exactly once into a Spark table: Parquet, Delta, Iceberg ... (extra spark)."
-    ),
+    "ingest": ("Ingest a feed exactly once into Spark tables: Parquet or Delta (extra spark)."),
     "relay": (
         "Publish a feed's events to a Liftbridge stream, and commit cursors when they are acked."
     ),

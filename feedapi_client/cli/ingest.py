@@ -8,5 +8,5 @@ from feedapi_client.cli.extras import run_adapter
 
 
 def ingest(context: typer.Context) -> None:
-    """Ingest a feed exactly once into a Spark table: Parquet, Delta, Iceberg ... (extra spark)."""
+    """Ingest a feed exactly once into Spark tables: Parquet or Delta (extra spark)."""
     run_adapter(context, "feedapi_client.spark.ingest", "spark")

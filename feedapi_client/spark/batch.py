@@ -21,11 +21,10 @@ from feedapi_client.errors import CursorRejectedError
 from feedapi_client.model import public_url
 from feedapi_client.protocol.cursors import shown
 from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.spark.concurrency import InThreads
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader
 from feedapi_client.spark.schema import RowBuilder
-from feedapi_client.spark.snapshot import Chain, SharedSnapshot, chains_of_feed
+from feedapi_client.spark.snapshot import Chain, SharedSnapshot, chains_to_read
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 from feedapi_client.spark.target import Target
 
@@ -38,7 +37,7 @@ class ChainPartition(InputPartition):
 
     def __repr__(self) -> str:
         partitions = [target.partition for target in self.chain.targets]
-        return f"ChainPartition({partitions}, feed={self.chain.source})"
+        return f"ChainPartition({partitions})"
 
 
 class FeedReader(DataSourceReader):
@@ -57,43 +56,32 @@ class FeedReader(DataSourceReader):
         self._wanted: frozenset[int] | None = None  # partitions, by filters of the query
         self._feeds: frozenset[str] | None = None
 
-    def _wants_feed(self, url: str) -> bool:
-        return self._feeds is None or public_url(url) in self._feeds
-
     def partitions(self) -> list[InputPartition]:
-        """Return one task for each lineage chain of each feed, as far as they are wanted.
+        """Return one task for each lineage chain that is wanted.
 
         Raises:
             FeedError: the feed can't be read.
             OptionError: credentials are missing, or an option does not fit the feed.
         """
+        if self._feeds is not None and public_url(self.options.url) not in self._feeds:
+            return []
         shared = SharedSnapshot(self._dataframe)
-        feeds = [
-            (source, options)
-            for source, options in enumerate(self.options.of_feeds())
-            if self._wants_feed(options.url)
-        ]
-
-        def chains(feed: tuple[int, SourceOptions]) -> list[Chain]:
-            return chains_of_feed(*feed, self._wanted, shared.feeds)
-
-        found = InThreads("feedapi-batch").map(chains, feeds)
+        found = chains_to_read(self.options, self._wanted, shared)
         shared.save()
-        return [ChainPartition(chain) for chains in found for chain in chains]
+        return [ChainPartition(chain) for chain in found]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a chain. Raises `FeedError`, `OptionError`."""
         if not isinstance(partition, ChainPartition):
             return  # a feed without partitions: Spark runs one task that has nothing to read
         chain = partition.chain
-        options = self.options.of_feeds()[chain.source]
-        with FeedConnection(options, chain.fetch, chain.info) as connection:
+        with FeedConnection(self.options, chain.fetch, chain.info) as connection:
             for target in chain.targets:
-                yield from _read(options, connection, target)
+                yield from _read(self.options, connection, target)
 
 
 class FilteringFeedReader(FeedReader):
-    """The same, reading only the partitions and feeds that filters of the query name.
+    """The same, reading only what filters of the query on partition and feed name.
 
     It is a class of its own because PySpark refuses a reader that takes filters, unless
     ``spark.sql.python.filterPushdown.enabled`` is set.
@@ -164,7 +152,6 @@ def rows(
         target.partition,
         target.depth,
         sequence,
-        options.payload,
         [(len(batch.events), batch.cursor) for batch in batches],
         connection.url if options.feed_column else None,
     )

@@ -57,8 +57,7 @@ class PartitionReader:
     Arguments:
         connection: to the feed.
         target: what to read.
-        limit: maximum number of events, dropped ones included. Only whole batches are read, and
-            at least one.
+        limit: maximum number of events. Only whole batches are read, and at least one.
         full: called after each batch; True stops the read.
         grace_period: seconds without progress for which temporary errors are retried. What was
             read before them is kept; when nothing was read, the result says `failed`. With None
@@ -84,7 +83,6 @@ class PartitionReader:
         self._page_size = page_size
         self._watch = EndWatch(target, _Looks(connection, target.partition), feed=connection.url)
         self.result.reached = self._watch.reached
-        self._seek = connection.options.start_time if target.seek else None
         self._limit = limit
         self._full = full
         self._grace_period = grace_period
@@ -213,7 +211,7 @@ class PartitionReader:
         A `PageReader` coalesces the batches of a chunk. There each one has to be seen.
         """
         near_end = self._watch.may_be_in(chunk)
-        fits = self._limit is None or self._fits(reader, chunk, self._limit - self._read)
+        fits = self._limit is None or self._fits(reader, chunk, self._limit - self.result.events)
         if fits and not near_end:
             yield chunk
         else:
@@ -230,42 +228,24 @@ class PartitionReader:
     def _deliver(self, batches: list[CheckpointedEvents]) -> Iterator[CheckpointedEvents]:
         result, limit = self.result, self._limit
         for batch in batches:
-            if limit is not None and self._read and self._read + len(batch.events) > limit:
+            if limit is not None and result.events and result.events + len(batch.events) > limit:
                 result.more = True
                 raise _Stop
             self._watch.check(batch)
-            kept = self._from_start(batch)
-            result.events += len(kept.events)
+            result.events += len(batch.events)
             result.cursor = batch.cursor
             if self._at_last_cursor():
                 result.ended, result.asked_closed = True, True
             self._watch.delivered(batch)
             result.reached = self._watch.reached
-            yield kept
+            yield batch
             if (
                 result.ended
                 or result.reached
-                or (limit is not None and self._read >= limit)
+                or (limit is not None and result.events >= limit)
                 or self._full()
             ):
                 raise _Stop
-
-    @property
-    def _read(self) -> int:
-        return self.result.events + self.result.skipped
-
-    def _from_start(self, batch: CheckpointedEvents) -> CheckpointedEvents:
-        """Return what of the batch comes at or after the first event of the start time."""
-        seek, partition = self._seek, self.target.partition
-        if seek is None or not batch.events:
-            return batch
-        kept = seek.rest_of(batch, feed=self.connection.url, partition=partition)
-        if kept is None:
-            kept = CheckpointedEvents([], batch.cursor, batch.size)
-        else:
-            self._seek, self.result.started = None, True
-        self.result.skipped += len(batch.events) - len(kept.events)
-        return kept
 
     def _at_last_cursor(self) -> bool:
         listed = self.connection.info.partitions.get(self.target.partition)

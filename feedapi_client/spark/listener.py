@@ -74,10 +74,9 @@ class FeedQueryListener(StreamingQueryListener):
     - ``feedapi.spark.idle``: 1 once the query has found nothing new for 10 s
       (``spark.sql.streaming.noDataProgressEventInterval``), else 0 (gauge)
 
-    All but ``failures`` carry ``feedapi.feed`` (the URL without credentials and query). Those that
-    count micro-batches do not where a query reads several feeds: Spark counts for all of them
-    together. All carry ``feedapi.spark.query``, the query's name, or its id where it has none. The
-    gauges of a query end with it.
+    All but ``failures`` carry ``feedapi.feed`` (the URL without credentials and query). All carry
+    ``feedapi.spark.query``, the query's name, or its id where it has none. The gauges of a query
+    end with it.
 
     Concurrency: Spark calls it from a thread of its own, one event after the other.
 
@@ -114,14 +113,16 @@ class FeedQueryListener(StreamingQueryListener):
         """Record a trigger."""
         progress = event.progress
         query = progress.name or str(progress.id)
-        found = [(rows, _by_feed(report, query)) for rows, report in _reports(progress)]
+        found = [
+            (rows, {"feedapi.feed": str(report["feed"]), "feedapi.spark.query": query}, report)
+            for rows, report in _reports(progress)
+        ]
         with self._lock:
             self._reports[str(progress.id)] = [
-                (common, {**report, "idle": 0}) for _, feeds in found for common, report in feeds
+                (common, {**report, "idle": 0}) for _, common, report in found
             ]
         milliseconds = progress.durationMs.get("addBatch")
-        for rows, feeds in found:
-            common = feeds[0][0] if len(feeds) == 1 else {"feedapi.spark.query": query}
+        for rows, common, _ in found:
             if milliseconds is None:  # Spark started no micro-batch
                 continue
             self._events.add(rows, common)
@@ -175,15 +176,5 @@ def _reports(progress: StreamingQueryProgress) -> Iterator[tuple[int, Report]]:
             report = json.loads(source.latestOffset or "null")
         except (TypeError, ValueError):
             continue  # another source's
-        if not isinstance(report, dict) or "caughtUpPartitions" not in report:
-            continue
-        if "feed" in report or report.get("feeds"):
+        if isinstance(report, dict) and "caughtUpPartitions" in report and "feed" in report:
             yield source.numInputRows, report
-
-
-def _by_feed(report: Report, query: str) -> list[tuple[Attributes, Report]]:
-    """Return the report of each feed, with its attributes."""
-    return [
-        ({"feedapi.feed": str(one["feed"]), "feedapi.spark.query": query}, one)
-        for one in report.get("feeds", [report])
-    ]

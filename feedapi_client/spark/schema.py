@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 try:
     import numpy as np
     import pyarrow as pa
-    from pyspark.errors import PySparkException
     from pyspark.sql.types import (
         IntegerType,
         LongType,
@@ -17,8 +16,6 @@ try:
         StringType,
         StructField,
         StructType,
-        VariantType,
-        VariantVal,
     )
 except ImportError as error:  # pragma: no cover - the message is the point
     raise ImportError(
@@ -27,22 +24,11 @@ except ImportError as error:  # pragma: no cover - the message is the point
 
 import orjson
 
-from feedapi_client.model import without_lone_surrogates
-
-CORRUPT = "_corrupt"
-Payload = Literal["string", "variant"]
-
 _NEWLINE = 10
 _HEADERS = pa.map_(pa.string(), pa.string())
-_VARIANT = pa.struct(
-    [
-        pa.field("value", pa.binary(), nullable=False),
-        pa.field("metadata", pa.binary(), nullable=False, metadata={"variant": "true"}),
-    ]
-)
 
 
-def spark_schema(payload: Payload, *, feed_column: bool = False) -> StructType:
+def spark_schema(*, feed_column: bool = False) -> StructType:
     """Return the columns, in their order.
 
     - ``feed``: URL of the feed, without credentials and query; with `feed_column` only.
@@ -54,39 +40,32 @@ def spark_schema(payload: Payload, *, feed_column: bool = False) -> StructType:
     - ``headers``: of dialect v1; null where there are none.
     - ``depth``: number of partitions that come before this one in its lineage.
 
-    With payload ``variant`` there is one more: ``_corrupt``, the payload as sent where it can't be
-    a VARIANT (``data`` is null then): it is not UTF-8, or is nested too deeply. Bytes that are not
-    UTF-8 are written as ``\\xNN``. An escape of half a surrogate pair becomes U+FFFD, as in
-    `Event.json`.
-
     ``orderBy("depth", "sequence")`` restores the order within an entity of one feed.
     """
-    variant = payload == "variant"
     fields = [
         *([StructField("feed", StringType(), False)] if feed_column else []),
         StructField("partition", IntegerType(), False),
         StructField("cursor", StringType(), False),
         StructField("sequence", LongType(), False),
-        StructField("data", VariantType() if variant else StringType(), variant),
+        StructField("data", StringType(), False),
         StructField("headers", MapType(StringType(), StringType()), True),
         StructField("depth", IntegerType(), False),
     ]
-    return StructType([*fields, StructField(CORRUPT, StringType(), True)] if variant else fields)
+    return StructType(fields)
 
 
-def arrow_schema(payload: Payload, *, feed_column: bool = False) -> pa.Schema:
+def arrow_schema(*, feed_column: bool = False) -> pa.Schema:
     """Return the same columns for Arrow. PySpark compares types exactly."""
-    variant = payload == "variant"
     fields = [
         *([pa.field("feed", pa.string(), nullable=False)] if feed_column else []),
         pa.field("partition", pa.int32(), nullable=False),
         pa.field("cursor", pa.string(), nullable=False),
         pa.field("sequence", pa.int64(), nullable=False),
-        pa.field("data", _VARIANT if variant else pa.string(), nullable=variant),
+        pa.field("data", pa.string(), nullable=False),
         pa.field("headers", _HEADERS),
         pa.field("depth", pa.int32(), nullable=False),
     ]
-    return pa.schema([*fields, pa.field(CORRUPT, pa.string())] if variant else fields)
+    return pa.schema(fields)
 
 
 @dataclass(slots=True)
@@ -102,7 +81,6 @@ class RowBuilder:
     partition: int
     depth: int
     sequence: int
-    payload: Payload
     checkpoints: Sequence[tuple[int, str]]
     feed: str | None = None
     built: int = 0
@@ -113,20 +91,17 @@ class RowBuilder:
         data = split_lines(lines)
         count = len(data)
         first = self.sequence + self.built
-        variant = self.payload == "variant"
-        payloads, *corrupt = variants(data) if variant else (data,)
         columns = [
             *([] if self.feed is None else [constant(self.feed, count, pa.string())]),
             constant(self.partition, count, pa.int32()),
             self._cursors(count),
             pa.array(np.arange(first, first + count, dtype=np.int64)),
-            payloads,
+            data,
             header_maps(headers) if headers else pa.nulls(count, _HEADERS),
             constant(self.depth, count, pa.int32()),
-            *corrupt,
         ]
         self.built += count
-        schema = arrow_schema(self.payload, feed_column=self.feed is not None)
+        schema = arrow_schema(feed_column=self.feed is not None)
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _cursors(self, count: int) -> pa.Array:
@@ -168,40 +143,6 @@ def split_lines(lines: bytes) -> pa.Array:
     return pa.StringArray.from_buffers(
         len(ends), pa.py_buffer(offsets), pa.py_buffer(lines.replace(b"\n", b""))
     )
-
-
-def variants(data: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Return the JSON texts as VARIANT values, and as text those that can't be one.
-
-    Each array is null where the other one is not.
-    """
-    raw = data.cast(pa.binary()).to_pylist()
-    parsed = [_variant(text) for text in raw]
-    corrupt = [
-        text.decode(errors="backslashreplace") if one is None else None
-        for text, one in zip(raw, parsed, strict=True)
-    ]
-    values = pa.array([b"" if one is None else one.value for one in parsed], pa.binary())
-    metadata = pa.array([b"" if one is None else one.metadata for one in parsed], pa.binary())
-    is_null = pa.array([one is None for one in parsed])
-    structs = pa.StructArray.from_arrays([values, metadata], fields=list(_VARIANT), mask=is_null)
-    return structs, pa.array(corrupt, pa.string())
-
-
-def _variant(text: bytes) -> VariantVal | None:
-    """Return the VARIANT of a JSON text; None where it can't be one."""
-    try:
-        return _parsed(text)
-    except (ValueError, ArithmeticError, RecursionError, PySparkException):
-        pass
-    try:
-        return _parsed(without_lone_surrogates(text))
-    except (ValueError, ArithmeticError, RecursionError, PySparkException):
-        return None
-
-
-def _parsed(text: bytes) -> VariantVal:
-    return VariantVal.parseJson(text.decode())
 
 
 def header_maps(headers: Iterable[bytes]) -> pa.Array:

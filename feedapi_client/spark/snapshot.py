@@ -41,15 +41,11 @@ SHARED_SECONDS = 3600.0
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """The partitions that one task reads, one after the other.
-
-    `source` is the number of their feed among those of the options.
-    """
+    """The partitions that one task reads, one after the other."""
 
     targets: list[Target]
     info: FeedInfo
     fetch: FetchOptions
-    source: int = 0
 
 
 @dataclass(slots=True)
@@ -66,9 +62,7 @@ class FeedSnapshot:
 
 
 class SharedSnapshot:
-    """The snapshots of a DataFrame's feeds, by their numbers among those of the options.
-
-    Spark calls all that plan on the driver's machine.
+    """The snapshot of a DataFrame's feed. Spark calls all that plan on the driver's machine.
 
     Arguments:
         dataframe: its id.
@@ -77,7 +71,7 @@ class SharedSnapshot:
     def __init__(self, dataframe: str) -> None:
         folder = private_folder("feedapi-reads")
         self._file = folder / dataframe
-        self.feeds: dict[int, FeedSnapshot] = {}
+        self.feed: FeedSnapshot | None = None
         old = time.time() - SHARED_SECONDS
         for file in folder.iterdir():
             with suppress(FileNotFoundError):
@@ -85,14 +79,14 @@ class SharedSnapshot:
                     file.unlink()
         with suppress(FileNotFoundError):
             # The folder is this user's own, as are the pickles that Spark passes around.
-            self.feeds = pickle.loads(self._file.read_bytes())  # noqa: S301
+            self.feed = pickle.loads(self._file.read_bytes())  # noqa: S301
 
     def save(self) -> None:
         """Note what was found, for other scans. The time of the first note stays."""
         try:
             number, new = tempfile.mkstemp(dir=self._file.parent)
             with os.fdopen(number, "wb") as file:
-                pickle.dump(self.feeds, file)
+                pickle.dump(self.feed, file)
             with suppress(FileNotFoundError):
                 began = self._file.stat().st_mtime
                 os.utime(new, (began, began))
@@ -101,23 +95,19 @@ class SharedSnapshot:
             _log.warning("another scan of this action may see another end of the feed: %s", error)
 
 
-def chains_of_feed(
-    source: int,
-    options: SourceOptions,
-    wanted: Collection[int] | None,
-    shared: dict[int, FeedSnapshot],
+def chains_to_read(
+    options: SourceOptions, wanted: Collection[int] | None, shared: SharedSnapshot
 ) -> list[Chain]:
-    """Return what to read of a feed.
+    """Return what to read of the feed.
 
     Arguments:
-        source: number of the feed among those of the options.
         wanted: only these partitions; None for all.
         shared: what earlier scans found; what this one finds is added.
     """
     with FeedConnection(options) as connection:
-        known = shared.get(source)
+        known = shared.feed
         if known is None:
-            known = shared[source] = FeedSnapshot(connection.info)
+            known = shared.feed = FeedSnapshot(connection.info)
         else:
             connection.restore(known.info)
         found = chains(options, connection, known)
@@ -126,7 +116,7 @@ def chains_of_feed(
             found = [one for one in kept if one]
         found = _with_ends(options, connection, found, known)
         fetch = connection.fetch_options
-        return [Chain(one, _task_info(known.info, one), fetch, source) for one in found]
+        return [Chain(one, _task_info(known.info, one), fetch) for one in found]
 
 
 def chains(
@@ -162,7 +152,7 @@ def chains(
     for action in planner.discover(info, ends=snapshot.starts):
         if isinstance(action, Fail):
             raise action.error
-    return _chains_of(planner, seek=options.start_time is not None)
+    return _chains_of(planner)
 
 
 def _with_ends(
@@ -186,7 +176,7 @@ def _with_ends(
     return [[bounded(target) for target in targets] for targets in chains]
 
 
-def _chains_of(planner: Planner, *, seek: bool) -> list[list[Target]]:
+def _chains_of(planner: Planner) -> list[list[Target]]:
     found: list[list[Target]] = []
     chain_of: dict[int, list[Target]] = {}
     cursors = planner.runnable()
@@ -201,7 +191,6 @@ def _chains_of(planner: Planner, *, seek: bool) -> list[list[Target]]:
             listed.closed,
             listed.last_cursor,
             depth=depths[partition],
-            seek=seek,
         )
         parent = listed.starts_after
         only_child = parent is not None and len(planner.graph.children[parent]) == 1

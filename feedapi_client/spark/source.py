@@ -34,7 +34,7 @@ class FeedDataSource(DataSource):
         return parse_options(self.options)
 
     def schema(self) -> StructType:
-        """Return the columns. `data` is a VARIANT with ``payload=variant``."""
+        """Return the columns."""
         return _schema(self._options())
 
     def reader(self, schema: StructType) -> FeedReader:
@@ -60,7 +60,7 @@ class FeedDataSource(DataSource):
 
 
 def _schema(options: SourceOptions) -> StructType:
-    return spark_schema(options.payload, feed_column=options.feed_column)
+    return spark_schema(feed_column=options.feed_column)
 
 
 def _check_schema(given: StructType, options: SourceOptions) -> None:

@@ -6,8 +6,8 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import orjson
@@ -17,13 +17,6 @@ from feedapi_client.http.urls import FeedURL
 from feedapi_client.lineage.missing_edges import parse_lineage
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.spark.certificates import parse_certificates
-from feedapi_client.spark.start_time import (
-    MICROSECONDS,
-    StartTime,
-    parse_path,
-    parse_timestamp,
-    start_time,
-)
 
 MAX_PARTITION = 32767
 
@@ -39,7 +32,7 @@ class OptionError(ValueError):
 
 
 class UrlOptionError(NegotiationError, OptionError):
-    """Option `url`, or one of `urls`, can't be the URL of a feed, whatever else is wrong."""
+    """Option `url` can't be the URL of a feed, whatever else is wrong."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,22 +44,17 @@ class SourceOptions:
     """
 
     url: str
-    """Of the feed; the first of `urls`, where these are given."""
-    urls: tuple[str, ...] = ()
-    """All feeds, where option ``urls`` is given."""
+    """Of the feed."""
     feed_column: bool = False
     """Whether the rows have column `feed`."""
     previous_url: str | None = None
     v1_partitions: int | None = None
     start: Any = "first"
-    start_time: StartTime | None = None
     ordered: bool = True
     partitions: frozenset[int] | None = None
     lineage: Mapping[int, int | None] = field(default_factory=dict)
     max_events_per_partition: int = 100_000
     max_events_per_trigger: int | None = None
-    min_events_per_trigger: int | None = None
-    max_trigger_delay: float = 900.0
     fail_on_data_loss: bool = True
     ending_cursors: Mapping[int, str] = field(default_factory=dict)
     """Where a batch read ends in some partitions."""
@@ -82,7 +70,6 @@ class SourceOptions:
     max_requests_per_second: float | None = None
     max_partitions_per_task: int | None = None
     staging_location: str | None = None
-    payload: Literal["string", "variant"] = "string"
     available_now_timeout: float = 3600.0
     bounded_polls: bool = True
     """Whether the longest poll interval grows with the number of idle partitions: only where option
@@ -99,13 +86,7 @@ class SourceOptions:
 
     def __repr__(self) -> str:
         # Options end up in plans and logs. The URL's query and header values may be secrets.
-        hosts = dict.fromkeys(str(urlsplit(url).hostname) for url in self.urls or (self.url,))
-        number = f"{len(self.urls)} feeds at " if self.urls else ""
-        return f"<SourceOptions of {number}{', '.join(hosts)}>"
-
-    def of_feeds(self) -> list[Self]:
-        """Return the options of each feed, with its `url`."""
-        return [replace(self, url=url, urls=()) for url in self.urls or (self.url,)]
+        return f"<SourceOptions of {urlsplit(self.url).hostname}>"
 
 
 # ---------------------------------------------------------------------- the value of one option
@@ -181,29 +162,6 @@ def _url(value: str) -> str:
             "authCallable"
         )
     return value.strip()
-
-
-def _urls(value: str) -> tuple[str, ...]:
-    given = value.split()
-    if not given:
-        raise ValueError("must name at least one feed: URLs, separated by spaces or line ends")
-    names: dict[tuple[Any, str], str] = {}
-    for number, url in enumerate(given, 1):
-        try:
-            _url(url)
-        except ValueError as error:  # the URL itself may hold a secret, so its place names it
-            raise ValueError(f"names {len(given)} feeds, and number {number} {error}") from None
-        feed = FeedURL.parse(url)
-        same = names.setdefault((feed.origin, feed.path.rstrip("/")), url)
-        if same is not url:
-            query = feed.query != FeedURL.parse(same).query
-            raise ValueError(
-                f"names {feed.public} twice, with another query: column feed, which shows no "
-                "query, can't tell the two apart. Read each in a query of its own"
-                if query
-                else f"names {feed.public} twice"
-            )
-    return tuple(given)
 
 
 def _start(value: str) -> Any:
@@ -286,7 +244,6 @@ def _camel(name: str) -> str:
 
 _SOURCE: dict[str, Callable[[str], Any]] = {
     "url": _url,
-    "urls": _urls,
     "feed_column": _boolean,
     "previous_url": _url,
     "v1_partitions": _integer(1),
@@ -295,8 +252,6 @@ _SOURCE: dict[str, Callable[[str], Any]] = {
     "lineage": parse_lineage,
     "max_events_per_partition": _integer(1),
     "max_events_per_trigger": _integer(1),
-    "min_events_per_trigger": _integer(1),
-    "max_trigger_delay": _seconds,
     "fail_on_data_loss": _boolean,
     "fenced": _boolean,
     "forbidden_payloads": _one_of("error", "keep"),
@@ -307,17 +262,10 @@ _SOURCE: dict[str, Callable[[str], Any]] = {
     "max_requests_per_second": _rate,
     "max_partitions_per_task": _integer(1),
     "staging_location": _text,
-    "payload": _one_of("string", "variant"),
     "available_now_timeout": _seconds,
     "auth_env": _text,
     "auth_callable": _import_path,
     "ca_certificates": parse_certificates,
-}
-_START_TIME: dict[str, Callable[[str], Any]] = {
-    "starting_timestamp": parse_timestamp,
-    "event_time": parse_path,
-    "event_time_unit": _one_of(*MICROSECONDS),
-    "missing_event_time": _one_of("error", "skip"),
 }
 _FETCH: dict[str, Callable[[str], Any]] = {
     "page_size_hint": _integer(1),
@@ -336,7 +284,7 @@ _FAMILIES = ("filter.", "header.", "headerEnv.")
 
 OPTION_NAMES = sorted(
     [
-        *map(_camel, [*_SOURCE, *_START_TIME, *_FETCH, *_LIMITS, *_RETRY]),
+        *map(_camel, [*_SOURCE, *_FETCH, *_LIMITS, *_RETRY]),
         "startingCursors",
         *(f"{family}NAME" for family in _FAMILIES),
     ]
@@ -345,7 +293,7 @@ OPTION_NAMES = sorted(
 
 _PARSERS = {
     _camel(name).lower(): (name, parse)
-    for group in (_SOURCE, _START_TIME, _FETCH, _LIMITS, _RETRY)
+    for group in (_SOURCE, _FETCH, _LIMITS, _RETRY)
     for name, parse in group.items()
 }
 _PARSERS["startingcursors"] = ("start", _start)
@@ -373,11 +321,10 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         else:
             _parse(option, str(value), name, values, problems)
     _check(values, families, problems)
-    start_at = start_time(values, problems)
     if problems:
         kind = UrlOptionError if any(p.endswith(_NO_URL) for p in problems) else OptionError
         raise kind(f"feedapi source: {'; '.join(problems)}")
-    return _build(values, families, start_at)
+    return _build(values, families)
 
 
 def _parse(option: str, value: str, name: str, values: dict[str, Any], problems: list[str]) -> None:
@@ -395,7 +342,8 @@ def _parse(option: str, value: str, name: str, values: dict[str, Any], problems:
 def _check(
     values: dict[str, Any], families: dict[str, dict[str, str]], problems: list[str]
 ) -> None:
-    _check_feeds(values, problems)
+    if "url" not in values and not any("option url" in p or "option path" in p for p in problems):
+        problems.append("option url is missing: the address of the feed")
     problems += [
         f"option header.{name} would put a secret into the query plan: name an environment "
         f"variable with headerEnv.{name} or authEnv, or give a function with authCallable"
@@ -411,40 +359,6 @@ def _check(
             problems.append(_in_option_names(str(error)))
 
 
-def _check_feeds(values: dict[str, Any], problems: list[str]) -> None:
-    if "url" in values and "urls" in values:
-        problems.append("options url and urls exclude each other: give one of them")
-    elif not values.keys() & {"url", "urls"} and not any(
-        "option url" in problem or "option path" in problem for problem in problems
-    ):
-        problems.append("option url is missing: the address of the feed, or urls of several")
-    if "urls" in values and values.get("feed_column") is False:
-        problems.append("option feedColumn can't be false with urls, whose rows it tells apart")
-    if len(values.get("urls", ())) < 2:
-        return
-    problems += [
-        f"option {_camel(name)} belongs to one feed, and urls names several: {instead}"
-        for name, instead in _OF_ONE_FEED.items()
-        if name in values
-    ]
-    if not isinstance(values.get("start", ""), str):
-        problems.append(
-            "option startingCursors can't hold the cursors of several feeds: give first or last, "
-            "or start the query with url and that feed's cursors, and with urls from then on"
-        )
-
-
-_OF_ONE_FEED = {
-    "partitions": "read that feed in a query of its own",
-    "lineage": "read that feed in a query of its own",
-    "ending_cursors": "read that feed in a query of its own",
-    "v1_partitions": "read a feed of dialect v1 in a query of its own",
-    "previous_url": (
-        "start the query once with url, previousUrl and feedColumn=true, and with urls from then on"
-    ),
-}
-
-
 def _limits(**values: Any) -> Limits:
     defaults: dict[str, Any] = dict(_SPARK_LIMITS)
     defaults["max_poll_interval"] = max(
@@ -453,18 +367,13 @@ def _limits(**values: Any) -> Limits:
     return Limits(**{**defaults, **values})
 
 
-def _build(
-    values: dict[str, Any], families: dict[str, dict[str, str]], start_at: StartTime | None
-) -> SourceOptions:
+def _build(values: dict[str, Any], families: dict[str, dict[str, str]]) -> SourceOptions:
     def part(group: Mapping[str, Any]) -> dict[str, Any]:
         return {name: values[name] for name in group if name in values}
 
-    urls = values.get("urls", ())
-    of_feeds = {"url": urls[0], "feed_column": True} if urls else {}
     return SourceOptions(
-        **{**part(_SOURCE), **of_feeds},
+        **part(_SOURCE),
         start=values.get("start", "first"),
-        start_time=start_at,
         bounded_polls="max_poll_interval" not in values,
         filters=families["filter."],
         fetch=FetchOptions(**part(_FETCH)),
@@ -481,9 +390,9 @@ _ELSEWHERE = {
     "assign": "a feed is named by url, and its partitions by partitions",
     "minpartitions": "a task reads a group of partitions: see maxPartitionsPerTask",
     "maxoffsetspertrigger": "see maxEventsPerTrigger and maxEventsPerPartition",
-    "minoffsetspertrigger": "see minEventsPerTrigger",
+    "minoffsetspertrigger": "give the query a processing-time trigger",
     "startingoffsets": "see startingCursors, which takes first, last or a JSON object of cursors",
-    "startingoffsetsbytimestamp": "see startingTimestamp",
+    "startingoffsetsbytimestamp": "drop the rows before a time with where(...)",
     "endingoffsets": "see endingCursors, which takes a JSON object of cursors; a batch read ends "
     "where the feed ends when it starts",
     "endingoffsetsbytimestamp": "a read ends where the feed ends when it starts",
@@ -492,9 +401,28 @@ _ELSEWHERE = {
 }
 """Options of Spark's Kafka source, and what is here in their place."""
 
+_BY_TIME = (
+    "feeds can't be searched by time, so that all events were read: drop those before a time with "
+    "where(...) on a time in column data"
+)
+_BY_TRIGGER = "a query without enough events waits: give it a longer processing-time trigger"
+_GONE = {
+    "startingtimestamp": _BY_TIME,
+    "eventtime": _BY_TIME,
+    "eventtimeunit": _BY_TIME,
+    "missingeventtime": _BY_TIME,
+    "mineventspertrigger": _BY_TRIGGER,
+    "maxtriggerdelay": _BY_TRIGGER,
+    "payload": "data is always text: select try_parse_json(data), and keep data where that is null",
+    "urls": "load each feed with url, and give feedColumn=true to both sides of union(...)",
+}
+"""Options of earlier versions, and what to write in their place."""
+
 
 def _unknown(option: str) -> str:
     name = option.lower()
+    if name in _GONE:
+        return f"option {option} is gone: {_GONE[name]}"
     if name in _ELSEWHERE:
         return f"unknown option {option}, which is of the Kafka source: {_ELSEWHERE[name]}"
     if name.startswith("kafka."):

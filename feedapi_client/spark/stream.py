@@ -19,8 +19,8 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 
 from feedapi_client.model import Position
 from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.plan.epoch import EpochPlan, FeedPlan, FetchTask, decode, encode
-from feedapi_client.spark.plan.epoch_planner import EpochPlanner, match_feeds
+from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, decode, encode
+from feedapi_client.spark.plan.epoch_planner import EpochPlanner
 from feedapi_client.spark.plan.feed_planner import key_of
 from feedapi_client.spark.plan.probe import AvailableNow
 from feedapi_client.spark.source_options import SourceOptions
@@ -80,10 +80,7 @@ class StreamPartition(InputPartition):
 
     def __repr__(self) -> str:
         task = self.task
-        return (
-            f"StreamPartition(run={self.run}, epoch={task.epoch}, task={task.number}, "
-            f"feed={task.feed})"
-        )
+        return f"StreamPartition(run={self.run}, epoch={task.epoch}, task={task.number})"
 
 
 class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -99,7 +96,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: SourceOptions, location: str) -> None:
         self.options = options
         self.location = location
-        self._connections: list[FeedConnection] = []
+        self._connection: FeedConnection | None = None
         self._planner: EpochPlanner | None = None
         self._current = _BEFORE_FIRST  # the epoch whose plan the planner made or restored
         self._added = False  # whether the planner has the results of that epoch
@@ -132,8 +129,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         `latestOffset` then returns the same offset again, which ends the query.
         """
-        deadline = time.monotonic() + self.options.available_now_timeout
-        self._available_now = AvailableNow(deadline)
+        self._available_now = AvailableNow(time.monotonic() + self.options.available_now_timeout)
         if self._planner is not None:
             self._planner.set_available_now(self._available_now)
 
@@ -199,22 +195,11 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def _tasks(self, epoch: Epoch) -> Iterator[FetchTask]:
-        plan, connections = self._plan(epoch), self._connect()
-        sources = match_feeds(connections, plan.feeds)
-        for number, (feed, group) in enumerate(plan.groups()):
-            source = sources[feed]
-            if source is None:  # not read any more: what was not fetched stays with the publisher
-                staging = self._staging(epoch.run)
-                _header(staging, staging.data_key(epoch.number, number))
-            connection = connections[source or 0]
-            yield plan.feeds[feed].task(
-                epoch.number,
-                group,
-                connection.fetch_options,
-                number=number,
-                feed=connection.url,
-                source=source,
-            )
+        plan = self._plan(epoch)
+        connection = self._connect(plan)
+        fetch = connection.fetch_options
+        for group in range(len(plan.groups)):
+            yield plan.task(epoch.number, group, fetch, feed=connection.url)
 
     def commit(self, end: Offset) -> None:
         """Delete the epochs before `end`, whose plan still says where to continue."""
@@ -230,13 +215,13 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         }
 
     def stop(self) -> None:
-        """Give the lease and the connections back."""
+        """Give the lease and the connection back."""
         if self._lease is not None:
             self._lease.release()
             self._lease = None
-        for connection in self._connections:
-            connection.close()
-        self._connections = []
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _hold(self, run: str) -> None:
         """Acquire the lease of the run, or check that it is still held.
@@ -268,14 +253,9 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         freeze_imported_objects()
         staging, task = self._staging(partition.run), partition.task
         key = staging.data_key(task.epoch, task.number)
-        if task.source is None:
-            staged = staging.read(key)
-            staging.mark_delivered(key)
-        else:
-            staged = fetch_once(self.options.of_feeds()[task.source], staging, task)
+        staged = fetch_once(self.options, staging, task)
         feed = task.feed if self.options.feed_column else None
-        size = self.options.limits.max_batch_bytes
-        yield from rows_of(staged, key, self.options.payload, size, feed)
+        yield from rows_of(staged, key, self.options.limits.max_batch_bytes, feed)
 
     # ------------------------------------------------------------------ the planner and its epoch
 
@@ -314,36 +294,32 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             planner = EpochPlanner(self.options, self._connect())
             self._current, self._added = _BEFORE_FIRST, True
         else:
-            planner = EpochPlanner(self.options, self._connect(), self._plan(epoch))
+            planner = self._planner_from(self._plan(epoch))
             self._added = self._planned_here = False
         self._planner = planner
         return planner
 
     def _adopt(self, epoch: Epoch) -> Offset:
         """Continue with a plan that another driver staged."""
-        self._planner = EpochPlanner(self.options, self._connect(), self._plan(epoch))
+        self._planner = self._planner_from(self._plan(epoch))
         self._current, self._added, self._planned_here = epoch, False, False
         return epoch.offset()
 
-    def _results(self, epoch: Epoch) -> dict[str, list[FetchResult]]:
-        """Return the results in the epoch's staged objects, by the key of the feed in the plan.
+    def _results(self, epoch: Epoch) -> list[FetchResult]:
+        """Return the results in the epoch's staged objects.
 
         A task without an object was not read by the sink. An empty object is staged for it, so
         that it never holds an event.
         """
         staging = self._staging(epoch.run)
-        plan = self._plan(epoch)
-        feeds = [plan.feeds[feed].feed for feed, _ in plan.groups()]
-        keys = [staging.data_key(epoch.number, number) for number in range(len(feeds))]
+        groups = range(len(self._plan(epoch).groups))
+        keys = [staging.data_key(epoch.number, group) for group in groups]
         if len(keys) < 2:
             headers = [_header(staging, key) for key in keys]
         else:
             with ThreadPoolExecutor(min(_HEADER_READERS, len(keys))) as pool:
                 headers = list(pool.map(lambda key: _header(staging, key), keys))
-        found: dict[str, list[FetchResult]] = {feed: [] for feed in feeds}
-        for feed, header in zip(feeds, headers, strict=True):
-            found[feed] += results_in(header)
-        return found
+        return [result for header in headers for result in results_in(header)]
 
     def _plan(self, epoch: Epoch) -> EpochPlan:
         if epoch not in self._plans:
@@ -359,10 +335,16 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ) from error
         return self._plans[epoch]
 
-    def _connect(self) -> list[FeedConnection]:
-        if not self._connections:
-            self._connections = [FeedConnection(one) for one in self.options.of_feeds()]
-        return self._connections
+    def _planner_from(self, plan: EpochPlan) -> EpochPlanner:
+        return EpochPlanner(self.options, self._connect(plan), plan)
+
+    def _connect(self, plan: EpochPlan | None = None) -> FeedConnection:
+        """Return the connection. With a plan the feed need not answer: other sources go on."""
+        if self._connection is None:
+            self._connection = FeedConnection(self.options)
+        if plan is not None:
+            self._connection.restore(plan.info)
+        return self._connection
 
     def _staging(self, run: str) -> Staging:
         return Staging(self.location, run)
@@ -402,7 +384,7 @@ def seed(options: SourceOptions, location: str, read: Mapping[int, ReadSoFar]) -
             for partition, one in read.items()
         }
         chosen = None if options.partitions is None else sorted(options.partitions)
-        plan = FeedPlan(
+        plan = EpochPlan(
             feed=key_of(connection),
             name=connection.url,
             info=info,
@@ -416,7 +398,7 @@ def seed(options: SourceOptions, location: str, read: Mapping[int, ReadSoFar]) -
             chosen=chosen,
         )
     staging = Staging(location, uuid.uuid4().hex)
-    staging.create(staging.plan_key(0), encode(EpochPlan(feeds=[plan])))
+    staging.create(staging.plan_key(0), encode(plan))
     return staging.run
 
 

@@ -13,8 +13,7 @@ class Target:
     (see `feedapi_client.spark.fixed_end`); None reads until the partition is caught up. With
     `resumable` the end may also be recognized by the events behind it: where the publisher repeats
     a part of its events, that is too early, and only another read brings the rest. With `required`
-    it is an error where no checkpoint has that cursor. With `seek` the events before
-    `SourceOptions.start_time` are dropped.
+    it is an error where no checkpoint has that cursor.
     """
 
     partition: int
@@ -26,7 +25,6 @@ class Target:
     end: str | None = None
     resumable: bool = False
     required: bool = False
-    seek: bool = False
 
 
 @dataclass(slots=True)
@@ -66,7 +64,3 @@ class FetchResult:
     requests: int = 0
     retries: int = 0
     """Requests that failed or were refused, and were or will be made again."""
-    skipped: int = 0
-    """Events that were dropped because they come before the start time."""
-    started: bool = False
-    """The first event at or after the start time was read, by a read that looked for it."""

@@ -20,7 +20,7 @@ from feedapi_client.model import FeedInfo, Partition, Position
 from feedapi_client.options import FetchOptions
 from feedapi_client.spark.ingest.checkpoint import note_outputs, note_resumed
 from feedapi_client.spark.ingest.publishing import Decision, WrittenFiles
-from feedapi_client.spark.plan.epoch import EpochPlan, FeedPlan, FetchTask, encode
+from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, encode
 from feedapi_client.spark.source_options import SourceOptions, parse_options
 from feedapi_client.spark.staging.first_fetch import fetch_task
 from feedapi_client.spark.staging.format import decompress, unpack
@@ -41,7 +41,7 @@ INFO = FeedInfo(
     exactly_once=True,
     filters=("kind",),
 )
-ONE = FeedPlan(
+PLAN = EpochPlan(
     feed="f" * 64,
     name="https://shop.test/orders",
     info=INFO,
@@ -56,12 +56,7 @@ ONE = FeedPlan(
     late={0: 1764028800.0},
     chosen=[1],
     ends={1: "cursor-20"},
-    seeking=[2],
 )
-PLANS = {
-    "plan": EpochPlan(feeds=[ONE]),
-    "plan-of-several": EpochPlan(feeds=[ONE, msgspec.structs.replace(ONE, name="", late={})]),
-}
 LEASE = LeaseRecord(3, "machine", 4711, "8812", "host-1", 1764028800.0, beat=7)
 DECISION = Decision(
     epoch=3, tables=[WrittenFiles("file:///lake/orders", "_attempts/3-7", "data/query/7")]
@@ -74,7 +69,7 @@ STAGED = {"data": [None] * 3, "data-with-headers": [{"h": "v1"}, {"h": "v2"}, {"
 
 def staged_objects() -> dict[str, dict[str, Any]]:
     """Return the golden copies of staged objects, as this version writes them."""
-    made = {name: _golden(encode(plan)) for name, plan in PLANS.items()}
+    made = {"plan": _golden(encode(PLAN))}
     with _publisher("v2-token") as (options, info):
         target = Target(0, "_first", False, None, 10, 1, None)
         task = FetchTask(0, 0, [target], info, FetchOptions(), None)

@@ -388,7 +388,6 @@ def test_r09_checkpoint_older_than_its_table_is_refused(filled: Lake) -> None:
         ({"feed": "another"}, "keep its name with --feed"),
         ({"delete_when": "gonne"}, r"delete_when 'gonne' is no condition: .*gonne"),
         ({"gold": "nowhere.gold"}, r"no schema nowhere for table nowhere.gold: .*CREATE SCHEMA"),
-        ({"format": "iceberg"}, "format iceberg is not installed in this Spark 4.2.0"),
     ],
 )
 def test_change_that_would_make_tables_wrong_is_refused(

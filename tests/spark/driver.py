@@ -20,6 +20,7 @@ import signal
 import sys
 import threading
 import time
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,8 @@ def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
         open_database(spark, Path(given["output"]))
     if given["sink"] in ("ingest", "delta"):
         return ingest.start(spark, pipeline(given)).query
-    stream = spark.readStream.format(given["format"]).options(**given["options"]).load()
+    reader = spark.readStream.format(given["format"]).options(**given["options"])
+    stream = reduce(DataFrame.union, map(reader.load, given.get("urls") or [None]))
     writer = stream.writeStream.option("checkpointLocation", given["checkpoint"])
     if given["sink"] == "parquet":
         writer = writer.format("parquet").option("path", given["output"])

@@ -72,11 +72,10 @@ class MicroBatchEngine:
     def settling(self) -> bool:
         """Whether the end of a partition is asked for again, to be sure of it (R6)."""
         planner: EpochPlanner | None = getattr(self.reader, "_planner", None)
-        return planner is not None and any(
-            feed.ends is None or partition not in feed.ends.caught_up
-            for feed in planner.feeds
-            for partition in feed._settling
-        )
+        if planner is None:
+            return False
+        feed = planner.feed
+        return any(feed.ends is None or p not in feed.ends.caught_up for p in feed._settling)
 
     def available_now(self) -> None:
         """Run with Trigger.AvailableNow: a new process that ends by itself."""

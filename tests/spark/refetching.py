@@ -91,7 +91,7 @@ class RefetchingSource(DataSource):
         return "refetching"
 
     def schema(self) -> StructType:
-        return spark_schema("string")
+        return spark_schema()
 
     def streamReader(self, schema: StructType) -> RefetchingReader:
         return RefetchingReader(

@@ -19,7 +19,7 @@ from feedapi_client.errors import LineageError, ProtocolError
 from feedapi_client.spark.plan import epoch, probe
 from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.staging import first_fetch
-from feedapi_client.spark.staging.__main__ import main
+from feedapi_client.spark.staging.runs import read_offsets
 from feedapi_client.spark.staging.staging_errors import StagingError
 from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
 from feedapi_client.testing import Publisher
@@ -385,7 +385,7 @@ def test_r7_start_from_given_cursors(start: Start, publisher: Publisher) -> None
 
 
 def test_offsets_can_be_printed_and_given_to_a_new_query(
-    start: Start, publisher: Publisher, staging: str, capsys: pytest.CaptureFixture[str]
+    start: Start, publisher: Publisher, staging: str
 ) -> None:
     publisher.vary = False
     publish(publisher, 100)
@@ -396,17 +396,15 @@ def test_offsets_can_be_printed_and_given_to_a_new_query(
     engine.trigger()  # the end of the parent, and no child yet
     before = list(engine.all_rows())
     run = json.loads(engine.offsets[engine.committed])["run"]
-    assert main([staging, "--offsets", run]) == 0
-    offsets = json.loads(capsys.readouterr().out)
-    assert offsets["feed"] == publisher.url
-    assert offsets["epoch"] == engine.committed
-    assert offsets["before"] != offsets["after"]
-    following = start(startingCursors=json.dumps(offsets["after"]))
+    offsets = read_offsets(staging, run)
+    assert (offsets.feed, offsets.epoch) == (publisher.url, engine.committed)
+    assert offsets.before != offsets.after
+    following = start(startingCursors=json.dumps(offsets.after))
     following.run()
     rows = [*before, *following.all_rows()]
     assert sorted(json.loads(row["data"])["n"] for row in rows) == list(range(130))
-    assert main([staging, "--offsets", "0" * 32]) == 1
-    assert "there is no run" in capsys.readouterr().err
+    with pytest.raises(StagingError, match="there is no run"):
+        read_offsets(staging, "0" * 32)
 
 
 def test_r9_successors_continue_from_the_cursor_of_their_ancestor(

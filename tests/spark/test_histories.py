@@ -85,18 +85,18 @@ class Query:
         self.planner = self._planner(None)
 
     def _planner(self, plan: Any) -> EpochPlanner:
-        return EpochPlanner(self.feed.options, [self.feed], plan)  # type: ignore[list-item]
+        return EpochPlanner(self.feed.options, self.feed, plan)  # type: ignore[arg-type]
 
     def epoch(self, *, restart: bool = False) -> None:
         plan = self.planner.next_plan(None)
         assert plan is not None
         results = []
-        for number in range(len(plan.feeds[0].groups)):
-            task = plan.feeds[0].task(0, number, FetchOptions())
+        for number in range(len(plan.groups)):
+            task = plan.task(0, number, FetchOptions())
             results += [self.feed.fetch(target, keep=True) for target in task.targets]
         if restart:
             self.planner = self._planner(plan)
-        self.planner.add_results({plan.feeds[0].feed: results}, fresh=not restart)
+        self.planner.add_results(results, fresh=not restart)
 
     def read_to_the_end(self) -> None:
         for _ in range(EPOCHS):

@@ -55,12 +55,6 @@ def job(publisher: Publisher, tmp_path: Path, **more: object) -> Ingest:
     return Ingest(**given)
 
 
-@pytest.mark.parametrize("option", ["urls", "URLS", "feedColumn"])
-def test_ingest_is_of_one_feed(option: str, tmp_path: Path) -> None:
-    with pytest.raises(IngestError, match="ingest each feed with a pipeline of its own"):
-        Ingest(url="https://a/feed", output=str(tmp_path), options={option: "https://b/feed"})
-
-
 def test_next_run_adds_only_new_events(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -96,11 +90,10 @@ def test_transform_of_the_user(spark: SparkSession, publisher: Publisher, tmp_pa
             tmp_path,
             schema="entity STRING, n INT",
             transform=transforms.only_odd,
-            format="json",
         ),
     )
     assert summary.batches >= 1
-    assert {row.n for row in spark.read.json(str(tmp_path / "table")).collect()} == set(
+    assert {row.n for row in spark.read.parquet(str(tmp_path / "table")).collect()} == set(
         range(1, 120, 2)
     )
 
@@ -211,10 +204,13 @@ def test_triggers(text: str, options: dict[str, object]) -> None:
     [
         (["--trigger", "sometimes"], "trigger must be available-now or an interval"),
         (
-            ["--format", "iceberg"],
-            "format iceberg writes to a table: say with --checkpoint and --staging",
+            ["--format", "delta"],
+            "format delta writes to a table: say with --checkpoint and --staging",
         ),
-        (["--format", "csv"], "format csv can't hold the column headers, a map: take parquet"),
+        *(
+            (["--format", format], f"format must be parquet or delta, not '{format}'")
+            for format in ("csv", "orc", "json", "text", "avro", "iceberg", "hudi", "")
+        ),
         (["--transform", "no.such.module:f"], "--transform: no.such.module:f can't be imported"),
         (["--option", "authEnv"], "--option takes NAME=VALUE"),
     ],

@@ -127,18 +127,6 @@ def test_progress_becomes_metrics(metrics: Metrics) -> None:
     assert (metrics.values("requests"), metrics.values("retries")) == ([7], [2])
 
 
-def test_feeds_of_one_query_have_gauges_of_their_own(metrics: Metrics) -> None:
-    several = {"feeds": [REPORT, {**REPORT, "feed": f"{FEED}/2", "caughtUpPartitions": 1}]}
-    metrics.listener.onQueryProgress(progress({**several, "caughtUpPartitions": 4}))
-    (events,) = metrics.points("events")
-    assert events.value == 50
-    assert dict(events.attributes) == {"feedapi.spark.query": "orders"}
-    assert metrics.values("batches") == [1]
-    caught_up = {p.attributes["feedapi.feed"]: p.value for p in metrics.points("caught_up")}
-    assert caught_up == {FEED: 3, f"{FEED}/2": 1}
-    assert metrics.values("idle") == [0, 0]
-
-
 def test_trigger_without_a_micro_batch_changes_only_gauges(metrics: Metrics) -> None:
     metrics.listener.onQueryProgress(progress({**REPORT, "behindSeconds": None}, batch=False))
     assert metrics.values("events") == []

@@ -6,7 +6,6 @@ import pickle
 
 import pytest
 
-from feedapi_client.errors import NegotiationError
 from feedapi_client.options import FetchOptions
 from feedapi_client.spark.http_clients import authorize
 from feedapi_client.spark.source_options import (
@@ -198,87 +197,34 @@ def test_r08_lineage_is_given_as_pairs_of_child_and_parent() -> None:
 
 # ---------------------------------------------------------------------- several feeds
 
-SEVERAL = "https://a/feed https://b/feed"
 
-
-def refused(**options: str) -> str:
-    with pytest.raises(OptionError) as caught:
-        parse_options(options)
-    return str(caught.value)
-
-
-def test_urls_are_separated_by_whitespace_and_ask_for_the_feed_column() -> None:
-    options = parse_options({"urls": " https://a/feed\n\thttps://b/feed "})
-    assert options.urls == ("https://a/feed", "https://b/feed")
-    assert options.feed_column
-    assert [one.url for one in options.of_feeds()] == ["https://a/feed", "https://b/feed"]
-    assert all(one.of_feeds() == [one] for one in options.of_feeds())
-
-
-def test_feed_column_of_one_url_is_an_option() -> None:
+def test_feed_column_is_an_option() -> None:
     assert not parse_options(URL).feed_column
     assert parse_options({**URL, "feedColumn": "true"}).feed_column
-    assert "feedColumn can't be false" in refused(urls="https://a/feed", feedColumn="false")
 
 
-def test_exactly_one_of_url_and_urls_is_given() -> None:
-    assert "options url and urls exclude each other" in problem(urls=SEVERAL)
-    assert "exclude each other" in refused(path="https://c/feed", urls=SEVERAL)
-    assert "option urls must name at least one feed" in refused(urls=" \n ")
-
-
-@pytest.mark.parametrize(
-    ("second", "text"),
-    [
-        ("https://a/feed", "names https://a/feed twice"),
-        ("HTTPS://A:443/feed/", "twice"),
-        ("https://a/feed?tenant=hunter2", "twice, with another query"),
-    ],
-)
-def test_same_feed_twice_is_an_error(second: str, text: str) -> None:
-    message = refused(urls=f"https://a/feed https://b/feed {second}")
-    assert text in message
-    assert "hunter2" not in message
-
-
-@pytest.mark.parametrize("wrong", ["ftp://hunter2/feed", "https://hunter2:99999/feed", "hunter2"])
-def test_r19_impossible_url_is_named_by_its_place(wrong: str) -> None:
-    with pytest.raises(NegotiationError, match="names 3 feeds, and number 2 must be an http") as e:
-        parse_options({"urls": f"https://a/feed {wrong} https://b/feed"})
-    assert isinstance(e.value, OptionError)
-    assert "hunter2" not in str(e.value)
-
-
-def test_r19_credentials_in_one_of_the_urls_are_refused() -> None:
-    message = refused(urls="https://a/feed https://user:hunter2@b/feed")
-    assert "number 2 must not hold credentials" in message
-    assert "hunter2" not in message
+def test_representation_names_the_host_only() -> None:
+    options = parse_options({"url": "https://a/feed?key=hunter2"})
+    assert repr(options) == "<SourceOptions of a>"
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "text"),
+    ("option", "instead"),
     [
-        ("partitions", "0", "read that feed in a query of its own"),
-        ("lineage", "1:0", "read that feed in a query of its own"),
-        ("v1Partitions", "2", "read a feed of dialect v1 in a query of its own"),
-        ("previousUrl", "https://c/feed", "start the query once with url, previousUrl and"),
-        ("startingCursors", '{"0": "abc"}', "give first or last"),
+        ("startingTimestamp", r"where\(...\) on a time in column data"),
+        ("eventTime", r"where\(...\) on a time in column data"),
+        ("eventTimeUnit", r"where\(...\) on a time in column data"),
+        ("missingEventTime", r"where\(...\) on a time in column data"),
+        ("payload", r"try_parse_json\(data\)"),
+        ("minEventsPerTrigger", "processing-time trigger"),
+        ("maxTriggerDelay", "processing-time trigger"),
+        ("urls", r"load each feed with url, .* both sides of union"),
+        ("URLS", r"union"),
     ],
 )
-def test_options_of_one_feed_are_refused_for_several(option: str, value: str, text: str) -> None:
-    message = refused(urls=SEVERAL, **{option: value})
-    assert f"option {option} " in message
-    assert text in message
-    assert parse_options({"urls": "https://a/feed", option: value}).urls == ("https://a/feed",)
-
-
-def test_start_at_the_first_or_last_event_is_for_all_feeds() -> None:
-    assert parse_options({"urls": SEVERAL, "startingCursors": "last"}).start == "last"
-
-
-def test_representation_names_the_hosts_only() -> None:
-    options = parse_options({"urls": "https://a/feed?key=hunter2 https://b/feed https://b/other"})
-    assert repr(options) == "<SourceOptions of 3 feeds at a, b>"
+def test_option_that_is_gone_says_what_to_write_instead(option: str, instead: str) -> None:
+    with pytest.raises(OptionError, match=f"option {option} is gone: .*{instead}"):
+        parse_options({**URL, option: "x"})
 
 
 @pytest.mark.parametrize(

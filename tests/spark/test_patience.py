@@ -27,6 +27,7 @@ from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.publisher.faults import Lag
 from feedapi_client.testing.publisher.faults.connection_faults import Hang
 from feedapi_client.testing.publisher.faults.lines import EmptyPage
+from feedapi_client.testing.publisher.faults.response_faults import Status
 from tests.spark.micro_batches import MicroBatchEngine, problems
 
 pytestmark = pytest.mark.waits
@@ -50,8 +51,7 @@ def publisher() -> Iterator[Publisher]:
 @pytest.fixture
 def start(publisher: Publisher, tmp_path: Path) -> Start:
     def start(**given: Any) -> MicroBatchEngine:
-        urls = {} if "urls" in given else {"url": str(publisher.url)}
-        options = parse_options({**AT_ONCE, **urls, **given})
+        options = parse_options({**AT_ONCE, "url": str(publisher.url), **given})
         return MicroBatchEngine(lambda: FeedStreamReader(options, tmp_path.as_uri()))
 
     return start
@@ -161,8 +161,7 @@ def drain_too_early(engine: MicroBatchEngine, publisher: Publisher) -> None:
     publisher.fail(EmptyPage(moving=False), partition=0, times=None)
     publisher.close(0)
     planner: Any = engine.reader
-    for feed in planner._planner.feeds:
-        feed._timer.soon()
+    planner._planner.feed._timer.soon()
     wait(engine, lambda: report_of(engine)["drained"] == 1)
     assert problems(engine.all_rows(), publisher.payloads()) != []
     publisher.heal()
@@ -230,29 +229,39 @@ def test_r14_partitions_of_a_feed_that_hangs_are_not_caught_up(
         assert report_of(engine)["reading"] == partitions
 
 
-def test_r14_available_now_ends_beside_a_feed_that_hangs(
+def test_r14_available_now_ends_where_a_feed_hangs_for_too_long(
     start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(first_fetch, "GRACE_PERIOD", 0.05)
     monkeypatch.setattr(probe, "GRACE_PERIOD", 0.05)
-    other = Publisher(partitions=2, seed=3)
-    with other.serve():
-        publish(publisher, 30)
-        publish(other, 30)
-        urls = {"urls": f"{publisher.url} {other.url}", "requestTimeout": "0.3"}
-        engine = start(**urls, giveUpAfter="2")
+    publish(publisher, 30)
+    engine = start(requestTimeout="0.3", giveUpAfter="2")
+    engine.available_now()
+    publish(publisher, 30)
+    publisher.fail(Hang(), times=None, on="any")
+    with pytest.raises(FeedUnavailableError, match=str(publisher.url)):
         engine.available_now()
-        assert len(list(engine.all_rows())) == 60
-        publish(publisher, 30)
-        publish(other, 30)
-        other.fail(Hang(), times=None, on="any")
-        with pytest.raises(FeedUnavailableError, match=str(other.url)):
-            engine.available_now()
-        assert len(list(engine.all_rows())) == 90
-        engine.reader.stop()
-        other.heal()
-        engine.available_now()
-        assert len(list(engine.all_rows())) == 120
+    engine.reader.stop()
+    publisher.heal()
+    engine.available_now()
+    assert len(list(engine.all_rows())) == 60
+
+
+@pytest.mark.parametrize("fault", [Status(503), Hang()], ids=["503", "hangs"])
+def test_r14_restart_does_not_wait_for_a_feed_that_is_down(
+    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, fault: Any
+) -> None:
+    """Spark asks the sources of a query in turn: the others would wait for this one."""
+    monkeypatch.setattr(planning, "_PATIENCE", 0.0)
+    publish(publisher, 30)
+    engine = start(requestTimeout="0.3", maxDelay="0.02")
+    engine.run()
+    publisher.fail(fault, times=None, on="any")
+    engine.restart()
+    publish(publisher, 10)
+    assert not engine.trigger()
+    publisher.heal()
+    wait(engine, lambda: problems(engine.all_rows(), publisher.payloads()) == [])
 
 
 # ---------------------------------------------------------------------- replicas that lag

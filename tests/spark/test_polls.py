@@ -161,7 +161,7 @@ def test_epoch_reads_only_partitions_with_news(publisher: Publisher, tmp_path: P
     assert len(engine.rows) <= batches + 2
     assert {row["partition"] for row in engine.rows[max(engine.rows)]} <= {7, 9}
     plan = engine.reader._plans[engine.reader._current]  # type: ignore[attr-defined]
-    assert {p for group in plan.feeds[0].groups for p in group} <= {7, 9}
+    assert {p for group in plan.groups for p in group} <= {7, 9}
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
@@ -176,10 +176,10 @@ def test_ten_events_do_not_cost_a_request_of_every_idle_partition(
     planner: EpochPlanner = engine.reader._planner  # type: ignore[attr-defined]
     publisher.clear_requests()
     publisher.extend(7, [{"entity": "7", "n": n} for n in range(2, 12)])
-    planner.feeds[0]._polls.now(7)
+    planner.feed._polls.now(7)
     plan = planner.next_plan(None)
     assert plan is not None
-    assert plan.feeds[0].groups == [[7]]
+    assert plan.groups == [[7]]
     assert fetches(publisher) == [7]
 
 
@@ -192,15 +192,15 @@ def test_r15_partition_whose_listed_end_moved_on_is_asked_before_it_is_due(
         publisher, pollInterval="1000", maxPollInterval="1000", discoveryInterval="0.000001"
     )
     with FeedConnection(options) as connection:
-        planner = EpochPlanner(options, [connection])
+        planner = EpochPlanner(options, connection)
         planner.next_plan(None)
-        planner.feeds[0]._more.clear()
+        planner.feed._more.clear()
         planner.next_plan(None)
         publisher.clear_requests()
         publisher.append(5, {"n": 1})
         plan = planner.next_plan(None)
         assert plan is not None
-        assert plan.feeds[0].groups == [[5]]
+        assert plan.groups == [[5]]
 
 
 @pytest.mark.parametrize("commands", [True, False])
@@ -215,9 +215,9 @@ def test_r10_unknown_commands_bring_the_next_discovery_forward(
         publisher, pollInterval="1000", maxPollInterval="1000", discoveryInterval="10000"
     )
     with FeedConnection(options) as connection:
-        planner = EpochPlanner(options, [connection])
+        planner = EpochPlanner(options, connection)
         planner.next_plan(None)
-        planner.feeds[0]._more.clear()
+        planner.feed._more.clear()
         assert (planner.pause() <= UNKNOWN_COMMAND_GAP_SECONDS) is commands
 
 
@@ -258,7 +258,7 @@ def test_partition_closed_while_idle_is_drained_before_it_is_due(
         publisher.publish(f"e{n}", {"entity": f"e{n}", "n": n})
     # Other partitions wait for their poll. The children of the split start at once.
     planner: EpochPlanner = engine.reader._planner  # type: ignore[attr-defined]
-    for partition in planner.feeds[0].lineage.runnable():
-        planner.feeds[0]._polls.now(partition)
+    for partition in planner.feed.lineage.runnable():
+        planner.feed._polls.now(partition)
     engine.run()
     assert problems(engine.all_rows(), publisher.payloads()) == []

@@ -17,14 +17,12 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from feedapi_client.spark.ingest import latest
-from feedapi_client.testing import Publisher
 from tests.spark import driver
 from tests.spark.conftest import needs_jvm
 from tests.spark.killed_query import (
     KILLS,
     TIMEOUT,
     KilledQuery,
-    change_topology,
     disturb,
     kill_drivers,
     killed_queries,
@@ -109,32 +107,6 @@ def test_executor_and_workers_are_killed_while_the_query_runs_and_the_feed_is_di
     query.wait(lambda: query.problems() == [], pause=0.2)
     cluster.stop()
     assert query.problems() == []
-
-
-def test_start_at_a_time_is_kept_when_an_executor_is_killed_during_the_search(
-    cluster: ClusterDriver, tmp_path: Path
-) -> None:
-    start = 1500
-    seek = {"startingTimestamp": str(start), "eventTime": "$.n"}
-    publisher = Publisher(partitions=2, page_size=150, checkpoint_every=25)  # in order of time
-    query = KilledQuery(publisher, tmp_path, "parquet", options=seek)
-
-    def wrong() -> list[str]:
-        published = [event for event in publisher.payloads() if event["n"] >= start]
-        return problems(query.rows(), published)
-
-    query.publish(2000)
-    with publisher.serve():
-        query.start_in(cluster)
-        query.wait_for_file("checkpoint/commits/*", known=set())
-        assert list(query.rows()) == []  # the first epoch does not come to the time
-        kill(*cluster.executors()[:1])
-        query.wait(lambda: wrong() == [], pause=0.2)
-        change_topology(publisher, 0)
-        query.publish(1000)
-        query.wait(lambda: wrong() == [], pause=0.2)
-        cluster.stop()
-        assert wrong() == []
 
 
 POINTS = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ from hypothesis import strategies as st
 
 from feedapi_client.spark.source_options import OptionError
 from feedapi_client.spark.staging import location
-from feedapi_client.spark.staging.__main__ import main
 from feedapi_client.spark.staging.format import (
     Section,
     compress,
@@ -23,7 +23,7 @@ from feedapi_client.spark.staging.format import (
     unpack,
 )
 from feedapi_client.spark.staging.location import Staging, default_location, open_store
-from feedapi_client.spark.staging.runs import staged_runs, sweep_unstarted
+from feedapi_client.spark.staging.runs import delete_runs, is_older, staged_runs, sweep_unstarted
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
 
@@ -158,9 +158,7 @@ def test_error_of_a_location_that_cannot_be_used_names_the_reason(
         open_store(location)
 
 
-def test_runs_that_no_query_uses_are_listed_and_deleted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_runs_that_no_query_uses_are_listed_and_deleted(tmp_path: Path) -> None:
     used, old, unstarted = (Staging(tmp_path.as_uri(), character * 32) for character in "abc")
     for staging in (used, old, unstarted):
         staging.create(staging.plan_key(0), b"plan")
@@ -174,20 +172,17 @@ def test_runs_that_no_query_uses_are_listed_and_deleted(
     assert [run.run for run in staged_runs(tmp_path.as_uri())][-1] == used.run
     assert sweep_unstarted(tmp_path.as_uri()) == 1
     assert {run.run for run in staged_runs(tmp_path.as_uri())} == {used.run, old.run}
-    assert main([tmp_path.as_uri(), "--older-than", "30"]) == 0
-    assert f"{old.run}  2 objects, 8 bytes, last used 1970-01-01" in capsys.readouterr().out
     used.keep_alive()
-    assert main([str(tmp_path), "--older-than", "30", "--delete"]) == 0
-    assert "deleted 2 objects of 1 runs" in capsys.readouterr().out
+    (unused,) = [r for r in staged_runs(str(tmp_path)) if is_older(r, timedelta(days=30))]
+    assert str(unused).startswith(f"{old.run}  2 objects, 8 bytes, last used 1970-01-01")
+    assert delete_runs(tmp_path.as_uri(), [unused]) == 2
     assert {run.run for run in staged_runs(tmp_path.as_uri())} == {used.run}
     assert (tmp_path / "not-ours" / "plan").exists()
 
 
-def test_clean_up_needs_an_age(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["/nowhere", "--delete"])
-    assert main(["hdfs://x/y"]) == 1
-    assert "hdfs: is a file system of the JVM" in capsys.readouterr().err
+def test_runs_of_a_location_that_can_not_be_used_are_an_error() -> None:
+    with pytest.raises(StagingError, match="hdfs: is a file system of the JVM"):
+        staged_runs("hdfs://x/y")
 
 
 def test_default_location_is_a_private_folder_of_the_user(

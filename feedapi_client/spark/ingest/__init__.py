@@ -16,6 +16,7 @@ from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_mes
 from feedapi_client.spark.ingest.job import (
     CORRUPT,
     FILE_FORMATS,
+    FORMATS,
     Ingest,
     IngestError,
     Summary,
@@ -27,6 +28,7 @@ from feedapi_client.spark.ingest.pipeline import Run, compact, run, start
 __all__ = [
     "CORRUPT",
     "FILE_FORMATS",
+    "FORMATS",
     "Ingest",
     "IngestError",
     "MicroBatchError",

@@ -54,8 +54,6 @@ def _check_names(job: Ingest, schema: StructType) -> None:
             f"schema columns {', '.join(taken)} have names of columns that the table gets from "
             "this library: give those a prefix, such as --prefix feed_"
         )
-    if job.format == "orc" and "`" in "".join([job.prefix, *schema.names]):
-        raise IngestError("ORC files can't hold names of columns with `: take parquet or delta")
     known = {name.lower() for name in schema.names}
     unknown = [name for name in job.key if name.lower() not in known]
     if unknown:
@@ -82,7 +80,7 @@ class Rows:
     def output(self) -> DataFrame:
         """The typed events, or every event without a schema."""
         if self.schema is None:
-            return self.parsed if self.job.format == "text" else self.bronze()
+            return self.bronze()
         prefix = self.job.prefix
         columns = [F.col(name).alias(f"{prefix}{name}") for name in EVENT]
         if self.job.keep_data:
@@ -138,6 +136,4 @@ def _reason(schema: StructType, required: Sequence[str]) -> Column:
 
 def empty_rows(spark: SparkSession, job: Ingest, schema: StructType | None) -> Rows:
     """Return the rows of an empty micro-batch, to know the columns of the tables."""
-    variant = job.options.get("payload") == "variant"
-    columns = spark_schema("variant" if variant else "string")
-    return Rows(job, spark.createDataFrame([], columns), schema)
+    return Rows(job, spark.createDataFrame([], spark_schema()), schema)

@@ -91,7 +91,7 @@ class FileTable:
         """Write an attempt of a micro-batch. Readers see it when it is published."""
         if not self._uri:
             self._prepare(rows, who, number)
-        writer = rows.write.format(self.job.format).options(**self.job.writer_options)
+        writer = rows.write.format("parquet").options(**self.job.writer_options)
         if self.partition_by:
             writer = writer.partitionBy(*self.partition_by)
         name = f"{number}-{who.epoch}-{uuid.uuid4().hex[:8]}"
@@ -137,10 +137,9 @@ class FileTable:
         some = ",".join(map(str, numbers))
         folders = f"{self.folder}/{_folder_of(who)}/{who.column('batch')}={{{some}}}"
         try:
-            rows = spark.read.format(self.job.format).load(folders)
+            rows = spark.read.parquet(folders)
             _ = rows.schema  # Spark Connect looks at the files only now
         except AnalysisException as error:
-            # A JSON or CSV file without any row has no schema to infer.
             if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
                 return None
             raise

@@ -99,7 +99,7 @@ class GoldTable:
         source = newest.withColumn(_DELETED, deleted).withColumnsRenamed(
             {name: f"{_NEW}{name}" for name in newest.columns}
         )
-        with _settings(named.sparkSession, transaction(self.job, who, number)):
+        with _settings(named.sparkSession, transaction(who, number)):
             retry_conflicts(lambda: self._merge(source, newest.columns, who))
 
     def _merge(self, source: DataFrame, columns: Sequence[str], who: Identity) -> None:

@@ -18,13 +18,13 @@ from pyspark.sql import SparkSession
 from feedapi_client.errors import FeedError
 from feedapi_client.spark.certificates import certificates_in
 from feedapi_client.spark.ingest.ingest_errors import plain_message
-from feedapi_client.spark.ingest.job import FILE_FORMATS, Ingest, Summary, Transform
+from feedapi_client.spark.ingest.job import Ingest, Summary, Transform
 from feedapi_client.spark.ingest.pipeline import Run
 from feedapi_client.spark.java import JavaError, ensure_java
 
 # Argument, its placeholder, and what it means. Those of the second list may be repeated.
 _ONCE = (
-    ("--format", "FORMAT", f"{', '.join(FILE_FORMATS)}, or any installed table format"),
+    ("--format", "FORMAT", "parquet, folders of files, or delta, tables of a catalog"),
     ("--schema", "DDL", "columns of the payload, such as 'id STRING NOT NULL, amount DOUBLE'"),
     ("--bronze", "TABLE", "table of every event as sent, beside a typed output"),
     ("--rejected", "TABLE", "table of the events that don't fit the schema, with the reason"),
@@ -34,8 +34,8 @@ _ONCE = (
     ("--prefix", "TEXT", "before names of added columns, where the payload has the same names"),
     ("--trigger", "WHEN", "available-now, or an interval such as 10s"),
     ("--transform", "MODULE:FUNCTION", "function (DataFrame, batch number) -> DataFrame"),
-    ("--checkpoint", "LOCATION", "the query's checkpoint (default: inside a file output)"),
-    ("--staging", "LOCATION", "the source's staging location (default: inside a file output)"),
+    ("--checkpoint", "LOCATION", "the query's checkpoint (default: inside a folder of files)"),
+    ("--staging", "LOCATION", "the source's staging location (default: inside a folder of files)"),
     ("--ca-file", "FILE", "trust the certificates in this PEM file, in place of the public ones"),
     ("--target-file-size", "SIZE", "about how large files become, such as 128m"),
 )
@@ -66,7 +66,7 @@ def parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     arguments.add_argument("url", help="the feed")
-    arguments.add_argument("output", help="folder for file formats, else the name of a table")
+    arguments.add_argument("output", help="folder of Parquet files, or the name of a Delta table")
     for name, placeholder, meaning in _ONCE:
         default = _DEFAULTS.get(name)
         shown = f"{meaning} (default: {default})" if default else meaning

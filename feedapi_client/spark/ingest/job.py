@@ -13,8 +13,8 @@ from pyspark.sql import DataFrame
 
 Transform = Callable[[DataFrame, int], DataFrame | None]
 
-FILE_FORMATS = ("parquet", "orc", "json", "text", "avro")
-MERGING_FORMATS = ("delta", "iceberg")
+FORMATS = ("parquet", "delta")
+FILE_FORMATS = ("parquet",)
 CORRUPT = "_corrupt"
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
@@ -29,20 +29,20 @@ class IngestError(ValueError):
 class Ingest:
     """What to ingest, and into which tables.
 
-    A table is a folder for file formats, else the name of a table. Every row of every table but
+    A table is a folder of Parquet files, or the name of a Delta table. Every row of every table but
     `gold` belongs to a micro-batch of a query. A repeated micro-batch replaces its own rows only.
 
     Arguments:
         url: of the feed.
         output: table of the events, typed when there is a `schema`.
-        format: one of `FILE_FORMATS`, or any installed table format.
+        format: one of `FORMATS`.
         schema: columns of the payload, as DDL. `NOT NULL` columns are required. Without a schema
             the payload stays JSON.
         bronze: table of every event as sent, beside a typed `output`.
         rejected: table of the events that do not fit the schema, with the reason. Without it they
             are rows of `output` with their payload in column ``_corrupt``.
-        gold: table of the latest state of each entity. Needs `schema`, `key`, `rejected`, and a
-            format with MERGE (Delta). For other formats see `feedapi_client.spark.ingest.latest`.
+        gold: table of the latest state of each entity. Needs `schema`, `key`, `rejected`, and
+            Delta, which has MERGE. For folders see `feedapi_client.spark.ingest.latest`.
         key: columns of the payload that identify an entity.
         delete_when: SQL condition on the columns of `output`. An entity whose latest event
             fulfils it is deleted from `gold`.
@@ -57,8 +57,8 @@ class Ingest:
         trigger: ``available-now``, or an interval such as ``10s``.
         transform: called with each micro-batch and its number. Returns what to write to `output`,
             or None when it wrote by itself. It may be called again with the same batch.
-        checkpoint, staging: locations of the query's own files. For file formats they default to
-            a folder inside `output`.
+        checkpoint, staging: locations of the query's own files. By default in a folder inside
+            `output`, where that is a folder.
         options: of the source.
         writer_options: of the format.
         target_file_size: about how large files should become, such as ``128m``. Costs a shuffle.
@@ -94,18 +94,15 @@ class Ingest:
 
     def __post_init__(self) -> None:
         trigger_options(self.trigger)
-        if (
-            self.format != "csv"
-            and not self.is_files
-            and (self.checkpoint is None or self.staging is None)
-        ):
+        if self.format not in FORMATS:
+            raise IngestError(
+                f"format must be {' or '.join(FORMATS)}, not {self.format!r}: read the table with "
+                "Spark, and write it in another format from there"
+            )
+        if not self.is_files and (self.checkpoint is None or self.staging is None):
             raise IngestError(
                 f"format {self.format} writes to a table: say with --checkpoint and --staging "
                 "where the query keeps its own files"
-            )
-        if self.format == "csv":
-            raise IngestError(
-                "format csv can't hold the column headers, a map: take parquet, orc or json"
             )
         for problem in (*self._table_problems(), *self._gold_problems()):
             raise IngestError(problem)
@@ -121,25 +118,19 @@ class Ingest:
             found.append("output, bronze, rejected and gold must be different tables")
         if self.schema is None and (self.bronze or self.rejected):
             found.append("bronze and rejected need a schema: without one, output holds every event")
-        if self.compact_every is not None and (self.compact_every < 1 or self.format != "delta"):
+        if self.compact_every is not None and (self.compact_every < 1 or self.is_files):
             found.append(
                 "compact_every needs format delta and a number of micro-batches from 1: folders of "
                 "files can't be compacted under their readers; see target_file_size"
             )
-        if self.resume_from_table and (self.whole_table is None or self.format == "text"):
+        if self.resume_from_table and self.whole_table is None:
             found.append(
                 "--resume-from-table needs a table of every event with its partition, cursor and "
                 "sequence: bronze, or output without rejected and transform"
             )
         given = {name.lower() for name in self.options}
-        if given & {"urls", "feedcolumn"}:
-            found.append(
-                "the tables have the name of one feed in a column of their own: leave out the "
-                "options urls and feedColumn, and ingest each feed with a pipeline of its own. "
-                "Several may write to one table, each with its own checkpoint"
-            )
-        if self.schema and self.options.get("payload", "string") != "string":
-            found.append("a schema needs the payload as JSON text: leave out option payload")
+        if "feedcolumn" in given:
+            found.append("the tables have the feed's name in a column: leave out option feedColumn")
         return found
 
     @property
@@ -154,7 +145,7 @@ class Ingest:
             unused = self.key or self.delete_when
             return ["key and delete_when describe gold: name its table"] if unused else []
         found = []
-        if self.format not in MERGING_FORMATS:
+        if self.is_files:
             found.append(
                 f"gold is kept up to date with MERGE, which format {self.format} can't do: take "
                 "delta, or compute the latest state with feedapi_client.spark.ingest.latest"

@@ -415,5 +415,4 @@ def read_table(spark: SparkSession, job: Ingest) -> DataFrame:
     name = str(job.whole_table)
     if not job.is_files:
         return spark.table(name)
-    reader = spark.read.format(job.format)
-    return (reader.option("mergeSchema", "true") if job.format == "parquet" else reader).load(name)
+    return spark.read.option("mergeSchema", "true").parquet(name)

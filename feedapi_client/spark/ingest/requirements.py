@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 from feedapi_client.spark.ingest.columns import Rows
 from feedapi_client.spark.ingest.gold import latest
 from feedapi_client.spark.ingest.identity import forgotten
-from feedapi_client.spark.ingest.job import FILE_FORMATS, Ingest, IngestError
+from feedapi_client.spark.ingest.job import Ingest, IngestError
 
 _DELTA_JAR = re.compile(r"delta-spark_(\d+\.\d+)_2\.13")
 _DELTA = {
@@ -21,13 +21,12 @@ _DELTA = {
 
 def check_session(spark: SparkSession, job: Ingest) -> None:
     """Raise `IngestError` when the session lacks what the pipeline needs."""
-    if job.format == "delta":
-        _check_delta_version(spark)
-    _check_installed(spark, job.format)
-    if job.format == "delta":
-        _check_delta_settings(spark)
-    if not job.is_files:
-        _check_schemas(spark, job)
+    if job.is_files:
+        return
+    _check_delta_version(spark)
+    _check_delta_installed(spark)
+    _check_delta_settings(spark)
+    _check_schemas(spark, job)
 
 
 def check_sql(job: Ingest, rows: Rows) -> None:
@@ -48,18 +47,17 @@ def check_sql(job: Ingest, rows: Rows) -> None:
         raise IngestError(f"delete_when {job.delete_when!r} is no condition: {reason}") from error
 
 
-def _check_installed(spark: SparkSession, format: str) -> None:
+def _check_delta_installed(spark: SparkSession) -> None:
     nowhere = "/nowhere/at/all"
     try:
         # Twice: Spark logs a stack trace for a single path that does not exist.
-        _ = spark.read.format(format).load([nowhere, nowhere]).schema
+        _ = spark.read.format("delta").load([nowhere, nowhere]).schema
     except Exception as error:
         if not re.search("DATA_SOURCE_NOT_FOUND|FAILED_CLASS_LOAD", str(error)):
             return  # the format is there, and the path is not
         raise IngestError(
-            f"format {format} is not installed in this Spark {spark.version}: start it with "
-            "the format's runtime for that version (spark.jars.packages), or take another "
-            f"of delta, {', '.join(FILE_FORMATS)}"
+            f"format delta is not installed in this Spark {spark.version}: start it with Delta's "
+            "jar for that version (spark.jars.packages), or take format parquet"
         ) from error
 
 

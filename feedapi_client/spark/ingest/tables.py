@@ -1,4 +1,4 @@
-"""`CatalogTable`: a table of Delta, Iceberg or another format with a catalog.
+"""`CatalogTable`: a Delta table of a catalog.
 
 Every row has the columns ``feed``, ``query`` and ``batch``. One commit of the table replaces the
 rows of a micro-batch. A table property for each query says which feed it writes, also when none of
@@ -104,7 +104,7 @@ class CatalogTable:
         self.prepare(named.sparkSession, named.schema, who)
         own = (column(who.column("query")) == who.query) & (column(who.column("batch")) == number)
         columns = self._aligned(named)
-        options = {**self.job.writer_options, **transaction(self.job, who, number)}
+        options = {**self.job.writer_options, **transaction(who, number)}
         retry_conflicts(lambda: columns.writeTo(self.name).options(**options).overwrite(own))
         return []
 
@@ -148,7 +148,7 @@ class CatalogTable:
         properties = {f"{_PROPERTY}{who.query}": quote(who.feed, safe="")}
         if self._needs_mapping(schema):
             properties[_MAPPING] = "name"
-        sql = f"CREATE TABLE IF NOT EXISTS {self.name} ({_columns(schema)}) USING {self.job.format}"
+        sql = f"CREATE TABLE IF NOT EXISTS {self.name} ({_columns(schema)}) USING delta"
         if self.job.writer_options:
             sql += f" OPTIONS ({_assignments(self.job.writer_options)})"
         if self.partition_by:
@@ -172,7 +172,7 @@ class CatalogTable:
     def _needs_mapping(self, schema: StructType) -> bool:
         """Whether Delta takes the names only under names of its own in the files."""
         names = "".join(field.name for field in schema)
-        return self.job.format == "delta" and not _NOT_IN_FILES.isdisjoint(names)
+        return not _NOT_IN_FILES.isdisjoint(names)
 
     def _aligned(self, rows: DataFrame) -> DataFrame:
         """Return the rows with all columns of the table: those that they lack are null."""
@@ -260,14 +260,12 @@ def identified(rows: DataFrame, who: Identity, number: int) -> DataFrame:
     )
 
 
-def transaction(job: Ingest, who: Identity, number: int) -> dict[str, str]:
+def transaction(who: Identity, number: int) -> dict[str, str]:
     """Return what lets Delta drop a write to a table that a later run has written to.
 
     Delta keeps the number of the last transaction of each application in the table, and compares
     it in the commit itself: a run that wakes up late changes nothing, however late it is.
     """
-    if job.format != "delta":
-        return {}
     version = who.epoch * _BATCHES + number
     return {"txnAppId": f"feedapi-{who.query}", "txnVersion": str(version)}
 

@@ -1,12 +1,8 @@
-"""`EpochPlan`: what one epoch reads, how it is stored, and option ``partitions``. Imports no Spark.
-
-The plan of one feed is stored as it was before a query could read several: a checkpoint of an
-earlier version goes on, and that version can read what this one stores of such a query.
-"""
+"""`EpochPlan`: what an epoch reads, how that is stored, and option ``partitions``."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
@@ -22,8 +18,6 @@ from feedapi_client.spark.target import Target
 DEFAULT_TASKS = 32
 PLAN_VERSION = 2
 """Is raised when an older version of this package could read a plan or staged object wrongly."""
-PLAN_VERSION_OF_SEVERAL = 3
-"""Of a plan that holds several feeds. That of one feed is stored as before there were several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +35,10 @@ class FetchTask:
     """Bytes of each partition after which no further batch is read."""
     feed: str = ""
     """URL of the feed, without secrets."""
-    source: int | None = 0
-    """Number of the feed among those of the options; None where the query no longer names it."""
 
 
-class FeedPlan(msgspec.Struct, kw_only=True):
-    """What an epoch reads of one feed, and everything that was known when it was planned."""
+class EpochPlan(msgspec.Struct, kw_only=True):
+    """What an epoch reads, and everything that was known when it was planned."""
 
     feed: str
     """Key of the feed and of the selection of events."""
@@ -74,35 +66,23 @@ class FeedPlan(msgspec.Struct, kw_only=True):
     """Of the format of plans and staged objects."""
     ends: dict[int, str] = {}
     """Where partitions end that are read to a fixed end."""
-    seeking: list[int] = []
-    """The partitions whose events are dropped up to the start time."""
 
-    def task(
-        self,
-        epoch: int,
-        group: int,
-        fetch: FetchOptions,
-        *,
-        number: int | None = None,
-        feed: str = "",
-        source: int | None = 0,
-    ) -> FetchTask:
+    def task(self, epoch: int, group: int, fetch: FetchOptions, *, feed: str = "") -> FetchTask:
         """Return what the task of a group fetches.
 
         Arguments:
-            number: of the task in the epoch; by default that of the group.
-            fetch, feed, source: as in `FetchTask`. A name in the plan comes before `feed`.
+            fetch: as in `FetchTask`.
+            feed: as in `FetchTask`, where the plan has no name.
         """
         return FetchTask(
             epoch,
-            group if number is None else number,
+            group,
             self._targets(group),
             self._task_info(group),
             fetch,
             self.limit,
             self.max_bytes or None,
             self.name or feed,
-            source,
         )
 
     def _targets(self, group: int) -> list[Target]:
@@ -119,7 +99,6 @@ class FeedPlan(msgspec.Struct, kw_only=True):
                     self.depths.get(partition, 0),
                     self.ends.get(partition),
                     resumable=True,
-                    seek=partition in self.seeking,
                 )
             )
         return targets
@@ -127,20 +106,6 @@ class FeedPlan(msgspec.Struct, kw_only=True):
     def _task_info(self, group: int) -> FeedInfo:
         """The discovery as far as the task needs it. Dialect v1 sends the number of partitions."""
         return self.info if self.info.dialect == "v1" else only(self.info, self.groups[group])
-
-
-class EpochPlan(msgspec.Struct, kw_only=True):
-    """What an epoch reads: a plan for each feed."""
-
-    feeds: list[FeedPlan]
-    """Those that the query names, and those that it named once and no longer reads."""
-    version: int = PLAN_VERSION_OF_SEVERAL
-
-    def groups(self) -> Iterator[tuple[int, int]]:
-        """Yield (number of the feed in `feeds`, number of the group in its plan) of each task."""
-        for number, plan in enumerate(self.feeds):
-            for group in range(len(plan.groups)):
-                yield number, group
 
 
 def split_into_groups(
@@ -155,36 +120,41 @@ def split_into_groups(
 
 # ---------------------------------------------------------------------- storage
 
-NEWEST = PLAN_VERSION_OF_SEVERAL
-"""The newest format that can be read."""
+NEWEST = 3
+"""The newest format. Versions before 1.0 wrote it for a query with several feeds."""
 
 
-class _Versioned(msgspec.Struct):
+class _Stored(msgspec.Struct):
     version: int = 0
+    seeking: list[int] = []
 
 
 def encode(plan: EpochPlan) -> bytes:
     """Return the object to stage."""
-    stored = plan.feeds[0] if len(plan.feeds) == 1 else plan
-    return pack({"kind": "plan"}, [[compress(msgspec.json.encode(stored))]])
+    return pack({"kind": "plan"}, [[compress(msgspec.json.encode(plan))]])
 
 
 def decode(content: bytes, key: str) -> EpochPlan:
     """Return the plan in a staged object.
 
     Raises:
-        StagingError: the object is torn, or of a newer version of this package.
+        StagingError: the object is torn, or of a version of this package that does other things.
     """
     text = decompress(unpack(content, key)[1][0], key)
-    version = msgspec.json.decode(text, type=_Versioned).version
-    if version > NEWEST:
+    stored = msgspec.json.decode(text, type=_Stored)
+    if stored.version > NEWEST:
         raise StagingError(
-            f"the plan {key} was written by a newer version of feedapi_client (format {version}, "
-            f"this one reads up to {NEWEST}): run the query with that version again"
+            f"the plan {key} was written by a newer version of feedapi_client (format "
+            f"{stored.version}, this one reads up to {PLAN_VERSION}): run the query with that "
+            "version again"
         )
-    if version == PLAN_VERSION_OF_SEVERAL:
-        return msgspec.json.decode(text, type=EpochPlan)
-    return EpochPlan(feeds=[msgspec.json.decode(text, type=FeedPlan)])
+    if stored.version == NEWEST or stored.seeking:
+        option = "startingTimestamp" if stored.seeking else "urls"
+        raise StagingError(
+            f"the plan {key} is of a query that was begun with option {option}, which is gone: "
+            "begin a new query with a checkpoint location of its own"
+        )
+    return msgspec.json.decode(text, type=EpochPlan)
 
 
 # ---------------------------------------------------------------------- option partitions

@@ -1,6 +1,6 @@
-"""`FeedPlanner`: the state of one feed of a streaming query, on the driver. Imports no Spark.
+"""`FeedPlanner`: the state of the feed of a streaming query, on the driver. Imports no Spark.
 
-A `FeedPlan` holds the whole state as it was when the plan was made. A query that starts again
+An `EpochPlan` holds the whole state as it was when the plan was made. A query that starts again
 therefore continues from the plan and the results of its last epoch.
 
 The lineage rules are those of `feedapi_client.lineage.planner`, as in `FeedConsumer`.
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -34,17 +34,16 @@ from feedapi_client.runtime.discovery_timer import DiscoveryTimer
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import read_end
 from feedapi_client.spark.plan.epoch import (
-    DEFAULT_TASKS,
-    FeedPlan,
+    EpochPlan,
     added_partitions,
     check_partitions,
     split_into_groups,
 )
 from feedapi_client.spark.plan.failing_partitions import FailingPartitions
 from feedapi_client.spark.plan.polls import LateLooks, ListedEnds, PatientCall, PollSchedule
-from feedapi_client.spark.plan.probe import FixedEnds, Probe
+from feedapi_client.spark.plan.probe import AvailableNow, Probe
 from feedapi_client.spark.plan.query_progress import ProgressReport
-from feedapi_client.spark.plan.row_positions import RowNumbers, Seeking
+from feedapi_client.spark.plan.row_positions import RowNumbers
 from feedapi_client.spark.source_options import SourceOptions
 from feedapi_client.spark.target import FetchResult
 
@@ -55,10 +54,10 @@ _MAX_PROBES = 1024
 
 
 class News(NamedTuple):
-    """The partitions of a feed that have events, and whether to wait for others.
+    """The partitions that have events, and whether to wait for others.
 
-    `done` says that a trigger that ends by itself is over in this feed; `wait`, that a partition
-    which fails is not due yet.
+    `done` says that a trigger that ends by itself is over; `wait`, that a partition which fails is
+    not due yet.
     """
 
     partitions: set[int]
@@ -67,13 +66,12 @@ class News(NamedTuple):
 
 
 class FeedPlanner:
-    """Lineage and progress of one feed of a streaming query. Not thread-safe.
+    """Lineage and progress of the feed of a streaming query. Not thread-safe.
 
     Arguments:
         options: of the feed.
         connection: to the feed.
-        plan: the state to continue from; None for a new feed.
-        kept: the query no longer reads the feed: its state is kept, and nothing is asked.
+        plan: the state to continue from; None for a new query.
         patience: seconds that a discovery may take in the foreground, where there was one before.
             None for any time.
 
@@ -85,9 +83,8 @@ class FeedPlanner:
         self,
         options: SourceOptions,
         connection: FeedConnection,
-        plan: FeedPlan | None = None,
+        plan: EpochPlan | None = None,
         *,
-        kept: bool = False,
         patience: float | None = None,
     ) -> None:
         self.options = options
@@ -100,7 +97,7 @@ class FeedPlanner:
             lineage=options.lineage,
             selects_events=bool(connection.fetch_options.selection()),
         )
-        self.ends: FixedEnds | None = None  # of a trigger that ends by itself
+        self.ends: AvailableNow | None = None  # of a trigger that ends by itself
         self._numbers = RowNumbers() if plan is None else RowNumbers(plan.sequences, plan.depths)
         self._known: set[int] = set()  # every partition that was ever listed
         self._added_partitions: frozenset[int] = frozenset()  # to the selection of the last plan
@@ -117,7 +114,6 @@ class FeedPlanner:
         self._settling: dict[int, float] = {}  # when an end is asked for again
         self._late = LateLooks({} if plan is None else plan.late or {}, options.limits.settle_time)
         self._silent: set[int] = set()  # open ones whose last response held no line
-        self._seeking = Seeking(plan.seeking if plan is not None else ())
         self._more: set[int] = set()  # partitions that are known to have events
         self._info: FeedInfo | None = None
         self.unsaved = False
@@ -128,10 +124,7 @@ class FeedPlanner:
         self._discovery: PatientCall[FeedInfo] = PatientCall("feedapi-discovery", patience)
         self._poll: PatientCall[list[FetchResult]] = PatientCall("feedapi-poll", patience)
         self._polled: Mapping[int, str] = {}  # cursors of the poll that is running
-        self.key = plan.feed if kept and plan is not None else key_of(connection)
-        """Key of the feed and of the selection of events, whose cursors these are."""
-        self.planned_as = self.key if plan is None else plan.feed
-        """The key in the last plan."""
+        self._key = key_of(connection)
         if plan is None:
             self.lineage.load({})
         else:
@@ -140,8 +133,8 @@ class FeedPlanner:
     def __repr__(self) -> str:
         return f"<FeedPlanner: {self.lineage!r}>"
 
-    def _restore(self, plan: FeedPlan) -> None:
-        self.unsaved = plan.feed != self.key  # the feed moved
+    def _restore(self, plan: EpochPlan) -> None:
+        self.unsaved = plan.feed != self._key  # the feed moved
         if self.unsaved and plan.feed != key_of(self.connection, self.options.previous_url):
             raise LineageError(
                 "the checkpoint of this query belongs to another feed, or to another selection of "
@@ -187,7 +180,6 @@ class FeedPlanner:
         self._numbers.add(result)
         self._note(result)
         self._settling.pop(partition, None)
-        self.unsaved |= self._seeking.add(result)
         actions: list[Action] = []
         if result.cursor != result.start:
             self.lineage.progressed(partition)
@@ -277,11 +269,6 @@ class FeedPlanner:
 
     # ------------------------------------------------------------------ discovery
 
-    @property
-    def must_discover(self) -> bool:
-        """Whether `discover_if_due` has anything to do."""
-        return self._discovery.running or self._until_discovery() == 0.0
-
     def discover_if_due(self) -> None:
         """Discover when the interval is over, or a refusal asks for it.
 
@@ -290,9 +277,9 @@ class FeedPlanner:
         Raises:
             FeedError: the first discovery failed, or the partitions can't be read.
         """
-        if not self.must_discover:
-            return
         if not self._discovery.running:
+            if self._until_discovery() > 0.0:
+                return
             self._timer.begun()
         try:
             info = self._discovery.next(self.connection.discover, wait=self._info is None)
@@ -325,8 +312,6 @@ class FeedPlanner:
         }
         if self.lineage.starts_first:
             self._timer.perhaps()  # a publisher that starts lists none for a moment (R7)
-        if first and self.options.start_time is not None:
-            self._seeking.begin(self.lineage.entries)
         self._numbers.set_depths(self.lineage)
         if not self.connection.fetch_options.selection():
             for partition in self._listed_ends.moved(info, self.lineage):
@@ -369,8 +354,6 @@ class FeedPlanner:
                 self._added_partitions = frozenset()
             new = info.partitions.keys() - self._known
             self.lineage.select(descendants(info.partitions, self.lineage.selected, new))
-        new = info.partitions.keys() - self._known
-        self._seeking.inherit([info.partitions[id] for id in new], self._known)
         self._known |= info.partitions.keys()
 
     def _perform(self, actions: Iterable[Action]) -> None:
@@ -393,13 +376,10 @@ class FeedPlanner:
 
     # ------------------------------------------------------------------ the next epoch
 
-    @property
-    def has_news(self) -> bool:
-        """Whether a partition is known to have events, or a plan has to be saved."""
-        return bool(self._more) or self.unsaved
-
     def pause(self) -> float:
         """Return the seconds for which a feed without news has nothing to do."""
+        if self._more or self.unsaved:
+            return 0.0
         return min(self._polls.wait(), self._until_discovery())
 
     def partitions_with_news(self) -> set[int]:
@@ -452,15 +432,6 @@ class FeedPlanner:
         )
         self._perform(self.lineage.reopened(partition))
         return True
-
-    def hold(self, partitions: Collection[int]) -> None:
-        """Leave the events of the partitions for a later epoch."""
-        self._more.update(partitions)
-
-    def event_counts(self, partitions: Collection[int]) -> Iterator[int]:
-        """Yield the number of events of each partition, up to ``minEventsPerTrigger``."""
-        cursors = {partition: self.lineage.entries[partition].cursor for partition in partitions}
-        yield from self._probe.counts(cursors, self.options.min_events_per_trigger or 1)
 
     def _known_news(self) -> set[int]:
         return {p for p in self._more if self._failures.may_ask(p)}
@@ -536,27 +507,24 @@ class FeedPlanner:
         partitions: Collection[int] = (),
         waiting: Collection[int] = (),
         limit: int | None = None,
-        tasks: int = DEFAULT_TASKS,
         *,
         max_bytes: int | None = None,
-    ) -> FeedPlan:
+    ) -> EpochPlan:
         """Return the state, with the partitions to read.
 
         Arguments:
             waiting: partitions with events that wait for the next epoch.
             limit: maximum number of events of each partition.
-            tasks: about how many tasks read the partitions.
             max_bytes: bytes of each partition after which no further batch is read.
         """
         self.unsaved = False
         for partition in waiting:
             self._polls.later(partition, 0.0)
         self._planned = set(partitions)
-        self.planned_as = self.key
         selected = self.lineage.selected
         ends = self.ends.ends if self.ends is not None else {}
-        return FeedPlan(
-            feed=self.key,
+        return EpochPlan(
+            feed=self._key,
             name=self.connection.url,
             info=self._info or self.connection.info,
             positions=self._positions(),
@@ -567,14 +535,12 @@ class FeedPlanner:
             groups=split_into_groups(
                 sorted(partitions, key=lambda p: (p not in self._more, p)),
                 self.options.max_partitions_per_task,
-                tasks,
             ),
             late=self._late.stored() or msgspec.UNSET,
             limit=limit,
             max_bytes=max_bytes or msgspec.UNSET,
             chosen=None if self.options.partitions is None else sorted(self.options.partitions),
             ends={p: end for p in partitions if (end := ends.get(p)) is not None},
-            seeking=sorted(self._seeking),
         )
 
     def _unasked(self) -> Collection[int]:
@@ -590,13 +556,10 @@ class FeedPlanner:
 
     def summary(self) -> dict[str, Any]:
         """Return what `StreamingQueryProgress` says of the source: see `ProgressReport`."""
-        found = {
+        return {
             "feed": self.connection.url,
             **self._progress.of(self.lineage, self._failures, self._unasked()),
         }
-        if self.options.start_time is not None:
-            found["seekingPartitions"] = sum(p in self.lineage.graph for p in self._seeking)
-        return found
 
 
 def key_of(connection: FeedConnection, url: str | None = None) -> str:
@@ -609,7 +572,7 @@ def key_of(connection: FeedConnection, url: str | None = None) -> str:
     return FeedKey(url or connection.options.url, "spark", selection).id
 
 
-def _selected(options: SourceOptions, plan: FeedPlan | None) -> Collection[int] | None:
+def _selected(options: SourceOptions, plan: EpochPlan | None) -> Collection[int] | None:
     """Return the partitions to read: the option's, and those that descend from them."""
     if options.partitions is None or plan is None or plan.selected is None:
         return options.partitions

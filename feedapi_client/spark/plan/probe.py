@@ -1,6 +1,6 @@
 """Asks partitions whether they have events (R15), and where they end. Imports no Spark.
 
-`AvailableNow` is a trigger that reads what is there, and ends by itself.
+`AvailableNow` is the trigger that reads what is there, and ends by itself.
 """
 
 from __future__ import annotations
@@ -48,15 +48,6 @@ class Probe:
             for first in range(0, len(targets), size):
                 yield list(pool.map(self._ask, targets[first : first + size]))
 
-    def counts(self, cursors: Mapping[int, str], limit: int) -> Iterator[int]:
-        """Yield the number of events behind each cursor, up to about `limit`. They are dropped."""
-        for partition, cursor in cursors.items():
-            target = Target(partition, cursor)
-            reader = PartitionReader(
-                self._connection, target, limit=limit, grace_period=GRACE_PERIOD, hold_open=False
-            )
-            yield reader.read().events
-
     def ends(self, partitions: Collection[int]) -> dict[int, str | None]:
         """Return the present end of each partition, as `fix_end`. Raises `FeedError`."""
         if not partitions:
@@ -87,14 +78,15 @@ class Probe:
 
 
 @dataclass(slots=True)
-class FixedEnds:
-    """Where a trigger that ends by itself ends in one feed.
+class AvailableNow:
+    """Where a trigger that ends by itself ends, at the latest at `deadline` (monotonic clock).
 
     `caught_up` are the partitions that were caught up since the trigger began, or read to their
     fixed end. `ends` has the end of each partition, fixed when the trigger began or, for a later
     one, when it started.
     """
 
+    deadline: float
     caught_up: set[int] = field(default_factory=set)
     ends: dict[int, str | None] = field(default_factory=dict)
 
@@ -108,15 +100,3 @@ class FixedEnds:
         ends = probe.ends(wanted)
         self.ends |= ends
         self.caught_up |= {p for p, end in ends.items() if end == lineage.entries[p].cursor}
-
-
-@dataclass(slots=True)
-class AvailableNow:
-    """State of a trigger that ends by itself. `deadline` is on the monotonic clock."""
-
-    deadline: float
-    feeds: dict[str, FixedEnds] = field(default_factory=dict)
-
-    def of(self, feed: str) -> FixedEnds:
-        """Return the ends of a feed, none of them fixed the first time."""
-        return self.feeds.setdefault(feed, FixedEnds())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from typing import Any
 
 from feedapi_client.lineage.planner import Planner, State
@@ -99,17 +99,3 @@ class ProgressReport:
             "requests": self._counts["requests"],
             "retries": self._counts["retries"],
         }
-
-
-def sum_up(reports: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the report of several feeds: their own, and the sums.
-
-    ``behindSeconds`` is that of the feed that is furthest behind; None where that is not known.
-    """
-    fields = [field for field in reports[0] if field not in ("feed", "behindSeconds")]
-    behind = [report["behindSeconds"] for report in reports]
-    return {
-        "feeds": list(reports),
-        **{field: sum(report[field] for report in reports) for field in fields},
-        "behindSeconds": None if None in behind else max(behind),
-    }

@@ -19,7 +19,7 @@ from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader
 from feedapi_client.spark.plan.epoch import FetchTask
-from feedapi_client.spark.schema import Payload, RowBuilder
+from feedapi_client.spark.schema import RowBuilder
 from feedapi_client.spark.source_options import SourceOptions
 from feedapi_client.spark.staging.format import (
     Section,
@@ -145,7 +145,7 @@ def results_in(header: Any) -> list[FetchResult]:
 
 
 def rows_of(
-    staged: bytes, key: str, payload: Payload, size: int, feed: str | None = None
+    staged: bytes, key: str, size: int, feed: str | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a staged object in Arrow batches of about `size` bytes.
 
@@ -164,7 +164,6 @@ def rows_of(
             partition["partition"],
             partition["depth"],
             partition["sequence"],
-            payload,
             orjson.loads(decompress(checkpoints, key)),
             feed,
         )

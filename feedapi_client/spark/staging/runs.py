@@ -66,8 +66,8 @@ def staged_runs(location: str) -> list[StagedRun]:
 
 
 @dataclass(frozen=True, slots=True)
-class FeedOffsets:
-    """The cursors of one feed before and after the last micro-batch of a run."""
+class RunOffsets:
+    """The cursors before and after the last micro-batch of a run."""
 
     feed: str
     epoch: int
@@ -77,8 +77,8 @@ class FeedOffsets:
     """Where the next micro-batch begins, once the sink has this one."""
 
 
-def read_offsets(location: str, run: str) -> list[FeedOffsets]:
-    """Return the cursors of a run, for each of its feeds.
+def read_offsets(location: str, run: str) -> RunOffsets:
+    """Return the cursors of a run.
 
     Raises:
         StagingError: there is no such run, or the location failed.
@@ -90,15 +90,13 @@ def read_offsets(location: str, run: str) -> list[FeedOffsets]:
     epoch = max(int(key.rpartition("/")[2]) for key in keys)
     key = staging.plan_key(epoch)
     plan = decode(staging.read(key), key)
-    found = []
-    for feed in plan.feeds:
-        before = {partition: position.cursor for partition, position in feed.positions.items()}
-        found.append(FeedOffsets(feed.name, epoch, before, dict(before)))
-    for number, (feed_number, _) in enumerate(plan.groups()):
+    before = {partition: position.cursor for partition, position in plan.positions.items()}
+    found = RunOffsets(plan.name, epoch, before, dict(before))
+    for number in range(len(plan.groups)):
         with suppress(MissingObjectError):  # not fetched yet
             header = staging.read_header(staging.data_key(epoch, number))
             for result in results_in(header):
-                found[feed_number].after[result.partition] = result.cursor
+                found.after[result.partition] = result.cursor
     return found
 
 

@@ -1,4 +1,4 @@
-"""Several feeds in one query on a real Spark, through SIGKILL of the driver."""
+"""Option ``feedColumn``, and several feeds as the union of a load of each."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark.errors import AnalysisException, PySparkException
+from pyspark.sql.datasource import EqualTo, GreaterThan, In
 
+from feedapi_client.spark.batch import FeedReader, FilteringFeedReader
+from feedapi_client.spark.source_options import parse_options
 from feedapi_client.testing import Publisher
 from tests.spark import driver
 from tests.spark.micro_batches import Row, problems
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TIMEOUT = 600.0
-
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(TIMEOUT)]
 
 
 @pytest.fixture
@@ -46,10 +46,6 @@ def publish(publisher: Publisher, count: int) -> None:
         publisher.publish(entity, {"entity": entity, "n": n})
 
 
-def urls(publishers: list[Publisher]) -> str:
-    return "\n".join(str(publisher.url) for publisher in publishers)
-
-
 def wrong(publishers: list[Publisher], rows: list[Row]) -> list[str]:
     """What is lost, doubled or out of order, feed by feed."""
     by_feed: dict[str, list[Row]] = defaultdict(list)
@@ -59,19 +55,35 @@ def wrong(publishers: list[Publisher], rows: list[Row]) -> list[str]:
     return found + sorted(by_feed.keys() - {str(one.url) for one in publishers})
 
 
-def test_batch_of_two_feeds_has_a_feed_column(
-    spark: SparkSession, publishers: list[Publisher]
-) -> None:
-    publishers[1].split(0, into=2, method="starts-after")
-    publish(publishers[1], 200)
-    table = spark.read.format("feedapi").option("urls", urls(publishers)).load()
-    assert table.columns[:2] == ["feed", "partition"]
-    assert not table.schema["feed"].nullable
-    rows = despite_slow_workers(table.orderBy("feed", "depth", "sequence").collect)
-    assert wrong(publishers, [row.asDict() for row in rows]) == []
+def rows_of(reader: FeedReader) -> list[dict[str, Any]]:
+    parts = reader.partitions()
+    return [row for part in parts for batch in reader.read(part) for row in batch.to_pylist()]
 
 
-def test_url_without_the_option_has_the_columns_it_had(
+def test_filters_of_a_query_choose_partitions_and_feeds(publishers: list[Publisher]) -> None:
+    url = str(publishers[0].url)
+    options = parse_options({"url": url, "feedColumn": "true", "pushFilters": "true"})
+    reader = FilteringFeedReader(options)
+    wanted = [In(("partition",), (1, 7)), EqualTo(("feed",), url)]
+    others = [GreaterThan(("partition",), 0), EqualTo(("data",), "x")]
+    assert list(reader.pushFilters([*wanted, *others])) == [*wanted, *others]
+    assert {row["partition"] for row in rows_of(reader)} == {1}
+    other = FilteringFeedReader(options)
+    list(other.pushFilters([EqualTo(("feed",), "https://another/feed")]))
+    publishers[0].clear_requests()
+    assert other.partitions() == []
+    assert publishers[0].requests == []
+
+
+def test_r19_feed_column_names_the_feed_without_its_query(publishers: list[Publisher]) -> None:
+    url = str(publishers[0].url)
+    reader = FeedReader(parse_options({"url": f"{url}?key=x1", "feedColumn": "true"}))
+    assert {row["feed"] for row in rows_of(reader)} == {url}
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(TIMEOUT)
+def test_feed_is_a_column_where_the_option_says_so(
     spark: SparkSession, publishers: list[Publisher]
 ) -> None:
     reader = spark.read.format("feedapi").option("url", publishers[0].url)
@@ -80,12 +92,19 @@ def test_url_without_the_option_has_the_columns_it_had(
     assert reader.option("feedColumn", "true").load().columns == ["feed", *columns]
 
 
-def test_url_and_urls_exclude_each_other(spark: SparkSession, publishers: list[Publisher]) -> None:
-    reader = spark.read.format("feedapi").option("urls", urls(publishers))
-    with pytest.raises((AnalysisException, PySparkException), match="exclude each other"):
-        _ = reader.load(str(publishers[0].url)).columns
+@pytest.mark.spark
+@pytest.mark.timeout(TIMEOUT)
+def test_several_feeds_are_a_union(spark: SparkSession, publishers: list[Publisher]) -> None:
+    publishers[1].split(0, into=2, method="starts-after")
+    publish(publishers[1], 200)
+    reader = spark.read.format("feedapi").option("feedColumn", "true")
+    first, second = (reader.load(str(publisher.url)) for publisher in publishers)
+    rows = despite_slow_workers(first.union(second).orderBy("feed", "depth", "sequence").collect)
+    assert wrong(publishers, [row.asDict() for row in rows]) == []
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(TIMEOUT)
 @pytest.mark.slow
 def test_stream_of_two_feeds_is_exact_through_a_kill_and_a_split(
     spark: SparkSession, publishers: list[Publisher], tmp_path: Path
@@ -95,10 +114,11 @@ def test_stream_of_two_feeds_is_exact_through_a_kill_and_a_split(
         "format": "feedapi",
         "sink": "foreach",
         "options": {
-            "urls": urls(publishers),
+            "feedColumn": "true",
             "stagingLocation": (tmp_path / "staging").as_uri(),
             "maxEventsPerPartition": "60",
         },
+        "urls": [str(publisher.url) for publisher in publishers],
         "checkpoint": str(tmp_path / "checkpoint"),
         "output": str(tmp_path / "output"),
     }
