@@ -19,6 +19,7 @@ from feedapi_client.liftbridge.liftbridge_errors import (
     PublishRefusedError,
 )
 from feedapi_client.liftbridge.messages_pb2 import Ack
+from feedapi_client.liftbridge.stream_name import Stream
 
 
 @dataclass(slots=True)
@@ -48,15 +49,21 @@ class AckGroup:
     One future serves all messages, because a future for each costs more than sending it.
     """
 
-    __slots__ = ("_done", "_failed", "acks", "error", "stream", "waiting")
+    __slots__ = ("_done", "_failed", "_target", "acks", "error", "stream", "waiting")
 
-    def __init__(self, stream: str) -> None:
-        self.stream = stream
+    def __init__(self, target: Stream) -> None:
+        self.stream = target.name
+        self._target = target
         self.acks: list[Ack | None] = []
         self.error: PublishError | None = None
         self.waiting = 0
         self._failed = -1
         self._done: asyncio.Future[None] | None = None
+
+    def publishes_to(self, subject: str) -> bool:
+        """Whether messages of the call may go to the subject, which is in small letters."""
+        own, partitions = self._target, range(self._target.partitions)
+        return subject in (own.subject_of(number).lower() for number in partitions)
 
     def add_without_ack(self) -> None:
         """Count a message that asks for no ack."""
@@ -192,6 +199,21 @@ class AckTracker:
         )
         others = [key for key, each in self._entries.items() if each[0] is group]
         self._fail(others, "the message was sent beside one that nobody listened to")
+
+    def refuse_subject(self, subject: str, text: str) -> bool:
+        """Fail the messages of the calls that publish to a subject. None of them is sent again.
+
+        Arguments:
+            subject: in small letters.
+
+        Returns:
+            whether there were any.
+        """
+        groups = {each[0] for each in self._entries.values()}
+        refused = {group for group in groups if group.publishes_to(subject)}
+        for key in [key for key, each in self._entries.items() if each[0] in refused]:
+            self.refuse(key, PublishError, text)
+        return bool(refused)
 
     def discard(self, group: AckGroup) -> None:
         """Stop waiting for a group's acks. Those that come later count as unmatched."""

@@ -35,7 +35,7 @@ from nats.aio.subscription import Subscription
 from nats.protocol.parser import AWAITING_CONTROL_LINE, Parser
 
 from feedapi_client.liftbridge.liftbridge_errors import BrokerUnavailableError
-from feedapi_client.liftbridge.nats_connection import MessageWriter
+from feedapi_client.liftbridge.nats_connection import MessageWriter, cause
 
 _CRLF = b"\r\n"
 _LONGEST_LINE = 4096  # of nats-py, which does not take a longer incomplete one for an error
@@ -161,7 +161,7 @@ class FramedWriter(MessageWriter):
         self._frames, self._messages = [], 0
         client = self._client
         if client.is_closed:
-            raise BrokerUnavailableError("the connection to NATS is closed")
+            raise BrokerUnavailableError(f"the connection to NATS is closed{cause(client)}")
         client.stats["out_msgs"] += messages
         client.stats["out_bytes"] += len(data)
         await client._send_command(data)

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import nats
 import nats.errors
 from nats.aio.client import Client
 
 from feedapi_client.causes import network_problem
-from feedapi_client.liftbridge.liftbridge_errors import BrokerUnavailableError
+from feedapi_client.liftbridge.liftbridge_errors import BrokerUnavailableError, LiftbridgeError
 
 logger = logging.getLogger(__name__)
 
+_sleep = asyncio.sleep
 _CONNECTED_POLL = 0.02
+_LONGEST_PAUSE = 30.0
+"""Seconds between two log-ins that are refused: an outage is over at any moment, these are not."""
+_DENIED = re.compile(r"permissions violation for (publish|subscription) to \"([^\"\s]+)\"")
 
 
 async def connect(
@@ -25,6 +30,7 @@ async def connect(
     *,
     timeout: float,
     options: Mapping[str, Any],
+    on_error: Callable[[Exception], object],
     on_reconnect: Callable[[], Awaitable[None]],
     on_closed: Callable[[], Awaitable[None]],
 ) -> Client:
@@ -35,7 +41,7 @@ async def connect(
             the credentials, or its certificate is not trusted.
     """
     urls = [servers] if isinstance(servers, str) else list(servers)
-    problems = _Problems()
+    problems = _Problems(len(urls), on_error)
     connecting = asyncio.ensure_future(
         nats.connect(
             # Older versions of nats-py add a missing scheme or port to a string only.
@@ -73,27 +79,35 @@ async def connect(
 class _Problems:
     """What nats-py reports, while it connects and later.
 
+    Arguments:
+        servers: number of servers, each of which is asked in turn.
+        on_error: called with each problem.
+
     Attributes:
         text: the last problem.
         final: set when no further attempt to connect can succeed.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, servers: int, on_error: Callable[[Exception], object]) -> None:
         self.text = "no answer"  # the same one is told once
         self.final = asyncio.Event()
+        self._servers = servers
+        self._on_error = on_error
+        self._refusals = 0
 
     async def note(self, error: Exception) -> None:
-        """Take note of a problem."""
+        """Take note of a problem. nats-py waits for it before it goes on."""
+        self._on_error(error)
         # Without the error's text, which may quote a server's URL.
         kind = type(error).__name__
         logger.info("NATS reported %s", kind, extra={"error": kind})
-        if self.final.is_set():
-            return
         if self.text != _text(error):
             logger.warning("NATS: %s", _text(error), extra={"error": kind})
         self.text = _text(error)
-        if self.text in (_REFUSED, _NOT_TRUSTED):
+        self._refusals = self._refusals + 1 if self.text in (_REFUSED, _NOT_TRUSTED) else 0
+        if self._refusals >= self._servers:
             self.final.set()
+            await _sleep(min(_LONGEST_PAUSE, 2.0 ** min(9, self._refusals - self._servers)))
 
 
 _REFUSED = "the server refuses the user, the password or the token"
@@ -103,6 +117,8 @@ _NOT_TRUSTED = "the certificate of the server is not trusted"
 def _text(error: BaseException) -> str:
     """Return what an error says, in words of ours: its text may quote a server's URL."""
     said = str(error).lower()
+    if denied := _DENIED.search(said):
+        return f"the server refuses the {denied[1]} to {denied[2]}: no permission"
     if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in said:
         return _REFUSED
     if isinstance(error, ssl.SSLCertVerificationError):
@@ -110,6 +126,29 @@ def _text(error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time: is it a NATS server, and are the port and TLS right?"
     return network_problem(error) or type(error).__name__
+
+
+def cause(client: Client) -> str:
+    """Return what the client reported last, to be put behind a message; nothing without."""
+    return "" if client.last_error is None else f": {_text(client.last_error)}"
+
+
+def check_inbox(client: Client, inbox: str) -> None:
+    """Raise `LiftbridgeError` when the server refuses the subscription to an inbox."""
+    denied = denied_subject(client.last_error, "subscription")
+    if denied and denied.startswith(inbox.lower()):
+        prefix = inbox.rpartition(".")[0]
+        raise LiftbridgeError(
+            f"the user may not subscribe to its inbox {inbox}, where acks come to: give it the "
+            f"permission to subscribe to {prefix}.>, or set an inbox that it may subscribe to, "
+            "with options={'inbox_prefix': ...} of the publisher"
+        )
+
+
+def denied_subject(error: Exception | None, what: Literal["publish", "subscription"]) -> str:
+    """Return the subject that a permission is missing for, in small letters; else nothing."""
+    found = _DENIED.search(str(error or "").lower())
+    return found[2] if found is not None and found[1] == what else ""
 
 
 async def wait_until_connected(client: Client, deadline: float) -> bool:
@@ -124,7 +163,7 @@ async def wait_until_connected(client: Client, deadline: float) -> bool:
     # A poll, because the callbacks of a client that the caller connected belong to the caller.
     while not client.is_connected:
         if client.is_closed:
-            raise BrokerUnavailableError("the connection to NATS is closed")
+            raise BrokerUnavailableError(f"the connection to NATS is closed{cause(client)}")
         if asyncio.get_running_loop().time() >= deadline:
             return False
         await asyncio.sleep(_CONNECTED_POLL)

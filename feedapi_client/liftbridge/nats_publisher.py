@@ -10,6 +10,7 @@ from typing import Any
 import nats.errors
 from nats.aio.client import Client
 from nats.aio.msg import Msg
+from nats.aio.subscription import Subscription
 
 from feedapi_client.liftbridge.acks import AckGroup
 from feedapi_client.liftbridge.envelope import (
@@ -30,17 +31,21 @@ from feedapi_client.liftbridge.messages_pb2 import AckPolicy as WireAckPolicy
 from feedapi_client.liftbridge.messages_pb2 import Message
 from feedapi_client.liftbridge.nats_connection import (
     MessageWriter,
+    cause,
+    check_inbox,
     connect,
+    denied_subject,
     flush,
     unavailable,
     wait_until_connected,
 )
-from feedapi_client.liftbridge.stream_name import REPLICATION_LIMIT, Stream
+from feedapi_client.liftbridge.stream_name import REPLICATION_LIMIT, Stream, check_publishable
 from feedapi_client.liftbridge.stream_publisher import MessageRow, StreamPublisher
 
 logger = logging.getLogger(__name__)
 
 _NOBODY = "503"
+_NOT_REACHED = "NATS was not reachable before the deadline"
 _ASK_AGAIN = 5.0
 """Seconds after which a message asks again whether anybody listens on its subject."""
 
@@ -90,6 +95,9 @@ class LiftbridgePublisher(StreamPublisher):
         self._connect_timeout = connect_timeout
         self._options = dict(options or {})
         self._nats: Client | None = None
+        self._subscriptions: list[Subscription] = []
+        self._known_error: Exception | None = None
+        self._told: set[str] = set()
         self._inbox = ""
         self._new_writer: Callable[[Client], MessageWriter] = MessageWriter
         # Until when the answer counts that somebody listens on a subject.
@@ -104,31 +112,61 @@ class LiftbridgePublisher(StreamPublisher):
                 self._servers,
                 timeout=self._connect_timeout,
                 options=self._options,
+                on_error=self._on_error,
                 on_reconnect=self._on_reconnect,
                 on_closed=self._on_closed,
             )
-        self._inbox = client.new_inbox()
-        self._subscription = await client.subscribe(self._inbox, cb=self._on_message)
-        if client is not self._servers:
-            self._new_writer = (
-                install_fast_path(client, self._subscription, self._on_acks) or MessageWriter
-            )
-        # NATS itself replies where nobody listens on a subject.
-        self._unheard = await client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
-        self._nats = client
-        await self._flush()
+        self._nats, self._known_error = client, client.last_error
+        try:
+            await self._subscribe(client)
+        except BaseException:
+            await self._leave()
+            raise
         return self
+
+    async def _subscribe(self, client: Client) -> None:
+        """Subscribe to the inbox of acks, and make sure that the server takes that.
+
+        Raises:
+            BrokerUnavailableError: the connection is closed, or ends.
+            LiftbridgeError: the user may not subscribe.
+        """
+        try:
+            self._inbox = client.new_inbox()
+            self._subscriptions.append(await client.subscribe(self._inbox, cb=self._on_message))
+            if client is not self._servers:
+                self._new_writer = (
+                    install_fast_path(client, self._subscriptions[0], self._on_acks)
+                    or MessageWriter
+                )
+            # NATS itself replies where nobody listens on a subject.
+            self._subscriptions.append(
+                await client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
+            )
+        except nats.errors.Error as error:
+            raise unavailable(error) from error
+        await self._flush()
+        check_inbox(client, self._inbox)
 
     async def __aexit__(self, *exc: object) -> None:
         self._acks.fail_all("the publisher was closed")
+        await self._leave()
+
+    async def _leave(self) -> None:
+        """Close the connection; give a client back as it was, whatever state that is in now."""
         client, self._nats = self._nats, None
+        subscriptions, self._subscriptions = self._subscriptions, []
         if client is None or client.is_closed:
             return
-        if client is not self._servers:
-            await client.close()
-        else:
-            await self._subscription.unsubscribe()
-            await self._unheard.unsubscribe()
+        try:
+            if client is not self._servers:
+                await client.close()
+                return
+            for each in subscriptions:
+                await each.unsubscribe()
+        except (nats.errors.Error, OSError) as error:
+            # The client drains, or was closed meanwhile. An error of the application matters more.
+            logger.info("NATS: %s while the publisher was closed", type(error).__name__)
 
     @property
     def message_limit(self) -> int:
@@ -141,9 +179,11 @@ class LiftbridgePublisher(StreamPublisher):
 
         A stream on that subject stores them as an opaque value.
         """
+        check_publishable(subject)
         client = self._client()
         if not await wait_until_connected(client, _now() + self.ack_timeout):
-            raise BrokerUnavailableError("NATS was not reachable before the deadline")
+            raise BrokerUnavailableError(f"{_NOT_REACHED}{cause(client)}")
+        self._known_error = client.last_error
         try:
             await client.publish(subject, payload)
         except nats.errors.MaxPayloadError as error:
@@ -154,6 +194,7 @@ class LiftbridgePublisher(StreamPublisher):
         except nats.errors.Error as error:
             raise unavailable(error) from error
         await self._flush()
+        self._check_denied(client, lambda denied: denied == subject.lower())
 
     async def _publish_rows(
         self,
@@ -171,6 +212,8 @@ class LiftbridgePublisher(StreamPublisher):
         encode = self._encoder(ack_policy, headers, expected_offset)
         subject_of = _subject_of(stream, partition)
         client, acks = self._client(), self._acks
+        check_inbox(client, self._inbox)
+        self._check_denied(client, group.publishes_to)
         limit = min(self.max_message_bytes or client.max_payload, client.max_payload)
         writer = self._new_writer(client)
         room, deadline = 0, 0.0
@@ -188,7 +231,7 @@ class LiftbridgePublisher(StreamPublisher):
                 if not client.is_connected and not await wait_until_connected(
                     client, _now() + timeout
                 ):
-                    raise _not_sent(group.stream, correlation_id)
+                    raise _not_sent(group.stream, correlation_id, cause(client))
                 room, deadline = min(acks.room, writer.batch_size), _now() + timeout
             room -= 1
             if acked:
@@ -203,6 +246,24 @@ class LiftbridgePublisher(StreamPublisher):
                 await writer.add(subject, data)
             self.stats.published += 1
         await writer.flush()
+
+    def _check_denied(self, client: Client, publishes_to: Callable[[str], bool]) -> None:
+        """Raise `LiftbridgeError`, once, when the server lately refused messages for a subject.
+
+        A connection of the caller tells nobody else. Without that, a message would seem to be one
+        whose ack is late, and be sent again and again.
+        """
+        error = client.last_error
+        if error is not self._known_error and publishes_to(denied_subject(error, "publish")):
+            self._known_error = error
+            raise LiftbridgeError(_may_not(denied_subject(error, "publish")))
+
+    def _on_error(self, error: Exception) -> None:
+        denied = denied_subject(error, "publish")
+        if denied and self._acks.refuse_subject(denied, _may_not(denied)):
+            self._told.add(denied)
+        if denied in self._told:  # also the rest of a call's messages
+            self._known_error = error
 
     def _encoder(
         self, policy: AckPolicy, headers: Mapping[str, bytes] | None, expected_offset: int
@@ -266,6 +327,7 @@ def _now() -> float:
 
 def _subject_of(stream: Stream, partition: int | None) -> Callable[[bytes | None], str]:
     """Return the function from a message's key to its subject."""
+    check_publishable(stream.subject)
     if partition is None and stream.partitions > 1:
         return lambda key: stream.subject_of(stream.partition_of(key))
     subject = stream.subject_of(partition or 0)
@@ -280,9 +342,15 @@ def _too_large(stream: str, correlation_id: str, size: int, limit: int) -> Messa
     )
 
 
-def _not_sent(stream: str, correlation_id: str) -> AckTimeoutError:
+def _may_not(subject: str) -> str:
+    return (
+        f"the user may not publish to {subject}: give it the permission to publish to that subject"
+    )
+
+
+def _not_sent(stream: str, correlation_id: str, why: str) -> AckTimeoutError:
     return AckTimeoutError(
-        "NATS was not reachable before the deadline: the message was not sent",
+        f"{_NOT_REACHED}{why}: the message was not sent",
         stream=stream,
         correlation_id=correlation_id,
     )

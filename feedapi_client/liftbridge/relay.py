@@ -31,7 +31,7 @@ from feedapi_client.liftbridge.liftbridge_errors import (
 )
 from feedapi_client.liftbridge.oversized import OnOversized, OversizedEvents
 from feedapi_client.liftbridge.stream_format import MessageFormat
-from feedapi_client.liftbridge.stream_name import Stream
+from feedapi_client.liftbridge.stream_name import Stream, check_publishable
 from feedapi_client.liftbridge.stream_publisher import StreamPublisher
 from feedapi_client.liftbridge.stream_rows import OutgoingBatch, message_bytes
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
@@ -360,6 +360,7 @@ def _stream(stream: Stream | str | None, store: StreamCursorStore | None) -> Str
     if store is None:
         if given is None:
             raise ValueError("a relay needs the stream to publish to")
+        check_publishable(given.subject)
         return given
     if given is not None and given != store.stream:
         raise ValueError(

@@ -95,6 +95,19 @@ def check_subject(subject: str, partitions: int = 1) -> None:
         )
 
 
+def check_publishable(subject: str) -> None:
+    """Raise ValueError for a subject that nothing can be published to.
+
+    NATS takes the message, and nobody gets it: a part that is * or > is no wildcard there.
+    """
+    if _SUBJECT.fullmatch(subject) is None or {"*", ">"} & set(subject.split(".")):
+        raise ValueError(
+            f"{subject!r} is no subject that can be published to: it is made of parts without "
+            "spaces, with dots between them, and none of them is * or >"
+        )
+    _check_length("the subject", subject, _SUBJECT_BYTES)
+
+
 def _check_length(what: str, text: str, limit: int) -> None:
     size = len(text.encode())
     if size > limit:

@@ -131,7 +131,7 @@ class StreamPublisher(ABC):
         policy = self.ack_policy if ack_policy is None else ack_policy
         check_headers(headers)
         seconds = _seconds_to_ack(timeout, self.ack_timeout)
-        group = AckGroup(target.name)
+        group = AckGroup(target)
         try:
             await self._publish_rows(
                 group,

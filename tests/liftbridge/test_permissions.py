@@ -1,0 +1,293 @@
+"""Users of NATS that lack a permission or are refused, and leaving a connection in any state.
+
+Every test runs with the fast path, and with documented calls of nats-py only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import nats
+import pytest
+from nats.aio.client import Client
+
+from feedapi_client import FeedConsumer, MemoryCursorStore
+from feedapi_client.liftbridge import (
+    AckPolicy,
+    AckTimeoutError,
+    BrokerUnavailableError,
+    LiftbridgeError,
+    LiftbridgePublisher,
+    PublishError,
+    Relay,
+    Stream,
+    nats_connection,
+)
+from feedapi_client.testing import Publisher
+from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
+from tests.liftbridge.helpers import SAFETY_NET, eventually
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way_through_nats_py")]
+
+
+class Users:
+    """A NATS server whose user `app` may do what a test says, with a broker on it."""
+
+    def __init__(self, folder: Path, publish: str, subscribe: str) -> None:
+        self.config = folder / "nats.conf"
+        self.allow(publish, subscribe)
+        self.server = NatsServer("-c", str(self.config))
+
+    def allow(self, publish: str, subscribe: str, password: str = "pw") -> None:
+        allowed = f"publish: {{allow: [{publish}]}}, subscribe: {{allow: [{subscribe}]}}"
+        self.config.write_text(
+            f"authorization {{ users = [ {{user: app, password: {password}, permissions: "
+            f"{{{allowed}}}}}, {{user: broker, password: pw}} ] }}"
+        )
+
+    def url(self, user: str = "app") -> str:
+        return self.server.url.replace("//", f"//{user}:pw@")
+
+
+@pytest.fixture
+def users(tmp_path: Path) -> Any:
+    @asynccontextmanager
+    async def serve(publish: str, subscribe: str) -> AsyncIterator[tuple[Users, LiftbridgeBroker]]:
+        users = Users(tmp_path, publish, subscribe)
+        with users.server:
+            async with LiftbridgeBroker(users.url("broker")) as broker:
+                await broker.create_stream("orders", partitions=2)
+                yield users, broker
+
+    return serve
+
+
+@pytest.fixture(params=["own connection", "caller's connection"])
+def opened(request: pytest.FixtureRequest) -> Any:
+    """Open a publisher in either way."""
+
+    @asynccontextmanager
+    async def opened(url: str, **given: Any) -> AsyncIterator[LiftbridgePublisher]:
+        if request.param == "own connection":
+            async with LiftbridgePublisher(url, **given) as publisher:
+                yield publisher
+            return
+        client = await nats.connect(url, error_cb=_silent)
+        async with closing(client), LiftbridgePublisher(client, **given) as publisher:
+            yield publisher
+
+    return opened
+
+
+async def _silent(_: Exception) -> None: ...
+
+
+@pytest.mark.parametrize("subscribe", ['"acks.>"', '"_INBOX.other.>"', '"_INBOX.*"'])
+async def test_a_user_that_may_not_subscribe_to_its_inbox_is_refused_when_the_publisher_opens(
+    users: Any, opened: Any, subscribe: str
+) -> None:
+    async with users('"orders"', subscribe) as (served, broker):
+        with pytest.raises(
+            LiftbridgeError, match=r"permission to subscribe to _INBOX\.>, or .*inbox_prefix"
+        ):
+            async with opened(served.url()):
+                raise AssertionError("it opened")
+        assert broker.messages("orders") == []
+
+
+async def test_an_inbox_that_the_user_may_subscribe_to_is_an_option(users: Any) -> None:
+    async with users('"orders"', '"acks.>"') as (served, _):
+        options = {"inbox_prefix": "acks"}
+        async with LiftbridgePublisher(served.url(), options=options) as publisher:
+            assert await publisher.publish("orders", b"x") is not None
+
+
+async def test_a_relay_of_such_a_user_stores_nothing(users: Any) -> None:
+    feed = Publisher(partitions=1)
+    feed.extend(0, [{"n": n} for n in range(20)])
+    async with users('"orders"', '"acks.>"') as (served, broker):
+        with feed.serve() as url, pytest.raises(LiftbridgeError, match="permission to subscribe"):
+            async with (
+                LiftbridgePublisher(served.url(), ack_timeout=0.1) as publisher,
+                FeedConsumer(url, store=MemoryCursorStore(), follow=False) as consumer,
+            ):
+                await Relay(consumer, publisher, "orders").run()
+        assert broker.messages("orders") == []
+
+
+@pytest.mark.parametrize("count", [1, 300])
+async def test_a_user_that_may_not_publish_gets_an_error_that_no_attempt_repeats(
+    users: Any, count: int
+) -> None:
+    async with users('"other"', '"_INBOX.>"') as (served, broker):
+        async with LiftbridgePublisher(served.url(), ack_timeout=SAFETY_NET) as publisher:
+            with pytest.raises(PublishError, match="permission to publish") as caught:
+                await publisher.publish_many("orders", [b"x"] * count)
+            assert type(caught.value) is PublishError  # not one that is tried again
+            assert "may not publish to orders" in str(caught.value)
+            assert publisher.in_flight == 0
+        assert broker.messages("orders") == []
+
+
+async def test_a_partition_that_may_not_be_published_to_is_named(users: Any) -> None:
+    async with users('"orders"', '"_INBOX.>"') as (served, broker):
+        async with LiftbridgePublisher(served.url(), ack_timeout=SAFETY_NET) as publisher:
+            stream = Stream("orders", partitions=2)
+            await publisher.publish(stream, b"x", partition=0)
+            with pytest.raises(PublishError, match=r"may not publish to orders\.1"):
+                await publisher.publish(stream, b"x", partition=1)
+            await publisher.publish(stream, b"y", partition=0)
+        assert [message.value for message in broker.messages("orders")] == [b"x", b"y"]
+
+
+async def test_a_refusal_is_found_on_a_connection_of_the_caller_before_anything_is_sent_again(
+    users: Any,
+) -> None:
+    async with users('"other"', '"_INBOX.>"') as (served, _):
+        client = await nats.connect(served.url(), error_cb=_silent)
+        async with closing(client), LiftbridgePublisher(client) as publisher:
+            with pytest.raises(AckTimeoutError):
+                await publisher.publish("orders", b"x", timeout=0.2)
+            with pytest.raises(LiftbridgeError, match="permission to publish"):
+                await publisher.publish("orders", b"x")
+            assert publisher.stats.published == 1
+
+
+@asynccontextmanager
+async def closing(client: Client) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        await client.close()
+
+
+async def test_a_refusal_is_an_error_for_messages_without_acks_and_plain_ones(
+    users: Any, opened: Any
+) -> None:
+    async with users('"other"', '"_INBOX.>"') as (served, _), opened(served.url()) as publisher:
+        with pytest.raises(LiftbridgeError, match="permission to publish"):
+            await publisher.publish_plain("Orders", b"x")
+        await publisher.publish("orders", b"x", ack_policy=AckPolicy.NONE)
+        await publisher._flush()
+        with pytest.raises(LiftbridgeError, match="permission to publish"):
+            await publisher.publish("orders", b"x", ack_policy=AckPolicy.NONE)
+
+
+# ---------------------------------------------------------------------- credentials
+
+
+async def test_a_refused_password_beside_a_server_that_takes_it_is_no_error(
+    tmp_path: Path, nats_server: NatsServer
+) -> None:
+    refusing = Users(tmp_path, '"orders"', '"_INBOX.>"')
+    with refusing.server:
+        wrong = refusing.server.url.replace("//", "//app:wrong@")
+        for servers in ([wrong, nats_server.url], [nats_server.url, wrong]):
+            async with LiftbridgePublisher(servers, options={"dont_randomize": True}):
+                pass
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # nats-py 2.16 forgets such connections
+async def test_a_password_that_is_refused_later_slows_the_log_ins_and_is_named(
+    users: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pauses: list[float] = []
+    sleeping = anyio.Event()
+
+    async def note(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            sleeping.set()
+            await anyio.sleep_forever()
+
+    async with (
+        users('"orders"', '"_INBOX.>"') as (served, _),
+        LiftbridgePublisher(served.url(), ack_timeout=SAFETY_NET) as publisher,
+    ):
+        monkeypatch.setattr(nats_connection, "_sleep", note)
+        served.allow('"orders"', '"_INBOX.>"', password="another")
+        with caplog.at_level(logging.WARNING), anyio.fail_after(SAFETY_NET):
+            await anyio.to_thread.run_sync(served.server.restart)
+            await sleeping.wait()
+        assert pauses == [1.0, 2.0, 4.0]
+        refused = "refuses the user, the password or the token"
+        assert [record.message for record in caplog.records if refused in record.message]
+        with pytest.raises(LiftbridgeError, match=refused):
+            await publisher.publish("orders", b"x", timeout=0.05)
+    gc.collect()
+
+
+# ---------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    "subject", ["orders.*", "orders.>", ">", "*", "orders..eu", ".a", "a.", "a b"]
+)
+async def test_a_subject_that_nothing_can_be_published_to_is_refused(
+    opened: Any, nats_server: NatsServer, subject: str
+) -> None:
+    async with opened(nats_server.url) as publisher:
+        with pytest.raises(ValueError, match=r"can't be|can be published"):
+            await publisher.publish(subject, b"x")
+        with pytest.raises(ValueError, match="no subject that can be published to"):
+            await publisher.publish_plain(subject, b"x")
+        if "*" in subject or ">" in subject:  # a stream can collect what many publish
+            collecting = Stream("s", subject)
+            with pytest.raises(ValueError, match="no subject that can be published to"):
+                await publisher.publish(collecting, b"x")
+            with pytest.raises(ValueError, match="no subject that can be published to"):
+                Relay(FeedConsumer("http://x/feed"), publisher, collecting)
+        assert publisher.stats.published == 0
+
+
+# ---------------------------------------------------------------------- leaving
+
+
+@pytest.mark.parametrize("state", ["drains", "is drained", "is closed"])
+async def test_leaving_never_hides_the_error_of_the_application(
+    nats_server: NatsServer, state: str
+) -> None:
+    client = await nats.connect(nats_server.url, error_cb=_silent)
+    handled = asyncio.Event()
+
+    async def handle(_: Any) -> None:
+        await handled.wait()
+
+    await client.subscribe("slow", cb=handle)
+    await client.publish("slow", b"x")
+    await client.flush()
+
+    async def application() -> None:
+        if state == "is closed":
+            await client.close()
+        else:
+            task = asyncio.ensure_future(client.drain())
+            await eventually(lambda: client.is_draining)
+            if state == "is drained":
+                handled.set()
+                await task
+        raise RuntimeError("of the application")
+
+    async def publishes() -> None:
+        async with LiftbridgePublisher(client):
+            await application()
+
+    async with closing(client):
+        with pytest.raises(RuntimeError, match="of the application"):
+            await publishes()
+        handled.set()
+
+
+async def test_a_connection_that_is_closed_already_is_one_line(nats_server: NatsServer) -> None:
+    client = await nats.connect(nats_server.url)
+    await client.close()
+    with pytest.raises(BrokerUnavailableError, match="ConnectionClosedError"):
+        async with LiftbridgePublisher(client):
+            pass
