@@ -6,7 +6,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
@@ -24,6 +24,11 @@ _SECRET = re.compile("auth|cookie|key|token|secret|passw|credential|signature", 
 _OPTION_OBJECT = r"\b(?:FetchOptions|Limits|RetryPolicy)\b"
 _FORBIDDEN_PAYLOAD = "the protocol allows a JSON object or a string"
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_MOST_SECONDS = 1e9
+"""What clocks and timers take."""
+_MOST = {"max_batch_bytes": 2**30, "max_line_bytes": 2**30}
+"""An Arrow batch holds 2 GiB of text, and may be larger than `max_batch_bytes` by what comes
+last."""
 _SPARK_LIMITS = {"max_poll_interval": 2.0, "max_batch_bytes": 4 * 1024 * 1024}
 
 
@@ -98,7 +103,7 @@ def _text(value: str) -> str:
     return value.strip()
 
 
-def _integer(least: int) -> Callable[[str], int]:
+def _integer(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     def parse(value: str) -> int:
         try:
             number = int(value)
@@ -106,6 +111,8 @@ def _integer(least: int) -> Callable[[str], int]:
             raise ValueError("must be a whole number") from None
         if number < least:
             raise ValueError(f"must be at least {least}")
+        if number > most:
+            raise ValueError(f"must be at most {most}")
         return number
 
     return parse
@@ -118,6 +125,8 @@ def _seconds(value: str) -> float:
         raise ValueError("must be a number of seconds") from None
     if not number >= 0:
         raise ValueError("must not be negative")
+    if number > _MOST_SECONDS:
+        raise ValueError(f"must be at most {_MOST_SECONDS:.0f}")
     return number
 
 
@@ -126,13 +135,18 @@ def _rate(value: str) -> float:
         number = float(value)
     except ValueError:
         raise ValueError("must be a number of requests a second") from None
-    if not 0 < number < math.inf:
+    if not 1 / _MOST_SECONDS <= number < math.inf:
         raise ValueError("must be positive")
     return number
 
 
-def _seconds_or_none(value: str) -> float | None:
-    return None if value.strip().lower() == "none" else _seconds(value)
+def _of_field(given: Field[Any]) -> Callable[[str], Any]:
+    """Return the parser of a field of an option object, by its type."""
+    kind = str(given.type)
+    parse = _seconds if kind.startswith("float") else _integer(1, _MOST.get(given.name, 2**63 - 1))
+    if not kind.endswith("| None"):
+        return parse
+    return lambda value: None if value.strip().lower() == "none" else parse(value)
 
 
 def _boolean(value: str) -> bool:
@@ -246,7 +260,7 @@ _SOURCE: dict[str, Callable[[str], Any]] = {
     "url": _url,
     "feed_column": _boolean,
     "previous_url": _url,
-    "v1_partitions": _integer(1),
+    "v1_partitions": _integer(1, MAX_PARTITION + 1),
     "ordered": _boolean,
     "partitions": _partitions,
     "lineage": parse_lineage,
@@ -274,11 +288,9 @@ _FETCH: dict[str, Callable[[str], Any]] = {
     "skip_event_types": _names,
     "v1_headers": _names,
 }
-_LIMITS: dict[str, Callable[[str], Any]] = {
-    f.name: _seconds if isinstance(f.default, float) else _integer(1) for f in fields(Limits)
-}
+_LIMITS: dict[str, Callable[[str], Any]] = {f.name: _of_field(f) for f in fields(Limits)}
 _RETRY: dict[str, Callable[[str], Any]] = {
-    f.name: _seconds_or_none for f in fields(RetryPolicy) if f.name != "decide"
+    f.name: _of_field(f) for f in fields(RetryPolicy) if f.name != "decide"
 }
 _FAMILIES = ("filter.", "header.", "headerEnv.")
 

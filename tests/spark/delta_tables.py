@@ -289,6 +289,72 @@ def test_r08_late_run_changes_nothing(spark: SparkSession, lake: Lake) -> None:
     assert spark.table(job.output).count() == 13
 
 
+@pytest.mark.parametrize(
+    "schema",
+    ["id STRING, `geo.lat` DOUBLE", "s STRUCT<`a.b`: INT>", "a ARRAY<STRUCT<`x y`: INT>>"],
+)
+def test_r10_one_odd_name_in_each_place_is_written(
+    spark: SparkSession, tmp_path: Path, schema: str
+) -> None:
+    publisher = Publisher(partitions=1)
+    publisher.append(0, {"id": "a", "geo.lat": 59.9, "s": {"a.b": 1}, "a": [{"x y": 1}]})
+    name = f"lake.odd{abs(hash(schema))}"
+    places = {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
+    spark.sql("CREATE DATABASE IF NOT EXISTS lake")
+    with publisher.serve() as url:
+        for _ in range(2):
+            job = Ingest(url=str(url), output=name, format="delta", schema=schema, **places)  # type: ignore[arg-type]
+            run(spark, job)
+    (row,) = spark.table(name).collect()
+    assert None not in [row[field] for field in spark.table(name).columns[-1:]]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"schema": "id STRING, ID INT"}, "columns id, ID have the same name"),
+        ({"output": "a-b"}, "'a-b' can't be the name of a table"),
+        ({"output": "a..b"}, "'a..b' can't be the name of a table"),
+    ],
+)
+def test_r10_names_that_delta_can_not_hold_are_refused(
+    spark: SparkSession, tmp_path: Path, given: dict[str, Any], message: str
+) -> None:
+    places = {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
+    spark.conf.set("spark.sql.caseSensitive", "true")  # Delta takes no notice of it
+    try:
+        with pytest.raises(IngestError, match=message):
+            run(
+                spark,
+                Ingest(
+                    **{"url": "http://x/feed", "output": "t", "format": "delta", **places, **given}
+                ),
+            )
+    finally:
+        spark.conf.set("spark.sql.caseSensitive", "false")
+    assert not (tmp_path / "c").exists()
+
+
+def test_repeated_batch_is_exact_where_the_session_overwrites_partitions(
+    spark: SparkSession, lake: Lake
+) -> None:
+    job = lake.job(output="lake.dynamic", partition_by=["day"])
+    table, who = CatalogTable(job, job.output, ["day"]), Identity("feed", "query", epoch=3)
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    spark.conf.set("spark.databricks.delta.write.txnAppId", "of the application")
+    try:
+        for epoch, day in ((3, "2026-11-24"), (4, "2026-11-25")):
+            rows = events(spark, 0, 10).selectExpr("*", f"'{day}' AS day")
+            table.write(rows, replace(who, epoch=epoch), 0)
+        GoldTable(lake.job(), "lake.dynamic_gold").merge(events(spark, 0, 10), who, 0)
+        assert spark.conf.get("spark.databricks.delta.write.txnAppId") == "of the application"
+    finally:
+        spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+        spark.conf.unset("spark.databricks.delta.write.txnAppId")
+    found = spark.table(job.output).groupBy("day").count().collect()
+    assert [tuple(row) for row in found] == [("2026-11-25", 10)]
+
+
 def test_r10_columns_of_any_name_in_all_tables(spark: SparkSession, tmp_path: Path) -> None:
     publisher = Publisher(partitions=1, page_size=50)
     for n in range(6):

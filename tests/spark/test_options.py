@@ -209,6 +209,35 @@ def test_representation_names_the_host_only() -> None:
 
 
 @pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        *((name, "none", "number of seconds") for name in ("refusedFor", "baseDelay", "maxDelay")),
+        ("maxRetryAfter", "none", "number of seconds"),
+        ("requestTimeout", "none", "number of seconds"),
+        ("requestTimeout", "inf", "at most"),
+        ("requestTimeout", "nan", "must not be negative"),
+        ("availableNowTimeout", "1e300", "at most"),
+        ("maxConcurrentFetches", "none", "whole number"),
+        ("maxBatchBytes", str(3 << 30), f"at most {1 << 30}"),
+        ("maxLineBytes", str(3 << 30), f"at most {1 << 30}"),
+        ("maxEventsPerPartition", str(2**63), "at most"),
+        ("maxRequestsPerSecond", "1e-300", "must be positive"),
+        ("v1Partitions", "40000", "at most 32768"),
+    ],
+)
+def test_value_that_can_not_work_is_refused(option: str, value: str, problem: str) -> None:
+    with pytest.raises(OptionError, match=f"option {option} .*{problem}"):
+        parse_options({**URL, option: value})
+
+
+def test_fields_that_may_be_none_take_it_and_others_numbers() -> None:
+    options = parse_options({**URL, "giveUpAfter": "none", "batchLinger": "0.5"})
+    assert (options.retry.give_up_after, options.limits.batch_linger) == (None, 0.5)
+    assert parse_options({**URL, "batchLinger": "None"}).limits.batch_linger is None
+    assert parse_options({**URL, "maxBatchEvents": "7"}).limits.max_batch_events == 7
+
+
+@pytest.mark.parametrize(
     ("option", "instead"),
     [
         ("startingTimestamp", r"where\(...\) on a time in column data"),

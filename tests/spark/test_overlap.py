@@ -47,12 +47,12 @@ def counts(spark: SparkSession, tmp_path: Path) -> dict[str, int]:
     }
 
 
-def late_writer(late: Ingest, monkeypatch: pytest.MonkeyPatch) -> BatchWriter:
+def late_writer(spark: SparkSession, late: Ingest, monkeypatch: pytest.MonkeyPatch) -> BatchWriter:
     """The writer of a run that was paused behind its check of the lease."""
     lease = QueryLease(late.staging_location, late.lease_name)
     monkeypatch.setattr(lease, "acquire", lambda: None)
     monkeypatch.setattr(lease, "check", lambda: None)
-    return BatchWriter(late, payload_schema(late), lease)
+    return BatchWriter(late, payload_schema(spark, late), lease)
 
 
 def source_rows(spark: SparkSession, publisher: Publisher) -> DataFrame:
@@ -70,7 +70,7 @@ def test_r08_late_run_changes_nothing_in_folders(
     expected = {"bronze": 61, "rejected": 1, "table": 60}
     files = set(tmp_path.rglob("*.parquet"))
     assert counts(spark, tmp_path) == expected
-    late = late_writer(typed(publisher, tmp_path), monkeypatch)
+    late = late_writer(spark, typed(publisher, tmp_path), monkeypatch)
     gone = source_rows(spark, publisher).selectExpr(
         "partition", "cursor", "sequence", "raise_error('staged object is gone') AS data",
         "headers", "depth",

@@ -10,6 +10,7 @@ replaces what an earlier attempt of the same batch left. This makes it exactly o
 the tables. A query that would write a feed's events a second time is refused.
 """
 
+from feedapi_client.spark.ingest.files import read_table
 from feedapi_client.spark.ingest.gold import latest
 from feedapi_client.spark.ingest.ingest_command import main, parser
 from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
@@ -40,6 +41,7 @@ __all__ = [
     "main",
     "parser",
     "plain_message",
+    "read_table",
     "run",
     "start",
     "trigger_options",

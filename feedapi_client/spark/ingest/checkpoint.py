@@ -1,5 +1,6 @@
 """Which streaming query a checkpoint belongs to, and how far it came.
 
+Here are also the options that writes and reads name, because a session may set others.
 Read with Spark, so that it works in any file system of the cluster and over Spark Connect.
 """
 
@@ -14,6 +15,10 @@ from pyspark.sql import SparkSession
 
 from feedapi_client.spark.ingest.job import IngestError
 
+READING = {"mergeSchema": "true", "ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
+"""Options of every read: what would be skipped is a row, or a note, that is there."""
+WRITING = {"partitionOverwriteMode": "static"}
+"""Options of every write. With `dynamic` an overwrite leaves what an earlier attempt left."""
 VERSION = 1
 """Of the format of the notes beside a checkpoint, and in a folder of files."""
 
@@ -27,6 +32,14 @@ def checked_note(line: str, path: str) -> dict[str, Any]:
             f"{note['version']}, this one reads up to {VERSION}): run the query with that version"
         )
     return note
+
+
+def write_note(
+    spark: SparkSession, path: str, note: Mapping[str, Any], mode: str = "overwrite"
+) -> None:
+    """Write a note into a folder of its own, in place of earlier ones or after them."""
+    line = spark.createDataFrame([(json.dumps(note),)], "value STRING").coalesce(1)
+    line.write.mode(mode).options(**WRITING).text(path)
 
 
 def read_text(spark: SparkSession, path: str) -> list[str]:
@@ -44,7 +57,7 @@ def _read(
 ) -> list[str]:
     # Spark logs a warning with a stack trace for a single path that does not exist. Spark Connect
     # finds that out in `collect`, not in `load`.
-    files = spark.read.format(format).options(**options)
+    files = spark.read.format(format).options(**READING, **options)
     try:
         return list(
             dict.fromkeys(row[0] for row in files.load([path, path]).select(column).collect())
@@ -90,9 +103,7 @@ def noted_outputs(spark: SparkSession, checkpoint: str) -> list[str] | None:
 
 def note_outputs(spark: SparkSession, checkpoint: str, tables: Sequence[str]) -> None:
     """Note beside the checkpoint's own files which tables the query writes to."""
-    note = json.dumps({"version": VERSION, "tables": list(tables)})
-    line = spark.createDataFrame([(note,)], "value STRING")
-    line.coalesce(1).write.mode("overwrite").text(_outputs(checkpoint))
+    write_note(spark, _outputs(checkpoint), {"version": VERSION, "tables": list(tables)})
 
 
 def resumed_run(spark: SparkSession, checkpoint: str) -> str | None:
@@ -103,9 +114,7 @@ def resumed_run(spark: SparkSession, checkpoint: str) -> str | None:
 
 def note_resumed(spark: SparkSession, checkpoint: str, run: str) -> None:
     """Note beside the checkpoint's own files where the query begins."""
-    note = json.dumps({"version": VERSION, "run": run})
-    line = spark.createDataFrame([(note,)], "value STRING")
-    line.coalesce(1).write.mode("overwrite").text(_resumed(checkpoint))
+    write_note(spark, _resumed(checkpoint), {"version": VERSION, "run": run})
 
 
 def _outputs(checkpoint: str) -> str:

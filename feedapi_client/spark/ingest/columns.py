@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
+from functools import reduce
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import DataType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    DateType,
+    DoubleType,
+    FloatType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampNTZType,
+    TimestampType,
+)
 
+from feedapi_client.spark.ingest.ingest_errors import first_line
 from feedapi_client.spark.ingest.job import CORRUPT, Ingest, IngestError
+from feedapi_client.spark.ingest.names import check_names, fields_in, folded
 from feedapi_client.spark.schema import spark_schema
 
 IDENTITY = ("feed", "query", "batch")
@@ -20,44 +36,30 @@ REASON = "reason"
 INGESTED_AT = "ingested_at"
 
 _PARSED = "_feedapi_parsed"
+_SENT = "_feedapi_sent"
 _REASON = "_feedapi_reason"
 
 
-def payload_schema(job: Ingest) -> StructType | None:
+def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
     """Return the schema of the payload, None without one.
 
-    Needs an active Spark session.
-
     Raises:
-        IngestError: the DDL is wrong, or a column has the name of one of ours.
+        IngestError: the DDL is wrong, or a column has the name of one of ours, or of another.
     """
     if job.schema is None:
         return None
     try:
         schema = DataType.fromDDL(job.schema)
     except PySparkException as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise IngestError(f"schema {job.schema!r} can't be parsed: {reason}") from error
+        raise IngestError(f"schema {job.schema!r} can't be parsed: {first_line(error)}") from error
     if not isinstance(schema, StructType):
         raise IngestError(f"schema {job.schema!r} must be columns, such as 'id STRING, n INT'")
-    _check_names(job, schema)
+    ours = [f"{job.prefix}{name}" for name in (*IDENTITY, *EVENT, *(["data"] * job.keep_data))]
+    try:
+        check_names(schema, [*ours, CORRUPT], folded(spark, job))
+    except ValueError as error:
+        raise IngestError(f"schema {error}") from error
     return schema
-
-
-def _check_names(job: Ingest, schema: StructType) -> None:
-    ours = {f"{job.prefix}{name}".lower() for name in (*IDENTITY, *EVENT)} | {CORRUPT}
-    if job.keep_data:
-        ours.add(f"{job.prefix}data".lower())
-    taken = [name for name in schema.names if name.lower() in ours]
-    if taken:
-        raise IngestError(
-            f"schema columns {', '.join(taken)} have names of columns that the table gets from "
-            "this library: give those a prefix, such as --prefix feed_"
-        )
-    known = {name.lower() for name in schema.names}
-    unknown = [name for name in job.key if name.lower() not in known]
-    if unknown:
-        raise IngestError(f"key columns {', '.join(unknown)} are not in the schema")
 
 
 class Rows:
@@ -100,11 +102,106 @@ class Rows:
 
     def _parse(self, batch: DataFrame, schema: StructType) -> DataFrame:
         kept = StructType([*schema.fields, StructField(CORRUPT, DataType.fromDDL("STRING"))])
-        parsed = F.from_json("data", kept, {"columnNameOfCorruptRecord": CORRUPT})
+        parsed = F.from_json("data", kept, {"columnNameOfCorruptRecord": CORRUPT, **_PARSING})
         required = [field.name for field in schema if not field.nullable]
         if self.job.gold is not None:
             required += [name for name in self.job.key if name not in required]
-        return batch.withColumn(_PARSED, parsed).withColumn(_REASON, _reason(schema, required))
+        rows = batch.withColumn(_PARSED, parsed)
+        if any(isinstance(field.dataType, TimestampType) for field in fields_in(schema)):
+            sent = StructType([StructField(f.name, _as_text(f.dataType)) for f in schema])
+            rows = rows.withColumn(_SENT, F.from_json("data", sent, _PARSING))
+        rows = rows.withColumn(_REASON, _reason(schema, required))
+        sound = F.col(_PARSED)
+        for name, changed in _changed_fields(schema):
+            value = F.when(~changed, F.col(_PARSED)[name])
+            sound = sound.withField("`{}`".format(name.replace("`", "``")), value)
+        return rows.withColumn(_PARSED, sound).drop(_SENT)
+
+
+_PARSING = {"timeZone": "UTC", "enableDateTimeParsingFallback": "false"}
+"""Options of every parser: a time without an offset is the same in every session, and digits are
+not taken for a number of days."""
+
+_YEARS: dict[type[DataType], tuple[str, str]] = {
+    TimestampType: ("timestamp_seconds(-62135596800)", "timestamp_seconds(253402300799.999999)"),
+    TimestampNTZType: (
+        "make_timestamp_ntz(1, 1, 1, 0, 0, 0)",
+        "make_timestamp_ntz(9999, 12, 31, 23, 59, 59.999999)",
+    ),
+    DateType: ("make_date(1, 1, 1)", "make_date(9999, 12, 31)"),
+}
+"""The first and the last time of each type: the years 1 to 9999."""
+
+
+def _changed_fields(schema: StructType) -> Iterator[tuple[str, Column]]:
+    """Yield the fields that may be read as another value than was sent, and whether they are."""
+    has_times = any(isinstance(field.dataType, TimestampType) for field in fields_in(schema))
+    parsed, sent = F.col(_PARSED), F.col(_SENT if has_times else _PARSED)
+    for field in schema:
+        found = _changed(field.dataType, parsed[field.name], sent[field.name])
+        if found is not None:
+            yield field.name, found
+
+
+def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
+    """Return whether the value was read as another one than was sent; None where it can't be.
+
+    - A TIMESTAMP takes numbers for seconds, and wraps around at 2**63 microseconds: those of
+      other units come out in any year. Text without a date gets that of the day.
+    - A number that is too large for DOUBLE or FLOAT becomes infinite.
+
+    Arguments:
+        sent: the same value with each TIMESTAMP as text.
+    """
+    if isinstance(kind, StructType):
+        each = [_changed(f.dataType, parsed[f.name], sent[f.name]) for f in kind]
+        found = [one for one in each if one is not None]
+        return reduce(Column.__or__, found) if found else None
+    if isinstance(kind, MapType):
+        values = ArrayType(kind.valueType)
+        return _changed(values, F.map_values(parsed), F.map_values(sent))
+    if isinstance(kind, ArrayType):
+        return _changed_inside(kind.elementType, parsed, sent)
+    if isinstance(kind, DoubleType | FloatType):
+        return _true(F.abs(parsed) == F.lit(math.inf))
+    if type(kind) not in _YEARS:
+        return None
+    first, last = map(F.expr, _YEARS[type(kind)])
+    outside = ~parsed.between(first, last)
+    if not isinstance(kind, TimestampType):
+        return _true(outside)
+    seconds = sent.try_cast("decimal(38, 0)").between(-62135596800, 253402300799)
+    number = sent.rlike(r"^-?\d+$")
+    odd = F.when(number, ~F.coalesce(seconds, F.lit(False))).otherwise(~sent.rlike(r"^\s*\d{4}"))
+    return _true(outside | odd)
+
+
+def _changed_inside(kind: DataType, parsed: Column, sent: Column) -> Column | None:
+    if _changed(kind, F.lit(None), F.lit(None)) is None:
+        return None
+    both = F.arrays_zip(parsed.alias("parsed"), sent.alias("sent"))
+
+    def changed(pair: Column) -> Column:
+        found = _changed(kind, pair["parsed"], pair["sent"])
+        assert found is not None
+        return found
+
+    return _true(F.exists(both, changed))
+
+
+def _true(condition: Column) -> Column:
+    return F.coalesce(condition, F.lit(False))
+
+
+def _as_text(kind: DataType) -> DataType:
+    """Return the type with each TIMESTAMP as text, as it was sent."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(f.name, _as_text(f.dataType)) for f in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_as_text(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(kind.keyType, _as_text(kind.valueType))
+    return StringType() if isinstance(kind, TimestampType) else kind
 
 
 def _reason(schema: StructType, required: Sequence[str]) -> Column:
@@ -118,6 +215,10 @@ def _reason(schema: StructType, required: Sequence[str]) -> Column:
         )
         for field in schema
     ]
+    changed = [
+        F.when(one, F.lit(f"{name} is not {schema[name].dataType.simpleString()}"))
+        for name, one in _changed_fields(schema)
+    ]
     missing = [
         F.when(
             sent.getItem(name).isNull() & parsed.getField(name).isNull(),
@@ -126,7 +227,7 @@ def _reason(schema: StructType, required: Sequence[str]) -> Column:
         for name in required
     ]
     corrupt = parsed.isNull() | parsed.getField(CORRUPT).isNotNull()
-    known = F.concat_ws("; ", *(F.when(corrupt, one) for one in wrong), *missing)
+    known = F.concat_ws("; ", *(F.when(corrupt, one) for one in wrong), *changed, *missing)
     return (
         F.when(corrupt & sent.isNull(), F.lit("not a JSON object"))
         .when(known != "", known)

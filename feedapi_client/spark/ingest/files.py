@@ -7,7 +7,6 @@ What can't be changed later is noted in the folder ``_feedapi/table``, one line 
 
 from __future__ import annotations
 
-import json
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -15,9 +14,17 @@ from urllib.parse import quote
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
 
-from feedapi_client.spark.ingest.checkpoint import VERSION, checked_note, paths, read_text
+from feedapi_client.spark.ingest.checkpoint import (
+    READING,
+    VERSION,
+    WRITING,
+    checked_note,
+    paths,
+    read_text,
+    write_note,
+)
 from feedapi_client.spark.ingest.identity import (
     Identity,
     check_missing,
@@ -26,7 +33,13 @@ from feedapi_client.spark.ingest.identity import (
     check_other_feed,
 )
 from feedapi_client.spark.ingest.job import Ingest, IngestError
-from feedapi_client.spark.ingest.publishing import TableFolder, WrittenFiles, open_folder
+from feedapi_client.spark.ingest.names import folded
+from feedapi_client.spark.ingest.publishing import (
+    TableFolder,
+    WrittenFiles,
+    only_tidying,
+    open_folder,
+)
 from feedapi_client.spark.registration import store_settings
 
 _NOTES = "_feedapi/table"
@@ -67,7 +80,7 @@ class FileTable:
         else:
             self._check_query(spark, who, noted.get("queries", {}).get(who.query))
             check_old_checkpoint(self.folder, who, self._last_batch(spark, who))
-        self._compare(noted, schema, who)
+        self._compare(spark, noted, schema, who)
         if "://" in self.folder:
             open_folder(self.folder, store_settings(spark, self.folder))
 
@@ -89,14 +102,18 @@ class FileTable:
 
     def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
         """Write an attempt of a micro-batch. Readers see it when it is published."""
+        spark = rows.sparkSession
         if not self._uri:
-            self._prepare(rows, who, number)
-        writer = rows.write.format("parquet").options(**self.job.writer_options)
+            self._compare(spark, self._noted(spark), rows.schema, who)
+        options = {**self.job.writer_options, **WRITING}
+        writer = rows.write.format("parquet").options(**options)
         if self.partition_by:
             writer = writer.partitionBy(*self.partition_by)
         name = f"{number}-{who.epoch}-{uuid.uuid4().hex[:8]}"
         attempt = f"{_ATTEMPTS}/{who.query}/{name}"
         writer.save(f"{self.folder}/{attempt}")
+        if not self._uri:  # what a write that failed would have noted can't be changed later
+            self._prepare(rows, who, number)
         final = f"{_folder_of(who)}/{who.column('batch')}={number}"
         return [WrittenFiles(self._uri, attempt, final)]
 
@@ -105,9 +122,10 @@ class FileTable:
         self._note(spark, rows.schema, who)
         self._uri = self._noted_uri(spark)
         folder, attempts = self._open(spark, self._uri), f"{_ATTEMPTS}/{who.query}"
-        for name in folder.names(attempts):
-            if int(name.partition("-")[0]) < number:  # those are published
-                folder.delete(f"{attempts}/{name}")
+        with only_tidying(f"old attempts in {self.folder}"):
+            for name in folder.names(attempts):
+                if int(name.partition("-")[0]) < number:  # those are published
+                    folder.delete(f"{attempts}/{name}")
 
     def _noted_uri(self, spark: SparkSession) -> str:
         """Return the URI of the folder as Spark resolves it, nothing before the first note."""
@@ -136,8 +154,10 @@ class FileTable:
             return None
         some = ",".join(map(str, numbers))
         folders = f"{self.folder}/{_folder_of(who)}/{who.column('batch')}={{{some}}}"
+        # Folders of `partition_by` may lie below, and are columns, seen from the table.
+        options = {**READING, "mergeSchema": "false", "basePath": self.folder}
         try:
-            rows = spark.read.parquet(folders)
+            rows = spark.read.options(**options).parquet(folders)
             _ = rows.schema  # Spark Connect looks at the files only now
         except AnalysisException as error:
             if error.getCondition() in ("PATH_NOT_FOUND", "UNABLE_TO_INFER_SCHEMA"):
@@ -149,17 +169,11 @@ class FileTable:
 
     def _noted(self, spark: SparkSession) -> dict[str, Any]:
         """Return what all notes say, an empty dictionary without one."""
-        lines = read_text(spark, f"{self.folder}/{_NOTES}")
-        read = [checked_note(line, f"{self.folder}/{_NOTES}") for line in lines]
-        notes = sorted(read, key=lambda note: int(note["revision"]))
-        noted: dict[str, Any] = {}
-        for note in notes:
-            for name in ("columns", "queries"):
-                note[name] = {**noted.get(name, {}), **note[name]}
-            noted = note
-        return noted
+        return _notes(spark, self.folder)
 
-    def _compare(self, noted: dict[str, Any], schema: StructType | None, who: Identity) -> None:
+    def _compare(
+        self, spark: SparkSession, noted: dict[str, Any], schema: StructType | None, who: Identity
+    ) -> None:
         ours = {"format": self.job.format, "partition_by": self.partition_by, "prefix": who.prefix}
         for name, value in ours.items():
             if noted and noted[name] != value:
@@ -167,8 +181,10 @@ class FileTable:
                     f"{self.folder} was written with {name} {noted[name]!r}, not {value!r}: files "
                     "of both can't be read as one table. Keep it, or write to another folder"
                 )
+        fold = folded(spark, self.job)
+        columns = {fold(name): kind for name, kind in noted.get("columns", {}).items()}
         for field in schema or ():
-            before = noted.get("columns", {}).get(field.name)
+            before = columns.get(fold(field.name))
             if before not in (None, field.dataType.simpleString()):
                 raise IngestError(
                     f"{self.folder}: column {field.name} was {before} and would become "
@@ -178,7 +194,7 @@ class FileTable:
 
     def _note(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         noted = self._noted(spark)
-        self._compare(noted, schema, who)
+        self._compare(spark, noted, schema, who)
         columns = {field.name: field.dataType.simpleString() for field in schema}
         known = noted.get("columns", {})
         if noted and {**known, **columns} == known and who.query in noted["queries"]:
@@ -192,10 +208,46 @@ class FileTable:
             "columns": columns,
             "queries": {who.query: who.feed},
         }
-        line = spark.createDataFrame([(json.dumps(note),)], "value STRING")
-        line.coalesce(1).write.mode("append").text(f"{self.folder}/{_NOTES}")
+        write_note(spark, f"{self.folder}/{_NOTES}", note, "append")
 
 
 def _folder_of(who: Identity) -> str:
     """Return the folder of a query's micro-batches within the table."""
     return f"{who.column('feed')}={quote(who.feed, safe='')}/{who.column('query')}={who.query}"
+
+
+def _notes(spark: SparkSession, folder: str) -> dict[str, Any]:
+    """Return what all notes of a folder say, an empty dictionary without one."""
+    lines = read_text(spark, f"{folder}/{_NOTES}")
+    read = [checked_note(line, f"{folder}/{_NOTES}") for line in lines]
+    noted: dict[str, Any] = {}
+    for note in sorted(read, key=lambda note: int(note["revision"])):
+        for name in ("columns", "queries"):
+            note[name] = {**noted.get(name, {}), **note[name]}
+        noted = note
+    return noted
+
+
+def read_table(spark: SparkSession, folder: str) -> DataFrame:
+    """Return the rows of a folder of files, with all columns, and values as they were written.
+
+    Spark guesses the type of a value that is in the name of a folder: of `partition_by`, text such
+    as ``007`` would be the number 7. The table's own notes say what it is.
+
+    Raises:
+        IngestError: `Ingest` did not write the folder.
+    """
+    folder = folder.rstrip("/")
+    noted = _notes(spark, folder)
+    if not noted:
+        raise IngestError(f"{folder} is no table of feedapi ingest: it has no {_NOTES}")
+    reader, prefix = spark.read.options(**READING), noted["prefix"]
+    types: dict[str, DataType] = {
+        f"{prefix}feed": StringType(),
+        f"{prefix}query": StringType(),
+        f"{prefix}batch": LongType(),
+    }
+    types |= {name: DataType.fromDDL(noted["columns"][name]) for name in noted["partition_by"]}
+    guessed = reader.parquet(folder).schema
+    fields = [StructField(field.name, types.get(field.name, field.dataType)) for field in guessed]
+    return reader.schema(StructType(fields)).parquet(folder)

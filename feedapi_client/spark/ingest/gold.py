@@ -21,6 +21,9 @@ from feedapi_client.spark.ingest.tables import (
     transaction,
 )
 
+ORDER = ("depth", "sequence", "partition")
+"""The columns that the order of an entity's events comes from. The partition makes the latest one
+the same in every attempt, even where a key is not what the feed is partitioned by."""
 _NEW = "_feedapi_new_"
 _DELETED = "_feedapi_deleted"
 
@@ -48,9 +51,7 @@ def latest(
 
 
 def _newest(events: DataFrame, key: Sequence[str], prefix: str) -> DataFrame:
-    # (depth, sequence) is the order of an entity's events. The partition makes the result the
-    # same in every attempt, even where a key is not what the feed is partitioned by.
-    order = F.struct(*(column(f"{prefix}{name}") for name in ("depth", "sequence", "partition")))
+    order = F.struct(*(column(f"{prefix}{name}") for name in ORDER))
     # "*" and not `events.columns`: a declarative pipeline knows the columns only when it runs.
     row = F.max_by(F.struct(F.col("*")), order).alias("row")
     return events.groupBy(*map(column, key)).agg(row).select("row.*")
@@ -120,13 +121,17 @@ def _settings(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]
     Each streaming query writes its micro-batches in a session of its own.
     """
     names = {f"spark.databricks.delta.write.{name}": value for name, value in options.items()}
+    before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in names}
     for name, value in names.items():
         spark.conf.set(name, value)
     try:
         yield
     finally:
-        for name in names:
-            spark.conf.unset(name)
+        for name, old in before.items():
+            if old is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, old)
 
 
 def _later(depth: str, sequence: str) -> Column:

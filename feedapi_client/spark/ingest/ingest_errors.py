@@ -12,8 +12,16 @@ class MicroBatchError(StreamingQueryException):
 
 
 _OURS = re.compile(r"^(?:\w+\.)*feedapi_client\.[\w.]+(?:Error|Exception): (.+)$", re.MULTILINE)
-_RAISED = re.compile(r"^(?:\w+\.)*(\w+(?:Error|Exception))(: .+)?$", re.MULTILINE)
+_RAISED = re.compile(r"^(?:[\w<>]+\.)*(\w+)(:[ \t]*(?:\n\s*)?\S.*)?$", re.MULTILINE)
+"""The first line of a traceback that is not indented; some messages begin with a line end."""
 _TRACEBACK = "Traceback (most recent call last):"
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's text that says anything; else its type."""
+    return next((line for line in map(str.strip, str(error).splitlines()) if line), "") or (
+        type(error).__name__
+    )
 
 
 def plain_message(error: Exception) -> str:
@@ -29,4 +37,6 @@ def plain_message(error: Exception) -> str:
         return str(ours[-1]).strip()
     _, traceback, raised = text.rpartition(_TRACEBACK)
     found = _RAISED.search(raised) if traceback else None
-    return f"{found[1]}{found[2] or ''}".strip() if found else text.strip().split("\n", 1)[0]
+    if found is None:
+        return first_line(error)
+    return f"{found[1]}{' '.join((found[2] or '').split())}"

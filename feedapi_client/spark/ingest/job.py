@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from pyspark.sql import DataFrame
+
+from feedapi_client.spark.ingest.names import as_url, problems_of_locations
 
 Transform = Callable[[DataFrame, int], DataFrame | None]
 
@@ -19,6 +20,9 @@ CORRUPT = "_corrupt"
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
 _OWN_FOLDER = "_feedapi"
+_OWN_WRITER_OPTIONS = frozenset(
+    ["partitionoverwritemode", "replacewhere", "txnappid", "txnversion", "path"]
+)
 
 
 class IngestError(ValueError):
@@ -112,10 +116,7 @@ class Ingest:
             )
 
     def _table_problems(self) -> Sequence[str]:
-        tables = [name for name in (self.output, self.bronze, self.rejected, self.gold) if name]
-        found = []
-        if len(set(tables)) < len(tables):
-            found.append("output, bronze, rejected and gold must be different tables")
+        found = [*problems_of_locations(self)]
         if self.schema is None and (self.bronze or self.rejected):
             found.append("bronze and rejected need a schema: without one, output holds every event")
         if self.compact_every is not None and (self.compact_every < 1 or self.is_files):
@@ -128,7 +129,14 @@ class Ingest:
                 "--resume-from-table needs a table of every event with its partition, cursor and "
                 "sequence: bronze, or output without rejected and transform"
             )
+        ours = [name for name in self.writer_options if name.lower() in _OWN_WRITER_OPTIONS]
+        if ours:
+            found.append(
+                f"writer options {', '.join(ours)} are set by the pipeline: leave them out"
+            )
         given = {name.lower() for name in self.options}
+        if "endingcursors" in given:
+            found.append("a pipeline goes on where it was: leave out option endingCursors")
         if "feedcolumn" in given:
             found.append("the tables have the feed's name in a column: leave out option feedColumn")
         return found
@@ -185,19 +193,12 @@ class Ingest:
         """Where the source stages epochs, and the query its lease."""
         given = {name.lower(): value for name, value in self.options.items()}
         own = f"{self.output.rstrip('/')}/{_OWN_FOLDER}/staging"
-        return given.get("staginglocation") or self.staging or _as_url(own)
+        return given.get("staginglocation") or self.staging or as_url(own)
 
     @property
     def lease_name(self) -> str:
         """The location of the checkpoint, the same for all its spellings."""
-        url = _as_url(self.checkpoint_location.rstrip("/"))
-        return f"s3{url[3:]}" if url.startswith("s3a:") else url
-
-
-def _as_url(path: str) -> str:
-    if "://" in path:
-        return path
-    return Path(path.removeprefix("file:")).resolve().as_uri()
+        return as_url(self.checkpoint_location)
 
 
 @dataclass
@@ -205,7 +206,8 @@ class Summary:
     """What one run wrote.
 
     `rows` are those of `output`. `unparsed` is the number of events that did not fit the schema:
-    rows of `output`, or with `apart` of the table of rejected events.
+    rows of `output`, or with `apart` of the table of rejected events. Where they could not be
+    counted, `uncounted` says why: that changes nothing of what was written.
     """
 
     output: str
@@ -214,8 +216,14 @@ class Summary:
     unparsed: int = 0
     seconds: float = 0.0
     apart: bool = False
+    uncounted: str = ""
 
     def __str__(self) -> str:
+        if self.uncounted:
+            return (
+                f"the run to {self.output} ended after {self.seconds:.1f} s; what it wrote is "
+                f"committed, and could not be counted: {self.uncounted}"
+            )
         rate = f", {self.rows / self.seconds:,.0f} rows/s" if self.seconds else ""
         rows = f"{self.rows:,} row{'' if self.rows == 1 else 's'}"
         if self.unparsed and self.apart:

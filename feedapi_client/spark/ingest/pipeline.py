@@ -33,7 +33,7 @@ from feedapi_client.spark.ingest.checkpoint import (
     resumed_run,
 )
 from feedapi_client.spark.ingest.columns import EVENT, INGESTED_AT, Rows, empty_rows, payload_schema
-from feedapi_client.spark.ingest.files import FileTable
+from feedapi_client.spark.ingest.files import FileTable, read_table
 from feedapi_client.spark.ingest.gold import GoldTable
 from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
@@ -45,7 +45,7 @@ from feedapi_client.spark.ingest.job import (
     trigger_options,
 )
 from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles, open_folder
-from feedapi_client.spark.ingest.requirements import check_session, check_sql
+from feedapi_client.spark.ingest.requirements import check_rows, check_session
 from feedapi_client.spark.ingest.tables import CatalogTable, column
 from feedapi_client.spark.registration import register, store_settings
 from feedapi_client.spark.source_options import parse_options
@@ -161,20 +161,26 @@ class BatchWriter:
                 rows.parsed.unpersist()
 
     def _write_rows(self, tables: Tables, rows: Rows, number: int) -> Iterator[WrittenFiles]:
-        who = tables.who
+        who, output = tables.who, self._transformed(rows.output(), number)
         if tables.bronze is not None:
             yield from tables.bronze.write(self._sized(rows.bronze()), who, number)
         if tables.rejected is not None:
             yield from tables.rejected.write(self._sized(rows.rejected()), who, number)
-        output: DataFrame | None = rows.output()
-        if self.job.transform is not None and output is not None:
-            output = self.job.transform(output, number)
         if output is None:
             return
         sized = self._sized(output, *self.job.partition_by)
         yield from tables.output.write(sized, tables.typed, number)
         if tables.gold is not None:
             tables.gold.merge(output, tables.typed, number)
+
+    def _transformed(self, output: DataFrame, number: int) -> DataFrame | None:
+        """Return what is written to `output`, if anything. Raises before anything is written."""
+        if self.job.transform is None:
+            return output
+        made = self.job.transform(output, number)
+        if made is not None:
+            check_rows(self.job, made)
+        return made
 
     def complete(self, batch: DataFrame, who: Identity, number: int) -> None:
         """Write a micro-batch that an earlier query may have left unfinished."""
@@ -222,8 +228,9 @@ class Run:
         self.spark = spark
         self.job = job
         self._began = time.monotonic()
-        schema = payload_schema(job)
+        parse_options({**job.options, "url": job.url})
         check_session(spark, job)
+        schema = payload_schema(spark, job)
         location = job.staging_location
         self._lease = QueryLease(location, job.lease_name, settings=store_settings(spark, location))
         if not _is_connect(spark):  # whose server reaches the staging location, and this need not
@@ -255,10 +262,17 @@ class Run:
         return bool(self.query.isActive)
 
     def summary(self) -> Summary:
-        """Return what this run wrote until now."""
-        job, spark = self.job, self.spark
-        summary = Summary(job.output, seconds=time.monotonic() - self._began)
-        checkpoint = job.checkpoint_location
+        """Return what this run wrote until now, as far as that can be counted."""
+        summary = Summary(self.job.output, seconds=time.monotonic() - self._began)
+        try:
+            self._count(summary)
+        except Exception as error:  # noqa: BLE001 - what is written is written, whatever this is
+            summary.uncounted = plain_message(error)
+            _log.warning("what was written can't be counted: %s", summary.uncounted)
+        return summary
+
+    def _count(self, summary: Summary) -> None:
+        job, spark, checkpoint = self.job, self.spark, self.job.checkpoint_location
         summary.batches = last_batch(spark, checkpoint) - self._committed
         tables = Tables(job, Identity(job.feed_name, query_of(spark, checkpoint)))
         numbers = range(self._committed + 1, self._committed + 1 + summary.batches)
@@ -271,7 +285,6 @@ class Run:
             rejected = tables.rejected.batches(spark, tables.who, numbers)
             summary.unparsed = 0 if rejected is None else rejected.count()
             summary.apart = True
-        return summary
 
     def _check(self, schema: StructType | None) -> int:
         """Check everything that the checkpoint says. Return the last committed micro-batch."""
@@ -284,7 +297,8 @@ class Run:
             last = last_batch(spark, checkpoint)
             who = replace(who, last_batch=last, last_offset=last_offset(spark, checkpoint))
         rows = empty_rows(spark, self.job, schema)
-        check_sql(self.job, rows)
+        if self.job.transform is None:  # which may make any columns
+            check_rows(self.job, rows.output())
         self._check_tables(who, rows)
         return who.last_batch
 
@@ -296,7 +310,8 @@ class Run:
                 "--resume-from-table begins a new checkpoint: give a location that holds none, and "
                 "leave it out in later runs. It does not work over Spark Connect"
             )
-        table = read_table(spark, job)
+        name = str(job.whole_table)
+        table = read_table(spark, name) if job.is_files else spark.table(name)
         own = replace(who, epoch=self._lease.epoch)
         if job.bronze is not None:
             last = last_batch_of(table, own)
@@ -408,11 +423,3 @@ def last_batch_of(rows: DataFrame, who: Identity) -> tuple[str, int] | None:
     newest = F.max_by(F.struct(column("query"), column("batch")), column(INGESTED_AT))
     row: Any = own.agg(newest.alias("last")).first()
     return None if row is None or row["last"] is None else (row["last"][0], int(row["last"][1]))
-
-
-def read_table(spark: SparkSession, job: Ingest) -> DataFrame:
-    """Return the table of all events."""
-    name = str(job.whole_table)
-    if not job.is_files:
-        return spark.table(name)
-    return spark.read.option("mergeSchema", "true").parquet(name)

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from feedapi_client.spark.ingest.columns import Rows
-from feedapi_client.spark.ingest.gold import latest
+from feedapi_client.spark.ingest.columns import IDENTITY
+from feedapi_client.spark.ingest.gold import ORDER, latest
 from feedapi_client.spark.ingest.identity import forgotten
+from feedapi_client.spark.ingest.ingest_errors import first_line
 from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.names import check_output, folded
+from feedapi_client.spark.schema import spark_schema
 
 _DELTA_JAR = re.compile(r"delta-spark_(\d+\.\d+)_2\.13")
 _DELTA = {
@@ -29,22 +32,44 @@ def check_session(spark: SparkSession, job: Ingest) -> None:
     _check_schemas(spark, job)
 
 
-def check_sql(job: Ingest, rows: Rows) -> None:
-    """Raise `IngestError` when `delete_when` or `partition_by` do not fit the columns."""
-    if job.transform is not None:
-        return  # which may add any column
-    output = rows.output()
-    known = {name.lower() for name in output.columns}
-    unknown = [name for name in job.partition_by if name.lower() not in known]
-    if unknown:
-        raise IngestError(f"partition_by names {', '.join(unknown)}, which output does not have")
+def check_rows(job: Ingest, output: DataFrame) -> None:
+    """Raise `IngestError` when `output`, or `gold`, can't be written with these rows.
+
+    Arguments:
+        output: the typed events, or what a transform makes of them. Only its columns count.
+    """
+    spark = output.sparkSession
+    prefix = job.prefix if job.schema else ""
+    try:
+        check_output(job, output.schema, [f"{prefix}{n}" for n in IDENTITY], folded(spark, job))
+        if job.gold is not None:
+            _check_own_columns(job, output)
+    except IngestError:
+        raise
+    except PySparkException as error:
+        raise IngestError(f"the columns of output: {first_line(error)}") from error
+    except ValueError as error:
+        raise IngestError(str(error)) from error
     if job.delete_when is None:
         return
     try:
         _ = latest(output, job.key, job.delete_when, prefix=job.prefix).schema
     except PySparkException as error:
-        reason = str(error).strip().split("\n", 1)[0]
-        raise IngestError(f"delete_when {job.delete_when!r} is no condition: {reason}") from error
+        raise IngestError(
+            f"delete_when {job.delete_when!r} is no condition: {first_line(error)}"
+        ) from error
+
+
+def _check_own_columns(job: Ingest, output: DataFrame) -> None:
+    """Raise ValueError when a transform lost the columns that gold's order comes from."""
+    wanted = {f"{job.prefix}{f.name}": f.dataType for f in spark_schema() if f.name in ORDER}
+    kinds = {field.name: field.dataType for field in output.schema}
+    wrong = [name for name, kind in wanted.items() if kinds.get(name) != kind]
+    if wrong:
+        raise ValueError(
+            f"gold needs the columns {', '.join(wrong)} of output as they are: the transform has "
+            "to return them"
+        )
 
 
 def _check_delta_installed(spark: SparkSession) -> None:
@@ -91,6 +116,12 @@ def _check_delta_settings(spark: SparkSession) -> None:
 def _check_schemas(spark: SparkSession, job: Ingest) -> None:
     tables = (job.output, job.bronze, job.rejected, job.gold)
     for table in filter(None, tables):
+        try:
+            spark.catalog.tableExists(table)
+        except PySparkException as error:
+            raise IngestError(
+                f"{table!r} can't be the name of a table: {first_line(error)}"
+            ) from error
         schema = table.rpartition(".")[0]
         if schema and "`" not in table and not spark.catalog.databaseExists(schema):
             raise IngestError(

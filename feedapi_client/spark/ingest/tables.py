@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType
 
 from feedapi_client.retry import Backoff, retry_sync
+from feedapi_client.spark.ingest.checkpoint import WRITING
 from feedapi_client.spark.ingest.identity import (
     Identity,
     check_missing,
@@ -25,6 +26,7 @@ from feedapi_client.spark.ingest.identity import (
     forgotten,
 )
 from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.names import fields_in
 from feedapi_client.spark.ingest.publishing import WrittenFiles
 
 _CONFLICT = re.compile(
@@ -39,7 +41,7 @@ _BEING_CREATED = re.compile(
 _ATTEMPTS_TO_CREATE = 8
 _PROPERTY = "feedapi.query."
 _MAPPING = "delta.columnMapping.mode"
-_NOT_IN_FILES = frozenset(" ,;{}()\n\t=")
+_NOT_IN_FILES = frozenset(" ,;{}()\n\t=.")
 _BATCHES = 2**30
 """Micro-batches in an epoch of a run, in the number of a transaction."""
 
@@ -104,7 +106,7 @@ class CatalogTable:
         self.prepare(named.sparkSession, named.schema, who)
         own = (column(who.column("query")) == who.query) & (column(who.column("batch")) == number)
         columns = self._aligned(named)
-        options = {**self.job.writer_options, **transaction(who, number)}
+        options = {**self.job.writer_options, **WRITING, **transaction(who, number)}
         retry_conflicts(lambda: columns.writeTo(self.name).options(**options).overwrite(own))
         return []
 
@@ -171,8 +173,7 @@ class CatalogTable:
 
     def _needs_mapping(self, schema: StructType) -> bool:
         """Whether Delta takes the names only under names of its own in the files."""
-        names = "".join(field.name for field in schema)
-        return not _NOT_IN_FILES.isdisjoint(names)
+        return any(not _NOT_IN_FILES.isdisjoint(f.name) for f in fields_in(schema))
 
     def _aligned(self, rows: DataFrame) -> DataFrame:
         """Return the rows with all columns of the table: those that they lack are null."""

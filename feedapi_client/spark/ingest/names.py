@@ -1,0 +1,175 @@
+"""Names: which ones a table, a format and a path can hold, and which of them are the same.
+
+What can't be held is refused before anything is written. What can be held is quoted where it is
+used (`feedapi_client.spark.ingest.tables.column`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from pyspark.sql import SparkSession
+from pyspark.sql.types import (
+    ArrayType,
+    AtomicType,
+    BinaryType,
+    CalendarIntervalType,
+    DataType,
+    DayTimeIntervalType,
+    MapType,
+    NullType,
+    StructField,
+    StructType,
+    TimestampType,
+    YearMonthIntervalType,
+)
+
+if TYPE_CHECKING:
+    from feedapi_client.spark.ingest.job import Ingest
+
+Fold = Callable[[str], str]
+
+_PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
+_NOT_IN_FOLDER = re.compile(r"^\.|[/\\=*?\[\]{}%:#\"\x00-\x1f\x7f]")
+_FOLDER_BYTES = 255
+_OWN = "_feedapi"
+_NOT_STORED = (CalendarIntervalType, DayTimeIntervalType, YearMonthIntervalType, NullType)
+
+
+def as_url(path: str) -> str:
+    """Return the URL of a location, the same for all its spellings."""
+    path = path.rstrip("/")
+    if "://" not in path:
+        return Path(path.removeprefix("file:") or "/").resolve().as_uri()
+    return f"s3{path[3:]}" if path.startswith("s3a:") else path
+
+
+def folded(spark: SparkSession, job: Ingest) -> Fold:
+    """Return what makes two names of columns equal that are the same for the session's SQL.
+
+    In Delta they are the same in any case, whatever the session says.
+    """
+    exact = spark.conf.get("spark.sql.caseSensitive", "false") == "true"
+    return str if exact and job.is_files else str.lower
+
+
+def structs_in(kind: DataType) -> Iterator[StructType]:
+    """Yield all structs of a type, those inside of others too."""
+    inside: list[DataType] = []
+    if isinstance(kind, StructType):
+        yield kind
+        inside = [field.dataType for field in kind]
+    elif isinstance(kind, ArrayType):
+        inside = [kind.elementType]
+    elif isinstance(kind, MapType):
+        inside = [kind.keyType, kind.valueType]
+    for one in inside:
+        yield from structs_in(one)
+
+
+def fields_in(kind: DataType) -> Iterator[StructField]:
+    """Yield all fields of a type, those inside of others too."""
+    return (field for struct in structs_in(kind) for field in struct)
+
+
+def problems_of_locations(job: Ingest) -> Iterator[str]:
+    """Yield what is wrong with the places of the tables and of the query's own files."""
+    tables = {name: _place(job, getattr(job, name)) for name in _TABLES if getattr(job, name)}
+    if len(set(tables.values())) < len(tables):
+        yield "output, bronze, rejected and gold must be different tables"
+    given = {name: getattr(job, name) for name in _TABLES if job.is_files}
+    for name, path in {**given, "checkpoint": job.checkpoint}.items():
+        if path and _PATTERN.search(path):
+            yield (
+                f"{name} {path!r} can't be read back: Spark takes [ ] {{ }} * ? and \\ in a path "
+                "for a pattern. Name another folder"
+            )
+    if not job.is_files:
+        return
+    own = {"checkpoint": job.checkpoint, "staging": job.staging}
+    others = tables | {name: as_url(path) for name, path in own.items() if path}
+    for (name, table), (other, place) in product(tables.items(), others.items()):
+        if other == name or not f"{place}/".startswith(f"{table}/"):
+            continue
+        hidden = place.removeprefix(table)[1:2] in ("_", ".")
+        if place != table and (other in tables or not hidden) or (other in own and not hidden):
+            yield f"{other} lies inside of {name}, where readers would take it for rows"
+    yield from _problems_of_folders(job)
+
+
+_TABLES = ("output", "bronze", "rejected", "gold")
+
+
+def _place(job: Ingest, table: str) -> str:
+    return as_url(table) if job.is_files else table.replace("`", "").lower()
+
+
+def _problems_of_folders(job: Ingest) -> Iterator[str]:
+    """Yield what is wrong with names that become folders: ``<prefix>feed=<feed>``."""
+    if _NOT_IN_FOLDER.search(job.prefix):
+        yield (
+            f"prefix {job.prefix!r} begins names of folders: it must not begin with a dot, which "
+            'hides them, nor hold any of / \\ = * ? [ ] { } % : # "'
+        )
+    folder = f"{job.prefix}feed={quote(job.feed_name, safe='')}"
+    if len(folder.encode()) > _FOLDER_BYTES:
+        yield (
+            f"the feed's name is too long for a folder ({len(folder.encode())} bytes of at most "
+            f"{_FOLDER_BYTES}): give a shorter one with --feed"
+        )
+    hidden = [name for name in job.partition_by if name.startswith(".")]
+    if hidden:
+        yield f"partition_by {', '.join(hidden)}: a folder that begins with a dot is hidden"
+
+
+def check_names(columns: StructType, added: Collection[str], fold: Fold) -> None:
+    """Raise ValueError when names of columns are taken, or are there twice.
+
+    Arguments:
+        added: names of the columns that this library adds.
+    """
+    ours = {fold(name) for name in added}
+    taken = [name for name in columns.names if fold(name) in ours or name.startswith(_OWN)]
+    if taken:
+        raise ValueError(
+            f"columns {', '.join(taken)} have names of columns that the table gets from this "
+            "library: give those a prefix, such as --prefix feed_"
+        )
+    for struct in structs_in(columns):
+        counts = Counter(map(fold, struct.names))
+        twice = [name for name in struct.names if counts[fold(name)] > 1]
+        if twice:
+            raise ValueError(
+                f"columns {', '.join(twice)} have the same name, as this session compares names "
+                "(spark.sql.caseSensitive)"
+            )
+
+
+def check_output(job: Ingest, columns: StructType, added: Collection[str], fold: Fold) -> None:
+    """Raise ValueError when the table `output` can't hold the columns.
+
+    Arguments:
+        added: names of the columns that are added to them.
+    """
+    check_names(columns, added, fold)
+    kinds = {fold(field.name): field.dataType for field in columns}
+    for what, wanted in (("partition_by", job.partition_by), ("key", job.key)):
+        unknown = [name for name in wanted if fold(name) not in kinds]
+        if unknown:
+            raise ValueError(f"{what} names {', '.join(unknown)}, which output does not have")
+    wrong = [f.name for f in fields_in(columns) if isinstance(f.dataType, _NOT_STORED)]
+    if wrong:
+        raise ValueError(f"columns {', '.join(wrong)} have a type that {job.format} can't store")
+    for name in job.partition_by if job.is_files else ():
+        kind = kinds[fold(name)]
+        if isinstance(kind, BinaryType | TimestampType) or not isinstance(kind, AtomicType):
+            raise ValueError(
+                f"partition_by {name}: not every reader gets the same {kind.simpleString()} from "
+                "the name of a folder: take a column of text, numbers or dates"
+            )

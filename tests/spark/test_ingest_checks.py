@@ -1,0 +1,284 @@
+"""What ``feedapi ingest`` refuses before it writes, by names, places and SQL; and what it says."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from feedapi_client.spark import OptionError
+from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, plain_message
+from feedapi_client.spark.ingest.publishing import TableFolder, open_folder
+from feedapi_client.testing import Publisher
+from tests.spark.slow_workers import run
+from tests.spark.test_ingest import job
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher(partitions=1)
+    publisher.append(0, {"id": "a", "n": 1, "N": "one", "day": "2026-11-25"})
+    with publisher.serve():
+        yield publisher
+
+
+@contextmanager
+def setting(spark: SparkSession, name: str, value: str) -> Iterator[None]:
+    before = spark.conf.get(name)
+    spark.conf.set(name, value)
+    try:
+        yield
+    finally:
+        spark.conf.set(name, str(before))
+
+
+def written(folder: Path) -> list[Path]:
+    return [file for file in folder.glob("**/*.parquet") if "_feedapi" not in str(file)]
+
+
+# ---------------------------------------------------------------------- names of columns
+
+
+def test_column_that_differs_in_case_is_the_same_column(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    run(spark, job(publisher, tmp_path, schema="id STRING, n INT"))
+    with pytest.raises(IngestError, match="column N was int and would become string"):
+        run(spark, job(publisher, tmp_path, schema="id STRING, N STRING"))
+    with setting(spark, "spark.sql.caseSensitive", "true"):
+        run(spark, job(publisher, tmp_path, schema="id STRING, N STRING"))
+
+
+@pytest.mark.parametrize(
+    ("schema", "columns"),
+    [
+        ("id STRING, ID INT", "id, ID"),
+        ("s STRUCT<a: INT, A: INT>", "a, A"),
+        ("s ARRAY<STRUCT<a: MAP<STRING, STRUCT<b: INT, B: INT>>>>", "b, B"),
+    ],
+)
+def test_two_columns_of_one_name_are_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, schema: str, columns: str
+) -> None:
+    with pytest.raises(IngestError, match=f"columns {columns} have the same name"):
+        run(spark, job(publisher, tmp_path, schema=schema))
+    with setting(spark, "spark.sql.caseSensitive", "true"):
+        assert run(spark, job(publisher, tmp_path, schema=schema)).rows == 1
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        ("_feedapi_deleted INT", "columns _feedapi_deleted have names"),
+        ("Feed STRING", "columns Feed have names"),
+        ("_corrupt STRING", "columns _corrupt have names"),
+        ("i INTERVAL", "columns i have a type that parquet can't store"),
+        ("s STRUCT<v: VOID>", "columns v have a type that parquet can't store"),
+    ],
+)
+def test_column_that_a_table_can_not_hold_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, schema: str, message: str
+) -> None:
+    with pytest.raises(IngestError, match=message):
+        run(spark, job(publisher, tmp_path, schema=schema))
+    assert not (tmp_path / "table").exists()
+
+
+def test_r10_partition_of_a_folder_is_text_a_number_or_a_date(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    for kind in ("TIMESTAMP", "BINARY", "ARRAY<INT>", "STRUCT<a: INT>"):
+        given = {"schema": f"day {kind}", "partition_by": ["day"]}
+        with pytest.raises(IngestError, match="not every reader gets the same"):
+            run(spark, job(publisher, tmp_path, **given))
+    assert run(spark, job(publisher, tmp_path, schema="day DATE", partition_by=["DAY"])).rows == 1
+
+
+# ---------------------------------------------------------------------- transforms
+
+
+@pytest.mark.parametrize(
+    ("transform", "given", "message"),
+    [
+        (lambda df, n: df.withColumn("Feed", F.lit("x")), {}, "columns Feed have names of"),
+        (lambda df, n: df.withColumn("batch", F.lit(7)), {}, "columns batch have names of"),
+        (lambda df, n: df.select("*", F.lit(1).alias("ID")), {}, "columns id, ID have the same"),
+        (lambda df, n: df.drop("id"), {"partition_by": ["id"]}, "partition_by names id, which"),
+        (lambda df, n: df, {"partition_by": ["dey"]}, "partition_by names dey, which output"),
+        (lambda df, n: df.select("nothing"), {}, "nothing"),
+    ],
+)
+def test_what_a_transform_makes_is_checked_before_anything_is_written(
+    spark: SparkSession,
+    publisher: Publisher,
+    tmp_path: Path,
+    transform: Any,
+    given: dict[str, Any],
+    message: str,
+) -> None:
+    tables = {"bronze": str(tmp_path / "bronze"), "rejected": str(tmp_path / "rejected")}
+    pipeline = {"schema": "id STRING, day STRING", **tables}
+    with pytest.raises(MicroBatchError, match=message):
+        run(spark, job(publisher, tmp_path, transform=transform, **pipeline, **given))
+    assert list(tmp_path.glob("**/_feedapi/attempts")) == []
+    # nothing was noted that can't be changed
+    assert run(spark, job(publisher, tmp_path, partition_by=["day"], **pipeline)).rows == 1
+
+
+def test_write_that_fails_notes_nothing(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    given = {"schema": "id STRING", "writer_options": {"compression": "none at all"}}
+    with pytest.raises(MicroBatchError):
+        run(spark, job(publisher, tmp_path, **given))
+    assert not (tmp_path / "table/_feedapi/table").exists()
+    assert run(spark, job(publisher, tmp_path, schema="id INT")).rows == 1
+
+
+# ---------------------------------------------------------------------- places
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a{b}", "a*", "a?", "a\\b", "a\nb"])
+def test_path_that_is_a_pattern_is_refused(tmp_path: Path, name: str) -> None:
+    for place in ("output", "bronze", "checkpoint"):
+        given: Any = {"output": str(tmp_path / "t"), "schema": "id INT", place: f"/tmp/{name}"}
+        with pytest.raises(IngestError, match=f"{place} .* can't be read back"):
+            Ingest(url="http://x/feed", **given)
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "a#b", "day=1", "Ärger", "a'b", "a,b", "a&b+c;d"])
+def test_path_of_any_other_name_is_written_and_read(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, name: str
+) -> None:
+    for _ in range(2):
+        found = run(spark, job(publisher, tmp_path / name, schema="id STRING"))
+        assert found.uncounted == ""
+    assert spark.read.parquet(str(tmp_path / name / "table")).count() == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"bronze": "/lake/t/"}, "must be different tables"),
+        ({"bronze": "file:/lake/t"}, "must be different tables"),
+        ({"bronze": "/lake/t/bronze"}, "bronze lies inside of output"),
+        ({"rejected": "/lake"}, "output lies inside of rejected"),
+        ({"checkpoint": "/lake/t/checkpoint"}, "checkpoint lies inside of output"),
+        ({"staging": "file:///lake/t"}, "staging lies inside of output"),
+        ({"partition_by": [".day"]}, "a folder that begins with a dot is hidden"),
+        ({"prefix": "."}, "begins names of folders"),
+        ({"prefix": "a/b"}, "begins names of folders"),
+        ({"prefix": "a="}, "begins names of folders"),
+        ({"feed": "ø" * 50}, "too long for a folder"),
+        ({"writer_options": {"partitionOverwriteMode": "dynamic"}}, "set by the pipeline"),
+        ({"writer_options": {"ReplaceWhere": "true"}}, "set by the pipeline"),
+        ({"options": {"endingCursors": '{"0": "c"}'}}, "leave out option endingCursors"),
+    ],
+)
+def test_places_and_options_that_do_not_go_together(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(IngestError, match=message):
+        Ingest(url="http://x/feed", output="/lake/t", schema="id INT", **given)
+
+
+def test_tables_of_a_catalog_are_the_same_in_any_spelling() -> None:
+    own = {"format": "delta", "schema": "id INT", "checkpoint": "/c", "staging": "/s"}
+    with pytest.raises(IngestError, match="must be different tables"):
+        Ingest(url="http://x/feed", output="lake.t", bronze="`LAKE`.`T`", **own)  # type: ignore[arg-type]
+
+
+def test_own_files_may_lie_in_a_hidden_folder_of_the_table() -> None:
+    places = {"checkpoint": "/lake/t/_own/c", "staging": "file:///lake/t/.staging"}
+    assert Ingest(url="http://x/feed", output="/lake/t", **places).checkpoint == "/lake/t/_own/c"
+
+
+# ---------------------------------------------------------------------- what is said
+
+
+def test_options_of_the_source_are_checked_first(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match="option urls is gone"):
+        run(spark, job(publisher, tmp_path, options={"urls": "x"}))
+    assert not (tmp_path / "table").exists()
+
+
+class RefusedError(Exception): ...
+
+
+def _raise(error: Exception) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("transform", "message"),
+    [
+        (lambda df, n: df.where("n +"), r"^ParseException: \[PARSE_SYNTAX_ERROR\] .*"),
+        (lambda df, n: df.where("amuont > 1"), r"^AnalysisException: \[UNRESOLVED_COLUMN.*amuont"),
+        (lambda df, n: _raise(RefusedError("by us")), r"^RefusedError: by us$"),
+        (lambda df, n: _raise(RefusedError("\n\n  by us\nand more")), r"^RefusedError: by us$"),
+        (lambda df, n: _raise(RefusedError()), r"^RefusedError$"),
+        (lambda df, n: _raise(KeyError("x")), r"^KeyError: 'x'$"),
+        (lambda df, n: df.selectExpr("*", "raise_error('odd')"), r"odd"),
+    ],
+)
+def test_cause_of_an_error_is_one_line(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, transform: Any, message: str
+) -> None:
+    with pytest.raises(MicroBatchError, match=message) as caught:
+        run(spark, job(publisher, tmp_path, schema="id STRING", transform=transform))
+    assert "\n" not in str(caught.value)
+
+
+def test_error_without_text_is_its_type() -> None:
+    assert plain_message(ValueError()) == "ValueError"
+    assert plain_message(ValueError("\n\n one\ntwo")) == "one"
+
+
+# ---------------------------------------------------------------------- a run that is over
+
+
+def test_run_whose_rows_can_not_be_counted_has_succeeded(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> DataFrame:
+        raise RuntimeError("no such file")
+
+    monkeypatch.setattr("feedapi_client.spark.ingest.files.FileTable.batches", fails)
+    found = run(spark, job(publisher, tmp_path))
+    assert "could not be counted: no such file" in str(found)
+    assert len(written(tmp_path / "table")) == 1
+
+
+def test_rows_of_many_partitions_and_batches_are_counted(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.extend(0, [{"id": f"e{n % 3}", "n": n} for n in range(30)])
+    limits = {"options": {"maxEventsPerPartition": "7"}, "partition_by": ["id", "n"]}
+    found = run(spark, job(publisher, tmp_path, schema="id STRING, n INT", **limits))
+    assert (found.rows, found.uncounted) == (31, "")
+    assert found.batches > 2
+
+
+def test_files_that_nobody_reads_any_more_and_that_can_not_be_deleted_fail_nothing(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: Any) -> None:
+        raise PermissionError("delete")
+
+    kind: type[TableFolder] = type(open_folder(tmp_path.as_uri(), {}))
+    monkeypatch.setattr(kind, "delete", refuses)
+    assert run(spark, job(publisher, tmp_path)).rows == 1
+    (attempts,) = (tmp_path / "table/_feedapi").glob("attempts/*")
+    shutil.copytree(attempts, attempts / "0-1-left")
+    publisher.append(0, {"id": "b"})
+    assert run(spark, job(publisher, tmp_path)).rows == 1

@@ -1,0 +1,204 @@
+"""Values of ``feedapi ingest``: written as they were sent, or not at all, in any session."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+
+from feedapi_client.spark.ingest import IngestError, read_table
+from feedapi_client.testing import Publisher
+from tests.spark.slow_workers import run
+from tests.spark.test_ingest import job
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def publisher() -> Iterator[Publisher]:
+    publisher = Publisher(partitions=1)
+    with publisher.serve():
+        yield publisher
+
+
+# ---------------------------------------------------------------------- values that change
+
+SOUND: list[tuple[str, Any, str]] = [
+    ("TIMESTAMP", 1761955200, "2025-11-01 00:00:00"),
+    ("TIMESTAMP", -62135596800, "0001-01-01 00:00:00"),
+    ("TIMESTAMP", 0, "1970-01-01 00:00:00"),
+    ("TIMESTAMP", "2026-11-01T10:00:00Z", "2026-11-01 10:00:00"),
+    ("TIMESTAMP", "2026-11-01T10:00:00", "2026-11-01 10:00:00"),
+    ("TIMESTAMP", "2026-11-01T10:00:00+02:00", "2026-11-01 08:00:00"),
+    ("TIMESTAMP", "2026-11-01", "2026-11-01 00:00:00"),
+    ("DATE", "2026-11-01", "2026-11-01"),
+    ("DOUBLE", 1.5, "1.5"),
+    ("DOUBLE", 1e300, "1.0E300"),
+    ("INT", 7, "7"),
+    ("STRING", "007", "007"),
+]
+UNSOUND: list[tuple[str, Any]] = [
+    ("TIMESTAMP", 1761955200000),
+    ("TIMESTAMP", 1761955200000000),
+    ("TIMESTAMP", 2**62),
+    ("TIMESTAMP", 10**40),
+    ("TIMESTAMP", 253402300800),
+    ("TIMESTAMP", "1761955200000"),
+    ("TIMESTAMP", "10:00:00"),
+    ("TIMESTAMP", "T10:00"),
+    ("TIMESTAMP", "+12026-01-01"),
+    ("TIMESTAMP", "202611"),
+    ("TIMESTAMP", "soon"),
+    ("TIMESTAMP_NTZ", "12026-01-01T00:00:00"),
+    ("DATE", "20261101"),
+    ("DATE", "+12026-01-01"),
+    ("INT", 3_000_000_000),
+    ("INT", 1.5),
+    ("BIGINT", 2**63),
+    ("FLOAT", 1e39),
+    ("STRUCT<at: TIMESTAMP>", {"at": 1761955200000000}),
+    ("ARRAY<TIMESTAMP>", [0, 1761955200000000]),
+    ("ARRAY<STRUCT<at: ARRAY<TIMESTAMP>>>", [{"at": [1761955200000000]}]),
+    ("MAP<STRING, TIMESTAMP>", {"a": 1761955200000000}),
+    ("MAP<STRING, DOUBLE>", {"a": "Infinity"}),
+]
+
+
+@pytest.mark.parametrize("rejecting", [True, False])
+def test_value_is_written_as_sent_or_not_at_all(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, rejecting: bool
+) -> None:
+    kinds = list(dict.fromkeys(kind for kind, *_ in [*SOUND, *UNSOUND]))
+    schema = ", ".join(f"c{n} {kind}" for n, kind in enumerate(kinds))
+    for case in [*SOUND, *UNSOUND]:
+        publisher.append(0, {f"c{kinds.index(case[0])}": case[1]})
+    raw = {"c": 10**400}  # a number that no DOUBLE holds
+    publisher.append(0, json.dumps({f"c{kinds.index('DOUBLE')}": raw["c"]}).encode())
+    tables = {"rejected": str(tmp_path / "rejected")} if rejecting else {}
+    found = run(spark, job(publisher, tmp_path, schema=schema, **tables))
+    assert found.unparsed == len(UNSOUND) + 1
+    rows = read_table(spark, str(tmp_path / "table")).orderBy("sequence")
+    texts = rows.select(F.coalesce(*(F.col(f"c{n}").cast("string") for n in range(len(kinds)))))
+    values = [row[0] for row in texts.collect()]
+    expected: list[str | None] = [text for *_, text in SOUND]
+    assert values == expected + ([] if rejecting else [None] * (len(UNSOUND) + 1))
+    if rejecting:
+        reasons = spark.read.parquet(tables["rejected"]).orderBy("sequence").collect()
+        wrong = [(case, row.reason) for case, row in zip(UNSOUND, reasons, strict=False)
+                 if not row.reason.startswith(f"c{kinds.index(case[0])} is not ")]  # fmt: skip
+        assert wrong == []
+
+
+def test_time_without_an_offset_is_the_same_in_every_session(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        for number, session in enumerate(("UTC", "Asia/Tokyo")):
+            spark.conf.set("spark.sql.session.timeZone", session)
+            publisher.append(0, {"at": "2026-11-01T10:00:00", "n": number})
+            run(spark, job(publisher, tmp_path, schema="at TIMESTAMP"))
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
+    table = spark.read.parquet(str(tmp_path / "table"))
+    assert table.selectExpr("count(*) AS all", "count(DISTINCT at) AS times").first() == (2, 1)
+
+
+PARTITIONS = ["007", "7", "1e5", "2026-11-01", "true", "a b/c", "å%2F", "NULL", " 1", "null"]
+
+
+def test_values_of_partitions_are_read_as_they_were_sent(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    for number, value in enumerate(PARTITIONS):
+        publisher.append(0, {"code": value, "n": number})
+    given: dict[str, Any] = {"schema": "code STRING, n INT", "partition_by": ["code"], "feed": "07"}
+    run(spark, job(publisher, tmp_path, **given))
+    rows = read_table(spark, str(tmp_path / "table")).orderBy("n").collect()
+    assert [row.code for row in rows] == PARTITIONS
+    assert {row.feed for row in rows} == {"07"}
+    with pytest.raises(IngestError, match="is no table of feedapi ingest"):
+        read_table(spark, str(tmp_path))
+
+
+# ---------------------------------------------------------------------- what a session sets
+
+SETTINGS = {
+    "spark.sql.sources.partitionOverwriteMode": "dynamic",
+    "spark.sql.files.ignoreMissingFiles": "true",
+    "spark.sql.files.ignoreCorruptFiles": "true",
+    "spark.sql.parquet.mergeSchema": "false",
+    "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
+    "spark.sql.ansi.enabled": "false",
+    "spark.sql.legacy.timeParserPolicy": "LEGACY",
+    "spark.sql.storeAssignmentPolicy": "STRICT",
+    "spark.sql.columnNameOfCorruptRecord": "broken",
+    "spark.sql.session.timeZone": "Asia/Tokyo",
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
+    "spark.sql.files.maxRecordsPerFile": "2",
+    "spark.sql.shuffle.partitions": "1",
+}
+
+
+@pytest.fixture
+def odd_session(spark: SparkSession) -> Iterator[SparkSession]:
+    before = {name: spark.conf.get(name, None) for name in SETTINGS}
+    for name, value in SETTINGS.items():
+        spark.conf.set(name, value)
+    yield spark
+    for name, old in before.items():
+        if old is None:
+            spark.conf.unset(name)
+        else:
+            spark.conf.set(name, old)
+
+
+def test_repeated_batch_is_exact_whatever_the_session_sets(
+    odd_session: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    """The driver died between the write and Spark's note of it, at midnight."""
+    publisher.extend(0, [{"n": n} for n in range(10)])
+    spark = odd_session
+
+    def on(day: str) -> Any:
+        tables = {"bronze": str(tmp_path / "bronze"), "rejected": str(tmp_path / "rejected")}
+        return job(
+            publisher,
+            tmp_path,
+            schema="n INT, at TIMESTAMP",
+            partition_by=["day"],
+            transform=lambda rows, number: rows.withColumn("day", F.lit(day)),
+            **tables,
+        )
+
+    run(spark, on("2026-11-24"))
+    for commit in (tmp_path / "table/_feedapi/checkpoint/commits").iterdir():
+        commit.unlink()
+    run(spark, on("2026-11-25"))
+    publisher.append(0, {"n": 10})
+    run(spark, on("2026-11-26"))
+    rows = read_table(spark, str(tmp_path / "table")).collect()
+    assert sorted((row.n, row.day) for row in rows) == [
+        *((n, "2026-11-24") for n in range(10)),
+        (10, "2026-11-26"),
+    ]
+    assert read_table(spark, str(tmp_path / "bronze")).count() == 11
+
+
+def test_table_that_lacks_a_file_is_not_gone_on_from(
+    odd_session: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.extend(0, [{"n": n} for n in range(10)])
+    run(odd_session, job(publisher, tmp_path))
+    for file in (tmp_path / "table").glob("feed=*/**/*.parquet"):
+        file.write_bytes(b"not what was written")
+    again = {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
+    with pytest.raises(Exception, match=r"(?i)parquet"):
+        run(odd_session, job(publisher, tmp_path, resume_from_table=True, **again))
