@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
 @pytest.fixture
 def publisher() -> Iterator[Publisher]:
-    publisher = Publisher(partitions=1)
+    publisher = Publisher(partitions=1, page_size=5, checkpoint_every=5)
     publisher.append(0, {"id": "a", "n": 1, "N": "one", "day": "2026-11-25"})
     with publisher.serve():
         yield publisher
@@ -91,7 +91,7 @@ def test_column_that_a_table_can_not_hold_is_refused(
 ) -> None:
     with pytest.raises(IngestError, match=message):
         run(spark, job(publisher, tmp_path, schema=schema))
-    assert not (tmp_path / "table").exists()
+    assert not (tmp_path / "table/_feedapi/checkpoint").exists()
 
 
 def test_r10_partition_of_a_folder_is_text_a_number_or_a_date(

@@ -63,6 +63,7 @@ UNSOUND: list[tuple[str, Any]] = [
     ("INT", 1.5),
     ("BIGINT", 2**63),
     ("FLOAT", 1e39),
+    ("DOUBLE", 10**400),
     ("STRUCT<at: TIMESTAMP>", {"at": 1761955200000000}),
     ("ARRAY<TIMESTAMP>", [0, 1761955200000000]),
     ("ARRAY<STRUCT<at: ARRAY<TIMESTAMP>>>", [{"at": [1761955200000000]}]),
@@ -78,17 +79,15 @@ def test_value_is_written_as_sent_or_not_at_all(
     kinds = list(dict.fromkeys(kind for kind, *_ in [*SOUND, *UNSOUND]))
     schema = ", ".join(f"c{n} {kind}" for n, kind in enumerate(kinds))
     for case in [*SOUND, *UNSOUND]:
-        publisher.append(0, {f"c{kinds.index(case[0])}": case[1]})
-    raw = {"c": 10**400}  # a number that no DOUBLE holds
-    publisher.append(0, json.dumps({f"c{kinds.index('DOUBLE')}": raw["c"]}).encode())
+        publisher.append(0, json.dumps({f"c{kinds.index(case[0])}": case[1]}).encode())
     tables = {"rejected": str(tmp_path / "rejected")} if rejecting else {}
     found = run(spark, job(publisher, tmp_path, schema=schema, **tables))
-    assert found.unparsed == len(UNSOUND) + 1
+    assert found.unparsed == len(UNSOUND)
     rows = read_table(spark, str(tmp_path / "table")).orderBy("sequence")
     texts = rows.select(F.coalesce(*(F.col(f"c{n}").cast("string") for n in range(len(kinds)))))
     values = [row[0] for row in texts.collect()]
     expected: list[str | None] = [text for *_, text in SOUND]
-    assert values == expected + ([] if rejecting else [None] * (len(UNSOUND) + 1))
+    assert values == expected + ([] if rejecting else [None] * (len(UNSOUND)))
     if rejecting:
         reasons = spark.read.parquet(tables["rejected"]).orderBy("sequence").collect()
         wrong = [(case, row.reason) for case, row in zip(UNSOUND, reasons, strict=False)
