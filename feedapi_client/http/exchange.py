@@ -166,17 +166,21 @@ class Endpoint(Generic[Client]):
         over `limit` bytes.
         """
         for _ in range(_MAX_REDIRECTS + 1):
-            failed: Exception | None = None
             try:
-                response = yield self._send(request)
+                answer: httpx.Response | Exception = yield self._send(request)
             except Exception as error:  # noqa: BLE001 - of the caller's auth, hooks, transport
-                failed = error
-            if failed is not None:
-                response = self._answer_in(failed, request, partition, discovery)
+                answer = error
+            # Outside the handler, so that what is raised for an error does not quote it (R19).
+            failed = isinstance(answer, Exception)
+            response = (
+                self._answer_in(answer, request, partition, discovery)
+                if isinstance(answer, Exception)
+                else answer
+            )
             if response.is_success and not discovery:
                 return response, b""
             self._sent = response.request.headers
-            body = yield from self._body_of(response, partition, limit, read=failed is not None)
+            body = yield from self._body_of(response, partition, limit, read=failed)
             onward = self._onward(response, partition, discovery)
             if onward is None:
                 self._classify(response, body, partition, discovery)

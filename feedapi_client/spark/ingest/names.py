@@ -98,7 +98,7 @@ def problems_of_locations(job: Ingest) -> Iterator[str]:
         if other == name or not f"{place}/".startswith(f"{table}/"):
             continue
         hidden = place.removeprefix(table)[1:2] in ("_", ".")
-        if place != table and (other in tables or not hidden) or (other in own and not hidden):
+        if (place != table and (other in tables or not hidden)) or (other in own and not hidden):
             yield f"{other} lies inside of {name}, where readers would take it for rows"
     yield from _problems_of_folders(job)
 
