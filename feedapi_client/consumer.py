@@ -62,6 +62,7 @@ from feedapi_client.stores.memory import MemoryCursorStore
 log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 5.0
+_LEFT = "it was left and iterates no more"
 _A_STORE = "a cursor store, such as SQLiteCursorStore('cursors.db'), or None"
 _A_DONE_STORE = "one that remembers what is done (event_id), such as SQLiteCursorStore"
 _LOCK_PART = 10
@@ -629,7 +630,7 @@ class FeedConsumer(Generic[Payload]):
         if self._opening is not None:
             return self._opening.health(opening=True)
         if self._session is None or self._tasks is None:
-            text = "the consumer is not entered" if self._session is None else "it was left"
+            text = "the consumer is not entered" if self._session is None else _LEFT
             problem = Problem(ProblemName.NOT_OPEN, None, self._closed_since, text)
             return Health(live=True, ready=False, problems=(problem,))
         return self._session.health()
