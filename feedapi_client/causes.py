@@ -234,7 +234,7 @@ def is_dead_connection(error: BaseException | None) -> bool:
         state, number = getattr(each, "sqlstate", None), each.args[0] if each.args else None
         if isinstance(state, str) and state.startswith(_DEAD_STATES):
             return True
-        if isinstance(each, (ConnectionError, EOFError)) and each.__class__ is not OSError:
+        if isinstance(each, (ConnectionError, EOFError)):
             return not isinstance(each, ConnectionRefusedError)
         if isinstance(number, int) and number in _DEAD_NUMBERS and not isinstance(each, OSError):
             return True

@@ -285,7 +285,7 @@ class SyncFeedConsumer(Generic[Payload]):
         def called(batch: Batch[Payload]) -> DryRunPassed | None:
             given = SyncBatch(batch, loop)
             try:
-                result = handle(given)
+                result = _handled(handle, given)
             except DryRunPassed as passed:
                 return passed
             check_not_awaitable(result, "the handler", _HANDLER)
@@ -343,7 +343,7 @@ class SyncFeedConsumer(Generic[Payload]):
 
         def called(event: Event[Payload]) -> None:
             with _done_in_thread(event, loop):
-                check_not_awaitable(handle(event), "the handler", _EVENT_HANDLER)
+                check_not_awaitable(_handled(handle, event), "the handler", _EVENT_HANDLER)
             _check_thread(store)
 
         async def consume(work: Callable[[Event[Payload]], Awaitable[None]]) -> None:
@@ -486,6 +486,14 @@ def _done_in_thread(event: Event[Any], loop: LoopThread) -> Iterator[None]:
 
     with being_handled(event, call):
         yield
+
+
+def _handled(handle: Callable[[T], object], delivered: T) -> object:
+    """Call the handler. A `CancelledError` of something that it awaited is its failure (R20)."""
+    try:
+        return handle(delivered)
+    except CancelledError as error:
+        raise failure_of(error, "the handler")  # noqa: B904 - its cause is set
 
 
 def _check_thread(store: CursorStore) -> None:
@@ -634,8 +642,6 @@ class _HandlerThreads(Generic[D]):
             return context.run(self._called, delivered)
         except Exception:
             raise
-        except CancelledError as error:
-            raise failure_of(error, "the handler")  # noqa: B904 - its cause is set
         except BaseException as error:  # noqa: BLE001 - raised in the thread that called `run`
             return error
         finally:

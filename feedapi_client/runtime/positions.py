@@ -25,6 +25,9 @@ from feedapi_client.stores.moving import adopt, check_key_format, is_elsewhere, 
 
 log = logging.getLogger(__name__)
 
+_ATTEMPTS = 16
+"""Of a save on connections that turn out to be dead, as all of a pool are after a quiet night. Each
+attempt that fails so takes one of them off the pool, until it makes a new one."""
 Passed = Mapping[int, Collection[str]]
 """What is done and passed by a cursor, by the partition that it was done in."""
 
@@ -130,18 +133,19 @@ class Positions:
                 passed,
                 transaction=transaction,
             )
+        attempts = 1 if transaction is not None else _ATTEMPTS
         try:
-            try:
-                await self._bounded("saving cursors", positions, save, transaction)
-            except StoreError as error:
-                if transaction is not None or not is_dead_connection(error.__cause__):
-                    raise
-                # As after a quiet night: a pool has dropped it by now. The first attempt may have
-                # been through, and only its reply lost.
+            for attempt in range(1, attempts + 1):
                 try:
-                    await self._bounded("saving cursors", positions, save, None)
+                    await self._bounded("saving cursors", positions, save, transaction)
+                    return
                 except FencedError:
-                    if not await self.holds(positions):
+                    # Perhaps the attempt before was through, and only its reply was lost.
+                    if attempt > 1 and await self.holds(positions):
+                        return
+                    raise
+                except StoreError as error:
+                    if attempt == attempts or not is_dead_connection(error.__cause__):
                         raise
         except StoreError as error:
             if len(positions) == 1 and _is_data_error(error.__cause__):

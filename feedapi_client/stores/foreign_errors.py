@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import TypeVar
 
-from feedapi_client.causes import store_problem
+from feedapi_client.causes import failure_of, store_problem
 from feedapi_client.errors import FeedError, StoreError
 
 T = TypeVar("T")
@@ -25,7 +25,8 @@ async def translated(call: Awaitable[T], doing: str, feed: str) -> T:
         return await call
     except FeedError:
         raise
-    except Exception as error:
+    except BaseException as failed:
+        error = failure_of(failed, doing)
         problem = store_problem(error)
         why = type(error).__name__ + ("" if problem is None else f": {problem}")
         raise StoreError(f"{doing} failed: {why}", feed=feed) from error

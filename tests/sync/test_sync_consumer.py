@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import signal
 import sqlite3
 import threading
+from typing import Any
 
 import pytest
 
@@ -404,3 +406,35 @@ def test_an_iteration_of_a_pinned_decoder_runs_it_in_the_callers_thread(
         publisher, follow=False, decoder=lambda raw: (raw, threading.get_ident())
     ) as consumer:
         assert {event.json()[1] for event in consumer} == {threading.get_ident()}
+
+
+# ---------------------------------------------------------------------- cancellations
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("by_key", [False, True])
+def test_r20_a_cancelled_error_that_a_handler_lets_out_is_its_failure(
+    publisher: Publisher, threads: int, by_key: bool
+) -> None:
+    numbers(publisher, 0, range(10))
+    calls: list[object] = []
+
+    def handle(delivered: object) -> None:
+        calls.append(delivered)
+        if len(calls) == 1:
+            raise asyncio.CancelledError
+
+    def run(consumer: SyncFeedConsumer, on_failure: Any) -> None:
+        if by_key:
+            consumer.run_by_key(
+                handle, key=lambda e: e.json()["n"], threads=threads, on_failure=on_failure
+            )
+        else:
+            consumer.run(handle, threads=threads, on_failure=on_failure)
+
+    with consume(publisher, follow=False) as consumer:
+        with pytest.raises(RuntimeError, match="the handler let a CancelledError out"):
+            run(consumer, "raise")
+        calls.clear()
+        run(consumer, "retry")
+    assert len(calls) > 1
