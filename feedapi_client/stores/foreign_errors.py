@@ -25,7 +25,7 @@ async def translated(call: Awaitable[T], doing: str, feed: str) -> T:
         return await call
     except FeedError:
         raise
-    except BaseException as failed:
+    except BaseException as failed:  # noqa: BLE001 - a stray cancellation is one, too
         error = failure_of(failed, doing)
         problem = store_problem(error)
         why = type(error).__name__ + ("" if problem is None else f": {problem}")
