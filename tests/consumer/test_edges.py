@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -209,7 +209,9 @@ class SharedRefresh(httpx.Auth):
     def __init__(self) -> None:
         self.asked = 0
 
-    async def async_auth_flow(self, request: httpx.Request) -> Any:
+    async def async_auth_flow(
+        self, request: httpx.Request
+    ) -> AsyncGenerator[httpx.Request, httpx.Response]:
         self.asked += 1
         if self.asked % 2 == 0:
             await awaits_what_others_cancelled()
