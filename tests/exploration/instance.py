@@ -8,6 +8,7 @@ between any two of its reads and writes.
 from __future__ import annotations
 
 from collections import deque
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from feedapi_client.lineage.planner import Action, Planner, Save, State
@@ -64,7 +65,9 @@ class ModelDriver(Driver):
 
     def __init__(self, planner: Planner, *, shared: bool) -> None:
         nothing: Any = NOTHING
-        self.settings = self.limits = self.buffer = self.scheduler = self.decisions = nothing
+        self.limits = self.buffer = self.scheduler = self.decisions = nothing
+        settings: Any = SimpleNamespace(behind_ends={})
+        self.settings = settings
         self.feed = "model"
         self.planner = planner
         self.positions = nothing

@@ -121,7 +121,7 @@ class _Written:
         return self
 
     def __getattr__(self, name: str) -> Any:
-        return self if name == "write" else lambda *_: self
+        return self if name == "write" else lambda *_, **__: self
 
 
 def _noted(note: Any) -> Any:

@@ -80,17 +80,18 @@ async def test_r20_a_save_that_fails_stays_in_the_queue_for_the_next_caller(
     store: RecordingStore,
 ) -> None:
     driver = driver_of(store)
-    failures = [ConnectionError("the database restarts")]
+    restarting = True
 
-    async def fail_once(positions: Mapping[int, Position]) -> None:
-        if failures:
-            raise failures.pop()
+    async def fail(positions: Mapping[int, Position]) -> None:
+        if restarting:
+            raise ConnectionError("the database restarts")
 
-    store.before_save = fail_once
+    store.before_save = fail
     with pytest.raises(StoreError, match="ConnectionError"):
         await driver.apply([Save({0: Position("a")}), Start(0, "a")])
     assert driver.applying
     assert not driver.partition(0).started, "what follows a save waits for it"
+    restarting = False
     await driver.apply()
     assert not driver.applying
     assert driver.partition(0).started
