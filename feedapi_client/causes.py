@@ -220,6 +220,7 @@ _DEAD_TEXTS = (
     "connection was closed",
     "connection is lost",
     "connection already closed",
+    "connection closed by server",
     "terminating connection",
     "consuming input failed",
     "underlying connection is closed",
@@ -234,8 +235,8 @@ def is_dead_connection(error: BaseException | None) -> bool:
         state, number = getattr(each, "sqlstate", None), each.args[0] if each.args else None
         if isinstance(state, str) and state.startswith(_DEAD_STATES):
             return True
-        if isinstance(each, (ConnectionError, EOFError)):
-            return not isinstance(each, ConnectionRefusedError)
+        if isinstance(each, (ConnectionResetError, ConnectionAbortedError, BrokenPipeError)):
+            return True
         if isinstance(number, int) and number in _DEAD_NUMBERS and not isinstance(each, OSError):
             return True
         if any(text in _text(each) for text in _DEAD_TEXTS):
