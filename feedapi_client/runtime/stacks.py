@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -48,9 +49,23 @@ def stack_of_task(id: int | None) -> str | None:
     return None
 
 
+def frame_of_thread(id: int) -> FrameType | None:
+    """Return the frame in which a thread is; None when there is no such thread."""
+    # CPython 3.11 makes the frames while it holds a lock that a thread needs to end. If garbage is
+    # collected meanwhile, such a thread may get its turn: the process then stands still for ever
+    # (gh-106883).
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames().get(id)
+    finally:
+        if collects:
+            gc.enable()
+
+
 def stack_of_thread(id: int) -> tuple[str, str]:
     """Return where a thread is: its innermost frames in one line, and its stack."""
-    frame = sys._current_frames().get(id)
+    frame = frame_of_thread(id)
     if frame is None:
         return "an unknown place", ""
     frames = traceback.extract_stack(frame, limit=_FRAMES)

@@ -11,6 +11,7 @@ from typing import Any
 
 from feedapi_client import sync
 from feedapi_client.runtime import loop_thread
+from feedapi_client.runtime.stacks import frame_of_thread
 from feedapi_client.stores import caller_thread
 from tests.consumer.helpers import SAFETY_LIMIT
 
@@ -87,7 +88,7 @@ class Rescue:
         assert main is not None
         if self._over.wait(SAFETY_LIMIT / 2):
             return
-        frame = sys._current_frames().get(main)
+        frame = frame_of_thread(main)
         while frame is not None:
             self.stack.append(f"{frame.f_code.co_qualname}:{frame.f_lineno}")
             frame = frame.f_back

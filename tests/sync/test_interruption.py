@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-import sys
 import threading
 from collections.abc import Callable, Mapping
 
@@ -11,6 +10,7 @@ import anyio
 import pytest
 
 from feedapi_client import CommitOrderError, Position, Retry, SQLiteCursorStore, SyncBatch
+from feedapi_client.runtime.stacks import frame_of_thread
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import RecordingStore, Transaction, fill, numbers
 from tests.sync.helpers import (
@@ -225,7 +225,7 @@ def stack_of_main() -> list[str]:
     """The names of the functions in which the main thread is."""
     ident = threading.main_thread().ident
     assert ident is not None
-    frame = sys._current_frames().get(ident)
+    frame = frame_of_thread(ident)
     names = []
     while frame is not None:
         names.append(frame.f_code.co_name)
