@@ -30,10 +30,11 @@ finish() {
     cat "$scratch/closing"
 }
 
-# tests COMMAND...: run pytest. What failed runs once more, alone. What passes then is flaky, else it
-# is red.
+# tests COMMAND...: run pytest. What failed runs once more, alone, and on the same PATH. What passes
+# then is flaky, else it is red.
 tests() {
-    local status=0 cache=.pytest_cache/v/cache/lastfailed
+    local status=0 cache=.pytest_cache/v/cache/lastfailed where=()
+    [ "$1" != on_a_bare_path ] || where=(on_a_bare_path)
     rm -f "$cache"
     "$@" 2>&1 | tee "$scratch/log" || status=$?
     grep -E '(passed|failed|error).* in [0-9]' "$scratch/log" | tail -n 1 >>"$scratch/closing" || true
@@ -45,7 +46,9 @@ tests() {
     [ "$(wc -l <"$scratch/failed")" -le 10 ] || return 1
     printf '\n+ once more, alone: %s\n' "$(paste -sd' ' "$scratch/failed")"
     while read -r test; do
-        timeout --kill-after=30 20m .venv/bin/pytest -q -n 0 "$test" || return 1
+        # Without the loop's input, which the tests after it are read from.
+        "${where[@]}" timeout --kill-after=30 20m .venv/bin/pytest -q -n 0 "$test" </dev/null ||
+            return 1
         printf '%s\n' "$test" >>"$scratch/flaky"
     done <"$scratch/failed"
 }
