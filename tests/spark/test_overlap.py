@@ -85,7 +85,7 @@ def test_r08_failed_attempt_leaves_nothing_that_readers_see(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     def fails(batch: DataFrame, number: int) -> DataFrame:
-        return batch.selectExpr("*", "raise_error('here') AS fails")
+        return batch.selectExpr("*", "CAST(raise_error('here') AS STRING) AS fails")
 
     with pytest.raises(MicroBatchError, match="here"):
         run(spark, typed(publisher, tmp_path, transform=fails))
