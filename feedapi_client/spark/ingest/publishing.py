@@ -79,8 +79,9 @@ class _RenamingFolder(TableFolder):
         return {info.base_name for info in self._system.get_file_info(below)}
 
     def delete(self, path: str) -> None:
-        if self.names(path):
-            self._system.delete_dir(f"{self._root}/{path}")
+        folder = f"{self._root}/{path}"
+        if self._system.get_file_info(folder).type == fs.FileType.Directory:
+            self._system.delete_dir(folder)
 
     def publish(self, attempt: str, final: str) -> None:
         if not self.names(final):
