@@ -1,7 +1,5 @@
 # What .ci/run and .ci/full share: steps with times, tests that run once more, components.
 export CI=true
-# pip compiles all that it installs, of which a few modules are imported: a minute for the extra dev.
-export PIP_NO_COMPILE=1
 
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 
