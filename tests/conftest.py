@@ -62,8 +62,9 @@ FIRST_FILES = (
     "tests/spark/test_ingest_tables.py",
     "tests/spark/test_dataframe.py",
     "tests/spark/test_pipelines.py",
+    "tests/crash/test_crash.py",
 )
-"""The first file of each of four processes, and the second one of the first.
+"""The first file of each of four processes, and the second ones of two.
 
 So the long tests that start JVMs of their own keep one process busy, and only the others start the
 Spark session that the remaining files share.
@@ -199,7 +200,7 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Reasons for skips that no installation can remove.
-_BY_DESIGN = ("the store declares", "SQLAlchemy runs on asyncio only", "memory has no transactions")
+_BY_DESIGN = ("the store declares", "the driver runs on asyncio only", "memory has no transactions")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -46,8 +46,8 @@ async def test_each_event_is_stored_once_by_a_killed_consumer_without_async(
 async def test_each_event_is_stored_once_by_a_killed_consumer_of_django(
     django_database: str, threads: int
 ) -> None:
-    outcome = await run_crash_test(django_database, kills=6, threads=threads)
-    assert outcome.kills == 6
+    outcome = await run_crash_test(django_database, kills=4, threads=threads)
+    assert outcome.kills == 4
     assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
     assert outcome.exactly_once
 
@@ -57,8 +57,8 @@ async def test_each_event_is_stored_once_with_each_driver_of_postgresql(
     postgres: Postgres, driver: str
 ) -> None:
     threads = 3 if driver.startswith("sync") else 0
-    outcome = await run_crash_test(f"{driver}+{postgres.dsn}", kills=6, threads=threads)
-    assert outcome.kills == 6
+    outcome = await run_crash_test(f"{driver}+{postgres.dsn}", kills=4, threads=threads)
+    assert outcome.kills == 4
     assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
     assert outcome.exactly_once
 

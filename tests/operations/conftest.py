@@ -24,7 +24,7 @@ async def store(
             yield file
     else:
         if anyio_backend == "trio":
-            pytest.skip("SQLAlchemy runs on asyncio only")
+            pytest.skip("the driver runs on asyncio only")
         engine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path / 'sql.db'}")
         database = SQLAlchemyCursorStore(engine, journal=Journal())
         await database.create_tables()
