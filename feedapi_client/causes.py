@@ -164,12 +164,15 @@ def failure_of(
 
 def _is_stray(error: BaseException, *, own_task: bool) -> bool:
     """Whether an error is a cancellation that is not one of the task that it has come to."""
+    native = asyncio.CancelledError
     try:
-        running, kinds = True, (asyncio.CancelledError, anyio.get_cancelled_exc_class())
+        ours = anyio.get_cancelled_exc_class()
     except RuntimeError:  # no event loop runs, so nobody can cancel
-        running, kinds = False, (asyncio.CancelledError, asyncio.CancelledError)
-    if not _is_cancellation(error, kinds) or not running:
-        return _is_cancellation(error, kinds)
+        return _is_cancellation(error, (native,))
+    if not _is_cancellation(error, (native, ours)):
+        return False
+    if isinstance(error, native) and ours is not native:
+        return True  # on trio it is no cancellation, even while one is under way
     if anyio.current_effective_deadline() == float("-inf"):
         return False
     try:
