@@ -512,6 +512,25 @@ async def test_r05_a_save_of_our_own_is_tried_once_more_on_a_new_connection(save
     assert store.died
 
 
+async def test_r05_a_large_pool_may_be_dead_as_a_whole() -> None:
+    class DeadPool(MemoryCursorStore):
+        left = 100
+
+        async def save(self, feed: Any, positions: Any, *, transaction: Any = None) -> None:
+            if self.left:
+                self.left -= 1
+                raise ConnectionResetError("the database has ended the connection")
+            await super().save(feed, positions, transaction=transaction)
+
+    async def handle(_: Batch) -> None: ...
+
+    store = DeadPool()
+    async with consumer_of(feed_of(five_events), store=store, follow=False) as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle)
+        assert (await store.load(consumer.key))[0].cursor == "5"
+
+
 async def test_r05_a_commit_whose_reply_was_lost_is_our_own_success(tmp_path: Path) -> None:
     path, calls, effects = tmp_path / "cursors.db", 0, 0
 
