@@ -80,6 +80,10 @@ _TEXTS = (
     ("misconf ", "the server can't write to its disk"),
     ("can't write against a read only replica", "the server is a replica, which can only be read"),
     ("noperm", _FORBIDDEN),
+    ("has no permissions to", _FORBIDDEN),
+    ("acl failure in script", _FORBIDDEN),
+    ("can't run this command", _FORBIDDEN),
+    ("wrong kind of value", "a key of that name holds something else"),
     ("noreplicas", "the server has too few replicas to accept a write"),
     ("clusterdown", "the cluster is down"),
     ("masterdown", "the server's primary is down"),
@@ -160,11 +164,16 @@ def failure_of(
 
 def _is_stray(error: BaseException, *, own_task: bool) -> bool:
     """Whether an error is a cancellation that is not one of the task that it has come to."""
+    native = asyncio.CancelledError
     try:
-        kinds = (asyncio.CancelledError, anyio.get_cancelled_exc_class())
+        ours = anyio.get_cancelled_exc_class()
     except RuntimeError:  # no event loop runs, so nobody can cancel
-        return isinstance(error, asyncio.CancelledError)
-    if not isinstance(error, kinds) or anyio.current_effective_deadline() == float("-inf"):
+        return _is_cancellation(error, (native,))
+    if not _is_cancellation(error, (native, ours)):
+        return False
+    if isinstance(error, native) and ours is not native:
+        return True  # on trio it is no cancellation, even while one is under way
+    if anyio.current_effective_deadline() == float("-inf"):
         return False
     try:
         task = asyncio.current_task()
@@ -173,6 +182,13 @@ def _is_stray(error: BaseException, *, own_task: bool) -> bool:
     while own_task and task is not None and task.cancelling():
         task.uncancel()
     return task is None or not task.cancelling()
+
+
+def _is_cancellation(error: BaseException, kinds: tuple[type[BaseException], ...]) -> bool:
+    """Whether it is one, or a group of some and of errors."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(isinstance(e, Exception) or _is_cancellation(e, kinds) for e in error.exceptions)
+    return isinstance(error, kinds)
 
 
 def is_unknown_host(error: BaseException) -> bool:

@@ -64,13 +64,17 @@ _PLAIN_HEADERS = frozenset(
     {"host", "accept", "accept-encoding", "cache-control", "connection", "user-agent"}
 )
 _USER_AGENT_OF_HTTPX = f"python-httpx/{httpx.__version__}"
-_UNSENDABLE = "the request can't be sent: check the http client's headers and proxies"
+_UNSENDABLE = "the request can't be sent: check the http client's headers, proxies and auth"
+_URL_ERRORS = (httpx.InvalidURL, UnicodeError)
 _REFUSED = frozenset({400, 404, 409, 410})
 _LATER = frozenset({408, 425, 429})
 
 
 class Endpoint(Generic[Client]):
     """A feed for both transports: makes requests and classifies responses."""
+
+    _owned: bool
+    """Whether the client is one of ours."""
 
     def __init__(self, url: str, client: Client, limits: Limits) -> None:
         self.client: Client = client
@@ -204,11 +208,12 @@ class Endpoint(Generic[Client]):
         response = response_in(error)
         if response is None:
             where = request_of_location(error)
-            if where is not None and (where == request.url or self.owns(where)):
+            # A client of ours has no code of the caller's that makes URLs.
+            if where == request.url or (self._owned and isinstance(error, _URL_ERRORS)):
                 raise self._unreadable_location(partition, discovery) from None
             self._unanswered(the_error(error), partition)
         asked = response.request
-        if asked is request or self.owns(asked.url):
+        if (asked.url.path, origin(asked.url)) == (request.url.path, self._url.origin):
             return response
         status = response.status_code
         if status in (401, 403):
@@ -374,8 +379,6 @@ class Endpoint(Generic[Client]):
             text = "the http client is closed: close it after the consumer"
             raise TransportError(text, **where) from error
         # Texts may quote a header of ours, credentials included: not shown, not chained.
-        if fault is RequestFault.UNUSABLE:
-            raise TransportError(_UNSENDABLE, **where) from None
         if fault is RequestFault.UNSENDABLE:
             raise _final_on_entry(FeedUnavailableError(_UNSENDABLE, **where)) from None
         if fault is RequestFault.POOL:
@@ -386,13 +389,15 @@ class Endpoint(Generic[Client]):
             ) from error
         shown, cause = self._shown(error), chainable(error, self.hide)
         if fault is not RequestFault.NETWORK:
-            failed = FeedUnavailableError(
-                f"the http client failed with {shown}: look at its auth, event hooks and transport",
-                **where,
+            look = (
+                f"the http client failed with {shown}: look at its auth, event hooks and transport"
             )
+            if isinstance(error, _URL_ERRORS):
+                look += ", and at where the feed redirects"
+            failed = FeedUnavailableError(look, **where)
             raise (_final_on_entry(failed) if fault is RequestFault.BUG else failed) from cause
         if (problem := host_problem(error)) is not None:
-            raise HostError(f"no answer: {problem}", **where) from error
+            raise HostError(f"no answer: {problem}", **where) from cause
         if partition is None and self.feed.startswith("https:") and _hung_up(error):
             # Of one that is refused for its certificate often no more arrives than this.
             shown += ". A server that wants a client certificate (--cert) may end a connection so"

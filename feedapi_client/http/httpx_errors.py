@@ -6,6 +6,7 @@ and TLS. Told in words of ours: what happened, without secrets and received byte
 
 from __future__ import annotations
 
+import re
 import ssl
 from collections.abc import Callable
 from enum import Enum
@@ -28,13 +29,16 @@ _CLIENT_CERTIFICATE = (
 """Alerts of a server about the certificate that it was shown, or was not."""
 
 
+_QUERY = re.compile(r"/\S*\?\S*=")
+"""In a text: a URL with its query, as requests and aiohttp quote that of a token endpoint."""
+
+
 class RequestFault(Enum):
     """What an error says about a request: who failed, and whether that can pass."""
 
     POOL = "no connection came free in time"
     NETWORK = "the network, the publisher's server, or a proxy"
     UNSENDABLE = "the client makes a request that can't be sent; its next one may be another"
-    UNUSABLE = "the client can't send any request to such a URL"
     BUG = "code of the client's user is wrong, most likely"
     CLIENT = "the client's auth, event hooks or transport"
 
@@ -43,6 +47,10 @@ _NETWORK_LIBRARIES = frozenset(
     {"aiohttp", "anyio", "h11", "h2", "hpack", "httpcore", "hyperframe", "socksio", "trio"}
 )
 """Beneath httpx. What httpcore does not translate comes out of it as it is."""
+_SYSTEM = frozenset({"builtins", "socket", "ssl"})
+"""Whose OSErrors are the network's. Those of requests and urllib are the caller's code's."""
+_TELLING = frozenset({"h11", "h2", "hpack", "httpcore", "httpx", "hyperframe", "socksio"})
+"""Whose texts hold no URL, token or value of a header."""
 _FILE_ERRORS = (FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 _BUGS = (
     AssertionError,
@@ -63,6 +71,13 @@ def _is_header_error(error: BaseException) -> bool:
     )
 
 
+def _is_network_error(error: BaseException) -> bool:
+    """TLS and timeouts, too, are an OSError of the system."""
+    return _library(error) in (
+        _SYSTEM | _NETWORK_LIBRARIES if isinstance(error, OSError) else _NETWORK_LIBRARIES
+    )
+
+
 def _library(error: BaseException) -> str:
     return type(error).__module__.partition(".")[0]
 
@@ -72,14 +87,11 @@ _FAULTS: tuple[
 ]
 _FAULTS = (
     ((httpx.PoolTimeout,), RequestFault.POOL),
-    ((httpx.UnsupportedProtocol,), RequestFault.UNUSABLE),
+    ((httpx.UnsupportedProtocol,), RequestFault.UNSENDABLE),
     (_is_header_error, RequestFault.UNSENDABLE),
     (_FILE_ERRORS, RequestFault.CLIENT),  # a token or a certificate that is not there
-    (
-        (httpx.RequestError, OSError, EOFError),
-        RequestFault.NETWORK,
-    ),  # OSError: TLS and timeouts, too
-    (lambda error: _library(error) in _NETWORK_LIBRARIES, RequestFault.NETWORK),
+    ((httpx.RequestError, EOFError), RequestFault.NETWORK),
+    (_is_network_error, RequestFault.NETWORK),
     (_BUGS, RequestFault.BUG),
 )
 """The first row that fits; all else is `RequestFault.CLIENT`."""
@@ -105,8 +117,8 @@ def the_error(error: BaseException) -> BaseException:
 def described(error: BaseException) -> str:
     """The error's type, and why: its text, unless that quotes received bytes.
 
-    Of a connection that failed it is what the operating system says. The text of an error that is
-    none of the network's may quote anything, a token included, and is left out.
+    Of a connection that failed it is what the operating system says. The text of an error that
+    httpx and what it builds on don't raise may quote anything, a token included: it is left out.
     """
     name = type(error).__name__
     if isinstance(error, ssl.SSLError):
@@ -114,14 +126,17 @@ def described(error: BaseException) -> str:
     if fault_of(error) is not RequestFault.NETWORK:
         return name
     connecting = isinstance(error, (OSError, httpx.ConnectError, httpx.ReadError, httpx.WriteError))
-    text = (network_problem(error) if connecting else None) or _text(error)
+    text = network_problem(error) if connecting else None
+    if text is None and _library(error) in _TELLING:
+        text = _text(error)
     return f"{name}: {text}" if text and not _quotes_bytes(error) else name
 
 
 def chainable(error: BaseException, hide: Callable[[str], str]) -> BaseException | None:
-    """The error itself, unless the text of one in its chain quotes a secret or received bytes."""
+    """The error itself, unless a text in its chain quotes a secret, a query or received bytes."""
     for each in causes(error):
-        if _quotes_bytes(each) or hide(text := _text(each)) != text:
+        text = _text(each)
+        if _quotes_bytes(each) or _QUERY.search(text) or hide(text) != text:
             return None
     return error
 
@@ -166,12 +181,9 @@ def response_in(error: BaseException) -> httpx.Response | None:
 def request_of_location(error: BaseException) -> httpx.URL | None:
     """The URL of a request that was redirected to a URL which httpx can't read; None for all else.
 
-    httpx raises errors of many types for such a Location, and the caller's auth the same ones.
+    For a few such Locations httpx raises an `InvalidURL` or a `UnicodeError` without the request,
+    as the caller's auth may.
     """
-    trace = error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_name == "_build_redirect_request":
-            request = trace.tb_frame.f_locals.get("request")
-            return request.url if isinstance(request, httpx.Request) else None
-        trace = trace.tb_next
+    if isinstance(error, httpx.RemoteProtocolError) and "location header" in _text(error):
+        return error.request.url
     return None

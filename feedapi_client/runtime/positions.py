@@ -25,7 +25,7 @@ from feedapi_client.stores.moving import adopt, check_key_format, is_elsewhere, 
 
 log = logging.getLogger(__name__)
 
-_ATTEMPTS = 16
+_ATTEMPTS = 128
 """Of a save on connections that turn out to be dead, as all of a pool are after a quiet night. Each
 attempt that fails so takes one of them off the pool, until it makes a new one."""
 Passed = Mapping[int, Collection[str]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import anyio
 
 from feedapi_client.client import FeedClient, FetchResponse
-from feedapi_client.errors import ProtocolError, TornResponseError
+from feedapi_client.errors import FeedUnavailableError, ProtocolError, TornResponseError
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import Outcome, PageReader
 from feedapi_client.runtime.buffer import EVENT_BYTES
@@ -61,7 +61,8 @@ class PartitionRequest:
         self._idle_stream = False
         self._heard = False
         self._cut = False
-        """The connection was cut while the stream was idle: that is its end (R15)."""
+        """The connection was cut while the stream was idle: that is its end (R15). Or its request
+        failed, as it does where a gateway does not wait for the first byte of a quiet stream."""
         self._open_since: float | None = None
         """When the first event came that no checkpoint of the stream has closed yet."""
         self._brought_events = False
@@ -105,6 +106,9 @@ class PartitionRequest:
         try:
             with slot.scope:
                 return await self._run()
+        except FeedUnavailableError:
+            self._cut = True
+            raise
         finally:
             self._note_silence()
         if slot.stopped:

@@ -168,8 +168,10 @@ async def _run_psycopg_of_caller(connection: Any, script: Script[T]) -> T:
 
 
 async def _run_asyncpg(connection: Any, script: Script[T]) -> T:
+    record = import_module("asyncpg").Record
+
     async def execute(query: Query) -> list[Any]:
-        return list(await connection.fetch(query.sql, *query.parameters))
+        return list(await connection.fetch(query.sql, *query.parameters, record_class=record))
 
     return await run_steps_async(script, execute)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
+from secrets import token_hex
 from typing import Any
 
 import anyio
@@ -35,8 +36,12 @@ from feedapi_client.stores.stored_format import STORE_FORMAT, check_format
 # KEYS[1]: the feed's hash. ARGV[1]: the feed as JSON; then for each position: partition, the
 # revision that must be stored (0: none), the new value.
 # All positions are checked before one is written, and Redis runs one script at a time. Returns an
-# empty list, or partition and stored revision of the first position that is refused.
+# empty list, or partition and stored revision of the first position that is refused. The feed names
+# its last save: redis-py repeats a command whose reply was lost, which is through then.
 _SAVE_SCRIPT = """
+if redis.call('HGET', KEYS[1], 'feed') == ARGV[1] then
+    return {}
+end
 for i = 2, #ARGV, 3 do
     local stored = redis.call('HGET', KEYS[1], ARGV[i])
     local revision = stored and string.match(stored, '^%d+') or '0'
@@ -114,9 +119,6 @@ class RedisCursorStore(RedisLeases, Closable):
     Configure Redis with persistence (``appendonly yes``) and ``maxmemory-policy noeviction``.
     Without its cursors a consumer starts from the beginning.
 
-    redis-py repeats a command whose connection broke. If the first one had arrived all the same,
-    the save is refused as if by another consumer, and the consumer has to be started again.
-
     Runs on asyncio only: on trio every operation raises `StoreError`.
 
     Arguments:
@@ -169,7 +171,7 @@ class RedisCursorStore(RedisLeases, Closable):
             return
         check_storable(feed, positions)
         async with self._operation(feed):
-            arguments = [_description(feed)]
+            arguments = [_description(feed, save=token_hex(8))]
             for partition, new in positions.items():
                 arguments += [
                     b"%d" % partition,
@@ -276,10 +278,10 @@ def _position(feed: FeedKey, partition: int, value: str) -> Position:
     return stored_position(feed, partition, cursor, status, int(revision))
 
 
-def _description(feed: FeedKey) -> bytes:
+def _description(feed: FeedKey, **more: str) -> bytes:
     """Return the field ``feed`` of the feed's hash."""
     key = {"url": feed.url, "name": feed.name, "filters": feed.filters}
-    return orjson.dumps({**key, "format": STORE_FORMAT})
+    return orjson.dumps({**key, "format": STORE_FORMAT, **more})
 
 
 def _text(value: Any) -> str:

@@ -32,7 +32,7 @@ from feedapi_client import (
 )
 from feedapi_client.causes import StrayCancellationError
 from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore
-from tests.consumer.helpers import RETRY, SAFETY_LIMIT, limits
+from tests.consumer.helpers import RETRY, SAFETY_LIMIT, SHORT, limits
 
 pytestmark = pytest.mark.anyio
 on_asyncio = pytest.mark.parametrize("anyio_backend", ["asyncio"])
@@ -141,6 +141,21 @@ async def test_r20_a_cancelled_error_is_a_handlers_failure_on_any_event_loop(by_
     async with consumer_of(feed_of(five_events)) as consumer:
         with pytest.raises(StrayCancellationError), anyio.fail_after(SAFETY_LIMIT):
             await run_either_way(consumer, raises_it, by_key)
+
+
+@pytest.mark.parametrize("by_key", [False, True])
+async def test_r20_so_it_is_while_the_failure_of_another_handler_ends_them_all(
+    by_key: bool,
+) -> None:
+    async def fails() -> None:
+        try:
+            await anyio.sleep(0.05)
+        finally:
+            raise asyncio.CancelledError
+
+    async with consumer_of(feed_of(five_events, partitions=4)) as consumer:
+        with pytest.raises(StrayCancellationError), anyio.fail_after(SAFETY_LIMIT):
+            await run_either_way(consumer, fails, by_key)
 
 
 @on_asyncio
@@ -279,6 +294,32 @@ async def test_r15_an_answered_stream_that_is_cut_while_idle_is_no_failure(begin
     async with consumer_of(
         feed_of(page), fetch=FetchOptions(stream=True), retry=gives_up_at_once
     ) as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle)
+
+
+async def test_r14_a_gateway_that_does_not_wait_for_a_quiet_streams_first_byte() -> None:
+    given_up = 0
+
+    class Gateway(httpx.Auth):
+        def auth_flow(self, request: httpx.Request) -> Any:
+            nonlocal given_up
+            if "stream" in request.url.params and request.url.params["cursor"] == "5":
+                given_up += 1
+                raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
+            yield request
+
+    async def page(query: dict[str, str]) -> AsyncIterator[bytes]:
+        if query["cursor"] == "_first":
+            yield event(5)
+        yield checkpoint(5 if given_up < 50 else 6)
+
+    async def handle(batch: Batch) -> None:
+        if batch.cursor == "6":
+            consumer.stop()
+
+    http = feed_of(page, auth=Gateway())
+    async with consumer_of(http, fetch=FetchOptions(stream=True), retry=SHORT) as consumer:
         with anyio.fail_after(SAFETY_LIMIT):
             await consumer.run(handle)
 
@@ -469,6 +510,25 @@ async def test_r05_a_save_of_our_own_is_tried_once_more_on_a_new_connection(save
         assert (await store.load(consumer.key))[0].cursor == "5"
     assert seen == [1, 2, 3, 4, 5]
     assert store.died
+
+
+async def test_r05_a_large_pool_may_be_dead_as_a_whole() -> None:
+    class DeadPool(MemoryCursorStore):
+        left = 100
+
+        async def save(self, feed: Any, positions: Any, *, transaction: Any = None) -> None:
+            if self.left:
+                self.left -= 1
+                raise ConnectionResetError("the database has ended the connection")
+            await super().save(feed, positions, transaction=transaction)
+
+    async def handle(_: Batch) -> None: ...
+
+    store = DeadPool()
+    async with consumer_of(feed_of(five_events), store=store, follow=False) as consumer:
+        with anyio.fail_after(SAFETY_LIMIT):
+            await consumer.run(handle)
+        assert (await store.load(consumer.key))[0].cursor == "5"
 
 
 async def test_r05_a_commit_whose_reply_was_lost_is_our_own_success(tmp_path: Path) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
 import traceback
+import urllib.error
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -81,6 +83,8 @@ NETWORK = [
     anyio.ClosedResourceError(),
     ConnectionResetError("x"),
     EOFError("x"),
+    OSError("sesame"),
+    TimeoutError("sesame"),
     ExceptionGroup("x", [httpx.ReadTimeout("x")]),
 ]
 CLIENT = [
@@ -91,6 +95,8 @@ CLIENT = [
     httpx.InvalidURL("x"),
     httpx.ResponseNotRead(),
     PermissionError(13, "x"),
+    urllib.error.URLError("sesame"),
+    type("HTTPError", (OSError,), {"__module__": "requests.exceptions"})("sesame"),
     type("AppError", (Exception,), {})("x"),
 ]
 BUGS = [TypeError("x"), AttributeError("x"), AssertionError("x")]
@@ -103,6 +109,7 @@ async def test_r14_an_error_beneath_the_client_is_no_answer(error: Exception, sy
     assert isinstance(found, FeedUnavailableError)
     name = type(getattr(error, "exceptions", [error])[0]).__name__
     assert found.message.startswith(f"no answer: {name}")
+    assert "sesame" not in str(found)
     assert entry_decision(found) == default_decision(found) == "retry"
 
 
@@ -129,6 +136,36 @@ async def test_r14_a_bug_of_the_callers_client_ends_the_entry_only(
     found = await failure("http://127.0.0.1:9/feed", sync, client(sync, auth=Caller(error)))
     assert f"the http client failed with {type(error).__name__}" in found.message
     assert (entry_decision(found), default_decision(found)) == ("fatal", "retry")
+
+
+@both
+@pytest.mark.parametrize("library", ["requests.exceptions", "aiohttp.client_exceptions"])
+async def test_r19_a_library_of_the_callers_auth_may_quote_a_url_with_its_secret(
+    library: str, sync: bool
+) -> None:
+    error = type("HTTPError", (OSError,), {"__module__": library})(
+        "401 Client Error: Unauthorized for url: https://tokens/new?client_secret=sesame"
+    )
+    found = await failure("http://127.0.0.1:9/feed", sync, client(sync, auth=Caller(error)))
+    assert "HTTPError" in found.message
+    assert "sesame" not in "".join(traceback.format_exception(found))
+
+
+@both
+async def test_r14_a_request_of_the_auth_that_can_not_be_sent_is_retried(sync: bool) -> None:
+    http = client(sync, auth=AsksForToken(""))
+    found = await failure("http://127.0.0.1:9/feed", sync, http)
+    assert (entry_decision(found), default_decision(found)) == ("fatal", "retry")
+
+
+@both
+@pytest.mark.parametrize("others", [[], [ValueError("x")]])
+async def test_r20_a_group_of_stray_cancellations_is_a_failure_of_the_request(
+    others: list[Exception], sync: bool
+) -> None:
+    error = BaseExceptionGroup("x", [asyncio.CancelledError(), *others])
+    found = await failure("http://127.0.0.1:9/feed", sync, client(sync, auth=Caller(error)))
+    assert default_decision(found) == "retry"
 
 
 @both
@@ -249,6 +286,14 @@ async def test_r14_a_status_of_the_token_endpoint_is_not_that_of_the_feed(
     assert says in found.message
     assert f"http://127.0.0.1:{tokens.port}" in found.message
     assert "sesame" not in "".join(traceback.format_exception(found))
+
+
+@both
+async def test_r14_a_token_endpoint_beneath_the_feeds_path_is_not_the_feed(sync: bool) -> None:
+    async with wire(lambda _: ok(b"{}", status="400 No")) as server:
+        root = server.url.removesuffix("feed")
+        http = client(sync, auth=AsksForToken(f"{root}token"))
+        assert isinstance(await failure(root, sync, http), FeedUnavailableError)
 
 
 @both

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import httpx
 import pytest
 
 from feedapi_client.errors import FeedError, NegotiationError, ProtocolError, TransportError
@@ -64,6 +65,13 @@ async def test_r19_a_location_that_can_not_be_read_is_named_as_that(location: by
             await body_of(transport)
         with pytest.raises(NegotiationError, match="redirects to a URL that can't be read"):
             await transport.get("", [], max_bytes=LIMIT)
+
+
+@pytest.mark.parametrize("location", [b"http://a:port/", b"javascript:x", b"http://xn--/"])
+async def test_r19_it_is_an_error_of_ours_with_a_client_of_the_caller(location: bytes) -> None:
+    async with wire(lambda _: redirect(location)) as server, httpx.AsyncClient() as http:
+        with pytest.raises(TransportError, match="redirects"):
+            await page_of(server.url, sync=False, http=http)
 
 
 async def test_r19_random_bytes_in_a_location() -> None:

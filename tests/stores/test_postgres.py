@@ -781,3 +781,18 @@ async def test_a_session_that_ends_is_replaced(dsn: str) -> None:
                 except StoreError:
                     await anyio.sleep(0.05)
         await store.leave(FEED, "a")
+
+
+async def test_a_record_class_of_the_caller_is_not_ours(dsn: str) -> None:
+    class Named(asyncpg.Record):  # type: ignore[misc]
+        def __getitem__(self, name: Any) -> Any:
+            assert isinstance(name, str), "columns of this application have names"
+            return super().__getitem__(name)
+
+    async with asyncpg.create_pool(dsn, min_size=1, record_class=Named) as pool:
+        store = PostgresCursorStore(pool)
+        await store.create_tables()
+        await store.save(FEED, {0: Position("a")})
+        async with pool.acquire() as connection, connection.transaction():
+            await store.save(FEED, {0: Position("b", revision=2)}, transaction=connection)
+        assert await store.load(FEED) == {0: Position("b", revision=2)}

@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 import redis
 import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 
-from feedapi_client.errors import StoreError
+from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.redis import RedisCursorStore
 from feedapi_client.testing.contracts import AdministrableStoreContract
@@ -75,6 +78,30 @@ class TestOnRedis:
             await first.save(FEED, {0: Position("a")})
             assert await second.load(FEED) == {}
             assert (await first.feeds(), await second.feeds()) == ([FEED], [])
+
+    async def test_r05_a_save_whose_reply_was_lost_is_repeated_by_redis_py(
+        self, empty_redis: Redis
+    ) -> None:
+        class LosesReplies(redis.asyncio.UnixDomainSocketConnection):
+            lost = 0
+
+            async def read_response(self, *arguments: Any, **more: Any) -> Any:
+                response = await super().read_response(*arguments, **more)
+                if self.lost < 1 and response == []:
+                    LosesReplies.lost += 1
+                    raise redis.ConnectionError("the reply was lost")
+                return response
+
+        pool = redis.asyncio.ConnectionPool(
+            LosesReplies, path=empty_redis.socket, retry=Retry(NoBackoff(), 3)
+        )
+        async with redis.asyncio.Redis(connection_pool=pool) as client:
+            store = RedisCursorStore(client)
+            await store.save(FEED, {0: Position("a")})
+            with pytest.raises(FencedError):
+                await store.save(FEED, {0: Position("a")})
+        await pool.aclose()
+        assert LosesReplies.lost == 1
 
     async def test_keys_of_others_are_not_feeds(self, empty_redis: Redis) -> None:
         with redis.Redis.from_url(empty_redis.url) as client:
