@@ -9,6 +9,8 @@ from typing import Any
 
 import orjson
 
+from tests.faults.outcomes import DELIVERED
+
 NEGOTIATION, PROTOCOL, LINEAGE = "NegotiationError", "ProtocolError", "LineageError"
 
 
@@ -36,7 +38,7 @@ DISCOVERIES: dict[str, tuple[bytes, str]] = {
     "a list of partitions": (b'[{"id": "0"}]', NEGOTIATION),
     "an empty object": (b"{}", NEGOTIATION),
     "HTML": (b"<html>maintenance</html>", NEGOTIATION),
-    "JSON with a byte order mark": (b"\xef\xbb\xbf" + _partitions({"id": "0"}), NEGOTIATION),
+    "JSON with a byte order mark": (b"\xef\xbb\xbf" + _partitions({"id": "0"}), DELIVERED),
     "UTF-16": (_partitions({"id": "0"}).decode().encode("utf-16"), NEGOTIATION),
     "bytes that are no UTF-8": (b'{"partitions": [], "x": "\xff"}', NEGOTIATION),
     "a truncated object": (_partitions({"id": "0"})[:-2], NEGOTIATION),
