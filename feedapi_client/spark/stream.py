@@ -20,8 +20,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from feedapi_client.model import Position
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, decode, encode
-from feedapi_client.spark.plan.epoch_planner import EpochPlanner
-from feedapi_client.spark.plan.feed_planner import key_of
+from feedapi_client.spark.plan.epoch_planner import EpochPlanner, key_of
 from feedapi_client.spark.plan.probe import AvailableNow
 from feedapi_client.spark.source_options import SourceOptions
 from feedapi_client.spark.staging.first_fetch import (
@@ -131,7 +130,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         self._available_now = AvailableNow(time.monotonic() + self.options.available_now_timeout)
         if self._planner is not None:
-            self._planner.set_available_now(self._available_now)
+            self._planner.available_now = self._available_now
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Plan the epoch after `start`, stage the plan and return the epoch's offset.
@@ -283,7 +282,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         planner = self._planner
         if planner is None or self._current != epoch:
             planner = self._restore(epoch)
-        planner.set_available_now(self._available_now)
+        planner.available_now = self._available_now
         if not self._added:
             planner.add_results(self._results(epoch), fresh=self._planned_here)
             self._added = True

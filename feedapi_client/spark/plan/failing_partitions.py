@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from feedapi_client.errors import (
@@ -157,7 +157,3 @@ class FailingPartitions:
             feed=self._feed,
             partition=partition,
         )
-
-    def any_of(self, partitions: Collection[int]) -> bool:
-        """Whether one of the partitions fails."""
-        return any(partition in self for partition in partitions)
