@@ -7,7 +7,7 @@ behind the end a read makes, the search in small pages, and the next end. Import
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from feedapi_client.errors import ProtocolError
 from feedapi_client.protocol.cursors import shown
@@ -16,21 +16,8 @@ from feedapi_client.spark.fixed_end import MAX_FOLLOWING, MIN_IN_A_ROW, EndRound
 from feedapi_client.spark.source_options import OptionError
 from feedapi_client.spark.target import Target
 
-
-class Looks(Protocol):
-    """Short reads of the same partition. Each of them raises `FeedError` when no retry helps."""
-
-    def page(self, cursor: str, size: int) -> list[CheckpointedEvents]:
-        """Return up to `size` events behind the cursor, asked for with that page size."""
-        ...
-
-    def fingerprints(self, cursor: str, limit: int) -> list[int]:
-        """Return the fingerprints of up to `limit` events behind the cursor."""
-        ...
-
-    def present_end(self) -> str | None:
-        """Return the cursor of the present end; None where there is none to be had."""
-        ...
+if TYPE_CHECKING:
+    from feedapi_client.spark.fetch import Looks
 
 
 class MayHoldEnd(Exception):  # noqa: N818 - not an error

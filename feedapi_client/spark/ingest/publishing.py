@@ -207,7 +207,7 @@ class Decisions:
 
     def last(self) -> int:
         """Return the last micro-batch that is decided; -1 where none is. Raises `StagingError`."""
-        return max(self._numbers(), default=-1)
+        return max(self._staging.numbers(self._prefix), default=-1)
 
     def find(self, number: int) -> Decision | None:
         """Return what was decided on a micro-batch. Raises `StagingError`."""
@@ -226,15 +226,11 @@ class Decisions:
         """Return `own`, or what another attempt decided first. Raises `StagingError`."""
         if self._staging.create(self._key(number), msgspec.json.encode(own)):
             with only_tidying("old decisions"):
-                for old in self._numbers():
+                for old in self._staging.numbers(self._prefix):
                     if old <= number - _KEPT:
                         self._staging.delete(self._key(old))
             return own
         return self.find(number) or own
-
-    def _numbers(self) -> list[int]:
-        names = (key.rpartition("/")[2] for key, _, _ in listed(self._staging.store, self._prefix))
-        return [int(name) for name in names if name.isdigit()]
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}/{number:012d}"

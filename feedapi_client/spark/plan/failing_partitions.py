@@ -18,7 +18,7 @@ from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.options import RetryPolicy
 from feedapi_client.protocol.cursors import shown
 from feedapi_client.retry import Backoff
-from feedapi_client.runtime.failures import REFUSED_ATTEMPTS
+from feedapi_client.runtime.failures import refusal_backoff
 from feedapi_client.spark.fetch import CONFLICT, DENIED
 from feedapi_client.spark.target import FetchResult
 
@@ -98,12 +98,7 @@ class FailingPartitions:
         partition, policy = result.partition, self._policy
         refused = self._refused.get(partition)
         if refused is None or refused.cursor != result.cursor:
-            longest = min(policy.max_delay, policy.refused_for / REFUSED_ATTEMPTS)
-            backoff = Backoff(
-                base_delay=policy.base_delay,
-                max_delay=max(longest, policy.base_delay),
-                give_up_after=policy.refused_for,
-            )
+            backoff = refusal_backoff(policy, give_up_after=policy.refused_for)
             refused = self._refused[partition] = _Refused(backoff, cursor=result.cursor)
         refused.status, refused.said = result.refused or 0, result.refusal
         try:

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -221,7 +221,7 @@ class QueryLease:
                 _log.warning("the lease was not renewed: %s", error)
 
     def _store(self, record: LeaseRecord, **changes: Any) -> LeaseRecord:
-        changed = LeaseRecord(**{**asdict(record), **changes})
+        changed = replace(record, **changes)
         self._staging.replace(self._key(record.epoch), orjson.dumps(asdict(changed)))
         return changed
 
@@ -229,8 +229,7 @@ class QueryLease:
         return f"{self._prefix}/{epoch:012d}"
 
     def _epochs(self) -> list[int]:
-        names = (key.rpartition("/")[2] for key, _, _ in listed(self._staging.store, self._prefix))
-        return [int(name) for name in names if name.isdigit()]
+        return self._staging.numbers(self._prefix)
 
     def _newest(self) -> LeaseRecord | None:
         for epoch in sorted(self._epochs(), reverse=True):
