@@ -116,7 +116,7 @@ def chains_to_read(
             found = [one for one in kept if one]
         found = _with_ends(options, connection, found, known)
         fetch = connection.fetch_options
-        return [Chain(one, _task_info(known.info, one), fetch) for one in found]
+        return [Chain(one, only(known.info, [t.partition for t in one]), fetch) for one in found]
 
 
 def chains(
@@ -201,10 +201,3 @@ def _chains_of(planner: Planner) -> list[list[Target]]:
         chain.append(target)
         chain_of[partition] = chain
     return found
-
-
-def _task_info(info: FeedInfo, targets: list[Target]) -> FeedInfo:
-    """The discovery as far as the task needs it. Dialect v1 sends the number of all partitions."""
-    if info.dialect == "v1":
-        return info
-    return only(info, [target.partition for target in targets])

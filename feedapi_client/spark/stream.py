@@ -293,14 +293,14 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             planner = EpochPlanner(self.options, self._connect())
             self._current, self._added = _BEFORE_FIRST, True
         else:
-            planner = self._planner_from(self._plan(epoch))
+            planner = self._planner_of(epoch)
             self._added = self._planned_here = False
         self._planner = planner
         return planner
 
     def _adopt(self, epoch: Epoch) -> Offset:
         """Continue with a plan that another driver staged."""
-        self._planner = self._planner_from(self._plan(epoch))
+        self._planner = self._planner_of(epoch)
         self._current, self._added, self._planned_here = epoch, False, False
         return epoch.offset()
 
@@ -334,7 +334,8 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ) from error
         return self._plans[epoch]
 
-    def _planner_from(self, plan: EpochPlan) -> EpochPlanner:
+    def _planner_of(self, epoch: Epoch) -> EpochPlanner:
+        plan = self._plan(epoch)
         return EpochPlanner(self.options, self._connect(plan), plan)
 
     def _connect(self, plan: EpochPlan | None = None) -> FeedConnection:

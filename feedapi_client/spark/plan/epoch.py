@@ -78,7 +78,7 @@ class EpochPlan(msgspec.Struct, kw_only=True):
             epoch,
             group,
             self._targets(group),
-            self._task_info(group),
+            only(self.info, self.groups[group]),
             fetch,
             self.limit,
             self.max_bytes or None,
@@ -102,10 +102,6 @@ class EpochPlan(msgspec.Struct, kw_only=True):
                 )
             )
         return targets
-
-    def _task_info(self, group: int) -> FeedInfo:
-        """The discovery as far as the task needs it. Dialect v1 sends the number of partitions."""
-        return self.info if self.info.dialect == "v1" else only(self.info, self.groups[group])
 
 
 def split_into_groups(
@@ -202,5 +198,10 @@ def added_partitions(options: SourceOptions, chosen: Collection[int] | None) -> 
 
 
 def only(info: FeedInfo, partitions: Collection[int]) -> FeedInfo:
-    """Return the discovery with these partitions only, as much as a task needs of it."""
+    """Return the discovery as far as a task needs it that reads these partitions.
+
+    Dialect v1 sends the number of all partitions.
+    """
+    if info.dialect == "v1":
+        return info
     return replace(info, partitions={id: info.partitions[id] for id in partitions})

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
+import msgspec
 import orjson
 import pyarrow as pa
 
@@ -137,11 +138,7 @@ def empty_object() -> bytes:
 
 def results_in(header: Any) -> list[FetchResult]:
     """Return the results of a task from the header of its staged object."""
-    names = FetchResult.__slots__
-    return [
-        FetchResult(**{name: partition[name] for name in names if name in partition})
-        for partition in header
-    ]
+    return msgspec.convert(header, list[FetchResult])
 
 
 def rows_of(
