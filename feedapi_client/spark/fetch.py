@@ -31,9 +31,8 @@ from feedapi_client.protocol.page import (
 )
 from feedapi_client.retry import Backoff
 from feedapi_client.runtime.failures import is_refusal, refusal_backoff
-from feedapi_client.spark.end_watch import EndWatch, MayHoldEnd
 from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fixed_end import fingerprints
+from feedapi_client.spark.fixed_end import EndWatch, MayHoldEnd, fingerprints
 from feedapi_client.spark.source_options import with_option_names
 from feedapi_client.spark.target import FetchResult, Target
 

@@ -158,68 +158,40 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
             max_in_flight=options.max_in_flight,
         ) as publisher:
             for batch in batches:
-                for part in _by_partition(batch):
-                    await self._publish_part(publisher, part, shared, first_row + count)
+                for partition, positions, rows in _by_partition(batch):
+                    headers = [
+                        {**own, ROW: str(first_row + count + position).encode()}
+                        for own, position in zip(_headers(rows), positions, strict=True)
+                    ]
+                    await publish_until_acked(
+                        publisher,
+                        options.stream,
+                        [value or b"" for value in _bytes(rows.column("value"))],
+                        _bytes(rows.column("key")) if "key" in rows.schema.names else None,
+                        headers,
+                        headers=shared,
+                        partition=partition,
+                        attempts=options.attempts,
+                    )
                 count += batch.num_rows
         return count
 
-    async def _publish_part(
-        self,
-        publisher: LiftbridgePublisher,
-        part: _Part,
-        shared: Mapping[str, bytes],
-        first_row: int,
-    ) -> None:
-        rows = part.rows
-        headers = [
-            {**own, ROW: str(first_row + position).encode()}
-            for own, position in zip(_headers(rows), part.positions, strict=True)
-        ]
-        await publish_until_acked(
-            publisher,
-            self._options.stream,
-            _values(rows),
-            _keys(rows),
-            headers,
-            headers=shared,
-            partition=part.partition,
-            attempts=self._options.attempts,
-        )
 
+def _by_partition(
+    batch: pa.RecordBatch,
+) -> Iterator[tuple[int | None, Sequence[int], pa.RecordBatch]]:
+    """Yield the rows of each partition of the stream, and their positions in the batch.
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of a batch that go to one partition of the stream.
-
-    Attributes:
-        partition: the partition; None where the keys choose it.
-        positions: the positions of the rows in their batch.
-        rows: the rows.
+    The partition is None where the keys choose it.
     """
-
-    partition: int | None
-    positions: Sequence[int]
-    rows: pa.RecordBatch
-
-
-def _by_partition(batch: pa.RecordBatch) -> Iterator[_Part]:
     if "partition" not in batch.schema.names:
-        yield _Part(None, range(batch.num_rows), batch)
+        yield None, range(batch.num_rows), batch
         return
     positions: dict[int | None, list[int]] = {}
     for i, partition in enumerate(batch.column("partition").to_pylist()):
         positions.setdefault(partition, []).append(i)
     for partition, found in positions.items():
-        yield _Part(partition, found, batch.take(pa.array(found)))
-
-
-def _values(batch: pa.RecordBatch) -> list[bytes]:
-    values = _bytes(batch.column("value"))
-    return [b"" if value is None else value for value in values]
-
-
-def _keys(batch: pa.RecordBatch) -> list[bytes | None] | None:
-    return _bytes(batch.column("key")) if "key" in batch.schema.names else None
+        yield partition, found, batch.take(pa.array(found))
 
 
 def _headers(batch: pa.RecordBatch) -> list[dict[str, bytes]]:

@@ -289,7 +289,9 @@ class EpochPlanner:
         except FeedError as error:
             if self._info is None:
                 raise
-            self._failures.check_refusals(self._info, self.lineage.runnable(), discovered=False)
+            cursors = self.lineage.runnable()
+            for refusal in self._failures.final_refusals(self._info, cursors, discovered=False):
+                raise refusal from error
             self._failed_at = time.monotonic()
             self._timer.succeeded()  # it was retried: the next one is due as after any other
             _log.warning("discovery failed, the last topology stays: %s", error)
@@ -359,21 +361,19 @@ class EpochPlanner:
 
     def _check_refusals(self, info: FeedInfo) -> None:
         """Check refused cursors. With ``failOnDataLoss=false`` such a partition begins anew."""
-        while True:
-            try:
-                self._failures.check_refusals(info, self.lineage.runnable())
-            except CursorRejectedError as error:
-                partition = error.partition
-                if self.options.fail_on_data_loss or partition is None:
-                    raise
-                if self.lineage.entries[partition].cursor == FIRST:
-                    raise
-                _log.warning("%s. It is read from the first event that is left on", error)
-                self.lineage.released(partition, self.lineage.checkpoint(partition, FIRST))
-                self._polls.now(partition)
-                self._unsaved = True
-            else:
-                return
+        for error in self._failures.final_refusals(info, self.lineage.runnable()):
+            partition = error.partition
+            if (
+                self.options.fail_on_data_loss
+                or not isinstance(error, CursorRejectedError)
+                or partition is None
+                or self.lineage.entries[partition].cursor == FIRST
+            ):
+                raise error
+            _log.warning("%s. It is read from the first event that is left on", error)
+            self.lineage.released(partition, self.lineage.checkpoint(partition, FIRST))
+            self._polls.now(partition)
+            self._unsaved = True
 
     def _select(self, info: FeedInfo) -> None:
         """Select new partitions that descend from a selected one."""
@@ -446,7 +446,8 @@ class EpochPlanner:
             left = trigger.left(self.lineage.runnable())
             if not left:
                 return self._plan((), limit) if self._unsaved else None
-            if not due or self._poll.running or any(p in self._failures for p in left):
+            failing = not self._failures.partitions().isdisjoint(left)
+            if not due or self._poll.running or failing:
                 time.sleep(min(1.0, self.options.limits.poll_interval))
             self._discover_if_due()
         _log.warning(
@@ -613,7 +614,7 @@ class EpochPlanner:
         """Return what `StreamingQueryProgress` says of the source: see `ProgressReport`."""
         return {
             "feed": self.connection.url,
-            **self._progress.of(self.lineage, self._failures, self._unasked()),
+            **self._progress.of(self.lineage, self._failures.partitions(), self._unasked()),
         }
 
 

@@ -49,14 +49,9 @@ class FailingPartitions:
         self._failing: dict[int, _Failing] = {}
         self._refused: dict[int, _Refused] = {}
 
-    def __len__(self) -> int:
-        return len(self._failing.keys() | self._refused.keys())
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._failing.keys() | self._refused.keys())
-
-    def __contains__(self, partition: object) -> bool:
-        return partition in self._failing or partition in self._refused
+    def partitions(self) -> set[int]:
+        """Return the partitions whose last request failed or was refused."""
+        return self._failing.keys() | self._refused.keys()
 
     def failed(self, partition: int, text: str) -> None:
         """Record a failed fetch: the partition is asked later, the others go on (R14).
@@ -117,25 +112,25 @@ class FailingPartitions:
             )
         refused.retry_at = time.monotonic() + pause
 
-    def check_refusals(
+    def final_refusals(
         self, info: FeedInfo, cursors: Mapping[int, str], *, discovered: bool = True
-    ) -> None:
+    ) -> Iterator[FeedError]:
         """Check the refusals after a discovery; `cursors` are those to read from now.
 
         Arguments:
             discovered: False after one that failed. Only credentials that the feed does not take
                 are then a reason to give up.
 
-        Raises:
-            FeedError: a partition is still listed, and has been refused for longer than
-                `RetryPolicy.refused_for`.
+        Yields:
+            the errors of partitions that are still listed, and have been refused for longer than
+            `RetryPolicy.refused_for`.
         """
         for partition, refused in list(self._refused.items()):
             if partition not in info.partitions or cursors.get(partition) != refused.cursor:
                 del self._refused[partition]
             elif refused.final and (discovered or refused.status == DENIED):
                 del self._refused[partition]  # where data may be lost, it is read from elsewhere
-                raise self._error(refused, partition)
+                yield self._error(refused, partition)
 
     def _error(self, refused: _Refused, partition: int) -> FeedError:
         kind: type[FeedError] = CursorRejectedError

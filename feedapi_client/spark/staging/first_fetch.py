@@ -50,23 +50,19 @@ def fetch_once(options: SourceOptions, staging: Staging, task: FetchTask) -> byt
     try:
         staged = staging.read(key)
     except MissingObjectError:
-        _check_visible(staging, task)
+        if not staging.exists(staging.plan_key(task.epoch)):
+            raise StagingError(
+                f"the plan of epoch {task.epoch} is not at the staging location, seen from this "
+                "executor: either the location is not shared by driver and executors (set option "
+                "stagingLocation to an object store or a shared file system), or the epoch was "
+                "finished and this task is late"
+            ) from None
         staging.check_not_delivered(key)
         staged = fetch_task(options, task)
         if not staging.create(key, staged):
             staged = staging.read(key)
     staging.mark_delivered(key)
     return staged
-
-
-def _check_visible(staging: Staging, task: FetchTask) -> None:
-    if not staging.exists(staging.plan_key(task.epoch)):
-        raise StagingError(
-            f"the plan of epoch {task.epoch} is not at the staging location, seen from this "
-            "executor: either the location is not shared by driver and executors (set option "
-            "stagingLocation to an object store or a shared file system), or the epoch was "
-            "finished and this task is late"
-        )
 
 
 class _Compressed:
@@ -115,25 +111,14 @@ def fetch_task(options: SourceOptions, task: FetchTask) -> bytes:
         return reader.read(into.add)
 
     with FeedConnection(options, task.fetch, task.info) as connection:
-        if len(fetched) == 1:
-            results = [read(task.targets[0], fetched[0])]
-        else:
-            threads = min(_THREADS, options.limits.max_concurrent_fetches, len(fetched))
-            with ThreadPoolExecutor(threads, thread_name_prefix="feedapi-fetch") as pool:
-                results = list(pool.map(read, task.targets, fetched))
+        threads = min(_THREADS, options.limits.max_concurrent_fetches, len(fetched))
+        with ThreadPoolExecutor(threads, thread_name_prefix="feedapi-fetch") as pool:
+            results = list(pool.map(read, task.targets, fetched))
     header = [
         {**asdict(result), "sequence": target.sequence, "depth": target.depth}
         for result, target in zip(results, task.targets, strict=True)
     ]
     return pack(header, [section for one in fetched for section in one.sections()])
-
-
-def empty_object() -> bytes:
-    """Return an object without events, for a task that no sink read.
-
-    It keeps a late attempt of that task from staging anything.
-    """
-    return pack([])
 
 
 def results_in(header: Any) -> list[FetchResult]:
