@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -52,16 +53,16 @@ _TASK_SHIFT = 40
 _ACK_POLICIES = {"leader": AckPolicy.LEADER, "all": AckPolicy.ALL}
 _TEXT = (StringType, BinaryType)
 _WHOLE_NUMBER = (ByteType, ShortType, IntegerType, LongType)
-_KNOWN_OPTIONS = {
-    "stream",
-    "subject",
-    "partitions",
-    "nats",
-    "natsenv",
-    "ackpolicy",
-    "acktimeout",
-    "maxinflight",
-    "attempts",
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "stream": str,
+    "subject": str,
+    "partitions": int,
+    "nats": str,
+    "natsenv": str,
+    "ackpolicy": lambda value: _ACK_POLICIES[value.lower()],
+    "acktimeout": float,
+    "maxinflight": int,
+    "attempts": int,
 }
 _OPTIONS_OF_SPARK = {"checkpointlocation", "path", "queryname"}
 
@@ -239,26 +240,21 @@ def parse_options(given: Mapping[str, str]) -> SinkOptions:
         OptionError: an option is unknown, missing or wrong. It never quotes a value of ``nats``.
     """
     options = {name.lower(): value for name, value in given.items()}
-    unknown = sorted(options.keys() - _KNOWN_OPTIONS - _OPTIONS_OF_SPARK)
+    unknown = sorted(options.keys() - _PARSERS.keys() - _OPTIONS_OF_SPARK)
     if unknown:
         raise OptionError(
             f"liftbridge sink: unknown option {', '.join(unknown)}; "
-            f"the options are {', '.join(sorted(_KNOWN_OPTIONS))}"
+            f"the options are {', '.join(sorted(_PARSERS))}"
         )
     if not options.get("stream"):
         raise OptionError("liftbridge sink: option stream is required")
     try:
-        return SinkOptions(
-            stream=Stream(
-                options["stream"], options.get("subject", ""), int(options.get("partitions", "1"))
-            ),
-            nats=options.get("nats", _NATS),
-            nats_env=options.get("natsenv"),
-            ack_policy=_ACK_POLICIES[options.get("ackpolicy", "all").lower()],
-            ack_timeout=float(options.get("acktimeout", "10")),
-            max_in_flight=int(options.get("maxinflight", "8192")),
-            attempts=int(options.get("attempts", "10")),
+        values = {name: _PARSERS[name](options[name]) for name in options if name in _PARSERS}
+        stream = Stream(
+            values.pop("stream"), values.pop("subject", ""), values.pop("partitions", 1)
         )
+        names = {one.name.replace("_", ""): one.name for one in fields(SinkOptions)}
+        return SinkOptions(stream, **{names[name]: value for name, value in values.items()})
     except (ValueError, KeyError) as error:
         raise OptionError(
             "liftbridge sink: partitions, maxInFlight and attempts are whole numbers, "

@@ -6,24 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-try:
-    import numpy as np
-    import pyarrow as pa
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import (
-        IntegerType,
-        LongType,
-        MapType,
-        StringType,
-        StructField,
-        StructType,
-    )
-except ImportError as error:  # pragma: no cover - the message is the point
-    raise ImportError(
-        "feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'"
-    ) from error
-
+import numpy as np
 import orjson
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 _NEWLINE = 10
 _HEADERS = pa.map_(pa.string(), pa.string())

@@ -21,18 +21,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import from_url
+
 from feedapi_client.spark.source_options import OptionError
 from feedapi_client.spark.staging.format import header_size, unpack_header
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
-
-try:
-    import obstore
-    from obstore.exceptions import AlreadyExistsError, BaseError
-    from obstore.store import from_url
-except ImportError as error:  # pragma: no cover - the message is the point
-    raise ImportError(
-        "feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'"
-    ) from error
 
 _FIRST_READ = 64 * 1024
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
