@@ -222,9 +222,8 @@ class EndWatch:
         self._partition = target.partition
         self._required = target.end if target.required else None
         self._looked = False
-        self._end: FixedEnd | None = None
-        if target.end is not None:
-            self._end = FixedEnd(target.end, exact=not target.resumable)
+        end = target.end
+        self._end = None if end is None else FixedEnd(end, exact=not target.resumable)
         self._rounds = EndRounds()
         self._responses = 0
         self.reached = target.end == target.cursor

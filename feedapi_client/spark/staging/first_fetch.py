@@ -149,17 +149,14 @@ def rows_of(
             orjson.loads(decompress(checkpoints, key)),
             feed,
         )
-        header_lines = _lines(headers, key, size) if len(headers) else None
+        header_lines = (
+            line for lines in decompress_lines(headers, key, size) for line in lines.splitlines()
+        )
         for lines in decompress_lines(events, key, size):
-            count = lines.count(b"\n") if header_lines is not None else 0
-            yield builder.build(lines, list(islice(header_lines or (), count)))
+            count = lines.count(b"\n") if len(headers) else 0
+            yield builder.build(lines, list(islice(header_lines, count)))
         if builder.built != partition["events"]:
             raise StagingError(
                 f"staged object {key} holds {builder.built} events of partition "
                 f"{partition['partition']}, its header says {partition['events']}"
             )
-
-
-def _lines(section: memoryview, key: str, size: int) -> Iterator[bytes]:
-    for lines in decompress_lines(section, key, size):
-        yield from lines.splitlines()

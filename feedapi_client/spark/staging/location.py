@@ -42,6 +42,7 @@ _NO_STORE = {
     "hdfs": "hdfs: is a file system of the JVM, which Python tasks can't write to: ",
     "memory": "memory: is not shared by driver and executors: ",
 }
+_EPOCH = re.compile(r"/(?:plan|data|seen)/(\d+)(?:/|$)")
 _NEVER = 2**63
 
 
@@ -273,12 +274,8 @@ def _delete(store: Any, key: str) -> None:
 
 
 def _epoch_of(key: str) -> int:
-    parts = key.split("/")
-    for kind in ("plan", "data", "seen"):
-        if kind in parts:
-            number = parts[parts.index(kind) + 1]
-            return int(number) if number.isdigit() else _NEVER
-    return _NEVER
+    found = _EPOCH.search(key)
+    return int(found[1]) if found else _NEVER
 
 
 def _seen_key(key: str) -> str:
