@@ -111,9 +111,12 @@ def fetch_task(options: SourceOptions, task: FetchTask) -> bytes:
         return reader.read(into.add)
 
     with FeedConnection(options, task.fetch, task.info) as connection:
-        threads = min(_THREADS, options.limits.max_concurrent_fetches, len(fetched))
-        with ThreadPoolExecutor(threads, thread_name_prefix="feedapi-fetch") as pool:
-            results = list(pool.map(read, task.targets, fetched))
+        if len(fetched) == 1:
+            results = [read(task.targets[0], fetched[0])]
+        else:
+            threads = min(_THREADS, options.limits.max_concurrent_fetches, len(fetched))
+            with ThreadPoolExecutor(threads, thread_name_prefix="feedapi-fetch") as pool:
+                results = list(pool.map(read, task.targets, fetched))
     header = [
         {**asdict(result), "sequence": target.sequence, "depth": target.depth}
         for result, target in zip(results, task.targets, strict=True)
