@@ -46,6 +46,16 @@ def is_refusal(error: FeedError) -> bool:
     return isinstance(error, ProtocolError) and error.status in NO_ACCESS
 
 
+def refusal_backoff(policy: RetryPolicy, *, give_up_after: float | None = None) -> Backoff:
+    """Return the pauses after refused requests: at most those of `REFUSED_ATTEMPTS`."""
+    longest = min(policy.max_delay, policy.refused_for / REFUSED_ATTEMPTS)
+    return Backoff(
+        base_delay=policy.base_delay,
+        max_delay=max(longest, policy.base_delay),
+        give_up_after=give_up_after,
+    )
+
+
 class AskedAs(NamedTuple):
     """The dialect and the token of a request."""
 
@@ -266,9 +276,7 @@ class Failures:
         policy = self._retry
         longest = min(policy.max_delay, policy.refused_for / REFUSED_ATTEMPTS)
         if self._refusals is None or quiet > _QUIET * longest:
-            self._refusals = Backoff(
-                base_delay=policy.base_delay, max_delay=max(longest, policy.base_delay)
-            )
+            self._refusals = refusal_backoff(policy)
         pause = self._refusals.pause(error)
         return 0.0 if self._refusals.failures == 1 else pause
 

@@ -142,12 +142,9 @@ class FeedConnection:
 
 def _resolve_filters(wanted: Mapping[str, str], info: FeedInfo) -> dict[str, str]:
     """Return the filters under the names of the feed: Spark changes option names to lower case."""
-    offered: dict[str, list[str]] = {}
-    for name in info.filters:
-        offered.setdefault(name.lower(), []).append(name)
     resolved = {}
     for name, value in wanted.items():
-        matches = offered.get(name.lower(), [])
+        matches = [offered for offered in info.filters if offered.lower() == name.lower()]
         if len(matches) > 1:
             raise OptionError(
                 f"feedapi source: option filter.{name} matches several filters of the feed: "

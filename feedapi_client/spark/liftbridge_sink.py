@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -52,16 +53,16 @@ _TASK_SHIFT = 40
 _ACK_POLICIES = {"leader": AckPolicy.LEADER, "all": AckPolicy.ALL}
 _TEXT = (StringType, BinaryType)
 _WHOLE_NUMBER = (ByteType, ShortType, IntegerType, LongType)
-_KNOWN_OPTIONS = {
-    "stream",
-    "subject",
-    "partitions",
-    "nats",
-    "natsenv",
-    "ackpolicy",
-    "acktimeout",
-    "maxinflight",
-    "attempts",
+_PARSERS: dict[str, Callable[[str], Any]] = {
+    "stream": str,
+    "subject": str,
+    "partitions": int,
+    "nats": str,
+    "natsenv": str,
+    "ackpolicy": lambda value: _ACK_POLICIES[value.lower()],
+    "acktimeout": float,
+    "maxinflight": int,
+    "attempts": int,
 }
 _OPTIONS_OF_SPARK = {"checkpointlocation", "path", "queryname"}
 
@@ -158,68 +159,40 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
             max_in_flight=options.max_in_flight,
         ) as publisher:
             for batch in batches:
-                for part in _by_partition(batch):
-                    await self._publish_part(publisher, part, shared, first_row + count)
+                for partition, positions, rows in _by_partition(batch):
+                    headers = [
+                        {**own, ROW: str(first_row + count + position).encode()}
+                        for own, position in zip(_headers(rows), positions, strict=True)
+                    ]
+                    await publish_until_acked(
+                        publisher,
+                        options.stream,
+                        [value or b"" for value in _bytes(rows.column("value"))],
+                        _bytes(rows.column("key")) if "key" in rows.schema.names else None,
+                        headers,
+                        headers=shared,
+                        partition=partition,
+                        attempts=options.attempts,
+                    )
                 count += batch.num_rows
         return count
 
-    async def _publish_part(
-        self,
-        publisher: LiftbridgePublisher,
-        part: _Part,
-        shared: Mapping[str, bytes],
-        first_row: int,
-    ) -> None:
-        rows = part.rows
-        headers = [
-            {**own, ROW: str(first_row + position).encode()}
-            for own, position in zip(_headers(rows), part.positions, strict=True)
-        ]
-        await publish_until_acked(
-            publisher,
-            self._options.stream,
-            _values(rows),
-            _keys(rows),
-            headers,
-            headers=shared,
-            partition=part.partition,
-            attempts=self._options.attempts,
-        )
 
+def _by_partition(
+    batch: pa.RecordBatch,
+) -> Iterator[tuple[int | None, Sequence[int], pa.RecordBatch]]:
+    """Yield the rows of each partition of the stream, and their positions in the batch.
 
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of a batch that go to one partition of the stream.
-
-    Attributes:
-        partition: the partition; None where the keys choose it.
-        positions: the positions of the rows in their batch.
-        rows: the rows.
+    The partition is None where the keys choose it.
     """
-
-    partition: int | None
-    positions: Sequence[int]
-    rows: pa.RecordBatch
-
-
-def _by_partition(batch: pa.RecordBatch) -> Iterator[_Part]:
     if "partition" not in batch.schema.names:
-        yield _Part(None, range(batch.num_rows), batch)
+        yield None, range(batch.num_rows), batch
         return
     positions: dict[int | None, list[int]] = {}
     for i, partition in enumerate(batch.column("partition").to_pylist()):
         positions.setdefault(partition, []).append(i)
     for partition, found in positions.items():
-        yield _Part(partition, found, batch.take(pa.array(found)))
-
-
-def _values(batch: pa.RecordBatch) -> list[bytes]:
-    values = _bytes(batch.column("value"))
-    return [b"" if value is None else value for value in values]
-
-
-def _keys(batch: pa.RecordBatch) -> list[bytes | None] | None:
-    return _bytes(batch.column("key")) if "key" in batch.schema.names else None
+        yield partition, found, batch.take(pa.array(found))
 
 
 def _headers(batch: pa.RecordBatch) -> list[dict[str, bytes]]:
@@ -267,26 +240,21 @@ def parse_options(given: Mapping[str, str]) -> SinkOptions:
         OptionError: an option is unknown, missing or wrong. It never quotes a value of ``nats``.
     """
     options = {name.lower(): value for name, value in given.items()}
-    unknown = sorted(options.keys() - _KNOWN_OPTIONS - _OPTIONS_OF_SPARK)
+    unknown = sorted(options.keys() - _PARSERS.keys() - _OPTIONS_OF_SPARK)
     if unknown:
         raise OptionError(
             f"liftbridge sink: unknown option {', '.join(unknown)}; "
-            f"the options are {', '.join(sorted(_KNOWN_OPTIONS))}"
+            f"the options are {', '.join(sorted(_PARSERS))}"
         )
     if not options.get("stream"):
         raise OptionError("liftbridge sink: option stream is required")
     try:
-        return SinkOptions(
-            stream=Stream(
-                options["stream"], options.get("subject", ""), int(options.get("partitions", "1"))
-            ),
-            nats=options.get("nats", _NATS),
-            nats_env=options.get("natsenv"),
-            ack_policy=_ACK_POLICIES[options.get("ackpolicy", "all").lower()],
-            ack_timeout=float(options.get("acktimeout", "10")),
-            max_in_flight=int(options.get("maxinflight", "8192")),
-            attempts=int(options.get("attempts", "10")),
+        values = {name: _PARSERS[name](options[name]) for name in options if name in _PARSERS}
+        stream = Stream(
+            values.pop("stream"), values.pop("subject", ""), values.pop("partitions", 1)
         )
+        names = {one.name.replace("_", ""): one.name for one in fields(SinkOptions)}
+        return SinkOptions(stream, **{names[name]: value for name, value in values.items()})
     except (ValueError, KeyError) as error:
         raise OptionError(
             "liftbridge sink: partitions, maxInFlight and attempts are whole numbers, "

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 try:
@@ -43,19 +44,13 @@ _STATES = {
     "failing": "failing",
 }
 _GAUGES = (
-    ("requests", "{request}", "Requests of the last epoch and the polls before it"),
-    ("retries", "{retry}", "Requests of the last epoch that were repeated"),
-    ("caught_up", "{partition}", "Partitions at their end"),
-    ("behind", "s", "Longest time since a partition that is not at its end was"),
-    ("idle", "{query}", "1 while the query finds nothing new, else 0"),
+    ("requests", "requests", "{request}", "Requests of the last epoch and the polls before it"),
+    ("retries", "retries", "{retry}", "Requests of the last epoch that were repeated"),
+    ("caughtUpPartitions", "caught_up", "{partition}", "Partitions at their end"),
+    ("behindSeconds", "behind", "s", "Longest time since a partition that is not at its end was"),
+    ("idle", "idle", "{query}", "1 while the query finds nothing new, else 0"),
 )
-_FIELDS = {
-    "requests": "requests",
-    "retries": "retries",
-    "caught_up": "caughtUpPartitions",
-    "behind": "behindSeconds",
-    "idle": "idle",
-}
+"""Of each gauge: the field of the report, its name, unit and description."""
 
 
 class FeedQueryListener(StreamingQueryListener):
@@ -100,8 +95,8 @@ class FeedQueryListener(StreamingQueryListener):
         meter.create_observable_gauge(
             "feedapi.spark.partitions", [self._by_state], "{partition}", "Partitions by state"
         )
-        for name, unit, description in _GAUGES:
-            callbacks = [self._gauge(_FIELDS[name])]
+        for field, name, unit, description in _GAUGES:
+            callbacks = [partial(self._observe, field)]
             meter.create_observable_gauge(f"feedapi.spark.{name}", callbacks, unit, description)
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:  # noqa: N802
@@ -158,15 +153,12 @@ class FeedQueryListener(StreamingQueryListener):
             if field in report
         ]
 
-    def _gauge(self, field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        def observe(_: CallbackOptions) -> Iterable[Observation]:
-            return [
-                Observation(report[field], common)
-                for common, report in self._current()
-                if report.get(field) is not None
-            ]
-
-        return observe
+    def _observe(self, field: str, _: CallbackOptions) -> Iterable[Observation]:
+        return [
+            Observation(report[field], common)
+            for common, report in self._current()
+            if report.get(field) is not None
+        ]
 
 
 def _reports(progress: StreamingQueryProgress) -> Iterator[tuple[int, Report]]:

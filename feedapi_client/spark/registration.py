@@ -44,10 +44,10 @@ def register(spark: SparkSession, *, staging: str | None = None) -> None:
     Arguments:
         staging: the staging location. Its bucket's own settings come first then.
     """
-    context: Any = getattr(spark, "sparkContext", None)  # Spark Connect has none
-    if context is None:
+    if is_connect(spark):
         spark.dataSource.register(FeedDataSource)
         return
+    context: Any = spark.sparkContext
     # What is registered keeps a copy of this dictionary; other Python functions shall not get it.
     before = dict(context.environment)
     context.environment.update(s3a_environment(spark.conf.getAll, os.environ, staging))
@@ -58,14 +58,17 @@ def register(spark: SparkSession, *, staging: str | None = None) -> None:
         context.environment.update(before)
 
 
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is one of Spark Connect, which has no context."""
+    return getattr(spark, "sparkContext", None) is None
+
+
 def store_settings(spark: SparkSession, location: str) -> dict[str, str]:
     """Return the cluster's settings of S3 for a location, which this process lacks.
 
     None over Spark Connect, whose server has settings of its own.
     """
-    if getattr(spark, "sparkContext", None) is None:
-        return {}
-    return s3a_environment(spark.conf.getAll, os.environ, location)
+    return {} if is_connect(spark) else s3a_environment(spark.conf.getAll, os.environ, location)
 
 
 def s3a_environment(

@@ -6,23 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-try:
-    import numpy as np
-    import pyarrow as pa
-    from pyspark.sql.types import (
-        IntegerType,
-        LongType,
-        MapType,
-        StringType,
-        StructField,
-        StructType,
-    )
-except ImportError as error:  # pragma: no cover - the message is the point
-    raise ImportError(
-        "feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'"
-    ) from error
-
+import numpy as np
 import orjson
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+)
 
 _NEWLINE = 10
 _HEADERS = pa.map_(pa.string(), pa.string())
@@ -52,20 +47,6 @@ def spark_schema(*, feed_column: bool = False) -> StructType:
         StructField("depth", IntegerType(), False),
     ]
     return StructType(fields)
-
-
-def arrow_schema(*, feed_column: bool = False) -> pa.Schema:
-    """Return the same columns for Arrow. PySpark compares types exactly."""
-    fields = [
-        *([pa.field("feed", pa.string(), nullable=False)] if feed_column else []),
-        pa.field("partition", pa.int32(), nullable=False),
-        pa.field("cursor", pa.string(), nullable=False),
-        pa.field("sequence", pa.int64(), nullable=False),
-        pa.field("data", pa.string(), nullable=False),
-        pa.field("headers", _HEADERS),
-        pa.field("depth", pa.int32(), nullable=False),
-    ]
-    return pa.schema(fields)
 
 
 @dataclass(slots=True)
@@ -101,27 +82,16 @@ class RowBuilder:
             constant(self.depth, count, pa.int32()),
         ]
         self.built += count
-        schema = arrow_schema(feed_column=self.feed is not None)
+        schema = to_arrow_schema(spark_schema(feed_column=self.feed is not None))
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _cursors(self, count: int) -> pa.Array:
-        ends = np.cumsum(
-            np.fromiter(
-                (number for number, _ in self.checkpoints),
-                dtype=np.int64,
-                count=len(self.checkpoints),
-            )
-        )
-        first = int(np.searchsorted(ends, self.built, side="right"))
-        last = int(np.searchsorted(ends, self.built + count - 1, side="right"))
-        if first == last:
-            return constant(self.checkpoints[first][1], count, pa.string())
-        which = (
-            np.searchsorted(ends, np.arange(self.built, self.built + count), side="right") - first
-        )
-        return pa.array(
-            [cursor for _, cursor in self.checkpoints[first : last + 1]], pa.string()
-        ).take(pa.array(which))
+        ends = np.cumsum([number for number, _ in self.checkpoints])
+        numbers = np.arange(self.built, self.built + count)
+        which = np.searchsorted(ends, numbers, side="right")
+        first, last = int(which[0]), int(which[-1])
+        cursors = [cursor for _, cursor in self.checkpoints[first : last + 1]]
+        return pa.array(cursors, pa.string()).take(pa.array(which - first))
 
 
 def constant(value: Any, count: int, type: pa.DataType) -> pa.Array:

@@ -116,7 +116,7 @@ def chains_to_read(
             found = [one for one in kept if one]
         found = _with_ends(options, connection, found, known)
         fetch = connection.fetch_options
-        return [Chain(one, _task_info(known.info, one), fetch) for one in found]
+        return [Chain(one, only(known.info, [t.partition for t in one]), fetch) for one in found]
 
 
 def chains(
@@ -163,17 +163,13 @@ def _with_ends(
 ) -> list[list[Target]]:
     """Return the chains with the end of each partition: the one asked for, or the present one."""
     asked, ends = options.ending_cursors, snapshot.ends
-    all_targets = [target for targets in chains for target in targets]
-    wanted = [t.partition for t in all_targets if not t.closed and t.partition not in asked]
-    ends |= Probe(connection).ends([partition for partition in wanted if partition not in ends])
-
-    def bounded(target: Target) -> Target:
-        partition = target.partition
-        if partition in asked:
-            return replace(target, end=asked[partition], required=True)
-        return replace(target, end=ends.get(partition))
-
-    return [[bounded(target) for target in targets] for targets in chains]
+    open_ones = (one.partition for targets in chains for one in targets if not one.closed)
+    ends |= Probe(connection).ends([p for p in open_ones if p not in asked and p not in ends])
+    bounds = {**ends, **asked}
+    return [
+        [replace(t, end=bounds.get(t.partition), required=t.partition in asked) for t in targets]
+        for targets in chains
+    ]
 
 
 def _chains_of(planner: Planner) -> list[list[Target]]:
@@ -201,10 +197,3 @@ def _chains_of(planner: Planner) -> list[list[Target]]:
         chain.append(target)
         chain_of[partition] = chain
     return found
-
-
-def _task_info(info: FeedInfo, targets: list[Target]) -> FeedInfo:
-    """The discovery as far as the task needs it. Dialect v1 sends the number of all partitions."""
-    if info.dialect == "v1":
-        return info
-    return only(info, [target.partition for target in targets])

@@ -35,7 +35,7 @@ class FeedDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns."""
-        return _schema(self._options())
+        return spark_schema(feed_column=self._options().feed_column)
 
     def reader(self, schema: StructType) -> FeedReader:
         """Return the batch reader."""
@@ -59,18 +59,11 @@ class FeedDataSource(DataSource):
         return FeedStreamReader(options, options.staging_location or default_location())
 
 
-def _schema(options: SourceOptions) -> StructType:
-    return spark_schema(feed_column=options.feed_column)
-
-
 def _check_schema(given: StructType, options: SourceOptions) -> None:
-    own = _schema(options)
-    if _columns(given) != _columns(own):
+    own = spark_schema(feed_column=options.feed_column)
+    columns, wanted = ([(f.name, f.dataType) for f in schema] for schema in (given, own))
+    if columns != wanted:
         raise OptionError(
             f"feedapi source: the columns are {own.simpleString()}: leave out .schema(...), and "
             "select or cast afterwards"
         )
-
-
-def _columns(schema: StructType) -> list[tuple[str, object]]:
-    return [(field.name, field.dataType) for field in schema]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -40,60 +40,6 @@ class UrlOptionError(NegotiationError, OptionError):
     """Option `url` can't be the URL of a feed, whatever else is wrong."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SourceOptions:
-    """Validated options of a read or a stream.
-
-    Picklable, because executors get it. It holds no secrets: see
-    `feedapi_client.spark.http_clients`.
-    """
-
-    url: str
-    """Of the feed."""
-    feed_column: bool = False
-    """Whether the rows have column `feed`."""
-    previous_url: str | None = None
-    v1_partitions: int | None = None
-    start: Any = "first"
-    ordered: bool = True
-    partitions: frozenset[int] | None = None
-    lineage: Mapping[int, int | None] = field(default_factory=dict)
-    max_events_per_partition: int = 100_000
-    max_events_per_trigger: int | None = None
-    fail_on_data_loss: bool = True
-    ending_cursors: Mapping[int, str] = field(default_factory=dict)
-    """Where a batch read ends in some partitions."""
-    max_bytes_per_trigger: int | None = None
-    forbidden_payloads: Literal["error", "keep"] = "error"
-    """What becomes of a payload that is neither a JSON object nor a string."""
-    push_filters: bool = False
-    """Whether a batch read takes the filters of the query on partition and feed."""
-    resume_run: str | None = None
-    """Run whose first plan says where a new query begins (see `stream.seed`)."""
-    fenced: bool = True
-    """Whether a streaming query holds a lease at its staging location."""
-    max_requests_per_second: float | None = None
-    max_partitions_per_task: int | None = None
-    staging_location: str | None = None
-    available_now_timeout: float = 3600.0
-    bounded_polls: bool = True
-    """Whether the longest poll interval grows with the number of idle partitions: only where option
-    ``maxPollInterval`` is not given."""
-    filters: Mapping[str, str] = field(default_factory=dict)
-    fetch: FetchOptions = field(default_factory=FetchOptions)
-    limits: Limits = field(default_factory=lambda: _limits())  # noqa: PLW0108 - defined below
-    retry: RetryPolicy = field(default_factory=RetryPolicy)
-    headers: Mapping[str, str] = field(default_factory=dict)
-    header_env: Mapping[str, str] = field(default_factory=dict)
-    auth_env: str | None = None
-    auth_callable: str | None = None
-    ca_certificates: str | None = None
-
-    def __repr__(self) -> str:
-        # Options end up in plans and logs. The URL's query and header values may be secrets.
-        return f"<SourceOptions of {urlsplit(self.url).hostname}>"
-
-
 # ---------------------------------------------------------------------- the value of one option
 
 
@@ -118,11 +64,15 @@ def _integer(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     return parse
 
 
-def _seconds(value: str) -> float:
+def _number(value: str, unit: str) -> float:
     try:
-        number = float(value)
+        return float(value)
     except ValueError:
-        raise ValueError("must be a number of seconds") from None
+        raise ValueError(f"must be a number of {unit}") from None
+
+
+def _seconds(value: str) -> float:
+    number = _number(value, "seconds")
     if not number >= 0:
         raise ValueError("must not be negative")
     if number > _MOST_SECONDS:
@@ -131,10 +81,7 @@ def _seconds(value: str) -> float:
 
 
 def _rate(value: str) -> float:
-    try:
-        number = float(value)
-    except ValueError:
-        raise ValueError("must be a number of requests a second") from None
+    number = _number(value, "requests a second")
     if not 1 / _MOST_SECONDS <= number < math.inf:
         raise ValueError("must be positive")
     return number
@@ -147,12 +94,6 @@ def _of_field(given: Field[Any]) -> Callable[[str], Any]:
     if not kind.endswith("| None"):
         return parse
     return lambda value: None if value.strip().lower() == "none" else parse(value)
-
-
-def _boolean(value: str) -> bool:
-    if value.strip().lower() not in ("true", "false"):
-        raise ValueError("must be true or false")
-    return value.strip().lower() == "true"
 
 
 def _names(value: str) -> tuple[str, ...]:
@@ -242,6 +183,10 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
     return parse
 
 
+def _boolean(value: str) -> bool:
+    return _one_of("true", "false")(value) == "true"
+
+
 def _import_path(value: str) -> str:
     if not _IMPORT_PATH.fullmatch(value.strip()):
         raise ValueError("must be an import path such as package.module:function")
@@ -251,64 +196,106 @@ def _import_path(value: str) -> str:
 # ---------------------------------------------------------------------- all options
 
 
+def _option(parse: Callable[[str], Any], **default: Any) -> Any:
+    """Return the field of an option, which `parse` reads."""
+    return field(metadata={"parse": parse}, **default)
+
+
+def _limits(**values: Any) -> Limits:
+    defaults: dict[str, Any] = dict(_SPARK_LIMITS)
+    defaults["max_poll_interval"] = max(
+        defaults["max_poll_interval"], values.get("poll_interval", 0)
+    )
+    return Limits(**{**defaults, **values})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceOptions:
+    """Validated options of a read or a stream.
+
+    Picklable, because executors get it. It holds no secrets: see
+    `feedapi_client.spark.http_clients`.
+    """
+
+    url: str = field(metadata={"parse": _url})
+    """Of the feed."""
+    feed_column: bool = _option(_boolean, default=False)
+    """Whether the rows have column `feed`."""
+    previous_url: str | None = _option(_url, default=None)
+    v1_partitions: int | None = _option(_integer(1, MAX_PARTITION + 1), default=None)
+    start: Any = field(default="first", metadata={"parse": _start})
+    ordered: bool = _option(_boolean, default=True)
+    partitions: frozenset[int] | None = _option(_partitions, default=None)
+    lineage: Mapping[int, int | None] = _option(parse_lineage, default_factory=dict)
+    max_events_per_partition: int = _option(_integer(1), default=100_000)
+    max_events_per_trigger: int | None = _option(_integer(1), default=None)
+    fail_on_data_loss: bool = _option(_boolean, default=True)
+    ending_cursors: Mapping[int, str] = _option(_cursors, default_factory=dict)
+    """Where a batch read ends in some partitions."""
+    max_bytes_per_trigger: int | None = _option(_integer(1), default=None)
+    forbidden_payloads: Literal["error", "keep"] = _option(
+        _one_of("error", "keep"), default="error"
+    )
+    """What becomes of a payload that is neither a JSON object nor a string."""
+    push_filters: bool = _option(_boolean, default=False)
+    """Whether a batch read takes the filters of the query on partition and feed."""
+    resume_run: str | None = _option(_text, default=None)
+    """Run whose first plan says where a new query begins (see `stream.seed`)."""
+    fenced: bool = _option(_boolean, default=True)
+    """Whether a streaming query holds a lease at its staging location."""
+    max_requests_per_second: float | None = _option(_rate, default=None)
+    max_partitions_per_task: int | None = _option(_integer(1), default=None)
+    staging_location: str | None = _option(_text, default=None)
+    available_now_timeout: float = _option(_seconds, default=3600.0)
+    bounded_polls: bool = True
+    """Whether the longest poll interval grows with the number of idle partitions: only where option
+    ``maxPollInterval`` is not given."""
+    filters: Mapping[str, str] = field(default_factory=dict)
+    fetch: FetchOptions = field(default_factory=FetchOptions)
+    limits: Limits = field(default_factory=_limits)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    header_env: Mapping[str, str] = field(default_factory=dict)
+    auth_env: str | None = _option(_text, default=None)
+    auth_callable: str | None = _option(_import_path, default=None)
+    ca_certificates: str | None = _option(parse_certificates, default=None)
+
+    def __repr__(self) -> str:
+        # Options end up in plans and logs. The URL's query and header values may be secrets.
+        return f"<SourceOptions of {urlsplit(self.url).hostname}>"
+
+
 def _camel(name: str) -> str:
     first, *rest = name.split("_")
     return first + "".join(word.capitalize() for word in rest)
 
 
-_SOURCE: dict[str, Callable[[str], Any]] = {
-    "url": _url,
-    "feed_column": _boolean,
-    "previous_url": _url,
-    "v1_partitions": _integer(1, MAX_PARTITION + 1),
-    "ordered": _boolean,
-    "partitions": _partitions,
-    "lineage": parse_lineage,
-    "max_events_per_partition": _integer(1),
-    "max_events_per_trigger": _integer(1),
-    "fail_on_data_loss": _boolean,
-    "fenced": _boolean,
-    "forbidden_payloads": _one_of("error", "keep"),
-    "ending_cursors": _cursors,
-    "max_bytes_per_trigger": _integer(1),
-    "push_filters": _boolean,
-    "resume_run": _text,
-    "max_requests_per_second": _rate,
-    "max_partitions_per_task": _integer(1),
-    "staging_location": _text,
-    "available_now_timeout": _seconds,
-    "auth_env": _text,
-    "auth_callable": _import_path,
-    "ca_certificates": parse_certificates,
+_PARSERS: dict[type, dict[str, Callable[[str], Any]]] = {
+    SourceOptions: {
+        f.name: f.metadata["parse"] for f in fields(SourceOptions) if "parse" in f.metadata
+    },
+    FetchOptions: {
+        "page_size_hint": _integer(1),
+        "stream": _stream,
+        "event_types": _names,
+        "skip_event_types": _names,
+        "v1_headers": _names,
+    },
+    Limits: {f.name: _of_field(f) for f in fields(Limits)},
+    RetryPolicy: {f.name: _of_field(f) for f in fields(RetryPolicy) if f.name != "decide"},
 }
-_FETCH: dict[str, Callable[[str], Any]] = {
-    "page_size_hint": _integer(1),
-    "stream": _stream,
-    "event_types": _names,
-    "skip_event_types": _names,
-    "v1_headers": _names,
-}
-_LIMITS: dict[str, Callable[[str], Any]] = {f.name: _of_field(f) for f in fields(Limits)}
-_RETRY: dict[str, Callable[[str], Any]] = {
-    f.name: _of_field(f) for f in fields(RetryPolicy) if f.name != "decide"
+"""For each object that options become, the parsers of its fields."""
+_OPTIONS = {
+    "startingCursors" if name == "start" else _camel(name): (kind, name, parse)
+    for kind, parsers in _PARSERS.items()
+    for name, parse in parsers.items()
 }
 _FAMILIES = ("filter.", "header.", "headerEnv.")
 
-OPTION_NAMES = sorted(
-    [
-        *map(_camel, [*_SOURCE, *_FETCH, *_LIMITS, *_RETRY]),
-        "startingCursors",
-        *(f"{family}NAME" for family in _FAMILIES),
-    ]
-)
+OPTION_NAMES = sorted([*_OPTIONS, *(f"{family}NAME" for family in _FAMILIES)])
 """All options, in the spelling of the documentation. Spark ignores the case of option names."""
 
-_PARSERS = {
-    _camel(name).lower(): (name, parse)
-    for group in (_SOURCE, _FETCH, _LIMITS, _RETRY)
-    for name, parse in group.items()
-}
-_PARSERS["startingcursors"] = ("start", _start)
+_SPELLING = {name.lower(): name for name in OPTION_NAMES}
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
@@ -321,79 +308,73 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
             `UrlOptionError`, and so a `NegotiationError`, when the URL is impossible.
     """
     problems: list[str] = []
-    values: dict[str, Any] = {}
-    families: dict[str, dict[str, str]] = {family.lower(): {} for family in _FAMILIES}
+    values: dict[type, dict[str, Any]] = {kind: {} for kind in _PARSERS}
+    families: dict[str, dict[str, str]] = {family: {} for family in _FAMILIES}
     for option, value in given.items():
         name = "url" if option.lower() == "path" else option.lower()
-        family = next((f for f in families if name.startswith(f) and len(name) > len(f)), None)
+        family = next(
+            (f for f in _FAMILIES if name.startswith(f.lower()) and len(name) > len(f)), None
+        )
         if family is not None:
             families[family][option[len(family) :]] = str(value)
-        elif name not in _PARSERS:
+        elif name not in _SPELLING:
             problems.append(_unknown(option))
         else:
-            _parse(option, str(value), name, values, problems)
-    _check(values, families, problems)
+            _parse(option, str(value), _SPELLING[name], values, problems)
+    own = values[SourceOptions]
+    problems += list(_problems(own, families["header."], problems))
+    parts: list[Any] = []
+    for kind, make in ((FetchOptions, FetchOptions), (Limits, _limits), (RetryPolicy, RetryPolicy)):
+        try:
+            parts.append(make(**values[kind]))
+        except ValueError as error:
+            problems.append(_in_option_names(str(error)))
     if problems:
-        kind = UrlOptionError if any(p.endswith(_NO_URL) for p in problems) else OptionError
-        raise kind(f"feedapi source: {'; '.join(problems)}")
-    return _build(values, families)
+        error_kind = UrlOptionError if any(p.endswith(_NO_URL) for p in problems) else OptionError
+        raise error_kind(f"feedapi source: {'; '.join(problems)}")
+    fetch, limits, retry = parts
+    return SourceOptions(
+        **own,
+        bounded_polls="max_poll_interval" not in values[Limits],
+        filters=families["filter."],
+        fetch=fetch,
+        limits=limits,
+        retry=retry,
+        headers=families["header."],
+        header_env=families["headerEnv."],
+    )
 
 
-def _parse(option: str, value: str, name: str, values: dict[str, Any], problems: list[str]) -> None:
-    target, parse = _PARSERS[name]
+def _parse(
+    option: str,
+    value: str,
+    name: str,
+    values: dict[type, dict[str, Any]],
+    problems: list[str],
+) -> None:
+    kind, target, parse = _OPTIONS[name]
     try:
         parsed = parse(value)
     except ValueError as error:
         problems.append(f"option {_spelling(option)} {error}")
         return
-    if target == "url" and values.get("url", parsed) != parsed:
+    if target == "url" and values[kind].get("url", parsed) != parsed:
         problems.append("option url and the path given to load() differ: give one of them")
-    values[target] = parsed
+    values[kind][target] = parsed
 
 
-def _check(
-    values: dict[str, Any], families: dict[str, dict[str, str]], problems: list[str]
-) -> None:
-    if "url" not in values and not any("option url" in p or "option path" in p for p in problems):
-        problems.append("option url is missing: the address of the feed")
-    problems += [
-        f"option header.{name} would put a secret into the query plan: name an environment "
-        f"variable with headerEnv.{name} or authEnv, or give a function with authCallable"
-        for name in families["header."]
-        if _SECRET.search(name)
-    ]
-    if "auth_env" in values and "auth_callable" in values:
-        problems.append("options authEnv and authCallable exclude each other: give one of them")
-    for group, kind in ((_FETCH, FetchOptions), (_LIMITS, _limits), (_RETRY, RetryPolicy)):
-        try:
-            kind(**{name: values[name] for name in group if name in values})
-        except ValueError as error:
-            problems.append(_in_option_names(str(error)))
-
-
-def _limits(**values: Any) -> Limits:
-    defaults: dict[str, Any] = dict(_SPARK_LIMITS)
-    defaults["max_poll_interval"] = max(
-        defaults["max_poll_interval"], values.get("poll_interval", 0)
-    )
-    return Limits(**{**defaults, **values})
-
-
-def _build(values: dict[str, Any], families: dict[str, dict[str, str]]) -> SourceOptions:
-    def part(group: Mapping[str, Any]) -> dict[str, Any]:
-        return {name: values[name] for name in group if name in values}
-
-    return SourceOptions(
-        **part(_SOURCE),
-        start=values.get("start", "first"),
-        bounded_polls="max_poll_interval" not in values,
-        filters=families["filter."],
-        fetch=FetchOptions(**part(_FETCH)),
-        limits=_limits(**part(_LIMITS)),
-        retry=RetryPolicy(**part(_RETRY)),
-        headers=families["header."],
-        header_env=families["headerenv."],
-    )
+def _problems(
+    own: Mapping[str, Any], headers: Iterable[str], problems: Iterable[str]
+) -> Iterator[str]:
+    if "url" not in own and not any("option url" in p or "option path" in p for p in problems):
+        yield "option url is missing: the address of the feed"
+    for name in filter(_SECRET.search, headers):
+        yield (
+            f"option header.{name} would put a secret into the query plan: name an environment "
+            f"variable with headerEnv.{name} or authEnv, or give a function with authCallable"
+        )
+    if "auth_env" in own and "auth_callable" in own:
+        yield "options authEnv and authCallable exclude each other: give one of them"
 
 
 _ELSEWHERE = {
@@ -442,12 +423,12 @@ def _unknown(option: str) -> str:
             f"unknown option {option}, which is of the Kafka source: a feed is read over HTTP; see "
             "authEnv, caCertificates and requestTimeout"
         )
-    close = difflib.get_close_matches(option.lower(), [name.lower() for name in OPTION_NAMES], n=1)
+    close = difflib.get_close_matches(name, _SPELLING, n=1)
     return f"unknown option {option}" + (f" (did you mean {_spelling(close[0])}?)" if close else "")
 
 
 def _spelling(option: str) -> str:
-    return next((name for name in OPTION_NAMES if name.lower() == option.lower()), option)
+    return _SPELLING.get(option.lower(), option)
 
 
 def _in_option_names(message: str) -> str:

@@ -18,7 +18,7 @@ import orjson
 
 from feedapi_client.model import FeedInfo, Partition, Position
 from feedapi_client.options import FetchOptions
-from feedapi_client.spark.ingest.checkpoint import note_outputs, note_resumed
+from feedapi_client.spark.ingest.checkpoint import note
 from feedapi_client.spark.ingest.publishing import Decision, WrittenFiles
 from feedapi_client.spark.plan.epoch import EpochPlan, FetchTask, encode
 from feedapi_client.spark.source_options import SourceOptions, parse_options
@@ -106,8 +106,8 @@ def small_objects() -> dict[str, Any]:
         "lease": json.loads(orjson.dumps(asdict(LEASE))),
         "decision": json.loads(msgspec.json.encode(DECISION)),
         "offset": OFFSET.offset(),
-        "outputs": _noted(lambda spark: note_outputs(spark, "c", OUTPUTS)),
-        "resumed": _noted(lambda spark: note_resumed(spark, "c", RUN)),
+        "outputs": _noted(lambda spark: note(spark, "c", "outputs", tables=OUTPUTS)),
+        "resumed": _noted(lambda spark: note(spark, "c", "resumed", run=RUN)),
     }
 
 
@@ -124,7 +124,7 @@ class _Written:
         return self if name == "write" else lambda *_, **__: self
 
 
-def _noted(note: Any) -> Any:
+def _noted(write: Any) -> Any:
     written = _Written()
-    note(written)
+    write(written)
     return json.loads(written.line)

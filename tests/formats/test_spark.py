@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from feedapi_client.spark.ingest.checkpoint import checked_note, noted_outputs, resumed_run
+from feedapi_client.spark.ingest.checkpoint import checked_note, noted
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.publishing import Decision, Decisions
 from feedapi_client.spark.plan.epoch import decode
@@ -108,8 +108,9 @@ def test_an_offset_of_every_version_is_read(golden: Path) -> None:
 
 def test_notes_beside_a_checkpoint_of_every_version_are_read(golden: Path) -> None:
     small = content(golden, "small")
-    assert noted_outputs(Checkpoint(small["outputs"]), "c") == spark.OUTPUTS  # type: ignore[arg-type]
-    assert resumed_run(Checkpoint(small["resumed"]), "c") == spark.RUN  # type: ignore[arg-type]
+    outputs, resumed = (Checkpoint(small[name]) for name in ("outputs", "resumed"))
+    assert noted(outputs, "c", "outputs")["tables"] == spark.OUTPUTS  # type: ignore[arg-type]
+    assert noted(resumed, "c", "resumed")["run"] == spark.RUN  # type: ignore[arg-type]
 
 
 # The newest golden files are what is written

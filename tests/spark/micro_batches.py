@@ -74,8 +74,8 @@ class MicroBatchEngine:
         planner: EpochPlanner | None = getattr(self.reader, "_planner", None)
         if planner is None:
             return False
-        feed = planner.feed
-        return any(feed.ends is None or p not in feed.ends.caught_up for p in feed._settling)
+        trigger = planner.available_now
+        return any(trigger is None or p not in trigger.caught_up for p in planner._settling)
 
     def available_now(self) -> None:
         """Run with Trigger.AvailableNow: a new process that ends by itself."""

@@ -8,8 +8,7 @@ import pytest
 from feedapi_client.errors import ProtocolError
 from feedapi_client.model import Event
 from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.spark.end_watch import EndWatch, MayHoldEnd
-from feedapi_client.spark.fixed_end import EndRounds, fingerprint
+from feedapi_client.spark.fixed_end import EndRounds, EndWatch, MayHoldEnd, fingerprint
 from feedapi_client.spark.target import Target
 
 

@@ -161,7 +161,7 @@ def drain_too_early(engine: MicroBatchEngine, publisher: Publisher) -> None:
     publisher.fail(EmptyPage(moving=False), partition=0, times=None)
     publisher.close(0)
     planner: Any = engine.reader
-    planner._planner.feed._timer.soon()
+    planner._planner._timer.soon()
     wait(engine, lambda: report_of(engine)["drained"] == 1)
     assert problems(engine.all_rows(), publisher.payloads()) != []
     publisher.heal()

@@ -80,7 +80,7 @@ def test_plan_keeps_the_selection_for_the_next_driver(publisher: Publisher) -> N
         assert plan is not None
         assert plan.selected == [1, *children]
         assert plan.groups == [[1]]
-        assert EpochPlanner(options, connection, plan).feed.lineage.selected == {1, *children}
+        assert EpochPlanner(options, connection, plan).lineage.selected == {1, *children}
 
 
 def test_selected_partition_that_is_gone_before_its_turn_is_no_error(publisher: Publisher) -> None:

@@ -12,7 +12,7 @@ from feedapi_client.options import Limits
 from feedapi_client.runtime.discovery_timer import UNKNOWN_COMMAND_GAP_SECONDS
 from feedapi_client.spark import stream
 from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.plan import feed_planner as planning
+from feedapi_client.spark.plan import epoch_planner as planning
 from feedapi_client.spark.plan.epoch_planner import EpochPlanner
 from feedapi_client.spark.plan.polls import PollSchedule
 from feedapi_client.spark.source_options import SourceOptions, parse_options
@@ -176,7 +176,7 @@ def test_ten_events_do_not_cost_a_request_of_every_idle_partition(
     planner: EpochPlanner = engine.reader._planner  # type: ignore[attr-defined]
     publisher.clear_requests()
     publisher.extend(7, [{"entity": "7", "n": n} for n in range(2, 12)])
-    planner.feed._polls.now(7)
+    planner._polls.now(7)
     plan = planner.next_plan(None)
     assert plan is not None
     assert plan.groups == [[7]]
@@ -194,7 +194,7 @@ def test_r15_partition_whose_listed_end_moved_on_is_asked_before_it_is_due(
     with FeedConnection(options) as connection:
         planner = EpochPlanner(options, connection)
         planner.next_plan(None)
-        planner.feed._more.clear()
+        planner._more.clear()
         planner.next_plan(None)
         publisher.clear_requests()
         publisher.append(5, {"n": 1})
@@ -217,7 +217,7 @@ def test_r10_unknown_commands_bring_the_next_discovery_forward(
     with FeedConnection(options) as connection:
         planner = EpochPlanner(options, connection)
         planner.next_plan(None)
-        planner.feed._more.clear()
+        planner._more.clear()
         assert (planner.pause() <= UNKNOWN_COMMAND_GAP_SECONDS) is commands
 
 
@@ -258,7 +258,7 @@ def test_partition_closed_while_idle_is_drained_before_it_is_due(
         publisher.publish(f"e{n}", {"entity": f"e{n}", "n": n})
     # Other partitions wait for their poll. The children of the split start at once.
     planner: EpochPlanner = engine.reader._planner  # type: ignore[attr-defined]
-    for partition in planner.feed.lineage.runnable():
-        planner.feed._polls.now(partition)
+    for partition in planner.lineage.runnable():
+        planner._polls.now(partition)
     engine.run()
     assert problems(engine.all_rows(), publisher.payloads()) == []

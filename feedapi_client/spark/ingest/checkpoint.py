@@ -7,13 +7,14 @@ Read with Spark, so that it works in any file system of the cluster and over Spa
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
 
 from feedapi_client.spark.ingest.job import IngestError
+from feedapi_client.spark.staging.staging_errors import newer_format
 
 READING = {"mergeSchema": "true", "ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 """Options of every read: what would be skipped is a row, or a note, that is there."""
@@ -27,10 +28,7 @@ def checked_note(line: str, path: str) -> dict[str, Any]:
     """Return a note. Raises `IngestError` for one of a newer version of this package."""
     note: dict[str, Any] = json.loads(line)
     if note["version"] > VERSION:
-        raise IngestError(
-            f"the note {path} was written by a newer version of feedapi_client (format "
-            f"{note['version']}, this one reads up to {VERSION}): run the query with that version"
-        )
+        raise IngestError(newer_format(f"the note {path}", note["version"], VERSION))
     return note
 
 
@@ -77,49 +75,30 @@ def query_of(spark: SparkSession, checkpoint: str) -> str | None:
     return str(json.loads(lines[0])["id"]) if lines else None
 
 
-def last_batch(spark: SparkSession, checkpoint: str) -> int:
-    """Return the number of the last committed micro-batch, -1 when there is none."""
-    return _last(spark, checkpoint, "commits")
+def last(spark: SparkSession, checkpoint: str, log: str) -> int:
+    """Return the number of the last micro-batch in a log of the checkpoint, -1 when it is empty.
 
-
-def last_offset(spark: SparkSession, checkpoint: str) -> int:
-    """Return the number of the last micro-batch that was begun, -1 when there is none."""
-    return _last(spark, checkpoint, "offsets")
-
-
-def _last(spark: SparkSession, checkpoint: str, log: str) -> int:
+    Arguments:
+        log: ``commits``, or ``offsets`` of those that were begun.
+    """
     found = paths(spark, f"{checkpoint.rstrip('/')}/{log}/*")
     names = (path.rpartition("/")[2] for path in found)
     return max((int(name) for name in names if name.isdigit()), default=-1)
 
 
-def noted_outputs(spark: SparkSession, checkpoint: str) -> list[str] | None:
-    """Return the tables that `note_outputs` noted last, None before."""
-    lines = read_text(spark, _outputs(checkpoint))
-    if not lines:
-        return None
-    return list(map(str, checked_note(lines[0], _outputs(checkpoint))["tables"]))
+def noted(spark: SparkSession, checkpoint: str, name: str) -> dict[str, Any]:
+    """Return the last note of that name beside the checkpoint's own files, {} before there is one.
+
+    Arguments:
+        name: ``outputs``, the tables that the query writes to, or ``resumed``, the run where it
+            begins.
+    """
+    path = f"{checkpoint.rstrip('/')}/feedapi/{name}"
+    lines = read_text(spark, path)
+    return checked_note(lines[0], path) if lines else {}
 
 
-def note_outputs(spark: SparkSession, checkpoint: str, tables: Sequence[str]) -> None:
-    """Note beside the checkpoint's own files which tables the query writes to."""
-    write_note(spark, _outputs(checkpoint), {"version": VERSION, "tables": list(tables)})
-
-
-def resumed_run(spark: SparkSession, checkpoint: str) -> str | None:
-    """Return the run that `note_resumed` noted, None for a query that began by itself."""
-    lines = read_text(spark, _resumed(checkpoint))
-    return str(checked_note(lines[0], _resumed(checkpoint))["run"]) if lines else None
-
-
-def note_resumed(spark: SparkSession, checkpoint: str, run: str) -> None:
-    """Note beside the checkpoint's own files where the query begins."""
-    write_note(spark, _resumed(checkpoint), {"version": VERSION, "run": run})
-
-
-def _outputs(checkpoint: str) -> str:
-    return f"{checkpoint.rstrip('/')}/feedapi/outputs"
-
-
-def _resumed(checkpoint: str) -> str:
-    return f"{checkpoint.rstrip('/')}/feedapi/resumed"
+def note(spark: SparkSession, checkpoint: str, name: str, **content: Any) -> None:
+    """Write a note that `noted` returns."""
+    path = f"{checkpoint.rstrip('/')}/feedapi/{name}"
+    write_note(spark, path, {"version": VERSION, **content})

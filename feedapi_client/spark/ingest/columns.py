@@ -26,7 +26,6 @@ from pyspark.sql.types import (
 from feedapi_client.spark.ingest.ingest_errors import first_line
 from feedapi_client.spark.ingest.job import CORRUPT, Ingest, IngestError
 from feedapi_client.spark.ingest.names import check_names, fields_in, folded
-from feedapi_client.spark.schema import spark_schema
 
 IDENTITY = ("feed", "query", "batch")
 """Which feed, streaming query and micro-batch a row comes from."""
@@ -233,8 +232,3 @@ def _reason(schema: StructType, required: Sequence[str]) -> Column:
         .when(known != "", known)
         .when(corrupt, F.lit("does not fit the schema"))
     )
-
-
-def empty_rows(spark: SparkSession, job: Ingest, schema: StructType | None) -> Rows:
-    """Return the rows of an empty micro-batch, to know the columns of the tables."""
-    return Rows(job, spark.createDataFrame([], spark_schema()), schema)

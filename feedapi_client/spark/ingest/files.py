@@ -25,14 +25,8 @@ from feedapi_client.spark.ingest.checkpoint import (
     read_text,
     write_note,
 )
-from feedapi_client.spark.ingest.identity import (
-    Identity,
-    check_missing,
-    check_new_query,
-    check_old_checkpoint,
-    check_other_feed,
-)
-from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.identity import Identity, Table
+from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.names import folded
 from feedapi_client.spark.ingest.publishing import (
     TableFolder,
@@ -46,26 +40,10 @@ _NOTES = "_feedapi/table"
 _ATTEMPTS = "_feedapi/attempts"
 
 
-class FileTable:
-    """One folder. Writing from several queries at once is safe: each has its own folders.
+class FileTable(Table):
+    """One folder. Writing from several queries at once is safe: each has its own folders."""
 
-    Arguments:
-        optional: whether the table may lack batches of its query, which a transform writes.
-    """
-
-    def __init__(
-        self,
-        job: Ingest,
-        folder: str,
-        partition_by: Sequence[str] = (),
-        *,
-        optional: bool = False,
-    ) -> None:
-        self.job = job
-        self.folder = folder.rstrip("/")
-        self.partition_by = list(partition_by)
-        self.optional = optional
-        self._uri = ""  # known once the first note is written
+    _uri = ""  # known once the first note is written
 
     def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
         """Raise `IngestError` when the query must not write here.
@@ -73,45 +51,44 @@ class FileTable:
         Arguments:
             schema: columns to be written; None when only a transform decides.
         """
-        noted = self._noted(spark)
+        noted = _notes(spark, self.name)
         if who.query is None:
-            if not (self.job.append or who.resumed) and self._found(spark, who, query="*"):
-                check_new_query(self.folder, who.feed)
+            if not self.may_add(who) and self._found(spark, who, query="*"):
+                self.refuse_new_query(who)
         else:
             self._check_query(spark, who, noted.get("queries", {}).get(who.query))
-            check_old_checkpoint(self.folder, who, self._last_batch(spark, who))
+            self.check_old_checkpoint(who, self._last_batch(spark, who))
         self._compare(spark, noted, schema, who)
-        if "://" in self.folder:
-            open_folder(self.folder, store_settings(spark, self.folder))
+        if "://" in self.name:
+            open_folder(self.name, store_settings(spark, self.name))
 
     def _check_query(self, spark: SparkSession, who: Identity, feed: str | None) -> None:
         """Raise when the batches of a query that ran before are not here."""
         if feed == who.feed or self._found(spark, who):
             return
         if feed is not None or self._found(spark, who, feed="*"):
-            check_other_feed(self.folder, who.feed, str(who.query))
-        if who.last_batch >= 0 and not self.optional:
-            check_missing(self.folder, who.last_batch)
+            self.refuse_other_feed(who)
+        self.check_missing(who)
 
     def _found(self, spark: SparkSession, who: Identity, **any: str) -> bool:
         """Whether there is a folder of the query. Lists it, which takes long for large tables."""
         feed = any.get("feed", quote(who.feed, safe=""))
         query = any.get("query", who.query)
         folder = f"{who.column('feed')}={feed}/{who.column('query')}={query}"
-        return bool(paths(spark, f"{self.folder}/{folder}"))
+        return bool(paths(spark, f"{self.name}/{folder}"))
 
     def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
         """Write an attempt of a micro-batch. Readers see it when it is published."""
         spark = rows.sparkSession
         if not self._uri:
-            self._compare(spark, self._noted(spark), rows.schema, who)
+            self._compare(spark, _notes(spark, self.name), rows.schema, who)
         options = {**self.job.writer_options, **WRITING}
         writer = rows.write.format("parquet").options(**options)
         if self.partition_by:
             writer = writer.partitionBy(*self.partition_by)
         name = f"{number}-{who.epoch}-{uuid.uuid4().hex[:8]}"
         attempt = f"{_ATTEMPTS}/{who.query}/{name}"
-        writer.save(f"{self.folder}/{attempt}")
+        writer.save(f"{self.name}/{attempt}")
         if not self._uri:  # what a write that failed would have noted can't be changed later
             self._prepare(rows, who, number)
         final = f"{_folder_of(who)}/{who.column('batch')}={number}"
@@ -122,14 +99,14 @@ class FileTable:
         self._note(spark, rows.schema, who)
         self._uri = self._noted_uri(spark)
         folder, attempts = self._open(spark, self._uri), f"{_ATTEMPTS}/{who.query}"
-        with only_tidying(f"old attempts in {self.folder}"):
+        with only_tidying(f"old attempts in {self.name}"):
             for name in folder.names(attempts):
                 if int(name.partition("-")[0]) < number:  # those are published
                     folder.delete(f"{attempts}/{name}")
 
     def _noted_uri(self, spark: SparkSession) -> str:
         """Return the URI of the folder as Spark resolves it, nothing before the first note."""
-        notes = paths(spark, f"{self.folder}/{_NOTES}")
+        notes = paths(spark, f"{self.name}/{_NOTES}")
         return notes[0].rpartition(f"/{_NOTES}/")[0] if notes else ""
 
     def _open(self, spark: SparkSession, uri: str) -> TableFolder:
@@ -141,7 +118,7 @@ class FileTable:
         if uri:
             names = self._open(spark, uri).names(folder)
         else:
-            files = paths(spark, f"{self.folder}/{folder}")
+            files = paths(spark, f"{self.name}/{folder}")
             names = {file.rpartition(f"/{folder}/")[2].partition("/")[0] for file in files}
         prefix = f"{who.column('batch')}="
         return max((int(n.removeprefix(prefix)) for n in names if n.startswith(prefix)), default=-1)
@@ -153,9 +130,9 @@ class FileTable:
         if not numbers:
             return None
         some = ",".join(map(str, numbers))
-        folders = f"{self.folder}/{_folder_of(who)}/{who.column('batch')}={{{some}}}"
+        folders = f"{self.name}/{_folder_of(who)}/{who.column('batch')}={{{some}}}"
         # Folders of `partition_by` may lie below, and are columns, seen from the table.
-        options = {**READING, "mergeSchema": "false", "basePath": self.folder}
+        options = {**READING, "mergeSchema": "false", "basePath": self.name}
         try:
             rows = spark.read.options(**options).parquet(folders)
             _ = rows.schema  # Spark Connect looks at the files only now
@@ -167,10 +144,6 @@ class FileTable:
 
     # ------------------------------------------------------------------ what can't be changed
 
-    def _noted(self, spark: SparkSession) -> dict[str, Any]:
-        """Return what all notes say, an empty dictionary without one."""
-        return _notes(spark, self.folder)
-
     def _compare(
         self, spark: SparkSession, noted: dict[str, Any], schema: StructType | None, who: Identity
     ) -> None:
@@ -178,22 +151,21 @@ class FileTable:
         for name, value in ours.items():
             if noted and noted[name] != value:
                 raise IngestError(
-                    f"{self.folder} was written with {name} {noted[name]!r}, not {value!r}: files "
+                    f"{self.name} was written with {name} {noted[name]!r}, not {value!r}: files "
                     "of both can't be read as one table. Keep it, or write to another folder"
                 )
         fold = folded(spark, self.job)
         columns = {fold(name): kind for name, kind in noted.get("columns", {}).items()}
-        for field in schema or ():
-            before = columns.get(fold(field.name))
-            if before not in (None, field.dataType.simpleString()):
-                raise IngestError(
-                    f"{self.folder}: column {field.name} was {before} and would become "
-                    f"{field.dataType.simpleString()}: files of both can't be read as one table. "
-                    "Keep the type, or write to another folder"
-                )
+        self.check_types(
+            columns,
+            schema,
+            fold,
+            "column {} was {} and would become {}: files of both can't be read as one table. "
+            "Keep the type, or write to another folder",
+        )
 
     def _note(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
-        noted = self._noted(spark)
+        noted = _notes(spark, self.name)
         self._compare(spark, noted, schema, who)
         columns = {field.name: field.dataType.simpleString() for field in schema}
         known = noted.get("columns", {})
@@ -208,7 +180,7 @@ class FileTable:
             "columns": columns,
             "queries": {who.query: who.feed},
         }
-        write_note(spark, f"{self.folder}/{_NOTES}", note, "append")
+        write_note(spark, f"{self.name}/{_NOTES}", note, "append")
 
 
 def _folder_of(who: Identity) -> str:

@@ -11,7 +11,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import StructType
 
 from feedapi_client.spark.ingest.identity import Identity
-from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.tables import (
     CatalogTable,
     column,
@@ -61,23 +61,15 @@ def _deleted(delete_when: str) -> Column:
     return F.coalesce(F.expr(delete_when).cast("boolean"), F.lit(False))
 
 
-class GoldTable:
+class GoldTable(CatalogTable):
     """One table, of one query. A repeated micro-batch changes nothing.
 
     Events at or before the one that an entity's row comes from are ignored.
-
-    Arguments:
-        optional: as of `CatalogTable`.
     """
-
-    def __init__(self, job: Ingest, name: str, *, optional: bool = False) -> None:
-        self.job = job
-        self.name = name
-        self._table = CatalogTable(job, name, optional=optional)
 
     def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
         """Raise `IngestError` when the query must not write here."""
-        self._table.check(spark, who, schema)
+        super().check(spark, who, schema)
         if who.resumed or not spark.catalog.tableExists(self.name):
             return
         table = spark.table(self.name)
@@ -93,7 +85,7 @@ class GoldTable:
     def merge(self, rows: DataFrame, who: Identity, number: int) -> None:
         """Bring the table up to date with a micro-batch of `output`."""
         named = identified(rows, who, number)
-        self._table.prepare(named.sparkSession, named.schema, who)
+        self.prepare(named.sparkSession, named.schema, who)
         newest = _newest(named, self.job.key, who.prefix)
         delete_when = self.job.delete_when
         deleted = F.lit(False) if delete_when is None else _deleted(delete_when)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
+from pyspark.sql.types import StructType
 
-from feedapi_client.spark.ingest.job import IngestError
+from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.names import Fold
 
 
 @dataclass(frozen=True)
@@ -36,50 +39,90 @@ class Identity:
         return f"{self.prefix}{name}"
 
 
-def check_new_query(table: str, feed: str) -> None:
-    """Raise: a new query would write events again that the table holds.
-
-    It is what a lost checkpoint, or a checkpoint and staging that moved, look like.
-    """
-    raise IngestError(
-        f"{table} holds batches of feed {feed}, but the checkpoint is not the one that they were "
-        "written with: all events would be written again. Give the old checkpoint and staging, or "
-        "another output; --append adds to the table what this query reads"
-    )
-
-
-def check_missing(table: str, last_batch: int, hint: str = "") -> None:
-    """Raise: earlier micro-batches went to another table. `hint` says more about the cause."""
-    raise IngestError(
-        f"{table} was never written by the checkpoint's query, which committed {last_batch + 1} "
-        "batches: their events would be missing. Give the table that they are in, or start over "
-        f"with another checkpoint and staging{hint}"
-    )
-
-
-def check_other_feed(table: str, feed: str, query: str) -> None:
-    """Raise: the checkpoint belongs to another feed."""
-    raise IngestError(
-        f"the checkpoint's query {query} wrote another feed than {feed} to {table}: give the "
-        "feed's own checkpoint. If the feed moved to another URL, keep its name with --feed"
-    )
-
-
-def check_old_checkpoint(table: str, who: Identity, last: int) -> None:
-    """Raise when the table holds micro-batches that the checkpoint does not know.
+class Table:
+    """A table of a pipeline, and whether a query may write to it.
 
     Arguments:
-        last: the last micro-batch of the query in the table, -1 when it holds none.
+        name: of the table, or its folder.
+        partition_by: columns of its folders or partitions.
+        optional: whether the table may lack batches of its query, which a transform writes.
     """
-    if last <= who.last_offset:
-        return
-    known = f"ends with micro-batch {who.last_offset}" if who.last_offset >= 0 else "holds none"
-    raise IngestError(
-        f"the checkpoint is older than {table}: it {known}, and the table holds micro-batch {last} "
-        f"of the same query {who.query}. Was a backup restored, or offsets/ lost? Events would be "
-        "written twice. Give the newest checkpoint; or give a new one, with --resume-from-table, "
-        "which goes on where the table ends"
-    )
+
+    def __init__(
+        self, job: Ingest, name: str, partition_by: Sequence[str] = (), *, optional: bool = False
+    ) -> None:
+        self.job = job
+        self.name = name.rstrip("/")
+        self.partition_by = list(partition_by)
+        self.optional = optional
+
+    def may_add(self, who: Identity) -> bool:
+        """Whether a new query may add to what the table holds of its feed."""
+        return self.job.append or who.resumed
+
+    def refuse_new_query(self, who: Identity) -> None:
+        """Raise: a new query would write events again that the table holds.
+
+        It is what a lost checkpoint, or a checkpoint and staging that moved, look like.
+        """
+        raise IngestError(
+            f"{self.name} holds batches of feed {who.feed}, but the checkpoint is not the one that "
+            "they were written with: all events would be written again. Give the old checkpoint "
+            "and staging, or another output; --append adds to the table what this query reads"
+        )
+
+    def check_missing(self, who: Identity, hint: str = "") -> None:
+        """Raise where earlier micro-batches went to another table.
+
+        Arguments:
+            hint: more about the cause.
+        """
+        if who.last_batch < 0 or self.optional:
+            return
+        raise IngestError(
+            f"{self.name} was never written by the checkpoint's query, which committed "
+            f"{who.last_batch + 1} batches: their events would be missing. Give the table that "
+            f"they are in, or start over with another checkpoint and staging{hint}"
+        )
+
+    def refuse_other_feed(self, who: Identity) -> None:
+        """Raise: the checkpoint belongs to another feed."""
+        raise IngestError(
+            f"the checkpoint's query {who.query} wrote another feed than {who.feed} to "
+            f"{self.name}: give the feed's own checkpoint. If the feed moved to another URL, keep "
+            "its name with --feed"
+        )
+
+    def check_old_checkpoint(self, who: Identity, last: int) -> None:
+        """Raise when the table holds micro-batches that the checkpoint does not know.
+
+        Arguments:
+            last: the last micro-batch of the query in the table, -1 when it holds none.
+        """
+        if last <= who.last_offset:
+            return
+        known = f"ends with micro-batch {who.last_offset}" if who.last_offset >= 0 else "holds none"
+        raise IngestError(
+            f"the checkpoint is older than {self.name}: it {known}, and the table holds "
+            f"micro-batch {last} of the same query {who.query}. Was a backup restored, or offsets/ "
+            "lost? Events would be written twice. Give the newest checkpoint; or give a new one, "
+            "with --resume-from-table, which goes on where the table ends"
+        )
+
+    def check_types(
+        self, before: Mapping[str, str], schema: StructType | None, fold: Fold, problem: str
+    ) -> None:
+        """Raise when a column would change its type.
+
+        Arguments:
+            before: types by the folded names of columns.
+            schema: columns to be written; None when only a transform decides.
+            problem: names column, type before, and type now, and says what to do.
+        """
+        for field in schema or ():
+            old, new = before.get(fold(field.name)), field.dataType.simpleString()
+            if old not in (None, new):
+                raise IngestError(f"{self.name}: {problem.format(field.name, old, new)}")
 
 
 def forgotten(spark: SparkSession) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
@@ -108,38 +108,38 @@ class Ingest:
                 f"format {self.format} writes to a table: say with --checkpoint and --staging "
                 "where the query keeps its own files"
             )
-        for problem in (*self._table_problems(), *self._gold_problems()):
+        for problem in self._problems():
             raise IngestError(problem)
         if self.target_file_size and not re.fullmatch(r"[1-9]\d*[kmg]", self.target_file_size):
             raise IngestError(
                 f"target_file_size must be such as 128m, not {self.target_file_size!r}"
             )
 
-    def _table_problems(self) -> Sequence[str]:
-        found = [*problems_of_locations(self)]
+    def _problems(self) -> Iterator[str]:
+        yield from problems_of_locations(self)
         if self.schema is None and (self.bronze or self.rejected):
-            found.append("bronze and rejected need a schema: without one, output holds every event")
+            yield "bronze and rejected need a schema: without one, output holds every event"
         if self.compact_every is not None and (self.compact_every < 1 or self.is_files):
-            found.append(
+            yield (
                 "compact_every needs format delta and a number of micro-batches from 1: folders of "
                 "files can't be compacted under their readers; see target_file_size"
             )
         if self.resume_from_table and self.whole_table is None:
-            found.append(
+            yield (
                 "--resume-from-table needs a table of every event with its partition, cursor and "
                 "sequence: bronze, or output without rejected and transform"
             )
         ours = [name for name in self.writer_options if name.lower() in _OWN_WRITER_OPTIONS]
         if ours:
-            found.append(
-                f"writer options {', '.join(ours)} are set by the pipeline: leave them out"
-            )
-        given = {name.lower() for name in self.options}
-        if "endingcursors" in given:
-            found.append("a pipeline goes on where it was: leave out option endingCursors")
-        if "feedcolumn" in given:
-            found.append("the tables have the feed's name in a column: leave out option feedColumn")
-        return found
+            yield f"writer options {', '.join(ours)} are set by the pipeline: leave them out"
+        if "endingcursors" in self._given:
+            yield "a pipeline goes on where it was: leave out option endingCursors"
+        if "feedcolumn" in self._given:
+            yield "the tables have the feed's name in a column: leave out option feedColumn"
+        if self.gold is not None:
+            yield from self._problems_of_gold()
+        elif self.key or self.delete_when:
+            yield "key and delete_when describe gold: name its table"
 
     @property
     def whole_table(self) -> str | None:
@@ -148,28 +148,27 @@ class Ingest:
             return self.bronze
         return None if self.rejected is not None or self.transform is not None else self.output
 
-    def _gold_problems(self) -> Sequence[str]:
-        if self.gold is None:
-            unused = self.key or self.delete_when
-            return ["key and delete_when describe gold: name its table"] if unused else []
-        found = []
+    def _problems_of_gold(self) -> Iterator[str]:
         if self.is_files:
-            found.append(
+            yield (
                 f"gold is kept up to date with MERGE, which format {self.format} can't do: take "
                 "delta, or compute the latest state with feedapi_client.spark.ingest.latest"
             )
         if not (self.schema and self.key and self.rejected):
-            found.append(
+            yield (
                 "gold needs a schema, the key of an entity, and a table of rejected events for "
                 "those without a key"
             )
-        ordered = {name.lower(): value for name, value in self.options.items()}.get("ordered")
-        if self.delete_when and ordered is not None and ordered.strip().lower() == "false":
-            found.append(
+        if self.delete_when and self._given.get("ordered", "").strip().lower() == "false":
+            yield (
                 "delete_when needs the events of an entity in their order: leave out option "
                 "ordered=false"
             )
-        return found
+
+    @property
+    def _given(self) -> dict[str, str]:
+        """The options of the source, whose names Spark takes in any case."""
+        return {name.lower(): value for name, value in self.options.items()}
 
     @property
     def is_files(self) -> bool:
@@ -191,9 +190,8 @@ class Ingest:
     @property
     def staging_location(self) -> str:
         """Where the source stages epochs, and the query its lease."""
-        given = {name.lower(): value for name, value in self.options.items()}
         own = f"{self.output.rstrip('/')}/{_OWN_FOLDER}/staging"
-        return given.get("staginglocation") or self.staging or as_url(own)
+        return self._given.get("staginglocation") or self.staging or as_url(own)
 
     @property
     def lease_name(self) -> str:

@@ -23,16 +23,8 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from feedapi_client.spark.ingest.checkpoint import (
-    last_batch,
-    last_offset,
-    note_outputs,
-    note_resumed,
-    noted_outputs,
-    query_of,
-    resumed_run,
-)
-from feedapi_client.spark.ingest.columns import EVENT, INGESTED_AT, Rows, empty_rows, payload_schema
+from feedapi_client.spark.ingest.checkpoint import last, note, noted, query_of
+from feedapi_client.spark.ingest.columns import EVENT, INGESTED_AT, Rows, payload_schema
 from feedapi_client.spark.ingest.files import FileTable, read_table
 from feedapi_client.spark.ingest.gold import GoldTable
 from feedapi_client.spark.ingest.identity import Identity
@@ -47,7 +39,8 @@ from feedapi_client.spark.ingest.job import (
 from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows, check_session
 from feedapi_client.spark.ingest.tables import CatalogTable, column
-from feedapi_client.spark.registration import register, store_settings
+from feedapi_client.spark.registration import is_connect, register, store_settings
+from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.stream import ReadSoFar, seed
@@ -75,8 +68,7 @@ class Tables:
 
     def check(self, spark: SparkSession, rows: Rows) -> None:
         """Raise `IngestError` when the query must not write to them."""
-        own = rows.job.transform is not None
-        output = None if own else rows.output().schema
+        output = None if rows.job.transform is not None else rows.output().schema
         self.output.check(spark, self.typed, output)
         if self.gold is not None:
             self.gold.check(spark, self.typed, output)
@@ -87,9 +79,8 @@ class Tables:
 
     def names(self) -> list[str]:
         """The names of all tables."""
-        tables = (self.output, self.bronze, self.rejected)
-        names = [t.name for t in tables if isinstance(t, CatalogTable)]
-        return names + ([self.gold.name] if self.gold else [])
+        tables = (self.output, self.bronze, self.rejected, self.gold)
+        return [table.name for table in tables if isinstance(table, CatalogTable)]
 
 
 class BatchWriter:
@@ -121,7 +112,7 @@ class BatchWriter:
         if self.job.is_files:
             self._write_files(tables, batch, number)
         else:
-            self._write(tables, batch, number)
+            self.write(tables, batch, number)
             self.lease.check()
         if self.job.compact_every and (number + 1) % self.job.compact_every == 0:
             compact(batch.sparkSession, tables.names())
@@ -143,12 +134,12 @@ class BatchWriter:
         decisions = Decisions(location, str(tables.who.query), store_settings(spark, location))
         decision = decisions.find(number)
         if decision is None:
-            written = self._write(tables, batch, number)
+            written = self.write(tables, batch, number)
             self.lease.check()
             decision = decisions.decide(number, Decision(self.lease.epoch, written))
-        self._publish(spark, decision.tables)
+        self.publish(spark, decision.tables)
 
-    def _write(self, tables: Tables, batch: DataFrame, number: int) -> list[WrittenFiles]:
+    def write(self, tables: Tables, batch: DataFrame, number: int) -> list[WrittenFiles]:
         """Write to all tables. Return what is to be published."""
         rows = Rows(self.job, batch, self.schema)
         several = self.job.bronze or self.job.rejected or self.job.gold
@@ -182,13 +173,9 @@ class BatchWriter:
             check_rows(self.job, made)
         return made
 
-    def complete(self, batch: DataFrame, who: Identity, number: int) -> None:
-        """Write a micro-batch that an earlier query may have left unfinished."""
-        written = self._write(Tables(self.job, who), batch, number)
-        self._publish(batch.sparkSession, written)
-
     @staticmethod
-    def _publish(spark: SparkSession, written: Sequence[WrittenFiles]) -> None:
+    def publish(spark: SparkSession, written: Sequence[WrittenFiles]) -> None:
+        """Show readers what was written."""
         for one in written:
             folder = open_folder(one.table, store_settings(spark, one.table))
             folder.publish(one.attempt, one.final)
@@ -233,7 +220,7 @@ class Run:
         schema = payload_schema(spark, job)
         location = job.staging_location
         self._lease = QueryLease(location, job.lease_name, settings=store_settings(spark, location))
-        if not _is_connect(spark):  # whose server reaches the staging location, and this need not
+        if not is_connect(spark):  # whose server reaches the staging location, and this need not
             self._lease.acquire()
         try:
             self._committed = self._check(schema)
@@ -273,7 +260,7 @@ class Run:
 
     def _count(self, summary: Summary) -> None:
         job, spark, checkpoint = self.job, self.spark, self.job.checkpoint_location
-        summary.batches = last_batch(spark, checkpoint) - self._committed
+        summary.batches = last(spark, checkpoint, "commits") - self._committed
         tables = Tables(job, Identity(job.feed_name, query_of(spark, checkpoint)))
         numbers = range(self._committed + 1, self._committed + 1 + summary.batches)
         output = tables.output.batches(spark, tables.typed, numbers)
@@ -288,24 +275,32 @@ class Run:
 
     def _check(self, schema: StructType | None) -> int:
         """Check everything that the checkpoint says. Return the last committed micro-batch."""
-        spark, checkpoint = self.spark, self.job.checkpoint_location
-        who = Identity(self.job.feed_name, query_of(spark, checkpoint))
-        if self.job.resume_from_table:
+        job, spark, checkpoint = self.job, self.spark, self.job.checkpoint_location
+        who = Identity(job.feed_name, query_of(spark, checkpoint))
+        if job.resume_from_table:
             self._resume(who, schema)
-        who = replace(who, resumed=resumed_run(spark, checkpoint) is not None)
+        who = replace(who, resumed=bool(noted(spark, checkpoint, "resumed")))
         if who.query is not None:
-            last = last_batch(spark, checkpoint)
-            who = replace(who, last_batch=last, last_offset=last_offset(spark, checkpoint))
-        rows = empty_rows(spark, self.job, schema)
-        if self.job.transform is None:  # which may make any columns
-            check_rows(self.job, rows.output())
-        self._check_tables(who, rows)
+            begun, committed = (last(spark, checkpoint, log) for log in ("offsets", "commits"))
+            who = replace(who, last_batch=committed, last_offset=begun)
+        rows = Rows(job, spark.createDataFrame([], spark_schema()), schema)
+        if job.transform is None:
+            check_rows(job, rows.output())
+            Tables(job, who).check(spark, rows)
+            return who.last_batch
+        # A transform may make any columns, and may write elsewhere, so that `output` need not have
+        # batches of the query. The checkpoint therefore notes its name.
+        outputs = [job.output, job.gold or ""]
+        before = noted(spark, checkpoint, "outputs").get("tables")
+        Tables(job, who, optional=before == outputs).check(spark, rows)
+        if before != outputs:
+            note(spark, checkpoint, "outputs", tables=outputs)
         return who.last_batch
 
     def _resume(self, who: Identity, schema: StructType | None) -> None:
         """Let a new checkpoint begin where the tables end."""
         job, spark = self.job, self.spark
-        if who.query is not None or _is_connect(spark):
+        if who.query is not None or is_connect(spark):
             raise IngestError(
                 "--resume-from-table begins a new checkpoint: give a location that holds none, and "
                 "leave it out in later runs. It does not work over Spark Connect"
@@ -313,46 +308,39 @@ class Run:
         name = str(job.whole_table)
         table = read_table(spark, name) if job.is_files else spark.table(name)
         own = replace(who, epoch=self._lease.epoch)
-        if job.bronze is not None:
-            last = last_batch_of(table, own)
-            if last is not None:
-                self._complete(table, replace(own, query=last[0]), last[1], schema)
-        else:
+        if job.bronze is None:
             own = replace(own, prefix=job.prefix if job.schema else "")
-        note_resumed(spark, job.checkpoint_location, stage_resumption(job, table, own))
+        rows = table.where(column(own.column("feed")) == own.feed)
+        if job.bronze is not None:
+            self._complete(rows, own, schema)
+        read = _read_so_far(rows, own)
+        if not read:
+            raise IngestError(
+                f"{name} holds no event of feed {own.feed}: there is nothing to go on from. Leave "
+                "out --resume-from-table, or name the feed as before with --feed"
+            )
+        begun = seed(parse_options({**job.options, "url": job.url}), job.staging_location, read)
+        note(spark, job.checkpoint_location, "resumed", run=begun)
 
-    def _complete(
-        self, bronze: DataFrame, who: Identity, number: int, schema: StructType | None
-    ) -> None:
-        """Write a micro-batch of bronze to the other tables, which may lack it."""
-        own = (column("query") == F.lit(who.query)) & (column("batch") == F.lit(number))
-        batch = bronze.where(own)
-        writer = BatchWriter(
-            replace(self.job, bronze=None, resume_from_table=False), schema, self._lease
-        )
-        writer.complete(batch.select(*EVENT, "data"), who, number)
-
-    def _check_tables(self, who: Identity, rows: Rows) -> None:
-        """Raise `IngestError` when the query must not write to the tables.
-
-        A transform may write elsewhere, so that `output` need not have batches of the query. The
-        checkpoint therefore notes its name.
-        """
-        job, spark = self.job, self.spark
-        if job.transform is None:
-            Tables(job, who).check(spark, rows)
+    def _complete(self, bronze: DataFrame, who: Identity, schema: StructType | None) -> None:
+        """Write the last micro-batch of bronze to the other tables, which may lack it."""
+        newest = F.max_by(F.struct(column("query"), column("batch")), column(INGESTED_AT))
+        found: Any = bronze.agg(newest.alias("last")).first()
+        if found is None or found["last"] is None:
             return
-        outputs = [job.output, job.gold or ""]
-        noted = noted_outputs(spark, job.checkpoint_location)
-        Tables(job, who, optional=noted == outputs).check(spark, rows)
-        if noted != outputs:
-            note_outputs(spark, job.checkpoint_location, outputs)
+        query, number = found["last"]
+        own = (column("query") == F.lit(query)) & (column("batch") == F.lit(number))
+        batch = bronze.where(own).select(*EVENT, "data")
+        job = replace(self.job, bronze=None, resume_from_table=False)
+        writer = BatchWriter(job, schema, self._lease)
+        written = writer.write(Tables(job, replace(who, query=query)), batch, int(number))
+        writer.publish(self.spark, written)
 
     def _start(self, schema: StructType | None) -> StreamingQuery:
         job = self.job
         staging = job.staging_location
         register(self.spark, staging=staging)
-        run = resumed_run(self.spark, job.checkpoint_location)
+        run = noted(self.spark, job.checkpoint_location, "resumed").get("run")
         source = (
             self.spark.readStream.format("feedapi")
             .options(**{**job.options, "stagingLocation": staging, "url": job.url})
@@ -381,45 +369,10 @@ def run(spark: SparkSession, job: Ingest) -> Summary:
     return running.summary()
 
 
-def _is_connect(spark: SparkSession) -> bool:
-    return getattr(spark, "sparkContext", None) is None
-
-
-__all__ = ["IngestError", "Run", "compact", "run", "start"]
-
-
-def stage_resumption(job: Ingest, rows: DataFrame, who: Identity) -> str:
-    """Stage the place that the table ends at, and return the run that begins there.
-
-    Arguments:
-        rows: of the table of all events.
-        who: names the feed, and the prefix of the table's columns.
-
-    Raises:
-        IngestError: the table holds no event of the feed.
-        FeedError: the feed does not answer.
-    """
-    own = rows.where(column(who.column("feed")) == who.feed)
+def _read_so_far(rows: DataFrame, who: Identity) -> dict[int, ReadSoFar]:
+    """Return how far each partition was read, as a table of all events of the feed tells."""
     cursor, sequence, depth = (column(who.column(n)) for n in ("cursor", "sequence", "depth"))
-    last = F.max(F.struct(sequence.alias("sequence"), cursor.alias("cursor"), depth.alias("depth")))
-    found = own.groupBy(column(who.column("partition")).alias("partition")).agg(last.alias("last"))
-    read = {
-        row["partition"]: ReadSoFar(
-            row["last"]["cursor"], row["last"]["sequence"] + 1, row["last"]["depth"]
-        )
-        for row in found.collect()
-    }
-    if not read:
-        raise IngestError(
-            f"{job.whole_table} holds no event of feed {who.feed}: there is nothing to go on from. "
-            "Leave out --resume-from-table, or name the feed as before with --feed"
-        )
-    return seed(parse_options({**job.options, "url": job.url}), job.staging_location, read)
-
-
-def last_batch_of(rows: DataFrame, who: Identity) -> tuple[str, int] | None:
-    """Return query and number of the micro-batch that was written last, None without one."""
-    own = rows.where(column(who.column("feed")) == who.feed)
-    newest = F.max_by(F.struct(column("query"), column("batch")), column(INGESTED_AT))
-    row: Any = own.agg(newest.alias("last")).first()
-    return None if row is None or row["last"] is None else (row["last"][0], int(row["last"][1]))
+    newest = F.max_by(F.struct(cursor, sequence + 1, depth), sequence)
+    partition = column(who.column("partition")).alias("partition")
+    found = rows.groupBy(partition).agg(newest.alias("last"))
+    return {row["partition"]: ReadSoFar(*row["last"]) for row in found.collect()}

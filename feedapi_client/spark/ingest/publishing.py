@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from urllib.parse import urlsplit
@@ -23,7 +23,11 @@ from pyarrow import fs
 
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.staging.location import Staging, listed, open_store
-from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
+from feedapi_client.spark.staging.staging_errors import (
+    MissingObjectError,
+    StagingError,
+    newer_format,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -118,17 +122,15 @@ class _CopyingFolder(TableFolder):
         written, there = self._below(attempt), self._below(final)
         if not written and not there:
             raise _gone(attempt)
-        if there <= written:  # else it is another attempt's, and whole
-            with ThreadPoolExecutor(_COPIES, "feedapi-publish") as pool:
-                list(pool.map(self._copier(attempt, final), sorted(written - there)))
-        with only_tidying(attempt):
-            self.delete(attempt)
 
-    def _copier(self, attempt: str, final: str) -> Callable[[str], None]:
         def copy(key: str) -> None:
             obstore.copy(self._store, f"{attempt}/{key}", f"{final}/{key}")
 
-        return copy
+        if there <= written:  # else it is another attempt's, and whole
+            with ThreadPoolExecutor(_COPIES, "feedapi-publish") as pool:
+                list(pool.map(copy, sorted(written - there)))
+        with only_tidying(attempt):
+            self.delete(attempt)
 
     def _below(self, path: str) -> set[str]:
         return {key.removeprefix(f"{path}/") for key, _, _ in listed(self._store, path)}
@@ -205,10 +207,6 @@ class Decisions:
         self._staging = Staging(location, _FOLDER, settings)
         self._prefix = f"{_FOLDER}/{query}"
 
-    def last(self) -> int:
-        """Return the last micro-batch that is decided; -1 where none is. Raises `StagingError`."""
-        return max(self._numbers(), default=-1)
-
     def find(self, number: int) -> Decision | None:
         """Return what was decided on a micro-batch. Raises `StagingError`."""
         try:
@@ -216,25 +214,18 @@ class Decisions:
         except MissingObjectError:
             return None
         if found.version > VERSION:
-            raise StagingError(
-                f"micro-batch {number} was written by a newer version of feedapi_client (format "
-                f"{found.version}, this one reads up to {VERSION}): run the query with that version"
-            )
+            raise StagingError(newer_format(f"micro-batch {number}", found.version, VERSION))
         return found
 
     def decide(self, number: int, own: Decision) -> Decision:
         """Return `own`, or what another attempt decided first. Raises `StagingError`."""
         if self._staging.create(self._key(number), msgspec.json.encode(own)):
             with only_tidying("old decisions"):
-                for old in self._numbers():
+                for old in self._staging.numbers(self._prefix):
                     if old <= number - _KEPT:
                         self._staging.delete(self._key(old))
             return own
         return self.find(number) or own
-
-    def _numbers(self) -> list[int]:
-        names = (key.rpartition("/")[2] for key, _, _ in listed(self._staging.store, self._prefix))
-        return [int(name) for name in names if name.isdigit()]
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}/{number:012d}"

@@ -17,15 +17,8 @@ from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType
 
 from feedapi_client.retry import Backoff, retry_sync
 from feedapi_client.spark.ingest.checkpoint import WRITING
-from feedapi_client.spark.ingest.identity import (
-    Identity,
-    check_missing,
-    check_new_query,
-    check_old_checkpoint,
-    check_other_feed,
-    forgotten,
-)
-from feedapi_client.spark.ingest.job import Ingest, IngestError
+from feedapi_client.spark.ingest.identity import Identity, Table, forgotten
+from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.names import fields_in
 from feedapi_client.spark.ingest.publishing import WrittenFiles
 
@@ -46,26 +39,10 @@ _BATCHES = 2**30
 """Micro-batches in an epoch of a run, in the number of a transaction."""
 
 
-class CatalogTable:
-    """One table. Other queries and commands may write to it at the same time.
+class CatalogTable(Table):
+    """One table. Other queries and commands may write to it at the same time."""
 
-    Arguments:
-        optional: whether the table may lack batches of its query, which a transform writes.
-    """
-
-    def __init__(
-        self,
-        job: Ingest,
-        name: str,
-        partition_by: Sequence[str] = (),
-        *,
-        optional: bool = False,
-    ) -> None:
-        self.job = job
-        self.name = name
-        self.partition_by = list(partition_by)
-        self.optional = optional
-        self._prepared = False
+    _prepared = False
 
     def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
         """Raise `IngestError` when the query must not write here.
@@ -74,24 +51,20 @@ class CatalogTable:
             schema: columns to be written; None when only a transform decides.
         """
         if not spark.catalog.tableExists(self.name):
-            if who.last_batch >= 0 and not self.optional:
-                check_missing(self.name, who.last_batch, forgotten(spark))
+            self.check_missing(who, forgotten(spark) if who.last_batch >= 0 else "")
             return
         self._compare(spark, schema, who)
         if who.query is None:
             own = column(who.column("feed")) == who.feed
-            if (
-                not (self.job.append or who.resumed)
-                and not spark.table(self.name).where(own).isEmpty()
-            ):
-                check_new_query(self.name, who.feed)
+            if not self.may_add(who) and not spark.table(self.name).where(own).isEmpty():
+                self.refuse_new_query(who)
             return
         feed = self._feed_of(spark, who.query)
-        if feed is None and who.last_batch >= 0 and not self.optional:
-            check_missing(self.name, who.last_batch)
-        if feed not in (None, who.feed):
-            check_other_feed(self.name, who.feed, who.query)
-        check_old_checkpoint(self.name, who, self._last_unknown_batch(spark, who))
+        if feed is None:
+            self.check_missing(who)
+        elif feed != who.feed:
+            self.refuse_other_feed(who)
+        self.check_old_checkpoint(who, self._last_unknown_batch(spark, who))
 
     def _last_unknown_batch(self, spark: SparkSession, who: Identity) -> int:
         """Return the last micro-batch that the checkpoint does not know, -1 without one."""
@@ -140,10 +113,7 @@ class CatalogTable:
     def _note(self, spark: SparkSession, who: Identity) -> None:
         """Note the query, unless `_create` did. It changes metadata, once in a query's life."""
         if self._feed_of(spark, str(who.query)) is None:
-            # Quoted, because parameters of SQL are not allowed here.
-            note = f"'{_PROPERTY}{who.query}' = '{quote(who.feed, safe='')}'"
-            sql = f"ALTER TABLE {self.name} SET TBLPROPERTIES ({note})"
-            retry_conflicts(lambda: spark.sql(sql))
+            self._set_properties(spark, {f"{_PROPERTY}{who.query}": quote(who.feed, safe="")})
 
     def _create(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         # SQL, because `DataFrameWriterV2.partitionedBy` parses names, quoted or not.
@@ -166,9 +136,13 @@ class CatalogTable:
         if not new.fields:
             return
         if self._needs_mapping(new):
-            mapping = f"ALTER TABLE {self.name} SET TBLPROPERTIES ('{_MAPPING}' = 'name')"
-            retry_conflicts(lambda: spark.sql(mapping))
+            self._set_properties(spark, {_MAPPING: "name"})
         sql = f"ALTER TABLE {self.name} ADD COLUMNS ({_columns(new)})"
+        retry_conflicts(lambda: spark.sql(sql))
+
+    def _set_properties(self, spark: SparkSession, properties: Mapping[str, str]) -> None:
+        # Quoted, because parameters of SQL are not allowed here.
+        sql = f"ALTER TABLE {self.name} SET TBLPROPERTIES ({_assignments(properties)})"
         retry_conflicts(lambda: spark.sql(sql))
 
     def _needs_mapping(self, schema: StructType) -> bool:
@@ -198,13 +172,12 @@ class CatalogTable:
                     f"{self.name} has no column {who.column(name)} {kind.simpleString()}: another "
                     "program, or another prefix, made this table. Write to another one"
                 )
-        for field in schema or ():
-            before = types.get(field.name.lower())
-            if before not in (None, field.dataType.simpleString()):
-                raise IngestError(
-                    f"{self.name}: column {field.name} is {before} and would become "
-                    f"{field.dataType.simpleString()}: keep the type, or write to another table"
-                )
+        self.check_types(
+            types,
+            schema,
+            str.lower,
+            "column {} is {} and would become {}: keep the type, or write to another table",
+        )
         found = [c.name for c in spark.catalog.listColumns(self.name) if c.isPartition]
         if [name.lower() for name in found] != [name.lower() for name in self.partition_by]:
             raise IngestError(

@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from feedapi_client.model import FIRST, FeedInfo, Position
+from feedapi_client.model import FIRST, FeedInfo, Partition, Position
 from feedapi_client.options import FetchOptions
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 from feedapi_client.spark.staging.format import compress, decompress, pack, unpack
-from feedapi_client.spark.staging.staging_errors import StagingError
+from feedapi_client.spark.staging.staging_errors import StagingError, newer_format
 from feedapi_client.spark.target import Target
 
-DEFAULT_TASKS = 32
+_TASKS = 32
 PLAN_VERSION = 2
 """Is raised when an older version of this package could read a plan or staged object wrongly."""
 
@@ -74,47 +74,35 @@ class EpochPlan(msgspec.Struct, kw_only=True):
             fetch: as in `FetchTask`.
             feed: as in `FetchTask`, where the plan has no name.
         """
+        partitions = self.groups[group]
         return FetchTask(
             epoch,
             group,
-            self._targets(group),
-            self._task_info(group),
+            [self._target(self.info.partitions[partition]) for partition in partitions],
+            only(self.info, partitions),
             fetch,
             self.limit,
             self.max_bytes or None,
             self.name or feed,
         )
 
-    def _targets(self, group: int) -> list[Target]:
-        targets = []
-        for partition in self.groups[group]:
-            listed, position = self.info.partitions[partition], self.positions.get(partition)
-            targets.append(
-                Target(
-                    partition,
-                    position.cursor if position else FIRST,
-                    listed.closed,
-                    listed.last_cursor,
-                    self.sequences.get(partition, 0),
-                    self.depths.get(partition, 0),
-                    self.ends.get(partition),
-                    resumable=True,
-                )
-            )
-        return targets
-
-    def _task_info(self, group: int) -> FeedInfo:
-        """The discovery as far as the task needs it. Dialect v1 sends the number of partitions."""
-        return self.info if self.info.dialect == "v1" else only(self.info, self.groups[group])
+    def _target(self, listed: Partition) -> Target:
+        position = self.positions.get(listed.id)
+        return Target(
+            listed.id,
+            position.cursor if position else FIRST,
+            listed.closed,
+            listed.last_cursor,
+            self.sequences.get(listed.id, 0),
+            self.depths.get(listed.id, 0),
+            self.ends.get(listed.id),
+            resumable=True,
+        )
 
 
-def split_into_groups(
-    partitions: list[int], size: int | None, tasks: int = DEFAULT_TASKS
-) -> list[list[int]]:
-    """Spread the partitions evenly over tasks of at most `size`; without a size over `tasks`."""
-    if not partitions:
-        return []
-    tasks = -(-len(partitions) // size) if size else min(len(partitions), max(1, tasks))
+def split_into_groups(partitions: list[int], size: int | None) -> list[list[int]]:
+    """Spread the partitions evenly over tasks of at most `size`; without one over some tasks."""
+    tasks = -(-len(partitions) // size) if size else min(len(partitions), _TASKS)
     return [partitions[task::tasks] for task in range(tasks)]
 
 
@@ -143,11 +131,8 @@ def decode(content: bytes, key: str) -> EpochPlan:
     text = decompress(unpack(content, key)[1][0], key)
     stored = msgspec.json.decode(text, type=_Stored)
     if stored.version > NEWEST:
-        raise StagingError(
-            f"the plan {key} was written by a newer version of feedapi_client (format "
-            f"{stored.version}, this one reads up to {PLAN_VERSION}): run the query with that "
-            "version again"
-        )
+        problem = newer_format(f"the plan {key}", stored.version, PLAN_VERSION)
+        raise StagingError(f"{problem} again")
     if stored.version == NEWEST or stored.seeking:
         option = "startingTimestamp" if stored.seeking else "urls"
         raise StagingError(
@@ -202,5 +187,10 @@ def added_partitions(options: SourceOptions, chosen: Collection[int] | None) -> 
 
 
 def only(info: FeedInfo, partitions: Collection[int]) -> FeedInfo:
-    """Return the discovery with these partitions only, as much as a task needs of it."""
+    """Return the discovery as far as a task needs it that reads these partitions.
+
+    Dialect v1 sends the number of all partitions.
+    """
+    if info.dialect == "v1":
+        return info
     return replace(info, partitions={id: info.partitions[id] for id in partitions})

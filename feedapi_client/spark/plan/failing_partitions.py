@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from feedapi_client.errors import (
@@ -18,7 +18,7 @@ from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.options import RetryPolicy
 from feedapi_client.protocol.cursors import shown
 from feedapi_client.retry import Backoff
-from feedapi_client.runtime.failures import REFUSED_ATTEMPTS
+from feedapi_client.runtime.failures import refusal_backoff
 from feedapi_client.spark.fetch import CONFLICT, DENIED
 from feedapi_client.spark.target import FetchResult
 
@@ -49,14 +49,9 @@ class FailingPartitions:
         self._failing: dict[int, _Failing] = {}
         self._refused: dict[int, _Refused] = {}
 
-    def __len__(self) -> int:
-        return len(self._failing.keys() | self._refused.keys())
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._failing.keys() | self._refused.keys())
-
-    def __contains__(self, partition: object) -> bool:
-        return partition in self._failing or partition in self._refused
+    def partitions(self) -> set[int]:
+        """Return the partitions whose last request failed or was refused."""
+        return self._failing.keys() | self._refused.keys()
 
     def failed(self, partition: int, text: str) -> None:
         """Record a failed fetch: the partition is asked later, the others go on (R14).
@@ -98,12 +93,7 @@ class FailingPartitions:
         partition, policy = result.partition, self._policy
         refused = self._refused.get(partition)
         if refused is None or refused.cursor != result.cursor:
-            longest = min(policy.max_delay, policy.refused_for / REFUSED_ATTEMPTS)
-            backoff = Backoff(
-                base_delay=policy.base_delay,
-                max_delay=max(longest, policy.base_delay),
-                give_up_after=policy.refused_for,
-            )
+            backoff = refusal_backoff(policy, give_up_after=policy.refused_for)
             refused = self._refused[partition] = _Refused(backoff, cursor=result.cursor)
         refused.status, refused.said = result.refused or 0, result.refusal
         try:
@@ -122,25 +112,25 @@ class FailingPartitions:
             )
         refused.retry_at = time.monotonic() + pause
 
-    def check_refusals(
+    def final_refusals(
         self, info: FeedInfo, cursors: Mapping[int, str], *, discovered: bool = True
-    ) -> None:
+    ) -> Iterator[FeedError]:
         """Check the refusals after a discovery; `cursors` are those to read from now.
 
         Arguments:
             discovered: False after one that failed. Only credentials that the feed does not take
                 are then a reason to give up.
 
-        Raises:
-            FeedError: a partition is still listed, and has been refused for longer than
-                `RetryPolicy.refused_for`.
+        Yields:
+            the errors of partitions that are still listed, and have been refused for longer than
+            `RetryPolicy.refused_for`.
         """
         for partition, refused in list(self._refused.items()):
             if partition not in info.partitions or cursors.get(partition) != refused.cursor:
                 del self._refused[partition]
             elif refused.final and (discovered or refused.status == DENIED):
                 del self._refused[partition]  # where data may be lost, it is read from elsewhere
-                raise self._error(refused, partition)
+                yield self._error(refused, partition)
 
     def _error(self, refused: _Refused, partition: int) -> FeedError:
         kind: type[FeedError] = CursorRejectedError
@@ -157,7 +147,3 @@ class FailingPartitions:
             feed=self._feed,
             partition=partition,
         )
-
-    def any_of(self, partitions: Collection[int]) -> bool:
-        """Whether one of the partitions fails."""
-        return any(partition in self for partition in partitions)

@@ -9,14 +9,13 @@ import heapq
 import math
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Collection, Mapping
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import count
 from typing import Generic, TypeVar
 
-from feedapi_client.lineage.planner import Planner, State
-from feedapi_client.model import FeedInfo
 from feedapi_client.options import Limits
 from feedapi_client.runtime.late import ASKED_FOR_SECONDS
 
@@ -147,29 +146,6 @@ class PollSchedule:
         return min(max(2 * pause, share), max(self._longest, share))
 
 
-class ListedEnds:
-    """`lastCursor` of open partitions in the last discovery.
-
-    They are ends only of a read without a selection of events.
-    """
-
-    def __init__(self) -> None:
-        self._ends: dict[int, str] = {}
-
-    def moved(self, info: FeedInfo, lineage: Planner) -> Iterator[int]:
-        """Yield the caught up partitions whose listed end moved on to another cursor."""
-        before, self._ends = self._ends, {}
-        for listed in info.partitions.values():
-            if listed.closed or listed.last_cursor is None:
-                continue
-            self._ends[listed.id] = listed.last_cursor
-            entry = lineage.entries.get(listed.id)
-            if entry is None or entry.state is not State.CAUGHT_UP:
-                continue
-            if listed.last_cursor not in (entry.cursor, before.get(listed.id)):
-                yield listed.id
-
-
 @dataclass(slots=True)
 class _Look:
     until: float
@@ -233,10 +209,10 @@ class PatientCall(Generic[T]):
 
     Arguments:
         name: of the thread.
-        patience: seconds that the caller waits for it; None until it is over.
+        patience: seconds that the caller waits for it.
     """
 
-    def __init__(self, name: str, patience: float | None) -> None:
+    def __init__(self, name: str, patience: float) -> None:
         self._name = name
         self._patience = patience
         self._running: Future[T] | None = None
@@ -254,20 +230,18 @@ class PatientCall(Generic[T]):
 
         Raises what the call raises. The next one begins anew then.
         """
-        if self._patience is None or wait:
+        if wait:
             return call()
-        found = self._running or self._begin(call, self._patience)
+        found = self._running
+        if found is None:
+            found = self._running = Future[T]()
+            # A daemon: a process that ends does not wait for a feed that is down.
+            threading.Thread(target=_run, args=(call, found), name=self._name, daemon=True).start()
+            futures.wait([found], timeout=self._patience)
         if not found.done():
             return None
         self._running = None
         return found.result()
-
-    def _begin(self, call: Callable[[], T], patience: float) -> Future[T]:
-        found = self._running = Future[T]()
-        # A daemon: a process that ends does not wait for a feed that is down.
-        threading.Thread(target=_run, args=(call, found), name=self._name, daemon=True).start()
-        wait([found], timeout=patience)
-        return found
 
 
 def _run(call: Callable[[], T], found: Future[T]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 
 from feedapi_client.lineage.planner import Planner
@@ -40,7 +41,7 @@ class Probe:
             the results of those that were asked. Empty pages move a cursor on.
         """
         targets = [Target(partition, cursor) for partition, cursor in cursors.items()]
-        if len(targets) == 1:
+        if len(targets) == 1:  # no pool, whose threads a process that ends would wait for
             yield [self._ask(targets[0])]
             return
         size = self.concurrency
@@ -52,10 +53,7 @@ class Probe:
         """Return the present end of each partition, as `fix_end`. Raises `FeedError`."""
         if not partitions:
             return {}
-
-        def end(partition: int) -> str | None:
-            return fix_end(self._connection, partition)
-
+        end = partial(fix_end, self._connection)
         threads = min(self.concurrency, len(partitions))
         with ThreadPoolExecutor(threads, "feedapi-probe") as pool:
             return dict(zip(partitions, pool.map(end, partitions), strict=True))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 from feedapi_client.lineage.planner import Planner, State
@@ -32,13 +32,9 @@ class ProgressReport:
     - ``behindSeconds``: the longest time since a partition that is not caught up was; 0 when all
       are; None when one never was. A feed does not tell how many events it holds.
     - ``requests``, ``retries``: of the last epoch and of the polls since the one before.
-
-    Arguments:
-        clock: seconds on any monotonic clock.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._caught_up_at: dict[int, float] = {}
         self._counts: Counter[str] = Counter()
         self._report: dict[str, Any] = {}
@@ -54,7 +50,7 @@ class ProgressReport:
         self._counts["requests"] += result.requests
         self._counts["retries"] += result.retries
         if caught_up:
-            self._caught_up_at[result.partition] = self._clock()
+            self._caught_up_at[result.partition] = time.monotonic()
 
     def of(
         self, lineage: Planner, failing: Collection[int], asked: Collection[int]
@@ -65,19 +61,11 @@ class ProgressReport:
             failing: partitions whose last request failed.
             asked: partitions whose request takes long.
         """
-        now = self._clock()
-        if now >= self._report_until:
-            self._report = self._made(lineage, failing, asked, now)
-            many = len(lineage.entries) > _MANY
-            self._report_until = now + _KEPT_SECONDS if many else now
-        return self._report
-
-    def _made(
-        self, lineage: Planner, failing: Collection[int], asked: Collection[int], now: float
-    ) -> dict[str, Any]:
+        now = time.monotonic()
+        if now < self._report_until:
+            return self._report
         counts = dict.fromkeys(["partitions", *_COUNTED_STATES.values()], 0)
         behind: list[float] = []
-        never = False
         for entry in lineage.entries.values():
             counts["partitions"] += entry.id in lineage.graph
             state = entry.state
@@ -86,16 +74,15 @@ class ProgressReport:
             if state in _COUNTED_STATES:
                 counts[_COUNTED_STATES[state]] += 1
             if state is State.READING:
-                since = self._caught_up_at.get(entry.id)
-                if since is None:
-                    never = True
-                else:
-                    behind.append(round(now - since, 3))
-        return {
+                behind.append(now - self._caught_up_at.get(entry.id, -math.inf))
+        longest = round(max(behind, default=0.0), 3)
+        self._report = {
             **counts,
             "failing": len(failing),
             "caughtUpPartitions": counts["caughtUp"] + counts["drained"],
-            "behindSeconds": None if never else max(behind, default=0.0),
+            "behindSeconds": None if longest == math.inf else longest,
             "requests": self._counts["requests"],
             "retries": self._counts["retries"],
         }
+        self._report_until = now + _KEPT_SECONDS if len(lineage.entries) > _MANY else now
+        return self._report

@@ -12,6 +12,7 @@ from dataclasses import asdict
 from itertools import islice
 from typing import Any
 
+import msgspec
 import orjson
 import pyarrow as pa
 
@@ -49,23 +50,19 @@ def fetch_once(options: SourceOptions, staging: Staging, task: FetchTask) -> byt
     try:
         staged = staging.read(key)
     except MissingObjectError:
-        _check_visible(staging, task)
+        if not staging.exists(staging.plan_key(task.epoch)):
+            raise StagingError(
+                f"the plan of epoch {task.epoch} is not at the staging location, seen from this "
+                "executor: either the location is not shared by driver and executors (set option "
+                "stagingLocation to an object store or a shared file system), or the epoch was "
+                "finished and this task is late"
+            ) from None
         staging.check_not_delivered(key)
         staged = fetch_task(options, task)
         if not staging.create(key, staged):
             staged = staging.read(key)
     staging.mark_delivered(key)
     return staged
-
-
-def _check_visible(staging: Staging, task: FetchTask) -> None:
-    if not staging.exists(staging.plan_key(task.epoch)):
-        raise StagingError(
-            f"the plan of epoch {task.epoch} is not at the staging location, seen from this "
-            "executor: either the location is not shared by driver and executors (set option "
-            "stagingLocation to an object store or a shared file system), or the epoch was "
-            "finished and this task is late"
-        )
 
 
 class _Compressed:
@@ -127,21 +124,9 @@ def fetch_task(options: SourceOptions, task: FetchTask) -> bytes:
     return pack(header, [section for one in fetched for section in one.sections()])
 
 
-def empty_object() -> bytes:
-    """Return an object without events, for a task that no sink read.
-
-    It keeps a late attempt of that task from staging anything.
-    """
-    return pack([])
-
-
 def results_in(header: Any) -> list[FetchResult]:
     """Return the results of a task from the header of its staged object."""
-    names = FetchResult.__slots__
-    return [
-        FetchResult(**{name: partition[name] for name in names if name in partition})
-        for partition in header
-    ]
+    return msgspec.convert(header, list[FetchResult])
 
 
 def rows_of(
@@ -167,17 +152,14 @@ def rows_of(
             orjson.loads(decompress(checkpoints, key)),
             feed,
         )
-        header_lines = _lines(headers, key, size) if len(headers) else None
+        header_lines = (
+            line for lines in decompress_lines(headers, key, size) for line in lines.splitlines()
+        )
         for lines in decompress_lines(events, key, size):
-            count = lines.count(b"\n") if header_lines is not None else 0
-            yield builder.build(lines, list(islice(header_lines or (), count)))
+            count = lines.count(b"\n") if len(headers) else 0
+            yield builder.build(lines, list(islice(header_lines, count)))
         if builder.built != partition["events"]:
             raise StagingError(
                 f"staged object {key} holds {builder.built} events of partition "
                 f"{partition['partition']}, its header says {partition['events']}"
             )
-
-
-def _lines(section: memoryview, key: str, size: int) -> Iterator[bytes]:
-    for lines in decompress_lines(section, key, size):
-        yield from lines.splitlines()

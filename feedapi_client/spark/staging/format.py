@@ -17,15 +17,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import orjson
+import zstandard
 
 from feedapi_client.spark.staging.staging_errors import StagingError
-
-try:
-    import zstandard
-except ImportError as error:  # pragma: no cover - the message is the point
-    raise ImportError(
-        "feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'"
-    ) from error
 
 MAGIC = b"FAS1"
 _PREFIX = struct.Struct("<4sII")

@@ -19,7 +19,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,11 @@ import orjson
 
 from feedapi_client.errors import FencedError
 from feedapi_client.spark.staging.location import Staging, listed
-from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
+from feedapi_client.spark.staging.staging_errors import (
+    MissingObjectError,
+    StagingError,
+    newer_format,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -93,7 +97,7 @@ class QueryLease:
         self._record: LeaseRecord | None = None
         self._end = threading.Event()
         self._lock = threading.Lock()
-        self.in_use: Callable[[], bool] = _always
+        self.in_use: Callable[[], bool] = lambda: True
         """Returns False once the run is over: the lease is then given back."""
 
     def __reduce__(self) -> Any:
@@ -118,7 +122,9 @@ class QueryLease:
         """
         if self._record is not None:
             return
-        _give_back_unused(self._prefix)
+        earlier = _held.get(self._prefix)
+        if earlier is not None and not earlier.in_use():
+            earlier.release()
         holder = self._newest()
         if holder is not None and not holder.is_over():
             self._watch(holder)
@@ -221,7 +227,7 @@ class QueryLease:
                 _log.warning("the lease was not renewed: %s", error)
 
     def _store(self, record: LeaseRecord, **changes: Any) -> LeaseRecord:
-        changed = LeaseRecord(**{**asdict(record), **changes})
+        changed = replace(record, **changes)
         self._staging.replace(self._key(record.epoch), orjson.dumps(asdict(changed)))
         return changed
 
@@ -229,8 +235,7 @@ class QueryLease:
         return f"{self._prefix}/{epoch:012d}"
 
     def _epochs(self) -> list[int]:
-        names = (key.rpartition("/")[2] for key, _, _ in listed(self._staging.store, self._prefix))
-        return [int(name) for name in names if name.isdigit()]
+        return self._staging.numbers(self._prefix)
 
     def _newest(self) -> LeaseRecord | None:
         for epoch in sorted(self._epochs(), reverse=True):
@@ -256,24 +261,10 @@ _held: dict[str, QueryLease] = {}
 """The leases of this process."""
 
 
-def _give_back_unused(prefix: str) -> None:
-    """Give back the lease of an earlier run of this process that is over."""
-    earlier = _held.get(prefix)
-    if earlier is not None and not earlier.in_use():
-        earlier.release()
-
-
-def _always() -> bool:
-    return True
-
-
 def _decoded(content: bytes) -> LeaseRecord:
     found = orjson.loads(content)
     if found["version"] > VERSION:
-        raise StagingError(
-            f"the lease of this query was written by a newer version of feedapi_client (format "
-            f"{found['version']}, this one reads up to {VERSION}): run the query with that version"
-        )
+        raise StagingError(newer_format("the lease of this query", found["version"], VERSION))
     return LeaseRecord(**found)
 
 

@@ -15,24 +15,19 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import obstore
+from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.store import from_url
+
 from feedapi_client.spark.source_options import OptionError
 from feedapi_client.spark.staging.format import header_size, unpack_header
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
-
-try:
-    import obstore
-    from obstore.exceptions import AlreadyExistsError, BaseError
-    from obstore.store import from_url
-except ImportError as error:  # pragma: no cover - the message is the point
-    raise ImportError(
-        "feedapi_client.spark needs the extra 'spark': pip install 'feedapi-client[spark]'"
-    ) from error
 
 _FIRST_READ = 64 * 1024
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
@@ -47,6 +42,7 @@ _NO_STORE = {
     "hdfs": "hdfs: is a file system of the JVM, which Python tasks can't write to: ",
     "memory": "memory: is not shared by driver and executors: ",
 }
+_EPOCH = re.compile(r"/(?:plan|data|seen)/(\d+)(?:/|$)")
 _NEVER = 2**63
 
 
@@ -95,12 +91,11 @@ class Staging:
         Raises:
             StagingError: the location failed.
         """
-        try:
-            obstore.put(self.store, key, content, mode="create", use_multipart=False)
-        except AlreadyExistsError:
-            return False
-        except (BaseError, OSError) as error:
-            raise self._failed("write", key, error) from error
+        with self._explained("write", key):
+            try:
+                obstore.put(self.store, key, content, mode="create", use_multipart=False)
+            except AlreadyExistsError:
+                return False
         return True
 
     def mark_delivered(self, key: str) -> None:
@@ -119,36 +114,32 @@ class Staging:
 
     def read(self, key: str) -> bytes:
         """Return the whole object. Raises `MissingObjectError`, `StagingError`."""
-        try:
+        with self._explained("read", key):
             return bytes(obstore.get(self.store, key).bytes())
-        except FileNotFoundError as error:
-            raise _missing(key) from error
-        except (BaseError, OSError) as error:
-            raise self._failed("read", key, error) from error
 
     def read_header(self, key: str) -> Any:
         """Return the header only. Raises `MissingObjectError`, `StagingError`."""
-        try:
+        with self._explained("read", key):
             start = bytes(obstore.get_range(self.store, key, start=0, length=_FIRST_READ))
             size = header_size(start, key)
             if len(start) < size:
                 rest = size - len(start)
                 start += bytes(obstore.get_range(self.store, key, start=len(start), length=rest))
-        except FileNotFoundError as error:
-            raise _missing(key) from error
-        except (BaseError, OSError) as error:
-            raise self._failed("read", key, error) from error
         return unpack_header(start, key)[0]
 
     def exists(self, key: str) -> bool:
         """Whether the object exists. Raises `StagingError`."""
         try:
-            obstore.head(self.store, key)
-        except FileNotFoundError:
+            with self._explained("look up", key):
+                obstore.head(self.store, key)
+        except MissingObjectError:
             return False
-        except (BaseError, OSError) as error:
-            raise self._failed("look up", key, error) from error
         return True
+
+    def numbers(self, prefix: str) -> list[int]:
+        """Return the numbers that objects below a prefix are named by. Raises `StagingError`."""
+        names = (key.rpartition("/")[2] for key, _, _ in listed(self.store, prefix))
+        return [int(name) for name in names if name.isdigit()]
 
     def delete_before(self, epoch: int) -> int:
         """Delete all objects of earlier epochs and return their number.
@@ -158,22 +149,17 @@ class Staging:
         Raises:
             StagingError: the location failed.
         """
-        try:
-            old = [key for key, _, _ in listed(self.store, self.run) if _epoch_of(key) < epoch]
-            for key in sorted(old, key=lambda key: ("/plan/" in key, key)):
-                _delete(self.store, key)
-        except (BaseError, OSError) as error:
-            raise self._failed("delete", f"{self.run}/", error) from error
-        return len(old)
+        keys = (key for key, _, _ in listed(self.store, self.run))
+        return self._delete([key for key in keys if _epoch_of(key) < epoch])
 
     def delete_all(self) -> int:
         """Delete the run and return the number of its objects. Raises `StagingError`."""
-        keys = [key for key, _, _ in listed(self.store, self.run)]
-        try:
-            for key in keys:
+        return self._delete([key for key, _, _ in listed(self.store, self.run)])
+
+    def _delete(self, keys: Collection[str]) -> int:
+        with self._explained("delete", f"{self.run}/"):
+            for key in sorted(keys, key=lambda key: ("/plan/" in key, key)):
                 _delete(self.store, key)
-        except (BaseError, OSError) as error:
-            raise self._failed("delete", f"{self.run}/", error) from error
         return len(keys)
 
     def keep_alive(self) -> None:
@@ -182,21 +168,24 @@ class Staging:
 
     def replace(self, key: str, content: bytes) -> None:
         """Write the object, whether it exists or not. Raises `StagingError`."""
-        try:
+        with self._explained("write", key):
             obstore.put(self.store, key, content, use_multipart=False)
-        except (BaseError, OSError) as error:
-            raise self._failed("write", key, error) from error
 
     def delete(self, key: str) -> None:
         """Delete the object if it exists. Raises `StagingError`."""
-        try:
+        with self._explained("delete", key):
             _delete(self.store, key)
-        except (BaseError, OSError) as error:
-            raise self._failed("delete", key, error) from error
 
-    def _failed(self, verb: str, key: str, error: Exception) -> StagingError:
-        reason = _reason(error, self.location)
-        return StagingError(f"could not {verb} the staged object {key}: {reason}")
+    @contextmanager
+    def _explained(self, verb: str, key: str) -> Iterator[None]:
+        """Raise `StagingError` for what the object store raises."""
+        try:
+            yield
+        except (BaseError, OSError) as error:
+            if isinstance(error, FileNotFoundError) and verb != "write":
+                raise MissingObjectError(f"staged object {key} is not there") from error
+            reason = _reason(error, self.location)
+            raise StagingError(f"could not {verb} the staged object {key}: {reason}") from error
 
 
 def open_store(location: str, settings: Mapping[str, str] | None = None) -> Any:
@@ -285,17 +274,9 @@ def _delete(store: Any, key: str) -> None:
 
 
 def _epoch_of(key: str) -> int:
-    parts = key.split("/")
-    for kind in ("plan", "data", "seen"):
-        if kind in parts:
-            number = parts[parts.index(kind) + 1]
-            return int(number) if number.isdigit() else _NEVER
-    return _NEVER
+    found = _EPOCH.search(key)
+    return int(found[1]) if found else _NEVER
 
 
 def _seen_key(key: str) -> str:
     return key.replace("/data/", "/seen/")
-
-
-def _missing(key: str) -> MissingObjectError:
-    return MissingObjectError(f"staged object {key} is not there")

@@ -84,10 +84,10 @@ def read_offsets(location: str, run: str) -> RunOffsets:
         StagingError: there is no such run, or the location failed.
     """
     staging = Staging(location, run)
-    keys = [key for key, _, _ in listed(staging.store, f"{run}/plan")]
-    if not keys:
+    epochs = staging.numbers(f"{run}/plan")
+    if not epochs:
         raise StagingError(f"there is no run {run} in the staging location")
-    epoch = max(int(key.rpartition("/")[2]) for key in keys)
+    epoch = max(epochs)
     key = staging.plan_key(epoch)
     plan = decode(staging.read(key), key)
     before = {partition: position.cursor for partition, position in plan.positions.items()}
