@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.functions import udf
 
 from feedapi_client.spark.ingest import (
@@ -141,7 +142,8 @@ def test_replay_after_a_failure_and_optimize(filled: Lake) -> None:
     def fails_once(rows: DataFrame, number: int) -> DataFrame:
         if not failed:
             failed.append(number)
-            raise RuntimeError("here")
+            fails = F.raise_error(F.lit("here"))
+            return rows.withColumn("n", fails.cast(rows.schema["n"].dataType))
         return rows
 
     filled.publish()
