@@ -63,8 +63,9 @@ FIRST_FILES = (
     "tests/spark/test_dataframe.py",
     "tests/spark/test_pipelines.py",
     "tests/crash/test_crash.py",
+    "tests/crash/test_crash_drivers.py",
 )
-"""The first file of each of four processes, and the second ones of two.
+"""The first file of each of four processes, and the second ones of three.
 
 So the long tests that start JVMs of their own keep one process busy, and only the others start the
 Spark session that the remaining files share.
