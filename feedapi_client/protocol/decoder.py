@@ -233,7 +233,10 @@ class PageDecoder:
         """
         self._check()
         cut = data.rfind(b"\n") + 1
-        if cut:
+        if not self._tail and data[:cut].isspace():
+            # Heartbeats, or a bomb of them, which would take minutes line by line.
+            self._begun, self._open_bytes = True, self._open_bytes + cut
+        elif cut:
             whole = cut == len(data) and not self._tail
             block = data if whole else b"".join((self._tail, memoryview(data)[:cut]))
             self._tail.clear()

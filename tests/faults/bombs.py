@@ -71,12 +71,6 @@ BOMBS = (
     ),
     Fault(
         "bomb",
-        "empty lines",
-        lambda _: whole(_bomb(b"\n"), "Content-Encoding: gzip"),
-        _too_large("BufferLimitError"),
-    ),
-    Fault(
-        "bomb",
         "events without a checkpoint",
         lambda _: whole(_bomb(_EVENT), "Content-Encoding: gzip"),
         _too_large("BufferLimitError"),

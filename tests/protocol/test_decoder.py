@@ -665,3 +665,17 @@ def test_a_line_that_can_not_be_read_says_what_is_wrong_with_it(line: bytes, rea
     page.feed(b"\n")
     with pytest.raises(TornResponseError, match=reason):
         page.feed(line + b"\n")
+
+
+def test_r03_empty_lines_are_passed_over_together_in_any_chunking() -> None:
+    lines = b"\n" * 3 + b"\r\n" + b" \n"
+    response = lines + b'{"data":{"n":1}}\n' + lines + b'{"cursor":"1"}\n' + lines
+    for size in range(1, len(response) + 1):
+        page = decoder()
+        for at in range(0, len(response), size):
+            page.feed(response[at : at + size])
+        page.finish()
+        taken = page.take()
+        assert taken is not None
+        assert [event.json() for event in taken.events] == [{"n": 1}]
+        assert page.tail_bytes == len(lines)
