@@ -14,6 +14,8 @@ class MicroBatchError(StreamingQueryException):
 _OURS = re.compile(r"^(?:\w+\.)*feedapi_client\.[\w.]+(?:Error|Exception): (.+)$", re.MULTILINE)
 _RAISED = re.compile(r"^(?:[\w<>]+\.)*(\w+)(:[ \t]*(?:\n\s*)?\S.*)?$", re.MULTILINE)
 """The first line of a traceback that is not indented; some messages begin with a line end."""
+_JAVA_CAUSE = re.compile(r"^(?:Caused by)?: (?:[\w$]+\.)*([\w$]+: .+)$", re.MULTILINE)
+"""In the text of py4j's errors, which PySpark does not translate where Delta raises them."""
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -39,4 +41,7 @@ def plain_message(error: Exception) -> str:
     found = _RAISED.search(raised) if traceback else None
     if found is None:
         return first_line(error)
+    causes = _JAVA_CAUSE.findall(raised) if found[1] == "Py4JJavaError" else []
+    if causes:
+        return str(causes[-1]).strip()
     return f"{found[1]}{' '.join((found[2] or '').split())}"
