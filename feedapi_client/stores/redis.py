@@ -119,6 +119,10 @@ class RedisCursorStore(RedisLeases, Closable):
     Configure Redis with persistence (``appendonly yes``) and ``maxmemory-policy noeviction``.
     Without its cursors a consumer starts from the beginning.
 
+    redis-py repeats a command whose connection broke. A save that had arrived all the same is told
+    by its name, unless another one of the feed came in between: then it is refused as if by another
+    consumer, and the consumer has to be started again.
+
     Runs on asyncio only: on trio every operation raises `StoreError`.
 
     Arguments:
