@@ -89,15 +89,21 @@ need_components() {
     need promtool prometheus
 }
 
+# What is no test. Examples wait for their servers most of the time, so they run beside the checks.
 static_checks() {
-    local bin=.venv/bin
+    local bin=.venv/bin examples pyright
+    examples >"$scratch/examples" 2>&1 &
+    examples=$!
     step "format" $bin/ruff format --check .
     step "lint" $bin/ruff check .
+    $bin/pyright --pythonpath $bin/python >"$scratch/pyright" 2>&1 &
+    pyright=$!
     step "mypy" $bin/mypy
-    step "pyright" $bin/pyright --pythonpath $bin/python
+    step "pyright, beside mypy" wait_for "$pyright" "$scratch/pyright"
     # The variable silences an announcement of the theme's makers.
     step "documentation" env NO_MKDOCS_2_WARNING=1 \
         $bin/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
+    step "examples, beside the checks" wait_for "$examples" "$scratch/examples"
 }
 
 examples() {

@@ -22,7 +22,7 @@ from tests.servers import Postgres
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.waits
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_all_run_and_write_what_they_found(tmp_path: Path, postgres: Postgres) -> None:
     command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--output", str(tmp_path)]
@@ -88,7 +88,7 @@ def test_a_monitor_that_was_not_asked_has_no_figure() -> None:
     assert len(instructions.report({"batches_raw": 1.0, "batches_raw_monitored": 1.0}, 1)) == 2
 
 
-@pytest.mark.waits
+@pytest.mark.slow
 def test_keys_run_and_are_drawn(tmp_path: Path) -> None:
     with static_feed(events=200, in_thread=True) as url:
         assert len(bench_keys.queueing(url, 200)) == len(bench_keys.BOUNDS)

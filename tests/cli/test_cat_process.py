@@ -17,7 +17,7 @@ from feedapi_client.testing import Publisher, faults
 from tests.cli.conftest import TIMEOUT, OnTerminal, Spawn
 
 pytestmark = [
-    pytest.mark.waits,
+    pytest.mark.slow,
     pytest.mark.skipif(os.name == "nt", reason="signals and pipes of POSIX"),
 ]
 

@@ -12,7 +12,7 @@ from feedapi_client.cli.demo.proof import Step, prove
 from tests import components
 from tests.cli.conftest import Feedapi, OnTerminal
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.slow
 
 _QUICK = ("--events", 3000, "--seconds", 1.5)
 _PUBLISHED: list[Step] = [("a", 1), ("b", 1), ("a", 2), ("b", 2), ("a", 3)]

@@ -22,7 +22,7 @@ from feedapi_client.testing import Publisher, faults
 from tests.cli.conftest import TIMEOUT, Feedapi, Spawn
 
 pytestmark = [
-    pytest.mark.waits,
+    pytest.mark.slow,
     pytest.mark.skipif(os.name == "nt", reason="signals of POSIX"),
 ]
 

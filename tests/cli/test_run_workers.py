@@ -16,7 +16,7 @@ from feedapi_client.testing import Publisher
 from tests.cli.conftest import TIMEOUT, Spawn
 
 pytestmark = [
-    pytest.mark.waits,
+    pytest.mark.slow,
     pytest.mark.timeout(180),
     pytest.mark.skipif(os.name == "nt", reason="signals of POSIX"),
 ]

@@ -152,7 +152,7 @@ def monitored(spawn: Spawn, feedapi_publisher: Publisher) -> Callable[[], str]:
     return start
 
 
-@pytest.mark.waits
+@pytest.mark.slow
 def test_from_a_monitor(feedapi: Feedapi, monitored: Callable[[], str]) -> None:
     address = monitored()
     done = feedapi("status", address)
@@ -162,7 +162,7 @@ def test_from_a_monitor(feedapi: Feedapi, monitored: Callable[[], str]) -> None:
     assert json.loads(feedapi("status", address, "--json").stdout)["process"]["pid"] > 0
 
 
-@pytest.mark.waits
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == "nt", reason="terminals of POSIX")
 def test_on_a_terminal_it_is_live_until_ctrl_c(spawn: Spawn, monitored: Callable[[], str]) -> None:
     import pty

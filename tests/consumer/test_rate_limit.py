@@ -20,7 +20,7 @@ from tests.consumer.limited_feed import (
 )
 
 MINUTE = 60.0
-LONG = pytest.mark.waits
+LONG = pytest.mark.slow
 """Hours of virtual time take a second or two. The quick answer has one case of each kind."""
 GATEWAYS = [
     pytest.param(lambda: TokenBucket(2), 1.5, id="2 a second"),

@@ -16,7 +16,7 @@ from backports import zstd
 
 from tests.client.wire import Reply, Request, ok, wire
 
-pytestmark = [pytest.mark.anyio, pytest.mark.waits]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 MOST = 120 * 1024 * 1024
 """Above what the process takes before: the limits below, and what the allocator keeps."""

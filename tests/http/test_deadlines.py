@@ -18,7 +18,7 @@ from tests.http.helpers import LINE, discovery_of, page_of
 
 pytestmark = [
     pytest.mark.anyio,
-    pytest.mark.waits,
+    pytest.mark.slow,
     pytest.mark.parametrize("sync", [False, True]),
 ]
 

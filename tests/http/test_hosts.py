@@ -29,7 +29,7 @@ from tests.client.wire import Reply, Request, ok, wire
 from tests.http.certificates import Certificate, self_signed
 from tests.http.helpers import discovery_of, page_of
 
-pytestmark = [pytest.mark.anyio, pytest.mark.waits]
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 
 UNKNOWN = "https://no-such-host.invalid/feed"
 NEVER_AGAIN = RetryPolicy(base_delay=3600, max_delay=3600)

@@ -19,7 +19,7 @@ from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher, Quirks
 from tests.spark.micro_batches import MicroBatchEngine
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.slow
 
 Growth = Callable[[], None]
 

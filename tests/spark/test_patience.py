@@ -30,7 +30,7 @@ from feedapi_client.testing.publisher.faults.lines import EmptyPage
 from feedapi_client.testing.publisher.faults.response_faults import Status
 from tests.spark.micro_batches import MicroBatchEngine, problems
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.slow
 
 Start = Callable[..., MicroBatchEngine]
 AT_ONCE = {

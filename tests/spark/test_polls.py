@@ -20,7 +20,7 @@ from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher, Quirks, faults
 from tests.spark.micro_batches import MicroBatchEngine, problems
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.slow
 
 PARTITIONS = 100
 

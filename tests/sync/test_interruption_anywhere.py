@@ -99,7 +99,7 @@ def check(publisher: Publisher, program: Program, path: str, at: Interruptions) 
         assert effects(path) == list(range(10)), at.places
 
 
-@pytest.mark.waits
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [run, batches, threads])
 def test_one_is_raised_wherever_it_strikes(
     publisher: Publisher, tmp_path: Path, program: Program
@@ -113,7 +113,7 @@ def test_one_is_raised_wherever_it_strikes(
     assert number > 30
 
 
-@pytest.mark.waits
+@pytest.mark.slow
 @pytest.mark.parametrize("program", [run, batches, threads])
 def test_a_second_one_is_raised_wherever_it_strikes(
     publisher: Publisher, tmp_path: Path, program: Program

@@ -25,7 +25,7 @@ from tests.telemetry.promtool import Series, changed, check, firing, history, pa
 from tests.telemetry.test_dashboards import RULES, dashboard_expressions
 from tests.testing.virtual_time import asgi_client
 
-pytestmark = pytest.mark.waits
+pytestmark = pytest.mark.slow
 
 FILE = ROOT / "docs" / "alerts" / "feedapi.rules.yml"
 ALERTS = [rule["alert"] for rule in RULES]
