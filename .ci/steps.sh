@@ -1,5 +1,7 @@
 # What .ci/run and .ci/full share: steps with times, tests that run once more, components.
 export CI=true
+# Hundreds of processes would compile the library and the tests anew.
+unset PYTHONDONTWRITEBYTECODE
 
 fail() { printf '%s\n' "$*" >&2; exit 1; }
 
