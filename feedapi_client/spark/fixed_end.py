@@ -14,12 +14,10 @@ within the batch. Its events are then asked for again in smaller pages, which pu
 a checkpoint, until one ends at that cursor. Where none does, a later end is fixed: a batch read
 needs an end, and not the earliest one.
 
-A read that another one goes on from (``availableNow``) is also over when the first events behind
-the end were read. These are recognized by their payloads, several in a row. A publisher may also
-change the order between entities from request to request. Therefore such a read is also over when
-it brought all of some hundred events behind a later end, in any order: more than a page puts out of
-order. Where a publisher sends a part of its events twice, that may be too early: the next run goes
-on there. A batch read would miss the rest.
+A read that another one goes on from (``availableNow``) is also over when it brought the first
+events behind the end. These are recognized by their payloads, in any order: a publisher may change
+the order between entities from request to request. Where it does, or sends a part of its events
+twice, that may be too early: the next run goes on there. A batch read would miss the rest.
 """
 
 from __future__ import annotations
@@ -41,12 +39,11 @@ from feedapi_client.spark.target import Target
 if TYPE_CHECKING:
     from feedapi_client.spark.fetch import Looks
 
-MIN_IN_A_ROW = 8
-"""Payloads in a row that are taken for the same events."""
+MIN_FOLLOWING = 8
+"""Events behind the end that it takes to recognize them, at least."""
 MAX_FOLLOWING = 2_000
 """Events behind the end that are looked at, at most."""
 _WATCHED = 16
-_MIN_UNORDERED = 500
 _MAX_SEARCHES = 2
 _LATE_LOOK = 8
 _MAX_LONGER_ROUNDS = 2
@@ -67,11 +64,7 @@ class FixedEnd:
         # Other texts can be written in several ways in JSON: then each line is looked at.
         self._one_spelling = cursor.replace("-", "").replace("_", "").isalnum()
         self._tail = b""
-        self._following: Sequence[int] = ()
-        self._matched = 0
-        self.later_end: str | None = None
-        """An end that was fixed while the read was running."""
-        self._seen: set[int] = set()
+        self._following: frozenset[int] = frozenset()
         self._unseen: set[int] = set()
 
     @property
@@ -91,58 +84,22 @@ class FixedEnd:
         """Whether the read is at the end, or behind it, after this batch."""
         if batch.cursor == self.cursor:
             return True
-        if self.exact:
+        if self.exact or not self._following:
             return False
-        following = self._following
-        if following or self.later_end is not None:
-            prints = fingerprints([batch])
-            if self.later_end is not None and self._saw_all(prints):
-                return True
-            for found in prints if following else ():
-                if found == following[self._matched]:
-                    self._matched += 1
-                    if self._matched == len(following):
-                        return True
-                else:
-                    self._matched = int(found == following[0])
-        return False
+        self._unseen.difference_update(fingerprints([batch]))
+        return not self._unseen
 
     def events_before(self, batch: CheckpointedEvents) -> int | None:
         """Return how many events of the batch come before those behind the end; None: it has none.
 
         It is a guess where a publisher repeats events, or changes their order.
         """
-        following = set(self._following)
-        prints = fingerprints([batch]) if following else []
-        return next((n for n, found in enumerate(prints) if found in following), None)
+        prints = fingerprints([batch]) if self._following else []
+        return next((n for n, found in enumerate(prints) if found in self._following), None)
 
     def is_before(self, page: Sequence[CheckpointedEvents]) -> bool:
         """Whether the page holds no event that comes behind the end."""
-        return set(self._following).isdisjoint(fingerprints(page))
-
-    def _saw_all(self, prints: list[int]) -> bool:
-        if not self._unseen:
-            self._seen.update(prints)
-            return False
-        self._unseen.difference_update(prints)
-        return not self._unseen
-
-    @property
-    def wants_unordered(self) -> bool:
-        """Whether `set_unordered` was not called yet with enough events."""
-        return not self._unseen
-
-    def set_unordered(self, following: Sequence[int]) -> bool:
-        """Take the events behind `later_end`, in any order.
-
-        Returns:
-            whether the read brought all of them already.
-        """
-        if len(set(following)) < _MIN_UNORDERED:
-            return False
-        self._unseen = set(following) - self._seen
-        self._seen.clear()
-        return not self._unseen
+        return self._following.isdisjoint(fingerprints(page))
 
     def set_following(self, following: Sequence[int], next_of_read: Sequence[int]) -> bool:
         """Take the first events behind the end, and the next ones of the read.
@@ -153,14 +110,10 @@ class FixedEnd:
         counts = Counter(following)
         watched = following[:_WATCHED]
         # Payloads that repeat, such as heartbeats, say nothing about the place they stand at.
-        if len(watched) < MIN_IN_A_ROW or any(counts[one] > 1 for one in watched):
+        if len(watched) < MIN_FOLLOWING or any(counts[one] > 1 for one in watched):
             return False
-        self._following, self._matched = watched, 0
-        if len(next_of_read) < MIN_IN_A_ROW or any(counts[one] != 1 for one in next_of_read):
-            return False
-        size = len(next_of_read)
-        starts = range(len(following) - size + 1)
-        return any(list(following[at : at + size]) == list(next_of_read) for at in starts)
+        self._following, self._unseen = frozenset(watched), set(watched)
+        return len(next_of_read) >= MIN_FOLLOWING and all(counts[one] == 1 for one in next_of_read)
 
 
 class EndRounds:
@@ -268,21 +221,14 @@ class EndWatch:
         end, number = self._end, self._responses
         if end is None or number & (number - 1) or number < self._rounds.first_look:
             return
-        if end.exact and end.knows_following:
+        if end.knows_following:
             return
-        if not end.knows_following:
-            upcoming = self._looks.fingerprints(cursor, MIN_IN_A_ROW)
-            following = self._looks.fingerprints(end.cursor, MAX_FOLLOWING) if upcoming else []
-            passed = end.set_following(following, upcoming)
-            if not end.exact:
-                self.reached = passed
-            elif passed:
+        upcoming = self._looks.fingerprints(cursor, MIN_FOLLOWING)
+        following = self._looks.fingerprints(end.cursor, MAX_FOLLOWING) if upcoming else []
+        if end.set_following(following, upcoming):
+            self.reached = not end.exact
+            if end.exact:
                 self._fix_later_end()
-        elif end.later_end is None:
-            end.later_end = self._looks.present_end()
-        elif end.wants_unordered:
-            following = self._looks.fingerprints(end.later_end, MAX_FOLLOWING)
-            self.reached = end.set_unordered(following)
 
     def pages_to_end(self, found: MayHoldEnd, cursor: str) -> Iterator[list[CheckpointedEvents]]:
         """Yield the events of a batch in smaller pages, up to the fixed end if it lies there.

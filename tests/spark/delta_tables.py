@@ -158,16 +158,35 @@ def test_replay_after_a_failure_and_optimize(filled: Lake) -> None:
 
 def test_batch_that_was_written_and_not_committed_is_replaced(filled: Lake) -> None:
     filled.publish(*["e1"] * 60)  # of one partition: more than a page, whatever its checkpoints
-    small = filled.ingest(options={"maxEventsPerPartition": "50"}, compact_every=2)
+    small = filled.ingest(options={"maxEventsPerPartition": "50"})
     assert small.batches >= 2
-    files = filled.rows("DESCRIBE DETAIL lake.bronze")[0].numFiles
-    assert files <= 3  # micro-batches were compacted
     commits = filled.folder / "checkpoint" / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
     for log in commits.glob(f"*{last}*"):
         log.unlink()
     filled.ingest()
     filled.check()
+
+
+def test_table_compacts_itself_where_its_property_says_so(spark: SparkSession, lake: Lake) -> None:
+    job, who = lake.job(output="lake.compacted"), Identity("feed", "query", epoch=1)
+    table = CatalogTable(job, job.output)
+    table.write(events(spark, 0, 10), who, 0)
+    (property,) = re.findall(
+        r"SET TBLPROPERTIES\s*(\(.*?\))",
+        Path("docs/pages/lakehouse.md").read_text(encoding="utf-8"),
+    )
+    spark.sql(f"ALTER TABLE {job.output} SET TBLPROPERTIES {property}")
+    spark.conf.set("spark.databricks.delta.autoCompact.minNumFiles", "2")
+    try:
+        for number in range(1, 4):
+            table.write(events(spark, number * 10, 10), who, number)
+        again = replace(who, epoch=2)
+        table.write(events(spark, 30, 10), again, 3)  # a replay, whose rows lie in a joined file
+    finally:
+        spark.conf.unset("spark.databricks.delta.autoCompact.minNumFiles")
+    assert len(spark.table(job.output).inputFiles()) <= 2
+    assert sorted(row.n for row in spark.table(job.output).collect()) == list(range(40))
 
 
 def events(spark: SparkSession, first: int, count: int) -> DataFrame:
