@@ -193,19 +193,27 @@ def _wait_for(ping: list[str], process: subprocess.Popen[bytes]) -> None:
         time.sleep(0.1)
 
 
+def _leave_out_of_the_quick_answer(config: pytest.Config) -> None:
+    """Fail a test that is not marked slow: a machine with Python only has no servers."""
+    assert config.option.markexpr != "not slow", "a test that needs a server is slow: mark it so"
+
+
 @pytest.fixture(scope="session")
-def postgres() -> Iterator[Postgres]:
+def postgres(pytestconfig: pytest.Config) -> Iterator[Postgres]:
+    _leave_out_of_the_quick_answer(pytestconfig)
     with run_postgres(durable=False) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def mariadb() -> Iterator[MariaDB]:
+def mariadb(pytestconfig: pytest.Config) -> Iterator[MariaDB]:
+    _leave_out_of_the_quick_answer(pytestconfig)
     with run_mariadb(durable=False) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def redis_server() -> Iterator[Redis]:
+def redis_server(pytestconfig: pytest.Config) -> Iterator[Redis]:
+    _leave_out_of_the_quick_answer(pytestconfig)
     with run_redis() as server:
         yield server

@@ -248,7 +248,7 @@ def publisher() -> Iterator[Publisher]:
         yield publisher
 
 
-@pytest.fixture(params=["sqlite", "redis"])
+@pytest.fixture(params=["sqlite", pytest.param("redis", marks=pytest.mark.slow)])
 async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Any]:
     if request.param == "redis":
         server = request.getfixturevalue("redis_server")

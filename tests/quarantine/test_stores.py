@@ -61,7 +61,10 @@ def record(
     )
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgresql", "sqlite through SQLAlchemy", *POOLS])
+SERVED = [pytest.param(name, marks=pytest.mark.slow) for name in ("postgresql", *POOLS)]
+
+
+@pytest.fixture(params=["memory", "sqlite", "sqlite through SQLAlchemy", *SERVED])
 async def store(
     request: pytest.FixtureRequest, tmp_path: Path, anyio_backend: str
 ) -> AsyncIterator[QuarantineStore]:
