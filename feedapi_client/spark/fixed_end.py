@@ -15,9 +15,10 @@ a checkpoint, until one ends at that cursor. Where none does, a later end is fix
 needs an end, and not the earliest one.
 
 A read that another one goes on from (``availableNow``) is also over when it brought the first
-events behind the end. These are recognized by their payloads, in any order: a publisher may change
-the order between entities from request to request. Where it does, or sends a part of its events
-twice, that may be too early: the next run goes on there. A batch read would miss the rest.
+events behind the end, more than a page of them. These are recognized by their payloads, in any
+order: a publisher may change the order between entities from request to request. Where it sends a
+part of its events twice, that may be too early: the next run goes on there. A batch read would miss
+the rest.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ MIN_FOLLOWING = 8
 """Events behind the end that it takes to recognize them, at least."""
 MAX_FOLLOWING = 2_000
 """Events behind the end that are looked at, at most."""
-_WATCHED = 16
+_WATCHED = 200
+"""Of them, those that have to come: more than a page puts out of order."""
 _MAX_SEARCHES = 2
 _LATE_LOOK = 8
 _MAX_LONGER_ROUNDS = 2
@@ -108,9 +110,9 @@ class FixedEnd:
             whether the read is behind the end already.
         """
         counts = Counter(following)
-        watched = following[:_WATCHED]
         # Payloads that repeat, such as heartbeats, say nothing about the place they stand at.
-        if len(watched) < MIN_FOLLOWING or any(counts[one] > 1 for one in watched):
+        watched = [one for one in following if counts[one] == 1][:_WATCHED]
+        if len(watched) < MIN_FOLLOWING:
             return False
         self._following, self._unseen = frozenset(watched), set(watched)
         return len(next_of_read) >= MIN_FOLLOWING and all(counts[one] == 1 for one in next_of_read)

@@ -6,7 +6,6 @@ No JVM: `MicroBatchEngine` replaces Spark's loop.
 from __future__ import annotations
 
 import json
-import os
 import random
 import threading
 from collections.abc import Callable, Iterator
@@ -480,25 +479,6 @@ def test_old_epochs_are_deleted(start: Start, publisher: Publisher, tmp_path: Pa
     assert len(engine.offsets) >= 10
     assert len(epochs) <= 2
     assert len({path.parent.name for path in tmp_path.rglob("data/*/*")}) <= 2
-
-
-def test_run_of_a_driver_that_died_before_its_first_offset_is_deleted(
-    start: Start, publisher: Publisher, tmp_path: Path
-) -> None:
-    publish(publisher, 10)
-
-    def crash_at(point: str) -> None:
-        if point == "planned":
-            raise Crash(point)
-
-    engine = start(crash_at)
-    engine.trigger()
-    (orphan,) = (path.parent for path in tmp_path.glob("*/plan"))
-    for path in orphan.rglob("*"):
-        os.utime(path, (0, 0))
-    finish(engine)
-    assert not list(orphan.rglob("plan/*"))
-    assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
 def test_several_queries_share_a_staging_location(start: Start, publisher: Publisher) -> None:
