@@ -679,3 +679,20 @@ def test_r03_empty_lines_are_passed_over_together_in_any_chunking() -> None:
         assert taken is not None
         assert [event.json() for event in taken.events] == [{"n": 1}]
         assert page.tail_bytes == len(lines)
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\r\n", b" \n"])
+def test_a_flood_of_empty_lines_is_passed_over_at_once(line: bytes) -> None:
+    page, calls = decoder(), 0
+
+    def count(_frame: object, _event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        page.feed(line * 100_000)
+    finally:
+        sys.setprofile(None)
+    assert calls < 100
+    assert read(page, b'{"cursor":"c"}\n') == ([], ["c"], None)
