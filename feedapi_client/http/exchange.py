@@ -54,6 +54,7 @@ Exchange = Generator[Any, Any, tuple[httpx.Response, bytes]]
 """Yields I/O for a transport to do, is sent its result, and returns the response and its body."""
 
 _MAX_REDIRECTS = 5
+_FOUND = 302
 _SPARE_CONNECTIONS = 4
 _MIN_KEEPALIVE_EXPIRY = 30.0
 SHARE = 0.9
@@ -190,9 +191,8 @@ class Endpoint(Generic[Client]):
                 self._classify(response, body, partition, discovery)
                 return response, body
             request = onward
-        raise self._redirect_error(
-            f"more than {_MAX_REDIRECTS} redirects, one after the other", partition, discovery
-        )
+        message = f"more than {_MAX_REDIRECTS} redirects, one after the other"
+        raise self._redirect_error(message, partition, discovery, response.status_code)
 
     def _answer_in(
         self, error: Exception, request: httpx.Request, partition: int | None, discovery: bool
@@ -306,16 +306,21 @@ class Endpoint(Generic[Client]):
             "are sent there. If the feed has moved, use its new URL",
             partition,
             discovery,
+            response.status_code,
         )
 
     def _unreadable_location(self, partition: int | None, discovery: bool) -> FeedError:
-        return self._redirect_error(
-            "the feed redirects to a URL that can't be read", partition, discovery
-        )
+        message = "the feed redirects to a URL that can't be read"
+        return self._redirect_error(message, partition, discovery, _FOUND)  # httpx tells no status
 
-    def _redirect_error(self, message: str, partition: int | None, discovery: bool) -> FeedError:
-        kind = NegotiationError if discovery else TransportError
-        return kind(message, **self._where(partition))
+    def _redirect_error(
+        self, message: str, partition: int | None, discovery: bool, status: int
+    ) -> FeedError:
+        if discovery:
+            return NegotiationError(message, **self._where(partition))
+        error = TransportError(message, **self._where(partition))
+        error.status = status
+        return error
 
     def _classify(
         self, response: httpx.Response, body: bytes, partition: int | None, discovery: bool

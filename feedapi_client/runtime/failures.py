@@ -11,8 +11,10 @@ import anyio
 from feedapi_client.errors import (
     AuthenticationError,
     FeedError,
+    FeedUnavailableError,
     ProtocolError,
     RequestRefusedError,
+    TransportError,
 )
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import RetryPolicy
@@ -30,8 +32,8 @@ LAG_REPORTED_SECONDS = 5.0
 ALONE_AFTER = 3
 """Refusals of a partition in a row, each of them since another request has passed, after which the
 publisher's limits are no longer taken for the reason (R14)."""
-NO_ACCESS = (405, 421)
-"""Statuses of a gateway that knows nothing of the feed, or not any more."""
+OF_A_CURSOR = (400, 404, 405, 410, 421)
+"""Statuses that may mean a cursor, where they last: of others only a gateway is to blame."""
 _QUIET = 2
 """The pauses after refusals grow until none came for the longest pause times this."""
 
@@ -41,9 +43,17 @@ def is_refusal(error: FeedError) -> bool:
 
     A 401 or 403 is one, too, unless the application's policy retries it anyway.
     """
-    if isinstance(error, (RequestRefusedError, AuthenticationError)):
-        return True
-    return isinstance(error, ProtocolError) and error.status in NO_ACCESS
+    return isinstance(error, (RequestRefusedError, AuthenticationError)) or is_of_gateway(error)
+
+
+def is_of_gateway(error: BaseException | None) -> bool:
+    """Whether a gateway answered that knows nothing of the feed, or not any more.
+
+    It redirects elsewhere, or answers a fetch with a status that is none of a publisher's.
+    """
+    if isinstance(error, (RequestRefusedError, FeedUnavailableError)):
+        return False
+    return isinstance(error, (ProtocolError, TransportError)) and error.status is not None
 
 
 def refusal_backoff(policy: RetryPolicy, *, give_up_after: float | None = None) -> Backoff:

@@ -26,7 +26,7 @@ from feedapi_client.protocol.page import (
 )
 from feedapi_client.protocol.text import excerpt
 from feedapi_client.runtime.driver import Driver
-from feedapi_client.runtime.failures import AskedAs, is_refusal
+from feedapi_client.runtime.failures import OF_A_CURSOR, AskedAs, is_of_gateway, is_refusal
 from feedapi_client.runtime.late import LateEvents
 from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
 from feedapi_client.runtime.request import PartitionRequest, RequestStopped, SlotPreempted
@@ -405,6 +405,9 @@ class Fetching:
             kind, advice = AuthenticationError, "Its discovery is answered all the same"
         elif isinstance(error, ProtocolError) and error.status == 409:
             advice = "Its fetches don't accept the token that its discovery gives"
+        elif is_of_gateway(error) and getattr(error, "status", None) not in OF_A_CURSOR:
+            kind = type(error)
+            advice = "No publisher answers like that: look at what is between"
         elif cursor in (FIRST, LAST):
             advice = f"The cursor can't be at fault, since it is {cursor}"
         else:

@@ -18,9 +18,11 @@ from feedapi_client import (
     MemoryCursorStore,
     NoProgressError,
     Position,
+    ProtocolError,
     RetryPolicy,
     Share,
     TornResponseError,
+    TransportError,
 )
 from feedapi_client.model import FIRST
 from feedapi_client.protocol.page import MOVES_BELIEVED
@@ -613,12 +615,16 @@ def refuses(status: int, until: float, *, discoveries: bool = False) -> Answer:
     def answer(feed: Scripted, ask: Ask) -> httpx.Response | None:
         late = len(feed.fetches) > 1 and ask.at < until
         refused = late and (ask.partition is not None or discoveries)
-        return httpx.Response(status, content=b"no") if refused else None
+        return httpx.Response(status, content=b"no", headers=ELSEWHERE) if refused else None
 
     return answer
 
 
-@pytest.mark.parametrize("status", [401, 403, 405, 421, 404])
+ELSEWHERE = {"location": "https://login.invalid/?token=s3cr3t"}
+"""Of a captive portal, for the statuses that redirect."""
+
+
+@pytest.mark.parametrize("status", [401, 403, 405, 421, 404, 402, 407, 451, 302, 304])
 @pytest.mark.parametrize("discoveries", [False, True])
 def test_r10_a_running_consumer_waits_until_refusals_pass(status: int, discoveries: bool) -> None:
     feed = Scripted({0: Listed(300)}, echo=True)
@@ -637,6 +643,8 @@ def test_r10_a_running_consumer_waits_until_refusals_pass(status: int, discoveri
         (403, AuthenticationError),
         (405, CursorRejectedError),
         (421, CursorRejectedError),
+        (402, ProtocolError),
+        (302, TransportError),
     ],
 )
 @pytest.mark.parametrize("on_error", ["raise", "park"])
@@ -646,7 +654,8 @@ def test_r10_refusals_that_last_are_an_error_or_park_and_the_consumer_is_not_rea
     feed = Scripted({0: Listed(300), 1: Listed(10)}, echo=True)
 
     def refuse(_: Scripted, ask: Ask) -> httpx.Response | None:
-        return httpx.Response(status) if (ask.partition, ask.cursor) == (0, "100") else None
+        refused = (ask.partition, ask.cursor) == (0, "100")
+        return httpx.Response(status, headers=ELSEWHERE) if refused else None
 
     feed.answers.append(refuse)
 
@@ -668,7 +677,9 @@ def test_r10_refusals_that_last_are_an_error_or_park_and_the_consumer_is_not_rea
             assert consumer.health().ready
             await anyio.sleep(200)
             if on_error == "raise":
+                assert type(raised[0]) is error
                 assert "It has done so for" in str(raised[0])
+                assert "s3cr3t" not in str(raised[0])
             else:
                 assert consumer.status()[0].state == "parked"
                 assert not consumer.health().ready

@@ -84,7 +84,7 @@ def report_of(engine: MicroBatchEngine) -> dict[str, Any]:
 # ---------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("status", [400, 401, 403, 404, 405, 409, 410, 421])
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 409, 410, 421, 451])
 def test_r10_refusals_that_pass_end_no_query(
     start: Start, publisher: Publisher, status: int
 ) -> None:
@@ -102,6 +102,7 @@ def test_r10_refusals_that_pass_end_no_query(
     [
         (400, CursorRejectedError),
         (401, AuthenticationError),
+        (402, ProtocolError),
         (403, AuthenticationError),
         (405, CursorRejectedError),
         (409, ProtocolError),
