@@ -30,7 +30,7 @@ from feedapi_client.notifications import (
 )
 from feedapi_client.status import ProblemName
 from feedapi_client.testing import Publisher
-from tests.consumer.helpers import consume, numbers, read_n, take, wait_until
+from tests.consumer.helpers import SHORT, consume, numbers, read_n, take, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -116,7 +116,7 @@ async def test_an_error_that_ends_the_iteration_is_told_once(publisher: Publishe
     numbers(publisher, 0, [0])
     publisher.fail(418, times=None)
     heard = Heard()
-    async with consume(publisher) as consumer:
+    async with consume(publisher, retry=SHORT) as consumer:
         consumer.subscribe(heard)
         with pytest.raises(Exception, match="418"):
             await anext(aiter(consumer))

@@ -33,6 +33,7 @@ from feedapi_client.status import PartitionState
 from feedapi_client.testing import Publisher, faults
 from tests.consumer.helpers import (
     SAFETY_LIMIT,
+    SHORT,
     RecordingStore,
     assert_each_entity_in_order_and_once,
     consume,
@@ -62,24 +63,6 @@ async def test_r14_temporary_error_statuses_are_retried(publisher: Publisher, st
     numbers(publisher, 0, range(5))
     async with consume(publisher, follow=False) as consumer:
         assert await read_n(consumer) == list(range(5))
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        (402, ProtocolError),
-        (418, ProtocolError),
-    ],
-)
-async def test_r14_final_error_statuses_are_not_retried(
-    publisher: Publisher, error: tuple[int, type[FeedError]]
-) -> None:
-    status, kind = error
-    publisher.fail(status, times=None)
-    async with consume(publisher) as consumer:
-        with pytest.raises(kind, match=f"partition 0: .*{status}"):
-            await take(aiter(consumer))
-    assert publisher.counters["fetch"] == 1
 
 
 async def test_r14_retry_after_is_honoured(publisher: Publisher) -> None:
@@ -195,7 +178,7 @@ async def test_r14_a_publisher_that_restarts_is_found_again() -> None:
 async def test_r14_a_redirect_to_another_origin_is_refused(publisher: Publisher) -> None:
     with Publisher().serve() as elsewhere:
         publisher.fail(faults.Redirect(elsewhere + "/events"), times=None)
-        async with consume(publisher) as consumer:
+        async with consume(publisher, retry=SHORT) as consumer:
             with pytest.raises(TransportError, match="another origin"):
                 await take(aiter(consumer))
         publisher.fail(faults.Redirect(elsewhere), on="discovery", times=None)
@@ -516,7 +499,7 @@ async def test_r18_raise_ends_the_iteration_and_loses_nothing(
     seen: list[Any] = []
 
     async def work() -> None:
-        async with consume(publisher, store=store) as consumer:
+        async with consume(publisher, retry=SHORT, store=store) as consumer:
             async for batch in consumer.batches():
                 seen.extend(event.json() for event in batch.events)
                 await batch.commit()
@@ -524,7 +507,7 @@ async def test_r18_raise_ends_the_iteration_and_loses_nothing(
     with pytest.raises(ProtocolError, match="partition 0"):
         await work()
     rule.remove()
-    async with consume(publisher, store=store, follow=False) as consumer:
+    async with consume(publisher, retry=SHORT, store=store, follow=False) as consumer:
         seen += [event.json() for event in await read(consumer)]
     assert_each_entity_in_order_and_once(seen, publisher)
 
@@ -538,11 +521,12 @@ async def test_r18_park_stops_the_partition_and_its_descendants_and_the_others_g
     publisher.split(2)
     publisher.fail(418, partition=0, times=None)
     before = datetime.now(UTC)
-    async with consume(publisher, on_error="park") as consumer:
+    async with consume(publisher, retry=SHORT, on_error="park") as consumer:
         events = aiter(consumer)
         for n in range(3):
             numbers(publisher, 1, [n])
             assert n_of(await take(events)) == [n]
+        await wait_until(lambda: consumer.status()[0].state == "parked")
         status = consumer.status()
     for partition in (0, 2, 3, 4, 5):
         parked = status[partition]
@@ -563,7 +547,7 @@ async def test_r18_park_without_follow_ends_when_the_others_are_at_their_end(
     for partition in range(3):
         numbers(publisher, partition, [partition])
     publisher.fail(418, partition=0, times=None)
-    async with consume(publisher, on_error="park", follow=False) as consumer:
+    async with consume(publisher, retry=SHORT, on_error="park", follow=False) as consumer:
         assert sorted(await read_n(consumer)) == [1, 2]
         assert consumer.status()[0].state == "parked"
 
@@ -596,10 +580,11 @@ async def test_r18_a_split_of_a_parked_partition_is_parked(publisher: Publisher)
     numbers(publisher, 0, [0])
     publisher.fail(418, partition=0, times=None)
     publisher.add(1)
-    async with consume(publisher, on_error="park") as consumer:
+    async with consume(publisher, retry=SHORT, on_error="park") as consumer:
         events = aiter(consumer)
         numbers(publisher, 1, [1])
         await take(events)
+        await wait_until(lambda: consumer.status()[0].state == "parked")
         successors = publisher.split(0, method="cursor-from")
         await wait_until(lambda: consumer.status().partitions.get(successors[0]) is not None)
         numbers(publisher, 1, [2])
@@ -609,9 +594,10 @@ async def test_r18_a_split_of_a_parked_partition_is_parked(publisher: Publisher)
 
 async def test_r18_a_new_iteration_tries_a_parked_partition_again(publisher: Publisher) -> None:
     numbers(publisher, 0, [0])
-    publisher.fail(418, partition=0)
-    async with consume(publisher, on_error="park", follow=False) as consumer:
+    rule = publisher.fail(418, partition=0, times=None)
+    async with consume(publisher, retry=SHORT, on_error="park", follow=False) as consumer:
         assert await read_n(consumer) == []
+        rule.remove()
         assert await read_n(consumer) == [0]
 
 
@@ -633,7 +619,7 @@ async def test_r18_a_batch_in_flight_of_a_parked_partition_can_be_committed(
 ) -> None:
     publisher.add(1)
     numbers(publisher, 0, [0])
-    async with consume(publisher, store=store, on_error="park") as consumer:
+    async with consume(publisher, retry=SHORT, store=store, on_error="park") as consumer:
         batch = await next_batch(consumer.batches())
         publisher.fail(418, partition=0, times=None)
         await wait_until(lambda: consumer.status()[0].state == "parked")
@@ -681,7 +667,7 @@ async def test_r19_no_secret_is_logged_raised_stored_or_shown(
             publisher.fail(fault, on="discovery", times=None, after=1)
     url = publisher.url.replace("http://", "http://me:hunter2@") + "?key=querysecret"
     shown: list[str] = []
-    policy = RetryPolicy(base_delay=0.001, max_delay=0.002, give_up_after=0.05)
+    policy = RetryPolicy(base_delay=0.001, max_delay=0.002, give_up_after=0.05, refused_for=0.05)
     async with httpx.AsyncClient(headers={"x-key": "Bearer-secret"}) as http:
         try:
             async with FeedConsumer(
