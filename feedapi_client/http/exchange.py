@@ -192,7 +192,7 @@ class Endpoint(Generic[Client]):
                 return response, body
             request = onward
         message = f"more than {_MAX_REDIRECTS} redirects, one after the other"
-        raise self._redirect_error(message, partition, discovery, response.status_code)
+        raise self._redirect_error(message, partition, discovery, _FOUND)
 
     def _answer_in(
         self, error: Exception, request: httpx.Request, partition: int | None, discovery: bool
