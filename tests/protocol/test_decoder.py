@@ -20,6 +20,7 @@ from feedapi_client.protocol import fast_lines
 from feedapi_client.protocol.decoder import PageDecoder
 from feedapi_client.protocol.dialects import DIALECTS
 from feedapi_client.protocol.fast_lines import Block, BlockDecoder
+from tests.protocol.calls import calls_of
 
 FEED = "https://service/feed"
 
@@ -679,3 +680,10 @@ def test_r03_empty_lines_are_passed_over_together_in_any_chunking() -> None:
         assert taken is not None
         assert [event.json() for event in taken.events] == [{"n": 1}]
         assert page.tail_bytes == len(lines)
+
+
+@pytest.mark.parametrize("line", [b"\n", b"\r\n", b" \n"])
+def test_r03_a_flood_of_empty_lines_takes_no_look_at_each(line: bytes) -> None:
+    page, flood = decoder(), line * 1_000_000
+    assert calls_of(lambda: page.feed(flood)) < 100
+    assert page.tail_bytes == len(flood)
