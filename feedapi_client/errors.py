@@ -126,7 +126,13 @@ class BufferLimitError(ProtocolError):
 
 
 class TransportError(FeedError):
-    """The network, or the server in front of the publisher."""
+    """The network, or the server in front of the publisher.
+
+    Attributes:
+        status: of a response whose status is to blame, otherwise None.
+    """
+
+    status: int | None = None
 
 
 class AuthenticationError(TransportError):

@@ -11,8 +11,10 @@ import anyio
 from feedapi_client.errors import (
     AuthenticationError,
     FeedError,
+    FeedUnavailableError,
     ProtocolError,
     RequestRefusedError,
+    TransportError,
 )
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import RetryPolicy
@@ -30,8 +32,8 @@ LAG_REPORTED_SECONDS = 5.0
 ALONE_AFTER = 3
 """Refusals of a partition in a row, each of them since another request has passed, after which the
 publisher's limits are no longer taken for the reason (R14)."""
-NO_ACCESS = (405, 421)
-"""Statuses of a gateway that knows nothing of the feed, or not any more."""
+CURSOR_REFUSALS = (400, 404, 405, 410, 421)
+"""Statuses that the cursor of a request may be the reason for."""
 _QUIET = 2
 """The pauses after refusals grow until none came for the longest pause times this."""
 
@@ -39,11 +41,22 @@ _QUIET = 2
 def is_refusal(error: FeedError) -> bool:
     """Whether an error is a refusal that may pass: of a rolling deployment or a stale cache (R10).
 
-    A 401 or 403 is one, too, unless the application's policy retries it anyway.
+    What `is_of_gateway` is one, too, unless the application's policy retries it anyway.
     """
-    if isinstance(error, (RequestRefusedError, AuthenticationError)):
-        return True
-    return isinstance(error, ProtocolError) and error.status in NO_ACCESS
+    return isinstance(error, RequestRefusedError) or is_of_gateway(error)
+
+
+def is_of_gateway(error: BaseException | None) -> bool:
+    """Whether a response was an answer to the whole feed, as gateways, proxies and logins give it.
+
+    That is 401, 403, a redirect that is not followed, and each status that neither says "later"
+    (R14) nor refuses the partition, its token or its cursor.
+    """
+    if isinstance(error, (RequestRefusedError, FeedUnavailableError)):
+        return False
+    return isinstance(error, AuthenticationError) or (
+        isinstance(error, (ProtocolError, TransportError)) and error.status is not None
+    )
 
 
 def refusal_backoff(policy: RetryPolicy, *, give_up_after: float | None = None) -> Backoff:

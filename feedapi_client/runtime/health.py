@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from feedapi_client.errors import AuthenticationError, FeedError, ProtocolError
+from feedapi_client.errors import AuthenticationError, FeedError
 from feedapi_client.lineage.planner import State
 from feedapi_client.runtime.discovery import Discovery
 from feedapi_client.runtime.driver import Driver
 from feedapi_client.runtime.entering import waits_for
-from feedapi_client.runtime.failures import NO_ACCESS
+from feedapi_client.runtime.failures import is_of_gateway
 from feedapi_client.runtime.watchdog import Stall, Watchdog
 from feedapi_client.status import Health, PartitionState, PartitionStatus, Problem, ProblemName
 
@@ -63,12 +63,12 @@ def _is_parked(driver: Driver) -> bool:
     parked = [e for e in left if e.state is State.PARKED]
     if parked and len(parked) == len(left):
         return True
-    return any(isinstance(e.error, AuthenticationError) or _no_access(e.error) for e in parked)
+    return any(_no_access(e.error) for e in parked)
 
 
 def _no_access(error: FeedError | None) -> bool:
     refused = None if error is None else error.__cause__
-    return isinstance(refused, ProtocolError) and refused.status in NO_ACCESS
+    return isinstance(error, AuthenticationError) or is_of_gateway(refused)
 
 
 def _of_session(driver: Driver, watchdog: Watchdog, *, opening: bool) -> Iterator[Problem]:

@@ -36,16 +36,13 @@ class Outcomes:
 UNAVAILABLE = Outcomes(DELIVERED, DELIVERED, DELIVERED, "FeedUnavailableError", (14,))
 TORN = Outcomes(DELIVERED, DELIVERED, DELIVERED, "TornResponseError", (3, 14))
 REFUSED = Outcomes("NegotiationError", DELIVERED, DELIVERED, "RequestRefusedError", (1, 10))
-FATAL = Outcomes("NegotiationError", "ProtocolError", "ProtocolError", "ProtocolError", (1, 10))
 UNAUTHORIZED = Outcomes(
     "AuthenticationError", DELIVERED, "AuthenticationError", "AuthenticationError", (1, 10)
 )
-NO_ACCESS = Outcomes("NegotiationError", DELIVERED, "ProtocolError", "ProtocolError", (1, 10))
+OF_GATEWAY = Outcomes("NegotiationError", DELIVERED, "ProtocolError", "ProtocolError", (1, 10))
 NO_FEED = Outcomes("NegotiationError", DELIVERED, DELIVERED, "TornResponseError", (1, 3, 10))
 """Content that is not a feed's: an error on entry, a torn response in a fetch."""
-REDIRECTED = Outcomes(
-    "NegotiationError", "TransportError", "TransportError", "TransportError", (10, 19)
-)
+REDIRECTED = Outcomes("NegotiationError", DELIVERED, "TransportError", "TransportError", (10, 19))
 UNREADABLE = Outcomes("ProtocolError", "ProtocolError", "ProtocolError", "ProtocolError", (16,))
 HARMLESS = Outcomes(DELIVERED, DELIVERED, DELIVERED, PAGE, (3,))
 MEANINGLESS = Outcomes("NegotiationError", DELIVERED, DELIVERED, PAGE, (1, 3, 6))
