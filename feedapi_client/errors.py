@@ -129,7 +129,7 @@ class TransportError(FeedError):
     """The network, or the server in front of the publisher.
 
     Attributes:
-        status: of a response whose status or redirect is to blame, otherwise None.
+        status: of a response whose status is to blame, otherwise None.
     """
 
     status: int | None = None

@@ -213,9 +213,9 @@ class RetryPolicy:
     give_up_after: float | None = 300.0
     """Seconds without progress after which the last error is raised; None never gives up."""
     refused_for: float = 60.0
-    """Seconds for which a partition may refuse its requests (400, 401, 403, 404, 405, 409, 410,
-    421) although discovery lists it, before that is an error (R10). A rolling deployment should
-    take no longer."""
+    """Seconds for which the fetches of a partition that discovery lists may be refused before that
+    is an error (R10): by any status that says neither "here it is" nor "later", or by a redirect
+    to another origin. A rolling deployment should take no longer."""
     decide: Callable[[FeedError], Decision] = default_decision
     """Decides which errors are retried; a function of your own may replace it. Without one, a
     `HostError` ends the first discovery at once; a function of your own decides there too."""

@@ -54,7 +54,6 @@ Exchange = Generator[Any, Any, tuple[httpx.Response, bytes]]
 """Yields I/O for a transport to do, is sent its result, and returns the response and its body."""
 
 _MAX_REDIRECTS = 5
-_FOUND = 302
 _SPARE_CONNECTIONS = 4
 _MIN_KEEPALIVE_EXPIRY = 30.0
 SHARE = 0.9
@@ -69,6 +68,8 @@ _UNSENDABLE = "the request can't be sent: check the http client's headers, proxi
 _URL_ERRORS = (httpx.InvalidURL, UnicodeError)
 _REFUSED = frozenset({400, 404, 409, 410})
 _LATER = frozenset({408, 425, 429})
+_SOME_REDIRECT = 302
+"""Stands for the status of a redirect to a URL that httpx can't read: its error has none."""
 
 
 class Endpoint(Generic[Client]):
@@ -170,7 +171,8 @@ class Endpoint(Generic[Client]):
         The body of a fetch is not read yet. The body of a discovery is returned too, up to a little
         over `limit` bytes.
         """
-        for _ in range(_MAX_REDIRECTS + 1):
+        redirects = 0
+        while True:
             try:
                 answer: httpx.Response | Exception = yield self._send(request)
             except Exception as error:  # noqa: BLE001 - of the caller's auth, hooks, transport
@@ -190,9 +192,15 @@ class Endpoint(Generic[Client]):
             if onward is None:
                 self._classify(response, body, partition, discovery)
                 return response, body
-            request = onward
-        message = f"more than {_MAX_REDIRECTS} redirects, one after the other"
-        raise self._redirect_error(message, partition, discovery, _FOUND)
+            request, redirects = onward, redirects + 1
+            if redirects > _MAX_REDIRECTS:
+                raise self._redirect_error(
+                    f"more than {_MAX_REDIRECTS} redirects, one after the other (status "
+                    f"{response.status_code})",
+                    response.status_code,
+                    partition,
+                    discovery,
+                )
 
     def _answer_in(
         self, error: Exception, request: httpx.Request, partition: int | None, discovery: bool
@@ -210,7 +218,7 @@ class Endpoint(Generic[Client]):
             where = request_of_location(error)
             # A client of ours has no code of the caller's that makes URLs.
             if where == request.url or (self._owned and isinstance(error, _URL_ERRORS)):
-                raise self._unreadable_location(partition, discovery) from None
+                raise self._unreadable_location(_SOME_REDIRECT, partition, discovery) from None
             self._unanswered(the_error(error), partition)
         asked = response.request
         if (asked.url.path, origin(asked.url)) == (request.url.path, self._url.origin):
@@ -297,24 +305,27 @@ class Endpoint(Generic[Client]):
                 )
             same = origin(request.url) == self._url.origin
         except (httpx.InvalidURL, ValueError):  # such as a host name that idna refuses
-            raise self._unreadable_location(partition, discovery) from None
+            raise self._unreadable_location(response.status_code, partition, discovery) from None
         if same:
             return request
         raise self._redirect_error(
             f"the feed redirects (status {response.status_code}) to another origin, "
             f"{self.quote(shown_origin(request.url).encode())}, which is refused: no credentials "
             "are sent there. If the feed has moved, use its new URL",
+            response.status_code,
             partition,
             discovery,
-            response.status_code,
         )
 
-    def _unreadable_location(self, partition: int | None, discovery: bool) -> FeedError:
-        message = "the feed redirects to a URL that can't be read"
-        return self._redirect_error(message, partition, discovery, _FOUND)  # httpx tells no status
+    def _unreadable_location(
+        self, status: int, partition: int | None, discovery: bool
+    ) -> FeedError:
+        return self._redirect_error(
+            "the feed redirects to a URL that can't be read", status, partition, discovery
+        )
 
     def _redirect_error(
-        self, message: str, partition: int | None, discovery: bool, status: int
+        self, message: str, status: int, partition: int | None, discovery: bool
     ) -> FeedError:
         if discovery:
             return NegotiationError(message, **self._where(partition))
@@ -337,9 +348,11 @@ class Endpoint(Generic[Client]):
                 **where,
             )
         if status in (401, 403):
-            raise AuthenticationError(
+            denied = AuthenticationError(
                 f"the publisher answers status {status}{said}. Check the credentials", **where
             )
+            denied.status = status
+            raise denied
         if discovery:
             return
         message = f"the publisher answers a fetch with status {status}{said}"

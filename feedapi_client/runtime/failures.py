@@ -32,8 +32,8 @@ LAG_REPORTED_SECONDS = 5.0
 ALONE_AFTER = 3
 """Refusals of a partition in a row, each of them since another request has passed, after which the
 publisher's limits are no longer taken for the reason (R14)."""
-OF_A_CURSOR = (400, 404, 405, 410, 421)
-"""Statuses that may mean a cursor, where they last: of others only a gateway is to blame."""
+CURSOR_REFUSALS = (400, 404, 405, 410, 421)
+"""Statuses that the cursor of a request may be the reason for."""
 _QUIET = 2
 """The pauses after refusals grow until none came for the longest pause times this."""
 
@@ -41,19 +41,22 @@ _QUIET = 2
 def is_refusal(error: FeedError) -> bool:
     """Whether an error is a refusal that may pass: of a rolling deployment or a stale cache (R10).
 
-    A 401 or 403 is one, too, unless the application's policy retries it anyway.
+    What `is_of_gateway` is one, too, unless the application's policy retries it anyway.
     """
-    return isinstance(error, (RequestRefusedError, AuthenticationError)) or is_of_gateway(error)
+    return isinstance(error, RequestRefusedError) or is_of_gateway(error)
 
 
 def is_of_gateway(error: BaseException | None) -> bool:
-    """Whether a gateway answered that knows nothing of the feed, or not any more.
+    """Whether a response was an answer to the whole feed, as gateways, proxies and logins give it.
 
-    It redirects elsewhere, or answers a fetch with a status that is none of a publisher's.
+    That is 401, 403, a redirect that is not followed, and each status that neither says "later"
+    (R14) nor refuses the partition, its token or its cursor.
     """
     if isinstance(error, (RequestRefusedError, FeedUnavailableError)):
         return False
-    return isinstance(error, (ProtocolError, TransportError)) and error.status is not None
+    return isinstance(error, AuthenticationError) or (
+        isinstance(error, (ProtocolError, TransportError)) and error.status is not None
+    )
 
 
 def refusal_backoff(policy: RetryPolicy, *, give_up_after: float | None = None) -> Backoff:

@@ -12,6 +12,7 @@ from feedapi_client.errors import (
     FeedUnavailableError,
     NoProgressError,
     ProtocolError,
+    TransportError,
 )
 from feedapi_client.lineage.planner import Entry, Start, State
 from feedapi_client.model import FIRST, LAST, FeedInfo
@@ -26,7 +27,12 @@ from feedapi_client.protocol.page import (
 )
 from feedapi_client.protocol.text import excerpt
 from feedapi_client.runtime.driver import Driver
-from feedapi_client.runtime.failures import OF_A_CURSOR, AskedAs, is_of_gateway, is_refusal
+from feedapi_client.runtime.failures import (
+    CURSOR_REFUSALS,
+    AskedAs,
+    is_of_gateway,
+    is_refusal,
+)
 from feedapi_client.runtime.late import LateEvents
 from feedapi_client.runtime.partition import ReadEnd, RuntimePartition
 from feedapi_client.runtime.request import PartitionRequest, RequestStopped, SlotPreempted
@@ -322,15 +328,15 @@ class Fetching:
         self, partition: RuntimePartition, error: FeedError, asked_of: FeedInfo
     ) -> None:
         driver = self._driver
-        denied = isinstance(error, AuthenticationError)
+        of_gateway = is_of_gateway(error)
         decides = driver.settings.retry.decide is not default_decision
-        if is_refusal(error) and not (denied and decides):
+        if is_refusal(error) and not (of_gateway and decides):
             await self._refused(partition, error, asked_of)
             return
         try:
             pause = partition.failures.failed(error)
         except FeedError as final:
-            if denied:
+            if of_gateway:
                 await self._refused(partition, error, asked_of)
             else:
                 await driver.fail_partition(partition, final)
@@ -395,7 +401,7 @@ class Fetching:
 
     def _final(self, partition: RuntimePartition, error: FeedError) -> FeedError:
         """What to raise for a partition that refused its requests for too long."""
-        cursor = partition.read_cursor
+        cursor, status = partition.read_cursor, getattr(error, "status", None)
         times = (
             f"{error.message}. It has done so for {partition.failures.refused_seconds:.0f} s, "
             "while discovery lists the partition"
@@ -403,11 +409,13 @@ class Fetching:
         kind: type[FeedError] = ProtocolError
         if isinstance(error, AuthenticationError):
             kind, advice = AuthenticationError, "Its discovery is answered all the same"
-        elif isinstance(error, ProtocolError) and error.status == 409:
+        elif status == 409:
             advice = "Its fetches don't accept the token that its discovery gives"
-        elif is_of_gateway(error) and getattr(error, "status", None) not in OF_A_CURSOR:
-            kind = type(error)
-            advice = "No publisher answers like that: look at what is between"
+        elif status not in CURSOR_REFUSALS:
+            kind = TransportError if isinstance(error, TransportError) else ProtocolError
+            advice = (
+                "Its discovery is answered all the same: look at gateways and proxies on the way"
+            )
         elif cursor in (FIRST, LAST):
             advice = f"The cursor can't be at fault, since it is {cursor}"
         else:
@@ -418,6 +426,8 @@ class Fetching:
                 "place, reset the cursor, which skips or repeats events"
             )
         final = kind(f"{times}. {advice}", feed=self._driver.feed, partition=partition.id)
+        if isinstance(final, (ProtocolError, TransportError)):
+            final.status = status
         final.__cause__ = error
         return final
 

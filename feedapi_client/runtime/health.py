@@ -63,8 +63,12 @@ def _is_parked(driver: Driver) -> bool:
     parked = [e for e in left if e.state is State.PARKED]
     if parked and len(parked) == len(left):
         return True
-    errors = [e.error for e in parked if e.error is not None]
-    return any(isinstance(e, AuthenticationError) or is_of_gateway(e.__cause__) for e in errors)
+    return any(_no_access(e.error) for e in parked)
+
+
+def _no_access(error: FeedError | None) -> bool:
+    refused = None if error is None else error.__cause__
+    return isinstance(error, AuthenticationError) or is_of_gateway(refused)
 
 
 def _of_session(driver: Driver, watchdog: Watchdog, *, opening: bool) -> Iterator[Problem]:

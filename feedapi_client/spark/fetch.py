@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from feedapi_client.errors import (
+    AuthenticationError,
     BufferLimitError,
     FeedError,
     LineTooLongError,
@@ -145,7 +146,8 @@ class PartitionReader:
             if isinstance(error, (BufferLimitError, LineTooLongError)):
                 raise self._in_option_names(error) from error
             if self._is_refusal(error):
-                self._refused(error, int(getattr(error, "status", None) or DENIED), info)
+                denied = isinstance(error, AuthenticationError)
+                self._refused(error, DENIED if denied else int(getattr(error, "status", 0)), info)
                 return
             if self.result.cursor != asked:
                 self._progress.moved(self.result.cursor, events=True)

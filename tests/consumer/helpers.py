@@ -23,7 +23,7 @@ from feedapi_client import (
     RetryPolicy,
 )
 from feedapi_client.stores.base import check_predecessor
-from feedapi_client.testing import Publisher, Request
+from feedapi_client.testing import Publisher, Request, faults
 from tests.testing.virtual_time import asgi_client
 
 SAFETY_LIMIT = 60.0
@@ -41,6 +41,8 @@ QUICK: dict[str, Any] = {
 RETRY = RetryPolicy(base_delay=0.002, max_delay=0.01, give_up_after=SAFETY_LIMIT)
 SHORT = RetryPolicy(base_delay=0.002, max_delay=0.01, give_up_after=0.1, refused_for=0.1)
 """Gives up soon: for what never passes."""
+BROKEN = faults.Replace(b'{"cursor":"_last"}\n')
+"""A page that breaks the protocol, in each dialect: an error at once, with "_last" in its text."""
 
 
 def limits(**changed: Any) -> Limits:

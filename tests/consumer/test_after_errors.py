@@ -44,7 +44,7 @@ class PickyStore(RecordingStore):
 
 
 @pytest.mark.parametrize("way", ["events", "batches"])
-@pytest.mark.parametrize("status", [401, 405, 410])
+@pytest.mark.parametrize("status", [401, 402, 405, 410])
 async def test_r20_an_error_of_a_partition_is_raised_again(
     publisher: Publisher, status: int, way: str
 ) -> None:

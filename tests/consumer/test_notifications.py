@@ -30,7 +30,7 @@ from feedapi_client.notifications import (
 )
 from feedapi_client.status import ProblemName
 from feedapi_client.testing import Publisher
-from tests.consumer.helpers import SHORT, consume, numbers, read_n, take, wait_until
+from tests.consumer.helpers import BROKEN, consume, numbers, read_n, take, wait_until
 
 pytestmark = pytest.mark.anyio
 
@@ -114,15 +114,15 @@ async def test_failures_of_handlers_are_told_without_their_texts(
 
 async def test_an_error_that_ends_the_iteration_is_told_once(publisher: Publisher) -> None:
     numbers(publisher, 0, [0])
-    publisher.fail(418, times=None)
+    publisher.fail(BROKEN, times=None)
     heard = Heard()
-    async with consume(publisher, retry=SHORT) as consumer:
+    async with consume(publisher) as consumer:
         consumer.subscribe(heard)
-        with pytest.raises(Exception, match="418"):
+        with pytest.raises(Exception, match="_last"):
             await anext(aiter(consumer))
     (ended,) = heard.of(IterationEnded)
-    assert "418" in ended.error
-    assert "418" in heard.of(FetchEnded)[-1].error
+    assert "_last" in ended.error
+    assert "_last" in heard.of(FetchEnded)[-1].error
 
 
 async def test_problems_are_found_and_gone(publisher: Publisher) -> None:

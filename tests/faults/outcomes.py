@@ -39,7 +39,7 @@ REFUSED = Outcomes("NegotiationError", DELIVERED, DELIVERED, "RequestRefusedErro
 UNAUTHORIZED = Outcomes(
     "AuthenticationError", DELIVERED, "AuthenticationError", "AuthenticationError", (1, 10)
 )
-NO_ACCESS = Outcomes("NegotiationError", DELIVERED, "ProtocolError", "ProtocolError", (1, 10))
+OF_GATEWAY = Outcomes("NegotiationError", DELIVERED, "ProtocolError", "ProtocolError", (1, 10))
 NO_FEED = Outcomes("NegotiationError", DELIVERED, DELIVERED, "TornResponseError", (1, 3, 10))
 """Content that is not a feed's: an error on entry, a torn response in a fetch."""
 REDIRECTED = Outcomes("NegotiationError", DELIVERED, "TransportError", "TransportError", (10, 19))

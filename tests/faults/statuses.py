@@ -6,7 +6,7 @@ from tests.faults.feed import Spoil
 from tests.faults.outcomes import (
     EMPTY,
     HARMLESS,
-    NO_ACCESS,
+    OF_GATEWAY,
     REDIRECTED,
     REFUSED,
     UNAUTHORIZED,
@@ -44,11 +44,11 @@ def _content(status: int) -> Fault:
 STATUSES = (
     *(_content(status) for status in (201, 202, 203, 206, 226)),
     *(_row(status, EMPTY) for status in (204, 205)),
-    *(_row(status, NO_ACCESS) for status in (300, 304, 305)),
+    *(_row(status, OF_GATEWAY) for status in (300, 304, 305)),
     *(_row(status, UNAUTHORIZED) for status in (401, 403)),
     *(_row(status, REFUSED) for status in (400, 404, 409, 410)),
     *(_row(status, UNAVAILABLE) for status in (408, 425, 429)),
-    *(_row(status, NO_ACCESS) for status in (402, 405, 406, 407, 411, 418, 421, 422, 451, 499)),
+    *(_row(status, OF_GATEWAY) for status in (402, 405, 406, 407, 411, 418, 421, 422, 451, 499)),
     *(_row(status, UNAVAILABLE) for status in (500, 501, 502, 503, 504, 507, 520, 599, 999)),
 )
 
@@ -90,7 +90,7 @@ REDIRECTS = (
         Fault("redirect", name, _redirect(location), REDIRECTED)
         for name, location in _LOCATIONS.items()
     ),
-    Fault("redirect", "no Location", lambda _: whole(b"", status="302 Found"), NO_ACCESS),
+    Fault("redirect", "no Location", lambda _: whole(b"", status="302 Found"), OF_GATEWAY),
     Fault("redirect", "to itself, without an end", _redirect("#again"), REDIRECTED),
 )
 

@@ -61,8 +61,9 @@ async def test_r19_no_location_raises_a_foreign_error(location: bytes, sync: boo
 @pytest.mark.parametrize("location", [b"http://a:port/", b"http://a..b\x01/", b"http://xn--\xff/"])
 async def test_r19_a_location_that_can_not_be_read_is_named_as_that(location: bytes) -> None:
     async with wire(lambda _: redirect(location)) as server, opened(server.url) as transport:
-        with pytest.raises(TransportError, match="redirects to a URL that can't be read"):
+        with pytest.raises(TransportError, match="redirects to a URL that can't be read") as caught:
             await body_of(transport)
+        assert caught.value.status == 302
         with pytest.raises(NegotiationError, match="redirects to a URL that can't be read"):
             await transport.get("", [], max_bytes=LIMIT)
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import sys
 from contextlib import suppress
-from types import FrameType
 from typing import Any
 
 import orjson
@@ -16,6 +13,7 @@ from hypothesis import strategies as st
 from feedapi_client.errors import FeedError, LineageError, NegotiationError, ProtocolError
 from feedapi_client.model import FeedInfo, Partition
 from feedapi_client.protocol.negotiation import negotiate
+from tests.protocol.calls import calls_of
 
 FEED = "https://service/feed"
 
@@ -204,22 +202,7 @@ def discovery_of(size: int) -> bytes:
 
 
 def calls_of_negotiate(body: bytes) -> int:
-    """Functions that are called, Python's and others: the same on every machine."""
-    calls = 0
-
-    def count(_frame: FrameType, event: str, _argument: object) -> None:
-        nonlocal calls
-        calls += event in ("call", "c_call")
-
-    before = sys.getprofile()
-    gc.disable()  # a collection calls what other tests have left behind
-    sys.setprofile(count)
-    try:
-        negotiate(200, body, feed=FEED)
-    finally:
-        sys.setprofile(before)
-        gc.enable()
-    return calls
+    return calls_of(lambda: negotiate(200, body, feed=FEED))
 
 
 class TestR12:

@@ -27,7 +27,7 @@ from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.publisher.faults import Lag
 from feedapi_client.testing.publisher.faults.connection_faults import Hang
 from feedapi_client.testing.publisher.faults.lines import EmptyPage
-from feedapi_client.testing.publisher.faults.response_faults import Status
+from feedapi_client.testing.publisher.faults.response_faults import Redirect, Status
 from tests.spark.micro_batches import MicroBatchEngine, problems
 
 pytestmark = pytest.mark.slow
@@ -84,9 +84,12 @@ def report_of(engine: MicroBatchEngine) -> dict[str, Any]:
 # ---------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 409, 410, 421, 451])
+ELSEWHERE = Redirect("https://login.invalid/?session=s3cret")
+
+
+@pytest.mark.parametrize("status", [400, 401, 402, 403, 404, 405, 409, 410, 421, 451, ELSEWHERE])
 def test_r10_refusals_that_pass_end_no_query(
-    start: Start, publisher: Publisher, status: int
+    start: Start, publisher: Publisher, status: int | Redirect
 ) -> None:
     publish(publisher, 50)
     engine = start()
@@ -102,15 +105,16 @@ def test_r10_refusals_that_pass_end_no_query(
     [
         (400, CursorRejectedError),
         (401, AuthenticationError),
-        (402, ProtocolError),
         (403, AuthenticationError),
+        (402, ProtocolError),
         (405, CursorRejectedError),
         (409, ProtocolError),
         (410, CursorRejectedError),
+        (ELSEWHERE, ProtocolError),
     ],
 )
 def test_r10_refusals_that_last_are_an_error_after_a_while(
-    start: Start, publisher: Publisher, status: int, kind: type[FeedError]
+    start: Start, publisher: Publisher, status: int | Redirect, kind: type[FeedError]
 ) -> None:
     publish(publisher, 50)
     engine = start(refusedFor="0.5")
@@ -123,6 +127,22 @@ def test_r10_refusals_that_last_are_an_error_after_a_while(
     assert type(caught.value) is kind
     assert caught.value.partition == 0
     assert time.monotonic() - began >= 0.5
+
+
+@pytest.mark.parametrize("status", [402, 451, ELSEWHERE])
+def test_r10_what_a_gateway_answers_is_no_refusal_of_a_cursor(
+    start: Start, publisher: Publisher, status: int | Redirect
+) -> None:
+    """With failOnDataLoss=false a partition whose cursor is refused would begin anew."""
+    publish(publisher, 50)
+    engine = start(refusedFor="0.5", failOnDataLoss="false")
+    engine.run()
+    publish(publisher, 50)
+    publisher.fail(status, partition=0, times=None)
+    with pytest.raises(ProtocolError, match="while discovery lists the partition") as caught:
+        wait(engine, lambda: False)
+    assert not isinstance(caught.value, CursorRejectedError)
+    assert "s3cret" not in str(caught.value)
 
 
 def test_r10_credentials_that_nothing_takes_any_more_are_an_error(

@@ -18,7 +18,7 @@ from feedapi_client.model import FIRST, LAST, FeedInfo
 from feedapi_client.options import RetryPolicy
 from feedapi_client.protocol.cursors import shown
 from feedapi_client.retry import Backoff
-from feedapi_client.runtime.failures import OF_A_CURSOR, refusal_backoff
+from feedapi_client.runtime.failures import CURSOR_REFUSALS, refusal_backoff
 from feedapi_client.spark.fetch import CONFLICT, DENIED
 from feedapi_client.spark.target import FetchResult
 
@@ -139,8 +139,8 @@ class FailingPartitions:
             kind, why = AuthenticationError, "an earlier discovery was answered all the same"
         elif refused.status == CONFLICT:
             kind, why = ProtocolError, "with a fresh token each time"
-        elif refused.status and refused.status not in OF_A_CURSOR:
-            kind, why = ProtocolError, "no publisher answers like that: look at what is between"
+        elif refused.status and refused.status not in CURSOR_REFUSALS:
+            kind, why = ProtocolError, "its discovery is answered all the same"
         elif refused.cursor in (FIRST, LAST):
             kind, why = ProtocolError, f"the cursor {refused.cursor} can't be at fault"
         return kind(

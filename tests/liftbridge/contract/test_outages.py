@@ -32,47 +32,44 @@ _LIMITS = Limits(max_batch_bytes=500_000, commit_timeout=1.0, poll_interval=0.05
 
 
 class Gate:
-    """A TCP proxy that can be shut."""
+    """A TCP proxy that can be shut. It has then ended the connections that it serves."""
 
     def __init__(self, port: int, target: str) -> None:
         self.address = f"127.0.0.1:{port}"
         self._port = port
         self._host, _, self._target_port = target.partition(":")
-        self._writers: set[asyncio.StreamWriter] = set()
-        self._served: set[asyncio.Task[None] | None] = set()
-        self._server: asyncio.Server | None = None
+        self._scope = anyio.CancelScope()
+        self._is_shut = anyio.Event()
 
-    async def open(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self._port)
+    async def serve(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
+        with self._scope:
+            listener = await anyio.create_tcp_listener(
+                local_host="127.0.0.1", local_port=self._port
+            )
+            async with listener:
+                task_status.started()
+                await listener.serve(self._connect)
+        self._is_shut.set()
 
     async def shut(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        for writer in list(self._writers):
-            writer.close()
-        # What is left open would be a warning in whatever test runs when it is collected.
-        await asyncio.gather(*filter(None, self._served), return_exceptions=True)
+        self._scope.cancel()
+        await self._is_shut.wait()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        inside, outside = await asyncio.open_connection(self._host, int(self._target_port))
-        self._writers |= {writer, outside}
-        self._served.add(task := asyncio.current_task())
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(_copy(reader, outside))
-            tasks.create_task(_copy(inside, writer))
-        for one in (writer, outside):
-            with suppress(ConnectionError):
-                await one.wait_closed()
-        self._writers -= {writer, outside}
-        self._served.discard(task)
+    async def _connect(self, client: anyio.abc.SocketStream) -> None:
+        async with (
+            client,
+            await anyio.connect_tcp(self._host, int(self._target_port)) as broker,
+            anyio.create_task_group() as tasks,
+        ):
+            tasks.start_soon(_copy, client, broker)
+            tasks.start_soon(_copy, broker, client)
 
 
-async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with suppress(ConnectionError):
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-    writer.close()
+async def _copy(source: anyio.abc.SocketStream, target: anyio.abc.SocketStream) -> None:
+    with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+        async for data in source:
+            await target.send(data)
+    await target.aclose()
 
 
 @pytest.fixture
@@ -83,9 +80,10 @@ async def gate(nats_server: NatsServer, anyio_backend: str) -> AsyncIterator[Gat
     settings = {**SETTINGS, "host": "127.0.0.1", "port": port}
     with LiftbridgeServer(nats_server.url, settings=settings) as server:
         gate = Gate(port, server.address)
-        await gate.open()
-        yield gate
-        await gate.shut()
+        async with anyio.create_task_group() as tasks:
+            await tasks.start(gate.serve)
+            yield gate
+            await gate.shut()
 
 
 def store_for(
