@@ -31,7 +31,6 @@ from feedapi_client.spark.staging.first_fetch import fetch_once, results_in, row
 from feedapi_client.spark.staging.format import pack
 from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.staging.location import Staging
-from feedapi_client.spark.staging.runs import sweep_unstarted
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 from feedapi_client.spark.target import FetchResult
 
@@ -159,9 +158,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._available_now is None:
                 time.sleep(min(planner.pause(), _MAX_PAUSE))
             return start
-        if not last.run:
-            with _logged("runs that never started were not looked for"):
-                sweep_unstarted(self.location)
         self._hold(epoch.run)
         if not staging.create(staging.plan_key(epoch.number), encode(plan)):
             return self._adopt(epoch)

@@ -214,7 +214,6 @@ def test_r10_columns_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
             schema=unpleasant_schema(),
             partition_by=["a b", "order.id"],
             prefix=prefix,
-            target_file_size="128m",
             **tables,
         )
         summary = run(spark, named)
@@ -284,16 +283,6 @@ def test_latest_state_of_each_entity(
     assert newest == {entity: n for entity, n in expected.items() if n != 94}
 
 
-def test_target_file_size_joins_the_files_of_a_batch(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    run(spark, job(publisher, tmp_path, options={"maxPartitionsPerTask": "1"}))
-    assert len(list((tmp_path / "table").glob("feed=*/query=*/batch=0/*.parquet"))) == 2
-    sized = {"output": str(tmp_path / "sized"), "target_file_size": "128m"}
-    run(spark, job(publisher, tmp_path, options={"maxPartitionsPerTask": "1"}, **sized))
-    assert len(list((tmp_path / "sized").glob("feed=*/query=*/batch=0/*.parquet"))) == 1
-
-
 def test_error_of_a_transform_is_its_own_line(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -314,8 +303,6 @@ def test_error_of_a_transform_is_its_own_line(
         (["--schema", "id INT", "--gold", "g", "--key", "id"], "MERGE, which format parquet can't"),
         (["--key", "id"], "key and delete_when describe gold"),
         (["--bronze", "b"], "bronze and rejected need a schema"),
-        (["--compact-every", "5"], "compact_every needs format delta"),
-        (["--target-file-size", "big"], "target_file_size must be such as 128m"),
         (["--schema", "id INT", "--bronze", "/tmp/x"], "must be different tables"),
         (["--option", "feedColumn=true"], "leave out option feedColumn"),
     ],

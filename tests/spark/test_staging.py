@@ -23,7 +23,7 @@ from feedapi_client.spark.staging.format import (
     unpack,
 )
 from feedapi_client.spark.staging.location import Staging, default_location, open_store
-from feedapi_client.spark.staging.runs import delete_runs, is_older, staged_runs, sweep_unstarted
+from feedapi_client.spark.staging.runs import delete_runs, is_older, staged_runs
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
 
@@ -159,19 +159,15 @@ def test_error_of_a_location_that_cannot_be_used_names_the_reason(
 
 
 def test_runs_that_no_query_uses_are_listed_and_deleted(tmp_path: Path) -> None:
-    used, old, unstarted = (Staging(tmp_path.as_uri(), character * 32) for character in "abc")
-    for staging in (used, old, unstarted):
-        staging.create(staging.plan_key(0), b"plan")
+    used, old = (Staging(tmp_path.as_uri(), character * 32) for character in "ab")
     for staging in (used, old):
+        staging.create(staging.plan_key(0), b"plan")
         staging.create(staging.data_key(0, 0), b"data")
     (tmp_path / "not-ours").mkdir()
     (tmp_path / "not-ours" / "plan").write_text("plan")
-    for staging in (old, unstarted):
-        for path in (tmp_path / staging.run).rglob("*"):
-            os.utime(path, (0, 0))
-    assert [run.run for run in staged_runs(tmp_path.as_uri())][-1] == used.run
-    assert sweep_unstarted(tmp_path.as_uri()) == 1
-    assert {run.run for run in staged_runs(tmp_path.as_uri())} == {used.run, old.run}
+    for path in (tmp_path / old.run).rglob("*"):
+        os.utime(path, (0, 0))
+    assert [run.run for run in staged_runs(tmp_path.as_uri())] == [old.run, used.run]
     used.keep_alive()
     (unused,) = [r for r in staged_runs(str(tmp_path)) if is_older(r, timedelta(days=30))]
     assert str(unused).startswith(f"{old.run}  2 objects, 8 bytes, last used 1970-01-01")

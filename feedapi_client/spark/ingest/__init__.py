@@ -24,7 +24,7 @@ from feedapi_client.spark.ingest.job import (
     Transform,
     trigger_options,
 )
-from feedapi_client.spark.ingest.pipeline import Run, compact, run, start
+from feedapi_client.spark.ingest.pipeline import Run, run, start
 
 __all__ = [
     "CORRUPT",
@@ -36,7 +36,6 @@ __all__ = [
     "Run",
     "Summary",
     "Transform",
-    "compact",
     "latest",
     "main",
     "parser",

@@ -37,7 +37,6 @@ _ONCE = (
     ("--checkpoint", "LOCATION", "the query's checkpoint (default: inside a folder of files)"),
     ("--staging", "LOCATION", "the source's staging location (default: inside a folder of files)"),
     ("--ca-file", "FILE", "trust the certificates in this PEM file, in place of the public ones"),
-    ("--target-file-size", "SIZE", "about how large files become, such as 128m"),
 )
 _REPEATED = (
     ("--key", "COLUMN", "column that identifies an entity of gold"),
@@ -75,9 +74,6 @@ def parser() -> argparse.ArgumentParser:
         arguments.add_argument(
             name, metavar=placeholder, action="append", default=[], help=f"{meaning}; repeatable"
         )
-    arguments.add_argument(
-        "--compact-every", type=int, metavar="N", help="compact Delta tables every N batches"
-    )
     arguments.add_argument(
         "--append", action="store_true", help="add to tables that hold rows of this feed already"
     )

@@ -65,8 +65,6 @@ class Ingest:
             `output`, where that is a folder.
         options: of the source.
         writer_options: of the format.
-        target_file_size: about how large files should become, such as ``128m``. Costs a shuffle.
-        compact_every: number of micro-batches after which Delta tables are compacted.
 
     Raises:
         IngestError: arguments contradict each other, or one is missing.
@@ -93,8 +91,6 @@ class Ingest:
     staging: str | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     writer_options: Mapping[str, str] = field(default_factory=dict)
-    target_file_size: str | None = None
-    compact_every: int | None = None
 
     def __post_init__(self) -> None:
         trigger_options(self.trigger)
@@ -110,20 +106,11 @@ class Ingest:
             )
         for problem in self._problems():
             raise IngestError(problem)
-        if self.target_file_size and not re.fullmatch(r"[1-9]\d*[kmg]", self.target_file_size):
-            raise IngestError(
-                f"target_file_size must be such as 128m, not {self.target_file_size!r}"
-            )
 
     def _problems(self) -> Iterator[str]:
         yield from problems_of_locations(self)
         if self.schema is None and (self.bronze or self.rejected):
             yield "bronze and rejected need a schema: without one, output holds every event"
-        if self.compact_every is not None and (self.compact_every < 1 or self.is_files):
-            yield (
-                "compact_every needs format delta and a number of micro-batches from 1: folders of "
-                "files can't be compacted under their readers; see target_file_size"
-            )
         if self.resume_from_table and self.whole_table is None:
             yield (
                 "--resume-from-table needs a table of every event with its partition, cursor and "

@@ -47,8 +47,6 @@ from feedapi_client.spark.stream import ReadSoFar, seed
 
 _log = logging.getLogger(__name__)
 
-_FILE_SIZE = "spark.sql.adaptive.advisoryPartitionSizeInBytes"
-
 
 class Tables:
     """The tables of a pipeline, and who writes to them.
@@ -76,11 +74,6 @@ class Tables:
             self.bronze.check(spark, self.who, rows.bronze().schema)
         if self.rejected is not None:
             self.rejected.check(spark, self.who, rows.rejected().schema)
-
-    def names(self) -> list[str]:
-        """The names of all tables."""
-        tables = (self.output, self.bronze, self.rejected, self.gold)
-        return [table.name for table in tables if isinstance(table, CatalogTable)]
 
 
 class BatchWriter:
@@ -114,8 +107,6 @@ class BatchWriter:
         else:
             self.write(tables, batch, number)
             self.lease.check()
-        if self.job.compact_every and (number + 1) % self.job.compact_every == 0:
-            compact(batch.sparkSession, tables.names())
 
     def _tables_of(self, spark: SparkSession) -> Tables:
         if self._tables is None:
@@ -154,13 +145,12 @@ class BatchWriter:
     def _write_rows(self, tables: Tables, rows: Rows, number: int) -> Iterator[WrittenFiles]:
         who, output = tables.who, self._transformed(rows.output(), number)
         if tables.bronze is not None:
-            yield from tables.bronze.write(self._sized(rows.bronze()), who, number)
+            yield from tables.bronze.write(rows.bronze(), who, number)
         if tables.rejected is not None:
-            yield from tables.rejected.write(self._sized(rows.rejected()), who, number)
+            yield from tables.rejected.write(rows.rejected(), who, number)
         if output is None:
             return
-        sized = self._sized(output, *self.job.partition_by)
-        yield from tables.output.write(sized, tables.typed, number)
+        yield from tables.output.write(output, tables.typed, number)
         if tables.gold is not None:
             tables.gold.merge(output, tables.typed, number)
 
@@ -179,22 +169,6 @@ class BatchWriter:
         for one in written:
             folder = open_folder(one.table, store_settings(spark, one.table))
             folder.publish(one.attempt, one.final)
-
-    def _sized(self, rows: DataFrame, *partition_by: str) -> DataFrame:
-        if self.job.target_file_size is None:
-            return rows
-        rows.sparkSession.conf.set("spark.sql.adaptive.enabled", "true")
-        rows.sparkSession.conf.set(_FILE_SIZE, self.job.target_file_size)
-        return rows.hint("rebalance", *map(column, partition_by))
-
-
-def compact(spark: SparkSession, tables: list[str]) -> None:
-    """Join small files of Delta tables. A conflict with another writer is logged, and harmless."""
-    for name in tables:
-        try:
-            spark.sql(f"OPTIMIZE {name}")
-        except Exception as error:  # noqa: BLE001 - conflicts are py4j's errors in PySpark 4.2
-            _log.warning("%s was not compacted: %s", name, plain_message(error))
 
 
 class Run:

@@ -17,9 +17,6 @@ from feedapi_client.spark.staging.lease import delete_lease
 from feedapi_client.spark.staging.location import Staging, listed, open_store
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
-UNSTARTED_AFTER = timedelta(days=1)
-"""Age from which on a run without any fetched event is deleted by the next new query."""
-
 
 @dataclass(frozen=True, slots=True)
 class StagedRun:
@@ -30,13 +27,10 @@ class StagedRun:
     bytes: int
     last_used: datetime
     """When the newest object was written. A query that runs renews it at least once a day."""
-    started: bool
-    """Whether anything was fetched."""
 
     def __str__(self) -> str:
         used = self.last_used.strftime("%Y-%m-%d %H:%M")
-        state = "" if self.started else ", never started"
-        return f"{self.run}  {self.objects} objects, {self.bytes:,} bytes, last used {used}{state}"
+        return f"{self.run}  {self.objects} objects, {self.bytes:,} bytes, last used {used}"
 
 
 def staged_runs(location: str) -> list[StagedRun]:
@@ -47,18 +41,17 @@ def staged_runs(location: str) -> list[StagedRun]:
     Raises:
         StagingError: the location can't be opened or read.
     """
-    found: dict[str, list[tuple[str, int, datetime]]] = {}
+    found: dict[str, list[tuple[int, datetime]]] = {}
     for key, size, written in listed(open_store(location)):
         run, _, rest = key.partition("/")
         if _is_run(run) and rest.partition("/")[0] in ("plan", "data", "seen", "alive"):
-            found.setdefault(run, []).append((rest, size, written))
+            found.setdefault(run, []).append((size, written))
     runs = [
         StagedRun(
             run,
             len(objects),
-            sum(size for _, size, _ in objects),
-            max(written for _, _, written in objects),
-            any(not rest.startswith("plan/000000000000") for rest, _, _ in objects),
+            sum(size for size, _ in objects),
+            max(written for _, written in objects),
         )
         for run, objects in found.items()
     ]
@@ -107,22 +100,6 @@ def delete_runs(location: str, runs: Iterable[StagedRun]) -> int:
         deleted += Staging(location, one.run).delete_all()
         delete_lease(location, one.run)
     return deleted
-
-
-def sweep_unstarted(location: str) -> int:
-    """Delete runs whose driver died before Spark had logged its first offset, a day ago or more.
-
-    Returns:
-        the number of runs.
-
-    Raises:
-        StagingError: the location failed.
-    """
-    unstarted = [
-        run for run in staged_runs(location) if not run.started and is_older(run, UNSTARTED_AFTER)
-    ]
-    delete_runs(location, unstarted)
-    return len(unstarted)
 
 
 def _is_run(name: str) -> bool:
