@@ -144,7 +144,7 @@ class FixedEnd:
         self._seen.clear()
         return not self._unseen
 
-    def set_following(self, following: Sequence[int], next_of_read: Sequence[int]) -> bool:
+    def set_following(self, following: list[int], next_of_read: list[int]) -> bool:
         """Take the first events behind the end, and the next ones of the read.
 
         Returns:
@@ -158,9 +158,8 @@ class FixedEnd:
         self._following, self._matched = watched, 0
         if len(next_of_read) < MIN_IN_A_ROW or any(counts[one] != 1 for one in next_of_read):
             return False
-        size = len(next_of_read)
-        starts = range(len(following) - size + 1)
-        return any(list(following[at : at + size]) == list(next_of_read) for at in starts)
+        at = following.index(next_of_read[0])
+        return following[at : at + len(next_of_read)] == next_of_read
 
 
 class EndRounds:
@@ -246,7 +245,7 @@ class EndWatch:
             return
         if self._required is not None and not self._looked:  # it may lie in the first batch
             self._looked = True
-            end.set_following(self._looks.fingerprints(end.cursor, MAX_FOLLOWING), ())
+            end.set_following(self._looks.fingerprints(end.cursor, MAX_FOLLOWING), [])
         guess = end.events_before(batch)
         if guess is not None and self._rounds.searches:
             raise MayHoldEnd(guess, len(batch.events))

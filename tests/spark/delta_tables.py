@@ -156,29 +156,22 @@ def test_replay_after_a_failure_and_optimize(filled: Lake) -> None:
     filled.check()
 
 
-def test_batch_that_was_written_and_not_committed_is_replaced(filled: Lake) -> None:
-    filled.publish(*["e1"] * 60)  # of one partition: more than a page, whatever its checkpoints
-    filled.ingest(options={"maxEventsPerPartition": "50"})
+def test_batch_that_was_written_and_not_committed_is_replaced_in_a_table_that_delta_compacts(
+    filled: Lake,
+) -> None:
+    filled.spark.sql(
+        "ALTER TABLE lake.bronze SET TBLPROPERTIES ('delta.autoOptimize.autoCompact' = 'true')"
+    )
+    filled.spark.conf.set("spark.databricks.delta.autoCompact.minNumFiles", "5")  # 50 by default
+    filled.publish(*["e1"] * 80)
+    small = filled.ingest(options={"maxEventsPerPartition": "10"})
+    assert small.batches >= 6  # each writes a file at least
+    assert filled.rows("DESCRIBE DETAIL lake.bronze")[0].numFiles < 5
     commits = filled.folder / "checkpoint" / "commits"
     last = max(int(path.name) for path in commits.iterdir() if path.name.isdigit())
     for log in commits.glob(f"*{last}*"):
         log.unlink()
     filled.ingest()
-    filled.check()
-
-
-def test_delta_compacts_small_micro_batches_by_itself(filled: Lake) -> None:
-    filled.spark.sql(
-        "ALTER TABLE lake.bronze SET TBLPROPERTIES ('delta.autoOptimize.autoCompact' = 'true')"
-    )
-    before = filled.rows("DESCRIBE DETAIL lake.bronze")[0].numFiles
-    filled.spark.conf.set("spark.databricks.delta.autoCompact.minNumFiles", before + 6)
-    batches = 0
-    for _ in range(8):
-        filled.publish(*["e1", "e2"] * 5)
-        batches += filled.ingest().batches
-    assert batches == 8
-    assert filled.rows("DESCRIBE DETAIL lake.bronze")[0].numFiles < before + 6
     filled.check()
 
 

@@ -5,7 +5,6 @@ Imports no Spark.
 
 from __future__ import annotations
 
-import heapq
 import math
 import threading
 import time
@@ -13,7 +12,6 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent import futures
 from concurrent.futures import Future
 from dataclasses import dataclass
-from itertools import count
 from typing import Generic, TypeVar
 
 from feedapi_client.options import Limits
@@ -29,8 +27,8 @@ _EXPECTED_AFTER = 3
 @dataclass(slots=True)
 class _Poll:
     pause: float
-    ticket: int = 0
-    """Number of the valid entry in the heap; 0 while the partition is being read."""
+    due: float = math.inf
+    """Infinity while the partition is being read."""
     hits: int = 0
     """Polls in a row that found events."""
     idle: bool = False
@@ -59,8 +57,6 @@ class PollSchedule:
         self._bounded = bounded
         self._clock = clock
         self._polls: dict[int, _Poll] = {}
-        self._heap: list[tuple[float, int, int]] = []
-        self._tickets = count(1)
         self._idle = 0
 
     def __repr__(self) -> str:
@@ -79,12 +75,11 @@ class PollSchedule:
         """Poll the partition at once, and after the shortest pause from then on."""
         poll = self._poll(partition)
         self._set_idle(poll, False)
-        poll.pause = self._shortest
-        self._push(partition, poll, self._clock())
+        poll.pause, poll.due = self._shortest, self._clock()
 
     def later(self, partition: int, seconds: float) -> None:
         """Poll the partition after a time that does not depend on its events."""
-        self._push(partition, self._poll(partition), self._clock() + seconds)
+        self._poll(partition).due = self._clock() + seconds
 
     def caught_up(self, partition: int, *, moved: bool) -> None:
         """Note that the present end of the partition was reached.
@@ -96,7 +91,7 @@ class PollSchedule:
         poll.hits, poll.new = poll.hits + 1 if moved else 0, False
         self._set_idle(poll, not moved)
         poll.pause = self._shortest if moved else self._next_pause(poll.pause)
-        self._push(partition, poll, self._clock() + poll.pause)
+        poll.due = self._clock() + poll.pause
 
     def forget(self, partition: int) -> None:
         """Never poll the partition again, unless another method names it."""
@@ -106,36 +101,23 @@ class PollSchedule:
 
     def take_due(self) -> list[int]:
         """Return the partitions whose poll is due, and take them out of the schedule."""
-        due: list[int] = []
-        now = self._clock()
-        while self._heap and self._heap[0][0] <= now:
-            _, ticket, partition = heapq.heappop(self._heap)
-            if self._is_valid(partition, ticket):
-                self._polls[partition].ticket = 0
-                due.append(partition)
+        due = sorted(self.overdue(), key=lambda partition: self._polls[partition].due)
+        for partition in due:
+            self._polls[partition].due = math.inf
         return due
 
     def overdue(self) -> set[int]:
         """Return the partitions whose poll is due, and leave them in the schedule."""
         now = self._clock()
-        return {p for at, ticket, p in self._heap if at <= now and self._is_valid(p, ticket)}
+        return {partition for partition, poll in self._polls.items() if poll.due <= now}
 
     def wait(self) -> float:
         """Return the seconds until the next poll is due; infinity when there is none."""
-        while self._heap and not self._is_valid(self._heap[0][2], self._heap[0][1]):
-            heapq.heappop(self._heap)
-        return max(0.0, self._heap[0][0] - self._clock()) if self._heap else math.inf
+        due = min((poll.due for poll in self._polls.values()), default=math.inf)
+        return max(0.0, due - self._clock())
 
     def _poll(self, partition: int) -> _Poll:
         return self._polls.setdefault(partition, _Poll(self._shortest))
-
-    def _is_valid(self, partition: int, ticket: int) -> bool:
-        poll = self._polls.get(partition)
-        return poll is not None and poll.ticket == ticket
-
-    def _push(self, partition: int, poll: _Poll, at: float) -> None:
-        poll.ticket = next(self._tickets)
-        heapq.heappush(self._heap, (at, poll.ticket, partition))
 
     def _set_idle(self, poll: _Poll, idle: bool) -> None:
         self._idle += idle - poll.idle
