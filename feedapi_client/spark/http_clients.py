@@ -8,11 +8,11 @@ the user. They are never in the value of an option, which would show in query pl
 
 from __future__ import annotations
 
-import importlib
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pkgutil import resolve_name
 from typing import Any
 
 from feedapi_client.arguments import environment_value
@@ -186,14 +186,11 @@ def _with_scheme(value: str) -> str:
 
 
 def _call(path: str) -> Any:
-    module, _, name = path.partition(":")
     try:
-        function = importlib.import_module(module)
-        for part in name.split("."):
-            function = getattr(function, part)
+        function = resolve_name(path)
     except (ImportError, AttributeError) as error:
         raise OptionError(
             f"feedapi source: option authCallable: {path} can't be imported "
             f"({type(error).__name__}). It must be importable on the driver and on every executor"
         ) from error
-    return function()  # type: ignore[operator]
+    return function()

@@ -198,18 +198,12 @@ def _by_partition(
 def _headers(batch: pa.RecordBatch) -> list[dict[str, bytes]]:
     if "headers" not in batch.schema.names:
         return [{} for _ in range(batch.num_rows)]
-    return [
-        {name: _encoded(value) for name, value in pairs or ()}
-        for pairs in batch.column("headers").to_pylist()
-    ]
+    maps = batch.column("headers").cast(pa.map_(pa.string(), pa.binary())).to_pylist()
+    return [{name: value or b"" for name, value in pairs or ()} for pairs in maps]
 
 
 def _bytes(column: pa.Array) -> list[bytes | None]:
     return column.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
-
-
-def _encoded(value: str | bytes | None) -> bytes:
-    return value.encode() if isinstance(value, str) else value or b""
 
 
 def _check_columns(schema: StructType) -> None:

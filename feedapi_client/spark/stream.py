@@ -150,7 +150,8 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if last not in (self._current, _BEFORE_FIRST) and staging.exists(
             staging.plan_key(epoch.number)
         ):
-            return self._adopt(epoch)  # an earlier driver planned it and died before it returned
+            self._restore(epoch)  # an earlier driver planned it and died before it returned
+            return epoch.offset()
         plan = planner.next_plan(limit.max_rows if isinstance(limit, ReadMaxRows) else None)
         if plan is None:
             self._current = last
@@ -160,7 +161,8 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         self._hold(epoch.run)
         if not staging.create(staging.plan_key(epoch.number), encode(plan)):
-            return self._adopt(epoch)
+            self._restore(epoch)
+            return epoch.offset()
         self._plans[epoch] = plan
         self._current, self._added, self._planned_here = epoch, False, True
         return epoch.offset()
@@ -194,7 +196,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         connection = self._connect(plan)
         fetch = connection.fetch_options
         for group in range(len(plan.groups)):
-            yield plan.task(epoch.number, group, fetch, feed=connection.url)
+            yield plan.task(epoch.number, group, fetch)
 
     def commit(self, end: Offset) -> None:
         """Delete the epochs before `end`, whose plan still says where to continue."""
@@ -281,20 +283,11 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return planner
 
     def _restore(self, epoch: Epoch) -> EpochPlanner:
-        if epoch == _BEFORE_FIRST:
-            planner = EpochPlanner(self.options, self._connect())
-            self._current, self._added = _BEFORE_FIRST, True
-        else:
-            planner = self._planner_of(epoch)
-            self._added = self._planned_here = False
-        self._planner = planner
-        return planner
-
-    def _adopt(self, epoch: Epoch) -> Offset:
-        """Continue with a plan that another driver staged."""
-        self._planner = self._planner_of(epoch)
-        self._current, self._added, self._planned_here = epoch, False, False
-        return epoch.offset()
+        """Continue with the plan of an epoch that another driver staged, or without one."""
+        plan = None if epoch == _BEFORE_FIRST else self._plan(epoch)
+        self._planner = EpochPlanner(self.options, self._connect(plan), plan)
+        self._current, self._added, self._planned_here = epoch, plan is None, False
+        return self._planner
 
     def _results(self, epoch: Epoch) -> list[FetchResult]:
         """Return the results in the epoch's staged objects.
@@ -322,10 +315,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     "cleaned by hand? Give the query the location that it ran with"
                 ) from error
         return self._plans[epoch]
-
-    def _planner_of(self, epoch: Epoch) -> EpochPlanner:
-        plan = self._plan(epoch)
-        return EpochPlanner(self.options, self._connect(plan), plan)
 
     def _connect(self, plan: EpochPlan | None = None) -> FeedConnection:
         """Return the connection. With a plan the feed need not answer: other sources go on."""

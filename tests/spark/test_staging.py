@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from feedapi_client.spark.staging.format import (
     unpack,
 )
 from feedapi_client.spark.staging.location import Staging, default_location, open_store
-from feedapi_client.spark.staging.runs import delete_runs, is_older, staged_runs
+from feedapi_client.spark.staging.runs import delete_runs, staged_runs
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
 
@@ -169,9 +169,9 @@ def test_runs_that_no_query_uses_are_listed_and_deleted(tmp_path: Path) -> None:
         os.utime(path, (0, 0))
     assert [run.run for run in staged_runs(tmp_path.as_uri())] == [old.run, used.run]
     used.keep_alive()
-    (unused,) = [r for r in staged_runs(str(tmp_path)) if is_older(r, timedelta(days=30))]
+    long_ago = datetime.now(UTC) - timedelta(days=30)
+    (unused,) = [run for run in staged_runs(str(tmp_path)) if run.last_used < long_ago]
     assert (unused.run, unused.objects, unused.bytes) == (old.run, 2, 8)
-    assert unused.last_used.timestamp() == 0
     assert delete_runs(tmp_path.as_uri(), [unused]) == 2
     assert {run.run for run in staged_runs(tmp_path.as_uri())} == {used.run}
     assert (tmp_path / "not-ours" / "plan").exists()

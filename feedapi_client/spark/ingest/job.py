@@ -15,7 +15,6 @@ from feedapi_client.spark.ingest.names import as_url, problems_of_locations
 Transform = Callable[[DataFrame, int], DataFrame | None]
 
 FORMATS = ("parquet", "delta")
-FILE_FORMATS = ("parquet",)
 CORRUPT = "_corrupt"
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
@@ -160,7 +159,7 @@ class Ingest:
     @property
     def is_files(self) -> bool:
         """Whether the tables are folders of files."""
-        return self.format in FILE_FORMATS
+        return self.format == "parquet"
 
     @property
     def feed_name(self) -> str:

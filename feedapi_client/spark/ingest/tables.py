@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType
+from pyspark.sql.types import LongType, StringType, StructType
 
 from feedapi_client.retry import Backoff, retry_sync
 from feedapi_client.spark.ingest.checkpoint import WRITING
@@ -78,9 +78,8 @@ class CatalogTable(Table):
         named = identified(rows, who, number)
         self.prepare(named.sparkSession, named.schema, who)
         own = (column(who.column("query")) == who.query) & (column(who.column("batch")) == number)
-        columns = self._aligned(named)
         options = {**self.job.writer_options, **WRITING, **transaction(who, number)}
-        retry_conflicts(lambda: columns.writeTo(self.name).options(**options).overwrite(own))
+        retry_conflicts(lambda: named.writeTo(self.name).options(**options).overwrite(own))
         return []
 
     def batches(
@@ -120,7 +119,7 @@ class CatalogTable(Table):
         properties = {f"{_PROPERTY}{who.query}": quote(who.feed, safe="")}
         if self._needs_mapping(schema):
             properties[_MAPPING] = "name"
-        sql = f"CREATE TABLE IF NOT EXISTS {self.name} ({_columns(schema)}) USING delta"
+        sql = f"CREATE TABLE IF NOT EXISTS {self.name} ({schema.toNullable().toDDL()}) USING delta"
         if self.job.writer_options:
             sql += f" OPTIONS ({_assignments(self.job.writer_options)})"
         if self.partition_by:
@@ -137,7 +136,7 @@ class CatalogTable(Table):
             return
         if self._needs_mapping(new):
             self._set_properties(spark, {_MAPPING: "name"})
-        sql = f"ALTER TABLE {self.name} ADD COLUMNS ({_columns(new)})"
+        sql = f"ALTER TABLE {self.name} ADD COLUMNS ({new.toNullable().toDDL()})"
         retry_conflicts(lambda: spark.sql(sql))
 
     def _set_properties(self, spark: SparkSession, properties: Mapping[str, str]) -> None:
@@ -148,19 +147,6 @@ class CatalogTable(Table):
     def _needs_mapping(self, schema: StructType) -> bool:
         """Whether Delta takes the names only under names of its own in the files."""
         return any(not _NOT_IN_FILES.isdisjoint(f.name) for f in fields_in(schema))
-
-    def _aligned(self, rows: DataFrame) -> DataFrame:
-        """Return the rows with all columns of the table: those that they lack are null."""
-        given = {name.lower(): name for name in rows.columns}
-        table = rows.sparkSession.table(self.name).schema
-        return rows.select(
-            *(
-                column(given[field.name.lower()]).alias(field.name)
-                if field.name.lower() in given
-                else F.lit(None).cast(field.dataType).alias(field.name)
-                for field in table
-            )
-        )
 
     def _compare(self, spark: SparkSession, schema: StructType | None, who: Identity) -> None:
         """Raise `IngestError` when the table's columns are not those of this pipeline."""
@@ -189,22 +175,6 @@ class CatalogTable(Table):
 def quoted(name: str) -> str:
     """Return the name of a column as SQL takes it, whatever is in it."""
     return "`{}`".format(name.replace("`", "``"))
-
-
-def _columns(schema: StructType) -> str:
-    return ", ".join(f"{quoted(field.name)} {_sql_type(field.dataType)}" for field in schema)
-
-
-def _sql_type(kind: DataType) -> str:
-    """Return the type as SQL takes it, whatever the names in it are. Everything may be null."""
-    if isinstance(kind, ArrayType):
-        return f"ARRAY<{_sql_type(kind.elementType)}>"
-    if isinstance(kind, MapType):
-        return f"MAP<{_sql_type(kind.keyType)}, {_sql_type(kind.valueType)}>"
-    if isinstance(kind, StructType):
-        fields = (f"{quoted(field.name)}: {_sql_type(field.dataType)}" for field in kind)
-        return f"STRUCT<{', '.join(fields)}>"
-    return kind.simpleString()
 
 
 def _assignments(given: Mapping[str, str]) -> str:

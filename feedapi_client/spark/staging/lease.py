@@ -26,7 +26,7 @@ from typing import Any
 import orjson
 
 from feedapi_client.errors import FencedError
-from feedapi_client.spark.staging.location import Staging, listed
+from feedapi_client.spark.staging.location import Staging
 from feedapi_client.spark.staging.staging_errors import (
     MissingObjectError,
     StagingError,
@@ -248,9 +248,7 @@ class QueryLease:
 
 def delete_lease(location: str, query: str) -> None:
     """Delete the lease of a query that never runs again. Raises `StagingError`."""
-    staging = Staging(location, _FOLDER)
-    for key, _, _ in listed(staging.store, _prefix(query)):
-        staging.delete(key)
+    Staging(location, _prefix(query)).delete_all()
 
 
 def _prefix(query: str) -> str:

@@ -42,8 +42,6 @@ _NO_STORE = {
     "hdfs": "hdfs: is a file system of the JVM, which Python tasks can't write to: ",
     "memory": "memory: is not shared by driver and executors: ",
 }
-_EPOCH = re.compile(r"/(?:plan|data|seen)/(\d+)(?:/|$)")
-_NEVER = 2**63
 
 
 class Staging:
@@ -149,17 +147,16 @@ class Staging:
         Raises:
             StagingError: the location failed.
         """
-        keys = (key for key, _, _ in listed(self.store, self.run))
-        return self._delete([key for key in keys if _epoch_of(key) < epoch])
+        keys = ((key, [*key.split("/"), "", ""][2]) for key, _, _ in listed(self.store, self.run))
+        return self._delete([key for key, of in keys if of.isdecimal() and int(of) < epoch])
 
     def delete_all(self) -> int:
         """Delete the run and return the number of its objects. Raises `StagingError`."""
         return self._delete([key for key, _, _ in listed(self.store, self.run)])
 
     def _delete(self, keys: Collection[str]) -> int:
-        with self._explained("delete", f"{self.run}/"):
-            for key in sorted(keys, key=lambda key: ("/plan/" in key, key)):
-                _delete(self.store, key)
+        for key in sorted(keys, key=lambda key: ("/plan/" in key, key)):
+            self.delete(key)
         return len(keys)
 
     def keep_alive(self) -> None:
@@ -173,8 +170,9 @@ class Staging:
 
     def delete(self, key: str) -> None:
         """Delete the object if it exists. Raises `StagingError`."""
-        with self._explained("delete", key):
-            _delete(self.store, key)
+        # FileNotFoundError: another process deleted it first
+        with self._explained("delete", key), suppress(FileNotFoundError):
+            obstore.delete(self.store, key)
 
     @contextmanager
     def _explained(self, verb: str, key: str) -> Iterator[None]:
@@ -266,16 +264,6 @@ def private_folder(name: str, advice: str = "set TMPDIR to a folder of your own"
     if folder.is_symlink() or folder.stat().st_uid != os.getuid():
         raise OptionError(f"feedapi source: {folder} belongs to another user: {advice}")
     return folder
-
-
-def _delete(store: Any, key: str) -> None:
-    with suppress(FileNotFoundError):  # another process deleted it first
-        obstore.delete(store, key)
-
-
-def _epoch_of(key: str) -> int:
-    found = _EPOCH.search(key)
-    return int(found[1]) if found else _NEVER
 
 
 def _seen_key(key: str) -> str:

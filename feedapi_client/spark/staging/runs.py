@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 
 from feedapi_client.spark.plan.epoch import decode
 from feedapi_client.spark.staging.first_fetch import results_in
@@ -100,8 +100,3 @@ def delete_runs(location: str, runs: Iterable[StagedRun]) -> int:
 
 def _is_run(name: str) -> bool:
     return len(name) == 32 and all(c in "0123456789abcdef" for c in name)
-
-
-def is_older(run: StagedRun, age: timedelta) -> bool:
-    """Return whether a run was not used for so long."""
-    return datetime.now(UTC) - run.last_used > age
