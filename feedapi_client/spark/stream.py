@@ -144,12 +144,11 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return self._current.offset()
         if last.run and self._lease is None:
             self._hold(last.run)
+        restarted = last not in (self._current, _BEFORE_FIRST)
         planner = self._planner_after(last)
         epoch = last.next()
         staging = self._staging(epoch.run)
-        if last not in (self._current, _BEFORE_FIRST) and staging.exists(
-            staging.plan_key(epoch.number)
-        ):
+        if restarted and staging.exists(staging.plan_key(epoch.number)):
             self._restore(epoch)  # an earlier driver planned it and died before it returned
             return epoch.offset()
         plan = planner.next_plan(limit.max_rows if isinstance(limit, ReadMaxRows) else None)
@@ -196,7 +195,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         connection = self._connect(plan)
         fetch = connection.fetch_options
         for group in range(len(plan.groups)):
-            yield plan.task(epoch.number, group, fetch)
+            yield plan.task(epoch.number, group, fetch, feed=connection.url)
 
     def commit(self, end: Offset) -> None:
         """Delete the epochs before `end`, whose plan still says where to continue."""

@@ -481,6 +481,30 @@ def test_old_epochs_are_deleted(start: Start, publisher: Publisher, tmp_path: Pa
     assert len({path.parent.name for path in tmp_path.rglob("data/*/*")}) <= 2
 
 
+def test_plan_of_a_driver_that_died_is_taken_up_while_the_feed_is_down(
+    start: Start, publisher: Publisher, tmp_path: Path
+) -> None:
+    publish(publisher, 10)
+    engine = start()
+    engine.run()
+    publish(publisher, 10, first=10)
+    next_plan = f"plan/{engine.committed + 1:012d}"
+
+    def crash_at(point: str) -> None:
+        if point == "planned" and list(tmp_path.rglob(next_plan)):
+            raise Crash(point)
+
+    engine.crash_at = crash_at
+    while not list(tmp_path.rglob(next_plan)):
+        engine.trigger()
+    publisher.fail(503, on="any", times=None)
+    publisher.clear_requests()
+    last = json.loads(engine.offsets[engine.committed])
+    planned = engine.reader.latestOffset(last, engine.reader.getDefaultReadLimit())
+    assert planned == {**last, "epoch": last["epoch"] + 1}
+    assert publisher.counters["fetch"] == 0
+
+
 def test_several_queries_share_a_staging_location(start: Start, publisher: Publisher) -> None:
     publish(publisher, 200)
     engines = [start(maxEventsPerPartition=str(size)) for size in (20, 30, 1000)]

@@ -42,8 +42,8 @@ class EpochPlan(msgspec.Struct, kw_only=True):
 
     feed: str
     """Key of the feed and of the selection of events."""
-    name: str
-    """URL of the feed, without secrets."""
+    name: str = ""
+    """URL of the feed, without secrets. Empty in plans of earlier versions of this package."""
     info: FeedInfo
     positions: dict[int, Position]
     sequences: dict[int, int]
@@ -67,8 +67,13 @@ class EpochPlan(msgspec.Struct, kw_only=True):
     ends: dict[int, str] = {}
     """Where partitions end that are read to a fixed end."""
 
-    def task(self, epoch: int, group: int, fetch: FetchOptions) -> FetchTask:
-        """Return what the task of a group fetches. `fetch` is as in `FetchTask`."""
+    def task(self, epoch: int, group: int, fetch: FetchOptions, *, feed: str = "") -> FetchTask:
+        """Return what the task of a group fetches.
+
+        Arguments:
+            fetch: as in `FetchTask`.
+            feed: as in `FetchTask`, where the plan has no name.
+        """
         partitions = self.groups[group]
         return FetchTask(
             epoch,
@@ -78,7 +83,7 @@ class EpochPlan(msgspec.Struct, kw_only=True):
             fetch,
             self.limit,
             self.max_bytes or None,
-            self.name,
+            self.name or feed,
         )
 
     def _target(self, listed: Partition) -> Target:
