@@ -12,7 +12,6 @@ import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ from feedapi_client.spark.source_options import SourceOptions
 from feedapi_client.spark.staging.first_fetch import fetch_once, results_in, rows_of
 from feedapi_client.spark.staging.format import pack
 from feedapi_client.spark.staging.lease import QueryLease
-from feedapi_client.spark.staging.location import Staging
+from feedapi_client.spark.staging.location import Staging, harmless
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 from feedapi_client.spark.target import FetchResult
 
@@ -202,7 +201,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         epoch = Epoch.of(end)
         if epoch.number <= 0:
             return
-        with _logged("old epochs were not deleted, the next commit tries again"):
+        with harmless("old epochs were not deleted, the next commit tries again"):
             self._staging(epoch.run).delete_before(epoch.number)
         self._plans = {
             planned: plan for planned, plan in self._plans.items() if planned.number >= epoch.number
@@ -267,7 +266,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not epoch.run or time.monotonic() < self._renew_at:
             return
         self._renew_at = time.monotonic() + _RENEWED_EVERY
-        with _logged("the run was not renewed"):
+        with harmless("the run was not renewed"):
             self._staging(epoch.run).keep_alive()
 
     def _planner_after(self, epoch: Epoch) -> EpochPlanner:
@@ -377,15 +376,6 @@ def seed(options: SourceOptions, location: str, read: Mapping[int, ReadSoFar]) -
     staging = Staging(location, uuid.uuid4().hex)
     staging.create(staging.plan_key(0), encode(plan))
     return staging.run
-
-
-@contextmanager
-def _logged(problem: str) -> Iterator[None]:
-    """Log that the staging location fails, where the query goes on all the same."""
-    try:
-        yield
-    except StagingError as error:
-        _log.warning("%s: %s", problem, error)
 
 
 def _header(staging: Staging, key: str) -> Any:

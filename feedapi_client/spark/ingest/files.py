@@ -31,10 +31,10 @@ from feedapi_client.spark.ingest.names import folded
 from feedapi_client.spark.ingest.publishing import (
     TableFolder,
     WrittenFiles,
-    only_tidying,
     open_folder,
 )
 from feedapi_client.spark.registration import store_settings
+from feedapi_client.spark.staging.location import harmless
 
 _NOTES = "_feedapi/table"
 _ATTEMPTS = "_feedapi/attempts"
@@ -99,7 +99,7 @@ class FileTable(Table):
         self._note(spark, rows.schema, who)
         self._uri = self._noted_uri(spark)
         folder, attempts = self._open(spark, self._uri), f"{_ATTEMPTS}/{who.query}"
-        with only_tidying(f"old attempts in {self.name}"):
+        with harmless(f"old attempts in {self.name} were not deleted"):
             for name in folder.names(attempts):
                 if int(name.partition("-")[0]) < number:  # those are published
                     folder.delete(f"{attempts}/{name}")

@@ -9,27 +9,22 @@ see, whenever a run is paused, killed, or wakes up.
 
 from __future__ import annotations
 
-import logging
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from urllib.parse import urlsplit
 
 import msgspec
 import obstore
-from obstore.exceptions import BaseError
 from pyarrow import fs
 
 from feedapi_client.spark.ingest.job import IngestError
-from feedapi_client.spark.staging.location import Staging, listed, open_store
+from feedapi_client.spark.staging.location import Staging, harmless, listed, open_store
 from feedapi_client.spark.staging.staging_errors import (
     MissingObjectError,
     StagingError,
     newer_format,
 )
-
-_log = logging.getLogger(__name__)
 
 VERSION = 1
 """Of the format of decisions."""
@@ -38,15 +33,6 @@ _KEPT = 100
 """Decisions that are kept for runs that wake up late."""
 _OBJECT_STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 _COPIES = 16
-
-
-@contextmanager
-def only_tidying(what: str) -> Iterator[None]:
-    """Log an error of what only deletes files that nothing reads any more: the rows are there."""
-    try:
-        yield
-    except (OSError, BaseError, StagingError) as error:
-        _log.warning("%s: not deleted, which is harmless: %s", what, type(error).__name__)
 
 
 class TableFolder(ABC):
@@ -95,7 +81,7 @@ class _RenamingFolder(TableFolder):
             except OSError as error:
                 if not self.names(final):
                     raise _gone(attempt) from error
-        with only_tidying(attempt):
+        with harmless(f"{attempt} was not deleted"):
             self.delete(attempt)
 
 
@@ -129,7 +115,7 @@ class _CopyingFolder(TableFolder):
         if there <= written:  # else it is another attempt's, and whole
             with ThreadPoolExecutor(_COPIES, "feedapi-publish") as pool:
                 list(pool.map(copy, sorted(written - there)))
-        with only_tidying(attempt):
+        with harmless(f"{attempt} was not deleted"):
             self.delete(attempt)
 
     def _below(self, path: str) -> set[str]:
@@ -220,7 +206,7 @@ class Decisions:
     def decide(self, number: int, own: Decision) -> Decision:
         """Return `own`, or what another attempt decided first. Raises `StagingError`."""
         if self._staging.create(self._key(number), msgspec.json.encode(own)):
-            with only_tidying("old decisions"):
+            with harmless("old decisions were not deleted"):
                 for old in self._staging.numbers(self._prefix):
                     if old <= number - _KEPT:
                         self._staging.delete(self._key(old))

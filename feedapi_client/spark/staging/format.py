@@ -11,6 +11,7 @@ The first kilobytes therefore tell the driver how far a task came.
 
 from __future__ import annotations
 
+import io
 import struct
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -136,17 +137,10 @@ def decompress_lines(section: memoryview, key: str, size: int) -> Iterator[bytes
     Raises:
         StagingError: the section is torn.
     """
-    rest = b""
     try:
         with zstandard.ZstdDecompressor().stream_reader(section, read_size=1 << 20) as reader:
-            while chunk := reader.read(size):
-                cut = chunk.rfind(b"\n") + 1
-                if cut:
-                    yield rest + chunk[:cut]
-                    rest = chunk[cut:]
-                else:
-                    rest += chunk
+            buffered = io.BufferedReader(reader)
+            while piece := buffered.read(size):
+                yield piece + buffered.readline()
     except zstandard.ZstdError as error:
         raise _torn(key) from error
-    if rest:
-        yield rest

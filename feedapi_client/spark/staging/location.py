@@ -12,6 +12,7 @@ the same bytes.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tempfile
@@ -29,6 +30,8 @@ from feedapi_client.spark.source_options import OptionError
 from feedapi_client.spark.staging.format import header_size, unpack_header
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
+_log = logging.getLogger(__name__)
+
 _FIRST_READ = 64 * 1024
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:")
 _URL_IN_TEXT = re.compile(r"(\w+)://[^\s\"']+")
@@ -42,6 +45,17 @@ _NO_STORE = {
     "hdfs": "hdfs: is a file system of the JVM, which Python tasks can't write to: ",
     "memory": "memory: is not shared by driver and executors: ",
 }
+
+
+@contextmanager
+def harmless(problem: str) -> Iterator[None]:
+    """Log that the file system fails where it only tidies up: every row is there all the same."""
+    try:
+        yield
+    except StagingError as error:
+        _log.warning("%s: %s", problem, error)
+    except (OSError, BaseError) as error:  # whose text may hold a secret
+        _log.warning("%s: %s", problem, type(error).__name__)
 
 
 class Staging:

@@ -7,15 +7,11 @@ and by a driver that died before Spark had logged its first offset.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 
-from feedapi_client.spark.plan.epoch import decode
-from feedapi_client.spark.staging.first_fetch import results_in
 from feedapi_client.spark.staging.lease import delete_lease
 from feedapi_client.spark.staging.location import Staging, listed, open_store
-from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,41 +48,6 @@ def staged_runs(location: str) -> list[StagedRun]:
         for run, objects in found.items()
     ]
     return sorted(runs, key=lambda run: run.last_used)
-
-
-@dataclass(frozen=True, slots=True)
-class RunOffsets:
-    """The cursors before and after the last micro-batch of a run."""
-
-    feed: str
-    epoch: int
-    """Number of the micro-batch."""
-    before: dict[int, str]
-    after: dict[int, str]
-    """Where the next micro-batch begins, once the sink has this one."""
-
-
-def read_offsets(location: str, run: str) -> RunOffsets:
-    """Return the cursors of a run.
-
-    Raises:
-        StagingError: there is no such run, or the location failed.
-    """
-    staging = Staging(location, run)
-    epochs = staging.numbers(f"{run}/plan")
-    if not epochs:
-        raise StagingError(f"there is no run {run} in the staging location")
-    epoch = max(epochs)
-    key = staging.plan_key(epoch)
-    plan = decode(staging.read(key), key)
-    before = {partition: position.cursor for partition, position in plan.positions.items()}
-    found = RunOffsets(plan.name, epoch, before, dict(before))
-    for number in range(len(plan.groups)):
-        with suppress(MissingObjectError):  # not fetched yet
-            header = staging.read_header(staging.data_key(epoch, number))
-            for result in results_in(header):
-                found.after[result.partition] = result.cursor
-    return found
 
 
 def delete_runs(location: str, runs: Iterable[StagedRun]) -> int:
