@@ -58,7 +58,7 @@ TOUCHED = {
         "tests/spark/test_exactly_once.py::test_crash_at_each_point_replays_the_same_rows[staged]",
         "tests/spark/test_ingest.py::test_next_run_adds_only_new_events",
     ),
-    "Delta": ("tests/spark/test_delta.py::test_a_first_batch_into_new_tables",),
+    "Delta": ("tests/spark/test_delta.py::test_delta_tables_are_exact_or_refused",),
     "nginx": ("tests/deployments/test_deployments.py::test_r10_two_tokens_in_turn",),
     "a browser": ("tests/monitor/test_page.py::test_it_draws_a_split_while_it_happens",),
 }

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from feedapi_client.spark import OptionError
 from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, plain_message
 from feedapi_client.spark.ingest.publishing import TableFolder, open_folder
+from feedapi_client.spark.ingest.requirements import check_rows
 from feedapi_client.testing import Publisher
 from tests.spark.slow_workers import run
 from tests.spark.test_ingest import job
@@ -110,26 +111,32 @@ def test_r10_partition_of_a_folder_is_text_a_number_or_a_date(
 @pytest.mark.parametrize(
     ("transform", "given", "message"),
     [
-        (lambda df, n: df.withColumn("Feed", F.lit("x")), {}, "columns Feed have names of"),
-        (lambda df, n: df.withColumn("batch", F.lit(7)), {}, "columns batch have names of"),
-        (lambda df, n: df.select("*", F.lit(1).alias("ID")), {}, "columns id, ID have the same"),
-        (lambda df, n: df.drop("id"), {"partition_by": ["id"]}, "partition_by names id, which"),
-        (lambda df, n: df, {"partition_by": ["dey"]}, "partition_by names dey, which output"),
-        (lambda df, n: df.select("nothing"), {}, "nothing"),
+        (lambda df: df.withColumn("Feed", F.lit("x")), {}, "columns Feed have names of"),
+        (lambda df: df.withColumn("batch", F.lit(7)), {}, "columns batch have names of"),
+        (lambda df: df.select("*", F.lit(1).alias("ID")), {}, "columns id, ID have the same"),
+        (lambda df: df.drop("id"), {"partition_by": ["id"]}, "partition_by names id, which"),
+        (lambda df: df, {"partition_by": ["dey"]}, "partition_by names dey, which output"),
     ],
 )
+def test_columns_that_a_transform_must_not_make(
+    spark: SparkSession, transform: Any, given: dict[str, Any], message: str
+) -> None:
+    made = transform(spark.createDataFrame([], "id STRING, day STRING"))
+    with pytest.raises(IngestError, match=message):
+        check_rows(Ingest(url="http://x/feed", output="/t", schema="id INT", **given), made)
+
+
 def test_what_a_transform_makes_is_checked_before_anything_is_written(
-    spark: SparkSession,
-    publisher: Publisher,
-    tmp_path: Path,
-    transform: Any,
-    given: dict[str, Any],
-    message: str,
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     tables = {"bronze": str(tmp_path / "bronze"), "rejected": str(tmp_path / "rejected")}
     pipeline = {"schema": "id STRING, day STRING", **tables}
-    with pytest.raises(MicroBatchError, match=message):
-        run(spark, job(publisher, tmp_path, transform=transform, **pipeline, **given))
+
+    def transform(rows: DataFrame, number: int) -> DataFrame:
+        return rows.withColumn("Feed", F.lit("x"))
+
+    with pytest.raises(MicroBatchError, match="columns Feed have names of"):
+        run(spark, job(publisher, tmp_path, transform=transform, **pipeline))
     assert list(tmp_path.glob("**/_feedapi/attempts")) == []
     # nothing was noted that can't be changed
     assert run(spark, job(publisher, tmp_path, partition_by=["day"], **pipeline)).rows == 1
@@ -156,7 +163,7 @@ def test_path_that_is_a_pattern_is_refused(tmp_path: Path, name: str) -> None:
             Ingest(url="http://x/feed", **given)
 
 
-@pytest.mark.parametrize("name", ["a b", "a%20b", "a#b", "day=1", "Ärger", "a'b", "a,b", "a&b+c;d"])
+@pytest.mark.parametrize("name", ["a b%20c#Ärger'd,e&f+g;h", "day=1"])
 def test_path_of_any_other_name_is_written_and_read(
     spark: SparkSession, publisher: Publisher, tmp_path: Path, name: str
 ) -> None:
@@ -224,10 +231,8 @@ def _raise(error: Exception) -> Any:
     [
         (lambda df, n: df.where("n +"), r"^ParseException: \[PARSE_SYNTAX_ERROR\] .*"),
         (lambda df, n: df.where("amuont > 1"), r"^AnalysisException: \[UNRESOLVED_COLUMN.*amuont"),
-        (lambda df, n: _raise(RefusedError("by us")), r"^RefusedError: by us$"),
         (lambda df, n: _raise(RefusedError("\n\n  by us\nand more")), r"^RefusedError: by us$"),
         (lambda df, n: _raise(RefusedError()), r"^RefusedError$"),
-        (lambda df, n: _raise(KeyError("x")), r"^KeyError: 'x'$"),
         (lambda df, n: df.selectExpr("*", "raise_error('odd')"), r"odd"),
     ],
 )

@@ -283,17 +283,6 @@ def test_latest_state_of_each_entity(
     assert newest == {entity: n for entity, n in expected.items() if n != 94}
 
 
-def test_error_of_a_transform_is_its_own_line(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
-) -> None:
-    def misspells(batch, number):  # type: ignore[no-untyped-def]
-        return batch.select("amuont")
-
-    with pytest.raises(MicroBatchError, match=r"^AnalysisException: .*amuont") as caught:
-        run(spark, job(publisher, tmp_path, transform=misspells))
-    assert "\n" not in str(caught.value)
-
-
 # ---------------------------------------------------------------------- without a JVM
 
 
