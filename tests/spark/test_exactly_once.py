@@ -18,6 +18,7 @@ from feedapi_client.errors import LineageError, ProtocolError
 from feedapi_client.spark.plan import epoch, probe
 from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.staging import first_fetch
+from feedapi_client.spark.staging.runs import read_offsets
 from feedapi_client.spark.staging.staging_errors import StagingError
 from feedapi_client.spark.stream import FeedStreamReader, StreamPartition
 from feedapi_client.testing import Publisher
@@ -382,8 +383,8 @@ def test_r7_start_from_given_cursors(start: Start, publisher: Publisher) -> None
     )
 
 
-def test_a_new_query_goes_on_from_the_cursors_in_the_rows(
-    start: Start, publisher: Publisher
+def test_offsets_can_be_printed_and_given_to_a_new_query(
+    start: Start, publisher: Publisher, staging: str
 ) -> None:
     publisher.vary = False
     publish(publisher, 100)
@@ -393,12 +394,18 @@ def test_a_new_query_goes_on_from_the_cursors_in_the_rows(
     publish(publisher, 30, first=100)
     engine.trigger()  # the end of the parent, and no child yet
     before = list(engine.all_rows())
-    newest = {row["partition"]: row for row in sorted(before, key=lambda row: row["sequence"])}
-    cursors = {partition: row["cursor"] for partition, row in newest.items()}
-    following = start(startingCursors=json.dumps(cursors))
+    run = json.loads(engine.offsets[engine.committed])["run"]
+    offsets = read_offsets(staging, run)
+    assert (offsets.feed, offsets.epoch) == (publisher.url, engine.committed)
+    assert offsets.before != offsets.after
+    following = start(startingCursors=json.dumps(offsets.after))
     following.run()
     rows = [*before, *following.all_rows()]
     assert sorted(json.loads(row["data"])["n"] for row in rows) == list(range(130))
+    newest = {row["partition"]: row for row in sorted(before, key=lambda row: row["sequence"])}
+    assert {p: row["cursor"] for p, row in newest.items()}.items() <= offsets.after.items()
+    with pytest.raises(StagingError, match="there is no run"):
+        read_offsets(staging, "0" * 32)
 
 
 def test_r9_successors_continue_from_the_cursor_of_their_ancestor(

@@ -1,6 +1,6 @@
 """Ingests a feed into tables, exactly once.
 
-Run it as ``feedapi ingest``, as ``python -m feedapi_client.spark.ingest``, or from code::
+Run it as ``feedapi ingest``, or from code::
 
     feedapi ingest https://service/myfeed /data/orders \\
         --schema "id STRING, amount DOUBLE" --rejected /data/orders_rejected

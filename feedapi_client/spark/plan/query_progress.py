@@ -11,6 +11,9 @@ from typing import Any
 from feedapi_client.lineage.planner import Planner, State
 from feedapi_client.spark.target import FetchResult
 
+_MANY = 1000
+_KEPT_SECONDS = 1.0
+"""How long the report on many partitions is kept: to count them takes some milliseconds."""
 _COUNTED_STATES = {
     State.READING: "reading",
     State.CAUGHT_UP: "caughtUp",
@@ -34,10 +37,13 @@ class ProgressReport:
     def __init__(self) -> None:
         self._caught_up_at: dict[int, float] = {}
         self._counts: Counter[str] = Counter()
+        self._report: dict[str, Any] = {}
+        self._report_until = -math.inf
 
     def next_epoch(self) -> None:
         """Count requests from zero."""
         self._counts.clear()
+        self._report_until = -math.inf
 
     def add(self, result: FetchResult, *, caught_up: bool) -> None:
         """Add what a read or a poll of a partition came to."""
@@ -56,6 +62,8 @@ class ProgressReport:
             asked: partitions whose request takes long.
         """
         now = time.monotonic()
+        if now < self._report_until:
+            return self._report
         counts = dict.fromkeys(["partitions", *_COUNTED_STATES.values()], 0)
         behind: list[float] = []
         for entry in lineage.entries.values():
@@ -68,7 +76,7 @@ class ProgressReport:
             if state is State.READING:
                 behind.append(now - self._caught_up_at.get(entry.id, -math.inf))
         longest = round(max(behind, default=0.0), 3)
-        return {
+        self._report = {
             **counts,
             "failing": len(failing),
             "caughtUpPartitions": counts["caughtUp"] + counts["drained"],
@@ -76,3 +84,5 @@ class ProgressReport:
             "requests": self._counts["requests"],
             "retries": self._counts["retries"],
         }
+        self._report_until = now + _KEPT_SECONDS if len(lineage.entries) > _MANY else now
+        return self._report

@@ -7,11 +7,16 @@ and by a driver that died before Spark had logged its first offset.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from typing import NamedTuple
 
+from feedapi_client.spark.plan.epoch import decode
+from feedapi_client.spark.staging.first_fetch import results_in
 from feedapi_client.spark.staging.lease import delete_lease
 from feedapi_client.spark.staging.location import Staging, listed, open_store
+from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +53,41 @@ def staged_runs(location: str) -> list[StagedRun]:
         for run, objects in found.items()
     ]
     return sorted(runs, key=lambda run: run.last_used)
+
+
+class RunOffsets(NamedTuple):
+    """The cursors before the last micro-batch of a run, which has that number, and after it.
+
+    The next micro-batch begins there, once the sink has this one.
+    """
+
+    feed: str
+    epoch: int
+    before: dict[int, str]
+    after: dict[int, str]
+
+
+def read_offsets(location: str, run: str) -> RunOffsets:
+    """Return the cursors of a run.
+
+    Raises:
+        StagingError: there is no such run, or the location failed.
+    """
+    staging = Staging(location, run)
+    epochs = staging.numbers(f"{run}/plan")
+    if not epochs:
+        raise StagingError(f"there is no run {run} in the staging location")
+    epoch = max(epochs)
+    key = staging.plan_key(epoch)
+    plan = decode(staging.read(key), key)
+    before = {partition: position.cursor for partition, position in plan.positions.items()}
+    found = RunOffsets(plan.name, epoch, before, dict(before))
+    for number in range(len(plan.groups)):
+        with suppress(MissingObjectError):  # not fetched yet
+            header = staging.read_header(staging.data_key(epoch, number))
+            for result in results_in(header):
+                found.after[result.partition] = result.cursor
+    return found
 
 
 def delete_runs(location: str, runs: Iterable[StagedRun]) -> int:
