@@ -33,8 +33,9 @@ finish() {
 # tests COMMAND...: run pytest. What failed runs once more, alone, and on the same PATH. What passes
 # then is flaky, else it is red.
 tests() {
-    local status=0 cache=.pytest_cache/v/cache/lastfailed where=()
+    local status=0 cache=.pytest_cache/v/cache/lastfailed where=() marker=()
     [ "$1" != on_a_bare_path ] || where=(on_a_bare_path)
+    [[ " $* " != *" -m touch "* ]] || marker=(-m touch)
     rm -f "$cache"
     "$@" 2>&1 | tee "$scratch/log" || status=$?
     grep -E '(passed|failed|error).* in [0-9]' "$scratch/log" | tail -n 1 >>"$scratch/closing" || true
@@ -47,7 +48,7 @@ tests() {
     printf '\n+ once more, alone: %s\n' "$(paste -sd' ' "$scratch/failed")"
     while read -r test; do
         # Without the loop's input, which the tests after it are read from.
-        "${where[@]}" timeout --kill-after=30 20m .venv/bin/pytest -q -n 0 "$test" </dev/null ||
+        "${where[@]}" timeout --kill-after=30 20m .venv/bin/pytest -q -n 0 "${marker[@]}" "$test" </dev/null ||
             return 1
         printf '%s\n' "$test" >>"$scratch/flaky"
     done <"$scratch/failed"

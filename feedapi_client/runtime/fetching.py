@@ -341,6 +341,8 @@ class Fetching:
             else:
                 await driver.fail_partition(partition, final)
             return
+        if of_gateway:
+            driver.timer.soon("a request was refused")
         attempt = partition.failures.attempts + 1
         self._retried(partition, error)
         driver.failure_log.warn(

@@ -692,16 +692,26 @@ def test_r10_refusals_that_last_are_an_error_or_park_and_the_consumer_is_not_rea
     in_time(body, "asyncio")
 
 
-@pytest.mark.parametrize("status", [302, 401, 402])
+@pytest.mark.parametrize("status", [302, 401, 402, 405])
 def test_r10_an_application_may_decide_that_a_gateway_is_asked_for_longer(status: int) -> None:
+    """It is discovered again meanwhile: a token may be what is refused."""
     feed = Scripted({0: Listed(300)}, echo=True)
     feed.answers.append(refuses(status, 200.0))
+    discovered: list[float] = []
+
+    def seen(_: Scripted, ask: Ask) -> httpx.Response | None:
+        if ask.partition is None:
+            discovered.append(ask.at)
+        return None
+
+    feed.answers.insert(0, seen)
 
     async def body() -> None:
         patient = RetryPolicy(decide=lambda error: "retry")
         assert await read_all(feed.consumer(retry=patient)) == everything(feed)
 
     in_time(body, "asyncio")
+    assert discovered[1] < 10
 
 
 def test_r18_a_feed_of_which_everything_is_parked_is_not_ready() -> None:

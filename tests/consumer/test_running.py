@@ -537,6 +537,7 @@ async def test_r18_park_stops_the_partition_and_its_descendants_and_the_others_g
         for n in range(3):
             numbers(publisher, 1, [n])
             assert n_of(await take(events)) == [n]
+        await wait_until(lambda: consumer.status()[0].state == "parked")
         status = consumer.status()
     for partition in (0, 2, 3, 4, 5):
         parked = status[partition]
@@ -594,6 +595,7 @@ async def test_r18_a_split_of_a_parked_partition_is_parked(publisher: Publisher)
         events = aiter(consumer)
         numbers(publisher, 1, [1])
         await take(events)
+        await wait_until(lambda: consumer.status()[0].state == "parked")
         successors = publisher.split(0, method="cursor-from")
         await wait_until(lambda: consumer.status().partitions.get(successors[0]) is not None)
         numbers(publisher, 1, [2])

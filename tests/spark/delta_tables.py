@@ -321,9 +321,8 @@ def test_r10_one_odd_name_in_each_place_is_written(spark: SparkSession, lake: La
     ):
         job = lake.job(output=f"lake.odd{number}")
         rows = sent.select(F.from_json("data", schema).alias("event")).select("event.*")
-        table = CatalogTable(job, job.output)
         for batch in range(2):
-            table.write(rows, Identity("feed", "query", epoch=1), batch)
+            CatalogTable(job, job.output).write(rows, Identity("feed", "query", epoch=1), batch)
         *_, written = spark.table(job.output).collect()[1]
         assert written is not None
 

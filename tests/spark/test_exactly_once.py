@@ -402,8 +402,6 @@ def test_offsets_can_be_printed_and_given_to_a_new_query(
     following.run()
     rows = [*before, *following.all_rows()]
     assert sorted(json.loads(row["data"])["n"] for row in rows) == list(range(130))
-    newest = {row["partition"]: row for row in sorted(before, key=lambda row: row["sequence"])}
-    assert {p: row["cursor"] for p, row in newest.items()}.items() <= offsets.after.items()
     with pytest.raises(StagingError, match="there is no run"):
         read_offsets(staging, "0" * 32)
 

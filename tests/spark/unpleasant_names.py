@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 UNPLEASANT = ("my-field", "Ärger", "order.id", "a b", "x`y", "n(1)", "select", "名前", "a=b;c,{d}")
 
@@ -13,6 +14,7 @@ def unpleasant_schema(names: Sequence[str] = UNPLEASANT) -> str:
     return ", ".join([*columns, "nested ARRAY<STRUCT<`a.b c`: MAP<STRING, INT>>>"])
 
 
-def unpleasant_event(number: int, value: str) -> dict[str, str]:
+def unpleasant_event(number: int, value: str) -> dict[str, Any]:
     """An event with a value of each; `value` is that of ``Ärger``."""
-    return {name: f"{name} {number}" for name in UNPLEASANT} | {"Ärger": value}
+    texts = {name: f"{name} {number}" for name in UNPLEASANT} | {"Ärger": value}
+    return {**texts, "nested": [{"a.b c": {"x y": number}}]}

@@ -443,7 +443,7 @@ async def test_the_callers_connection_may_have_factories_of_its_own(
     tmp_path: Path, anyio_backend: str, row_factory: Any, text_factory: Any, kind: str
 ) -> None:
     if kind == "aiosqlite" and anyio_backend != "asyncio":
-        pytest.skip("aiosqlite needs asyncio")
+        pytest.skip("the driver runs on asyncio only")
     feed, path = FeedKey("http://feed/feed", "default"), tmp_path / "app.db"
     async with SQLiteCursorStore(path) as store:
         await store.save(feed, {0: Position("a")})
