@@ -59,9 +59,8 @@ def open_engine(url: str | sa.URL) -> AsyncEngine:
 
 
 async def drop_tables(engine: AsyncEngine) -> None:
-    tables = "feedapi_cursors, feedapi_cursors_journal, feedapi_cursors_done, effects"
-    if engine.dialect.name != "sqlite":  # whose file is the test's own
-        await execute(engine, f"DROP TABLE IF EXISTS {tables}")
+    tables = ("feedapi_cursors", "feedapi_cursors_journal", "feedapi_cursors_done", "effects")
+    await execute(engine, *(f"DROP TABLE IF EXISTS {table}" for table in tables))
 
 
 async def execute(engine: AsyncEngine, *statements: str, **parameters: Any) -> None:

@@ -67,9 +67,8 @@ def execute(engine: sa.Engine, *statements: str) -> list[Any]:
 
 
 def drop(engine: sa.Engine) -> None:
-    tables = ", ".join([*(f"feedapi_cursors{suffix}" for suffix in TABLES), "effects"])
-    if engine.dialect.name != "sqlite":  # whose file is the test's own
-        execute(engine, f"DROP TABLE IF EXISTS {tables}")
+    tables = [f"feedapi_cursors{suffix}" for suffix in TABLES]
+    execute(engine, *(f"DROP TABLE IF EXISTS {table}" for table in (*tables, "effects")))
 
 
 class Synchronous:
