@@ -16,6 +16,7 @@ from feedapi_client.spark.ingest.ingest_command import main, parser
 from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.job import (
     CORRUPT,
+    FILE_FORMATS,
     FORMATS,
     Ingest,
     IngestError,
@@ -27,6 +28,7 @@ from feedapi_client.spark.ingest.pipeline import Run, run, start
 
 __all__ = [
     "CORRUPT",
+    "FILE_FORMATS",
     "FORMATS",
     "Ingest",
     "IngestError",

@@ -14,7 +14,8 @@ from feedapi_client.spark.ingest.names import as_url, problems_of_locations
 
 Transform = Callable[[DataFrame, int], DataFrame | None]
 
-FORMATS = ("parquet", "delta")
+FILE_FORMATS = ("parquet",)
+FORMATS = (*FILE_FORMATS, "delta")
 CORRUPT = "_corrupt"
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
@@ -159,7 +160,7 @@ class Ingest:
     @property
     def is_files(self) -> bool:
         """Whether the tables are folders of files."""
-        return self.format == "parquet"
+        return self.format in FILE_FORMATS
 
     @property
     def feed_name(self) -> str:
