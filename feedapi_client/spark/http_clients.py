@@ -188,7 +188,7 @@ def _with_scheme(value: str) -> str:
 def _call(path: str) -> Any:
     try:
         function = resolve_name(path)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise OptionError(
             f"feedapi source: option authCallable: {path} can't be imported "
             f"({type(error).__name__}). It must be importable on the driver and on every executor"

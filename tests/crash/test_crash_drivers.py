@@ -19,6 +19,8 @@ async def test_each_event_is_stored_once_by_a_killed_consumer_without_async(
     kills = 4 if threads == 1 else 11
     outcome = await run_crash_test(str(tmp_path / "app.db"), kills=kills, threads=threads)
     assert outcome.kills == kills
+    if kills == 11:
+        assert set(outcome.splits) == {"starts-after", "cursor-from"}
     assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
     assert outcome.exactly_once
 

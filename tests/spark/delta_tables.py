@@ -327,6 +327,20 @@ def test_r10_one_odd_name_in_each_place_is_written(spark: SparkSession, lake: La
         assert written is not None
 
 
+def test_r10_columns_of_a_transform_that_come_from_another_table_and_later(
+    spark: SparkSession, lake: Lake
+) -> None:
+    metadata = {"CURRENT_DEFAULT": "7", "EXISTS_DEFAULT": "7", "comment": "of an 'order'\\"}
+    job, who = lake.job(output="lake.grown"), Identity("feed", "query", epoch=1)
+    table = CatalogTable(job, job.output)
+    rows = spark.range(3).select(F.col("id").alias("n", metadata=metadata))
+    table.write(rows, who, 0)
+    table.write(rows.select("*", F.lit("x").alias("select", metadata=metadata)), who, 1)
+    table.write(rows, who, 2)
+    found = [(row["batch"], row["select"]) for row in spark.table(job.output).collect()]
+    assert Counter(found) == {(0, None): 3, (1, "x"): 3, (2, None): 3}
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -404,8 +418,11 @@ def test_r10_columns_of_any_name_in_all_tables(spark: SparkSession, tmp_path: Pa
     silver = spark.table("names.silver")
     assert set(UNPLEASANT) < set(silver.columns)
     assert silver.select("`my feed.sequence`").count() == 7
-    gold = {row["order.id"]: row["Ärger"] for row in spark.table("names.gold").collect()}
-    assert gold == {"order.id 0": "3", "order.id 1": "4", "order.id 9": "9"}
+    gold = {
+        row["order.id"]: (row["Ärger"], row["geo.lat"])
+        for row in spark.table("names.gold").collect()
+    }
+    assert gold == {"order.id 0": ("3", 0.5), "order.id 1": ("4", 1.5), "order.id 9": ("9", 9.5)}
 
 
 def test_r11_columns_that_a_replay_is_found_by_have_statistics(

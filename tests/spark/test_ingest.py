@@ -212,6 +212,8 @@ def test_triggers(text: str, options: dict[str, object]) -> None:
             for format in ("csv", "orc", "json", "text", "avro", "iceberg", "hudi", "")
         ),
         (["--transform", "no.such.module:f"], "--transform: no.such.module:f can't be imported"),
+        (["--transform", "tests..spark:f"], "--transform: tests..spark:f can't be imported"),
+        (["--transform", "tests.spark.transforms.clean"], "is not MODULE:FUNCTION"),
         (["--option", "authEnv"], "--option takes NAME=VALUE"),
     ],
 )

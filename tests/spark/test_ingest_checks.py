@@ -233,6 +233,7 @@ def _raise(error: Exception) -> Any:
         (lambda df, n: df.where("amuont > 1"), r"^AnalysisException: \[UNRESOLVED_COLUMN.*amuont"),
         (lambda df, n: _raise(RefusedError("\n\n  by us\nand more")), r"^RefusedError: by us$"),
         (lambda df, n: _raise(RefusedError()), r"^RefusedError$"),
+        (lambda df, n: _raise(KeyError("x")), r"^KeyError: 'x'$"),
         (lambda df, n: df.selectExpr("*", "raise_error('odd')"), r"odd"),
     ],
 )

@@ -223,6 +223,7 @@ def test_r10_columns_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
     assert set(UNPLEASANT) < set(table.columns)
     (row,) = latest(table, ["order.id", "a b"], "`Ärger` is null", prefix=prefix).collect()
     assert (row["Ärger"], row["order.id"], row["a b"]) == ("2", "order.id 1", "a b 1")
+    assert (row["geo.lat"], row["nested"][0]["a.b c"]) == (1.5, {"x y": 1})
 
 
 def test_wrong_schema_is_found_before_the_query_starts(

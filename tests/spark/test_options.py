@@ -180,9 +180,10 @@ def test_headers_come_from_values_and_from_the_environment(monkeypatch: pytest.M
     }
 
 
-def test_callable_that_cannot_be_imported_is_named() -> None:
-    with pytest.raises(OptionError, match=r"no\.such\.module:token can't be imported"):
-        authorized(authCallable="no.such.module:token")
+@pytest.mark.parametrize("path", ["no.such.module:token", "tests..spark:token", "tests.2x:token"])
+def test_callable_that_cannot_be_imported_is_named(path: str) -> None:
+    with pytest.raises(OptionError, match=f"option authCallable: {path} can't be imported"):
+        authorized(authCallable=path)
 
 
 def test_source_options_need_only_a_url() -> None:

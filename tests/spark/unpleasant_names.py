@@ -9,12 +9,14 @@ UNPLEASANT = ("my-field", "Ärger", "order.id", "a b", "x`y", "n(1)", "select", 
 
 
 def unpleasant_schema(names: Sequence[str] = UNPLEASANT) -> str:
-    """A column of text for each of them, as DDL, and one with such names inside."""
+    """A column of text for each of them, as DDL, a number, and one with such names inside."""
     columns = ["`{}` STRING".format(name.replace("`", "``")) for name in names]
-    return ", ".join([*columns, "nested ARRAY<STRUCT<`a.b c`: MAP<STRING, INT>>>"])
+    return ", ".join(
+        [*columns, "`geo.lat` DOUBLE", "nested ARRAY<STRUCT<`a.b c`: MAP<STRING, INT>>>"]
+    )
 
 
 def unpleasant_event(number: int, value: str) -> dict[str, Any]:
     """An event with a value of each; `value` is that of ``Ärger``."""
     texts = {name: f"{name} {number}" for name in UNPLEASANT} | {"Ärger": value}
-    return {**texts, "nested": [{"a.b c": {"x y": number}}]}
+    return {**texts, "geo.lat": number + 0.5, "nested": [{"a.b c": {"x y": number}}]}

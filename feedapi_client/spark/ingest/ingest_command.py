@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pkgutil import resolve_name
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -179,9 +179,10 @@ def _pairs(argument: str, given: Sequence[str]) -> dict[str, str]:
 
 
 def _function(path: str) -> Transform:
+    module, colon, name = path.partition(":")
     try:
-        function: Any = resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
+        function: Any = getattr(importlib.import_module(module), name) if colon else None
+    except (ImportError, AttributeError) as error:
         raise ValueError(f"--transform: {path} can't be imported: {error}") from error
     if not callable(function):
         raise ValueError(f"--transform: {path} is not MODULE:FUNCTION")

@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import LongType, StringType, StructType
+from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType
 
 from feedapi_client.retry import Backoff, retry_sync
 from feedapi_client.spark.ingest.checkpoint import WRITING
@@ -42,7 +42,7 @@ _BATCHES = 2**30
 class CatalogTable(Table):
     """One table. Other queries and commands may write to it at the same time."""
 
-    _prepared = False
+    _prepared: StructType | None = None
 
     def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
         """Raise `IngestError` when the query must not write here.
@@ -93,7 +93,7 @@ class CatalogTable(Table):
 
     def prepare(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         """Create the table, or add the columns that are new."""
-        if self._prepared:
+        if self._prepared == schema:
             return
         if spark.catalog.tableExists(self.name):
             self._compare(spark, schema, who)
@@ -101,7 +101,7 @@ class CatalogTable(Table):
         else:
             self._create(spark, schema, who)
         self._note(spark, who)
-        self._prepared = True
+        self._prepared = schema
 
     def _feed_of(self, spark: SparkSession, query: str) -> str | None:
         """Return which feed the query writes here, None when it never wrote."""
@@ -119,7 +119,7 @@ class CatalogTable(Table):
         properties = {f"{_PROPERTY}{who.query}": quote(who.feed, safe="")}
         if self._needs_mapping(schema):
             properties[_MAPPING] = "name"
-        sql = f"CREATE TABLE IF NOT EXISTS {self.name} ({schema.toNullable().toDDL()}) USING delta"
+        sql = f"CREATE TABLE IF NOT EXISTS {self.name} ({_columns(schema)}) USING delta"
         if self.job.writer_options:
             sql += f" OPTIONS ({_assignments(self.job.writer_options)})"
         if self.partition_by:
@@ -136,7 +136,7 @@ class CatalogTable(Table):
             return
         if self._needs_mapping(new):
             self._set_properties(spark, {_MAPPING: "name"})
-        sql = f"ALTER TABLE {self.name} ADD COLUMNS ({new.toNullable().toDDL()})"
+        sql = f"ALTER TABLE {self.name} ADD COLUMNS ({_columns(new)})"
         retry_conflicts(lambda: spark.sql(sql))
 
     def _set_properties(self, spark: SparkSession, properties: Mapping[str, str]) -> None:
@@ -175,6 +175,23 @@ class CatalogTable(Table):
 def quoted(name: str) -> str:
     """Return the name of a column as SQL takes it, whatever is in it."""
     return "`{}`".format(name.replace("`", "``"))
+
+
+def _columns(schema: StructType) -> str:
+    """Return names and types. `StructType.toDDL` would carry defaults, which Delta refuses."""
+    return ", ".join(f"{quoted(field.name)} {_sql_type(field.dataType)}" for field in schema)
+
+
+def _sql_type(kind: DataType) -> str:
+    """Return the type as SQL takes it, whatever the names in it are. Everything may be null."""
+    if isinstance(kind, ArrayType):
+        return f"ARRAY<{_sql_type(kind.elementType)}>"
+    if isinstance(kind, MapType):
+        return f"MAP<{_sql_type(kind.keyType)}, {_sql_type(kind.valueType)}>"
+    if isinstance(kind, StructType):
+        fields = (f"{quoted(field.name)}: {_sql_type(field.dataType)}" for field in kind)
+        return f"STRUCT<{', '.join(fields)}>"
+    return kind.simpleString()
 
 
 def _assignments(given: Mapping[str, str]) -> str:
