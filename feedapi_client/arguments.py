@@ -6,12 +6,16 @@ it may be. A text is not shown unless it must be one of a few words: it may hold
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import os
 import re
+import sys
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 _NUMBERS = {"int": (int,), "float": (int, float)}
@@ -34,6 +38,42 @@ def environment_value(variable: str, option: str) -> str:
             "visible to others. If that was a secret, it is in the history of your shell now"
         )
     raise ValueError(f"{option}: the environment variable {variable} is not set")
+
+
+def import_function(path: str, option: str) -> Callable[..., Any]:
+    """Import the function that MODULE:FUNCTION names, from the current directory too.
+
+    Raises ValueError: `path` has another form, names no function, or can't be imported. The module
+    may raise anything; the text of it, which may hold a secret, is not in the message.
+    """
+    module, _, name = path.partition(":")
+    if not module or not name:
+        raise ValueError(f"{option} takes MODULE:FUNCTION, not {path!r}")
+    here = str(Path.cwd())
+    sys.path.insert(0, here)
+    try:
+        function: Any = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, SyntaxError) as error:
+        raise ValueError(f"{option}: {path} can't be imported: {error}{place_of(error)}") from None
+    except Exception as error:  # noqa: BLE001 - the application's module may raise anything
+        kind = type(error).__name__
+        raise ValueError(
+            f"{option}: {path} can't be imported: {kind} in the module{place_of(error)}"
+        ) from None
+    finally:
+        sys.path.remove(here)
+    if not callable(function):
+        raise ValueError(f"{option}: {path} is no function")
+    return function  # type: ignore[no-any-return]
+
+
+def place_of(error: BaseException) -> str:
+    """Where in the application's files an error was raised, for the end of a message."""
+    if isinstance(error, SyntaxError):
+        return ""  # its text says where
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [each for each in frames if Path(each.filename).is_relative_to(Path.cwd())]
+    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def check_fields(options: Any) -> None:

@@ -5,15 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from pathlib import Path
 from typing import Any
 
-import typer
-
-from feedapi_client.arguments import check_async_function
+from feedapi_client.arguments import check_async_function, import_function, place_of
 from feedapi_client.causes import store_problem
 from feedapi_client.cli.reporting import CommandError, UsageError
 from feedapi_client.model import Batch
@@ -28,28 +24,15 @@ def import_handler(path: str, form: str = HANDLER) -> Callable[..., Any]:
 
     `form`: what it has to look like, for messages.
 
-    Raises `UsageError` when it can't be imported, and `typer.BadParameter` for another form.
+    Raises `UsageError` when it can't be imported, or has another form.
     """
-    module, colon, name = path.partition(":")
-    if not colon or not module or not name:
-        raise typer.BadParameter("--handler takes MODULE:FUNCTION")
-    sys.path.insert(0, str(Path.cwd()))
     try:
-        function: Any = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise UsageError(f"--handler {path} can't be imported: {error}{_place(error)}") from None
-    except Exception as error:  # noqa: BLE001 - the application's module may raise anything
-        kind = type(error).__name__  # its text may hold a secret of the application
-        raise UsageError(
-            f"--handler {path} can't be imported: {kind} in the module{_place(error)}"
-        ) from None
-    finally:
-        sys.path.pop(0)
-    if not callable(function):
-        raise UsageError(f"--handler {path} is no function")
+        function = import_function(path, "--handler")
+    except ValueError as error:
+        raise UsageError(str(error)) from None
     if _takes_a_batch(function):
         _check(path, function, form)
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def reimport_handler(path: str, form: str = HANDLER) -> Callable[..., Any]:
@@ -94,7 +77,7 @@ async def open_handler(
             raise UsageError(f"--handler {path} takes no batch and no event, so {error}") from None
         except Exception as error:
             raise CommandError(
-                f"--handler {path} can't be opened: {_described(error)}{_place(error)}"
+                f"--handler {path} can't be opened: {_described(error)}{place_of(error)}"
             ) from error
         _check(path, handler, form)
         yield handler
@@ -114,15 +97,6 @@ def _described(error: Exception) -> str:
     """
     line, problem = FailureText(Batch(0, [], "")).line(error), store_problem(error)
     return line if problem is None else f"{type(error).__qualname__}: {problem}"
-
-
-def _place(error: Exception) -> str:
-    """Where in the application's files an error was raised, for the end of a message."""
-    if isinstance(error, SyntaxError):
-        return ""  # its text says where
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [each for each in frames if Path(each.filename).is_relative_to(Path.cwd())]
-    return f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
 
 
 def _takes_a_batch(function: Callable[..., Any]) -> bool:

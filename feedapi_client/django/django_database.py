@@ -27,7 +27,7 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 1.0
 _SQLITE_TIMEOUT = 30
 """Seconds that a store's own transaction waits for another writer."""
-_NUMBERED = re.compile(r"[$?](\d+)")
+_NUMBERED = re.compile(r"\$(\d+)")
 
 
 class DjangoDatabase:
@@ -293,5 +293,5 @@ def _parameters(sql: str, values: Sequence[Any]) -> Any:
 
 @cache
 def _in_djangos_style(sql: str) -> str:
-    """Replace `?`, `?1` and `$1` by what Django's cursors take."""
+    """Replace `?` and `$1` by what Django's cursors take."""
     return _NUMBERED.sub(r"%(p\1)s", sql).replace("?", "%s")

@@ -12,10 +12,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pkgutil import resolve_name
 from typing import Any
 
-from feedapi_client.arguments import environment_value
+from feedapi_client.arguments import environment_value, import_function
 from feedapi_client.http.sync_transport import SyncTransport
 from feedapi_client.spark.certificates import trusting
 from feedapi_client.spark.source_options import OptionError, SourceOptions
@@ -152,7 +151,7 @@ def authorize(http: Any, options: SourceOptions) -> None:
     if options.auth_env is not None:
         headers["Authorization"] = _with_scheme(_environment(options.auth_env, "authEnv"))
     if options.auth_callable is not None:
-        given = _call(options.auth_callable)
+        given = _imported(options.auth_callable)()
         if isinstance(given, str):
             headers["Authorization"] = _with_scheme(given)
         elif isinstance(given, Mapping):
@@ -185,12 +184,10 @@ def _with_scheme(value: str) -> str:
     return value if " " in value.strip() else f"Bearer {value.strip()}"
 
 
-def _call(path: str) -> Any:
+def _imported(path: str) -> Callable[..., Any]:
     try:
-        function = resolve_name(path)
-    except (ImportError, AttributeError, ValueError) as error:
+        return import_function(path, "option authCallable")
+    except ValueError as error:
         raise OptionError(
-            f"feedapi source: option authCallable: {path} can't be imported "
-            f"({type(error).__name__}). It must be importable on the driver and on every executor"
-        ) from error
-    return function()
+            f"feedapi source: {error}. It must be importable on the driver and on every executor"
+        ) from None

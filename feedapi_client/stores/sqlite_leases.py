@@ -45,9 +45,7 @@ CREATE TABLE IF NOT EXISTS feedapi_cursors_leases (
 """,
 )
 _NOW = "CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER)"
-_ALIVE = (
-    f"SELECT instance FROM feedapi_cursors_instances WHERE feed_id = ?1 AND expires_at > {_NOW}"
-)
+_ALIVE = f"SELECT instance FROM feedapi_cursors_instances WHERE feed_id = ? AND expires_at > {_NOW}"
 _PRUNE = (
     "DELETE FROM feedapi_cursors_instances "
     f"WHERE feed_id = ? AND expires_at < {_NOW} - {_KEPT_SECONDS * _SECOND}"
@@ -55,14 +53,14 @@ _PRUNE = (
 _JOIN = f"""
 INSERT INTO feedapi_cursors_instances (
     feed_id, instance, joined_at, expires_at, changes, options
-) VALUES (?1, ?2, {_NOW}, {_NOW} + ?3, ?4, ?5)
+) VALUES (?, ?, {_NOW}, {_NOW} + ?, ?, ?)
 ON CONFLICT (feed_id, instance) DO UPDATE SET
     expires_at = excluded.expires_at, changes = changes + 1, options = excluded.options
 """
 _NEW_ROUND = "UPDATE feedapi_cursors_leases SET ended = 0 WHERE feed_id = ? AND ended = 1"
 _RENEW = f"""
-UPDATE feedapi_cursors_instances SET expires_at = {_NOW} + ?3
-WHERE feed_id = ?1 AND instance = ?2 AND expires_at > {_NOW} RETURNING 1
+UPDATE feedapi_cursors_instances SET expires_at = {_NOW} + ?
+WHERE feed_id = ? AND instance = ? AND expires_at > {_NOW} RETURNING 1
 """
 _RELEASE_ALL = (
     f"UPDATE feedapi_cursors_leases SET owner = NULL, changed_at = {_NOW} "
@@ -82,9 +80,9 @@ INSERT INTO feedapi_cursors_leases (feed_id, partition_id, owner, epoch, ended, 
 VALUES (?, ?, ?, 1, 0, {_NOW}) ON CONFLICT (feed_id, partition_id) DO NOTHING
 """
 _CLAIM = f"""
-UPDATE feedapi_cursors_leases SET owner = ?2, epoch = epoch + 1, ended = 0, changed_at = {_NOW}
-WHERE feed_id = ?1 AND partition_id = ?3 AND epoch = ?4
-AND (owner IS NULL OR owner = ?2 OR owner NOT IN ({_ALIVE}))
+UPDATE feedapi_cursors_leases SET owner = ?, epoch = epoch + 1, ended = 0, changed_at = {_NOW}
+WHERE feed_id = ? AND partition_id = ? AND epoch = ?
+AND (owner IS NULL OR owner = ? OR owner NOT IN ({_ALIVE}))
 """
 _OWN = "SELECT partition_id, epoch FROM feedapi_cursors_leases WHERE feed_id = ? AND owner = ?"
 _CHANGED = (
@@ -118,7 +116,7 @@ class SQLiteLeases:
 
     async def renew(self, feed: FeedKey, instance: str, seconds: float) -> bool:
         """See `LeaseStore.renew`."""
-        parameters = (feed.id, instance, int(seconds * _SECOND))
+        parameters = (int(seconds * _SECOND), feed.id, instance)
         return bool(await self._lease_change(feed, _query(_RENEW, parameters)))
 
     async def leave(self, feed: FeedKey, instance: str) -> None:
@@ -187,7 +185,11 @@ def _claim(feed: FeedKey, instance: str, epochs: Mapping[int, int]) -> Script[di
         return {}
     first = [(feed.id, partition, instance) for partition, epoch in epochs.items() if not epoch]
     yield StatementRows(_CLAIM_FIRST, first)
-    again = [(feed.id, instance, partition, epoch) for partition, epoch in epochs.items() if epoch]
+    again = [
+        (instance, feed.id, partition, epoch, instance, feed.id)
+        for partition, epoch in epochs.items()
+        if epoch
+    ]
     yield StatementRows(_CLAIM, again)
     rows = yield Query(_OWN, (feed.id, instance))
     yield Query(_CHANGED, (feed.id, instance))

@@ -83,19 +83,19 @@ _PRUNE = "DELETE FROM feedapi_cursors_journal WHERE feed_id = ? AND replaced_at 
 # The `CoveringRow`s of the journal module: positions that were the current ones at a time.
 _COVERING = """
 SELECT partition_id, feed_cursor, status, revision, saved_at FROM feedapi_cursors_journal
-WHERE feed_id = ?1 AND replaced_at > ?2 AND saved_at <= ?2
+WHERE feed_id = ? AND replaced_at > ? AND saved_at <= ?
 UNION ALL
 SELECT partition_id, feed_cursor, status, revision, saved_at FROM feedapi_cursors
-WHERE feed_id = ?1 AND saved_at <= ?2
+WHERE feed_id = ? AND saved_at <= ?
 """
 # The `LaterRow`s: the earliest saves of each partition after a time.
 _LATER = """
 SELECT partition_id, MIN(saved_at), MIN(CASE WHEN revision = 1 THEN saved_at END) FROM (
     SELECT partition_id, saved_at, revision FROM feedapi_cursors_journal
-    WHERE feed_id = ?1 AND saved_at > ?2
+    WHERE feed_id = ? AND saved_at > ?
     UNION ALL
     SELECT partition_id, saved_at, revision FROM feedapi_cursors
-    WHERE feed_id = ?1 AND saved_at > ?2
+    WHERE feed_id = ? AND saved_at > ?
 ) AS later GROUP BY partition_id
 """
 
@@ -237,8 +237,8 @@ class CursorScripts:
     def positions_at(self, feed: FeedKey, when: datetime) -> Script[dict[int, Position]]:
         """Return the positions of a time, see `JournalledStore.positions_at`."""
         at = check_reach(feed, self._journal, when, (yield from self._time()))
-        covering = yield Query(_COVERING, (feed.id, at))
-        later = yield Query(_LATER, (feed.id, at))
+        covering = yield Query(_COVERING, (feed.id, at, at, feed.id, at))
+        later = yield Query(_LATER, (feed.id, at, feed.id, at))
         return reconstruct(feed, when, covering, later)
 
     def rewind(self, feed: FeedKey, to: datetime) -> Script[dict[int, Position]]:

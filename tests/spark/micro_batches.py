@@ -38,10 +38,13 @@ class MicroBatchEngine:
         self.rows: dict[int, list[Row]] = {}
         self.reread = 1
         self.skip: Callable[[int], bool] = lambda batch: False
+        self.reader: Any = None
         self.restart()
 
     def restart(self) -> None:
-        """Start a new driver process."""
+        """Start a new driver process. The lease of the earlier one is over, as it has ended."""
+        if self.reader is not None:
+            self.reader.stop()
         self.reader = self._make()
 
     def trigger(self) -> bool:
@@ -80,7 +83,7 @@ class MicroBatchEngine:
     def available_now(self) -> None:
         """Run with Trigger.AvailableNow: a new process that ends by itself."""
         self.restart()
-        self.reader.prepareForTriggerAvailableNow()  # type: ignore[attr-defined]
+        self.reader.prepareForTriggerAvailableNow()
         self.run()
 
     def _trigger(self) -> bool:

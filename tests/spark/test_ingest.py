@@ -213,7 +213,7 @@ def test_triggers(text: str, options: dict[str, object]) -> None:
         ),
         (["--transform", "no.such.module:f"], "--transform: no.such.module:f can't be imported"),
         (["--transform", "tests..spark:f"], "--transform: tests..spark:f can't be imported"),
-        (["--transform", "tests.spark.transforms.clean"], "is not MODULE:FUNCTION"),
+        (["--transform", "tests.spark.transforms.clean"], "--transform takes MODULE:FUNCTION, not"),
         (["--option", "authEnv"], "--option takes NAME=VALUE"),
     ],
 )
@@ -222,6 +222,32 @@ def test_wrong_arguments_are_one_line_and_exit_code_2(
 ) -> None:
     assert main(["http://service/feed", "/tmp/x", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("def clean(rows, number): ...", "format delta writes to a table"),  # it was imported
+        ("raise KeyError('secret')", "can't be imported: KeyError in the module (my-job.py, line"),
+        ("def clean(", "can't be imported: '(' was never closed (my-job.py, line 1)"),
+        ("clean = 7", "my-job:clean is no function"),
+    ],
+)
+def test_transform_is_imported_from_the_current_directory(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    text: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my-job", raising=False)
+    (tmp_path / "my-job.py").write_text(text)
+    arguments = ["http://service/feed", "x", "--format", "delta", "--transform", "my-job:clean"]
+    assert main(arguments) == 2
+    errors = capsys.readouterr().err
+    assert message in errors
+    assert "secret" not in errors
 
 
 def test_summary_says_what_was_written() -> None:

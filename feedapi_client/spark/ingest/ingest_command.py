@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import signal
@@ -15,10 +14,11 @@ from typing import Any
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from feedapi_client.arguments import import_function
 from feedapi_client.errors import FeedError
 from feedapi_client.spark.certificates import certificates_in
 from feedapi_client.spark.ingest.ingest_errors import plain_message
-from feedapi_client.spark.ingest.job import Ingest, Summary, Transform
+from feedapi_client.spark.ingest.job import Ingest, Summary
 from feedapi_client.spark.ingest.pipeline import Run
 from feedapi_client.spark.java import JavaError, ensure_java
 
@@ -123,7 +123,7 @@ def _job(given: dict[str, Any]) -> Ingest:
     writer_options = _pairs("--writer-option", given.pop("writer_option"))
     return Ingest(
         **given,
-        transform=_function(transform) if transform else None,
+        transform=import_function(transform, "--transform") if transform else None,
         options=options,
         writer_options=writer_options,
     )
@@ -176,17 +176,6 @@ def _pairs(argument: str, given: Sequence[str]) -> dict[str, str]:
         if "=" not in pair:
             raise ValueError(f"{argument} takes NAME=VALUE, not {pair!r}")
     return dict(pair.split("=", 1) for pair in given)
-
-
-def _function(path: str) -> Transform:
-    module, colon, name = path.partition(":")
-    try:
-        function: Any = getattr(importlib.import_module(module), name) if colon else None
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"--transform: {path} can't be imported: {error}") from error
-    if not callable(function):
-        raise ValueError(f"--transform: {path} is not MODULE:FUNCTION")
-    return function  # type: ignore[no-any-return]
 
 
 def _fail(error: Exception, code: int) -> int:
