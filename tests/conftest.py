@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import logging
 import os
-import re
 import signal
 from collections import Counter
 from collections.abc import Iterator
@@ -24,15 +22,6 @@ _JVM_TIMEOUT = 360
 """Seconds for a test that may start JVMs while other processes start theirs."""
 _SERVED = {"postgres", "mariadb", "redis_server", "nats_server", "spawn"}
 """Fixtures of servers, and of processes of the library."""
-_GREENLETS = re.compile("sqlalchemy", re.IGNORECASE)
-"""What touches SQLAlchemy: CPython 3.11 never returns from a Python function that is traced while
-greenlet, which SQLAlchemy runs on, cleans up after a thread that ended (in Py_AddPendingCall)."""
-UNTRACED = (
-    "tests/sync/test_interruption_anywhere.py",
-    "tests/testing/simulator/test_mutants.py",
-    "tests/testing/simulator/test_planted_bugs.py",
-)
-"""Many runs of the same lines."""
 _LOGGERS = ("root", "feedapi_client", "httpx", "httpcore")
 _QUICK = "not slow"
 TOUCHED = {
@@ -149,8 +138,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("touch")
         if item.get_closest_marker("spark") or _SERVED.intersection(_fixtures(item)):
             item.add_marker("slow")
-        if _is_untraced(item):
-            item.add_marker("untraced")
         if item.get_closest_marker("slow"):
             heavy.add(item.path)
         elif _runs_on_trio(item):
@@ -165,25 +152,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.path not in heavy,
         )
     )
-
-
-def _is_untraced(item: pytest.Item) -> bool:
-    """Whether a test shows nothing to the coverage that others don't, or can't be traced.
-
-    The second run of each async test, tests that need a JVM, the slow ones of some files, and what
-    touches SQLAlchemy.
-    """
-    return (
-        _runs_on_trio(item)
-        or item.get_closest_marker("spark") is not None
-        or (item.nodeid.startswith(UNTRACED) and item.get_closest_marker("slow") is not None)
-        or _touches_greenlets(item.path)
-    )
-
-
-@functools.cache
-def _touches_greenlets(path: Path) -> bool:
-    return _GREENLETS.search(path.read_text(encoding="utf-8")) is not None
 
 
 def _fixtures(item: pytest.Item) -> list[str]:
