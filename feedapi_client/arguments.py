@@ -61,7 +61,8 @@ def import_function(path: str, option: str) -> Callable[..., Any]:
             f"{option}: {path} can't be imported: {kind} in the module{place_of(error)}"
         ) from None
     finally:
-        sys.path.remove(here)
+        if here in sys.path:  # unless the module has changed it
+            sys.path.remove(here)
     if not callable(function):
         raise ValueError(f"{option}: {path} is no function")
     return function  # type: ignore[no-any-return]
