@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import httpx
 
 from feedapi_client.arguments import environment_value, import_function
 from feedapi_client.http.sync_transport import SyncTransport
@@ -151,13 +153,10 @@ def authorize(http: Any, options: SourceOptions) -> None:
     if options.auth_env is not None:
         headers["Authorization"] = _with_scheme(_environment(options.auth_env, "authEnv"))
     if options.auth_callable is not None:
-        given = _imported(options.auth_callable)()
-        if isinstance(given, str):
-            headers["Authorization"] = _with_scheme(given)
-        elif isinstance(given, Mapping):
-            headers |= {str(name): str(value) for name, value in given.items()}
-        else:
-            auth = given
+        function = _imported(options.auth_callable)
+        given = function()
+        headers |= _headers_of(given)
+        auth = _Renewed(http, function) if isinstance(given, str | Mapping) else given
     try:
         http.headers.update(headers)
         http.auth = auth
@@ -168,6 +167,33 @@ def authorize(http: Any, options: SourceOptions) -> None:
             "sent: they must be printable ASCII text, and a function must return a str, a mapping "
             "of headers or an httpx.Auth"
         ) from None
+
+
+class _Renewed(httpx.Auth):
+    """Calls the function again when what it returned is refused: a query outlives its tokens."""
+
+    def __init__(self, http: Any, function: Callable[[], Any]) -> None:
+        self._http = http
+        self._function = function
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        response = yield request
+        if response.status_code not in (401, 403):
+            return
+        fresh = _headers_of(self._function())
+        if any(request.headers.get(name) != value for name, value in fresh.items()):
+            self._http.headers.update(fresh)
+            request.headers.update(fresh)
+            yield request
+
+
+def _headers_of(given: object) -> dict[str, str]:
+    """Return the headers that a function has returned, none for an `httpx.Auth`."""
+    if isinstance(given, str):
+        return {"Authorization": _with_scheme(given)}
+    if isinstance(given, Mapping):
+        return {str(name): str(value) for name, value in given.items()}
+    return {}
 
 
 def _environment(variable: str, option: str) -> str:

@@ -9,3 +9,13 @@ def token() -> str:
 
 def headers() -> dict[str, str]:
     return {"Authorization": "Bearer s3cr3t-t0ken"}
+
+
+issued = 0
+"""Tokens that `rotated` has returned."""
+
+
+def rotated() -> str:
+    global issued
+    issued += 1
+    return f"token-{issued}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 
+import httpx
 import pytest
 
 from feedapi_client.options import FetchOptions
@@ -14,6 +15,7 @@ from feedapi_client.spark.source_options import (
     SourceOptions,
     parse_options,
 )
+from tests.spark import credentials
 
 URL = {"url": "https://service/feed"}
 
@@ -178,6 +180,24 @@ def test_headers_come_from_values_and_from_the_environment(monkeypatch: pytest.M
         "X-Tenant": "7",
         "X-Api-Key": "abc",
     }
+
+
+def test_callable_is_called_again_when_its_token_is_refused() -> None:
+    valid = ["Bearer token-1"]
+    credentials.issued = 0
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200 if request.headers["Authorization"] == valid[0] else 401)
+
+    with httpx.Client(transport=httpx.MockTransport(answer)) as http:
+        authorize(http, parse_options({**URL, "authCallable": "tests.spark.credentials:rotated"}))
+        assert http.get("http://h/f").status_code == 200
+        valid[0] = "Bearer token-2"
+        assert [http.get("http://h/f").status_code for _ in range(3)] == [200, 200, 200]
+        assert credentials.issued == 2
+        valid[0] = "of somebody else"
+        assert http.get("http://h/f").status_code == 401
+        assert credentials.issued == 3
 
 
 @pytest.mark.parametrize("path", ["no.such.module:token", "tests..spark:token", "tests.2x:token"])
