@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,8 @@ def environment_value(variable: str, option: str) -> str:
 def import_function(path: str, option: str) -> Callable[..., Any]:
     """Import the function that MODULE:FUNCTION names, from the current directory too.
 
+    It may be one of a class, such as ``module:Class.method``.
+
     Raises ValueError: `path` has another form, names no function, or can't be imported. The module
     may raise anything; the text of it, which may hold a secret, is not in the message.
     """
@@ -52,7 +55,7 @@ def import_function(path: str, option: str) -> Callable[..., Any]:
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        function: Any = getattr(importlib.import_module(module), name)
+        function: Any = attrgetter(name)(importlib.import_module(module))
     except (ImportError, AttributeError, SyntaxError) as error:
         raise ValueError(f"{option}: {path} can't be imported: {error}{place_of(error)}") from None
     except Exception as error:  # noqa: BLE001 - the application's module may raise anything

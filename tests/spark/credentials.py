@@ -11,6 +11,10 @@ def headers() -> dict[str, str]:
     return {"Authorization": "Bearer s3cr3t-t0ken"}
 
 
+class Tokens:
+    get = staticmethod(token)
+
+
 issued = 0
 """Tokens that `rotated` has returned."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,15 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from feedapi_client.spark import OptionError
-from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, plain_message
+from feedapi_client.spark.ingest import (
+    Ingest,
+    IngestError,
+    MicroBatchError,
+    plain_message,
+    read_table,
+)
+from feedapi_client.spark.ingest.files import FileTable
+from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.publishing import TableFolder, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows
 from feedapi_client.testing import Publisher
@@ -103,6 +112,21 @@ def test_r10_partition_of_a_folder_is_text_a_number_or_a_date(
         with pytest.raises(IngestError, match="not every reader gets the same"):
             run(spark, job(publisher, tmp_path, **given))
     assert run(spark, job(publisher, tmp_path, schema="day DATE", partition_by=["DAY"])).rows == 1
+    (row,) = read_table(spark, str(tmp_path / "table")).select("day").collect()
+    assert row.day is None or isinstance(row.day, date)
+
+
+def test_r10_columns_that_change_while_a_run_writes_are_compared_and_noted(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    whole, who = job(publisher, tmp_path), Identity("feed", "query", epoch=1)
+    table, rows = FileTable(whole, whole.output), spark.range(1).selectExpr("id AS x")
+    table.write(rows, who, 0)
+    table.write(rows.selectExpr("x", "1 AS y"), who, 1)
+    for column in ("'a' AS x", "x, 'a' AS y"):
+        for writer in (table, FileTable(whole, whole.output)):
+            with pytest.raises(IngestError, match="files of both can't be read as one table"):
+                writer.write(rows.selectExpr(*column.split(", ")), who, 2)
 
 
 # ---------------------------------------------------------------------- transforms

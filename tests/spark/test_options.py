@@ -182,6 +182,11 @@ def test_headers_come_from_values_and_from_the_environment(monkeypatch: pytest.M
     }
 
 
+def test_callable_may_be_of_a_class() -> None:
+    http = authorized(authCallable="tests.spark.credentials:Tokens.get")
+    assert http.headers["Authorization"] == "Bearer s3cr3t-t0ken"
+
+
 def test_callable_is_called_again_when_its_token_is_refused() -> None:
     valid = ["Bearer token-1"]
     credentials.issued = 0

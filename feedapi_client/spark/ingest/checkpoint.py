@@ -18,8 +18,12 @@ from feedapi_client.spark.staging.staging_errors import newer_format
 
 READING = {"mergeSchema": "true", "ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
 """Options of every read: what would be skipped is a row, or a note, that is there."""
-WRITING = {"partitionOverwriteMode": "static"}
-"""Options of every write. With `dynamic` an overwrite leaves what an earlier attempt left."""
+WRITING = {
+    "partitionOverwriteMode": "static",
+    "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",
+}
+"""Options of every write. With `dynamic` an overwrite leaves what an earlier attempt left, and
+without a mark of success a write without rows leaves no folder, as one that got lost."""
 VERSION = 1
 """Of the format of the notes beside a checkpoint, and in a folder of files."""
 

@@ -43,7 +43,9 @@ _ATTEMPTS = "_feedapi/attempts"
 class FileTable(Table):
     """One folder. Writing from several queries at once is safe: each has its own folders."""
 
-    _uri = ""  # known once the first note is written
+    _uri = ""
+    _noted: StructType | None = None
+    """The columns of the last micro-batch that was written; the URI is known then."""
 
     def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
         """Raise `IngestError` when the query must not write here.
@@ -80,7 +82,8 @@ class FileTable(Table):
     def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
         """Write an attempt of a micro-batch. Readers see it when it is published."""
         spark = rows.sparkSession
-        if not self._uri:
+        columns_are_new = rows.schema != self._noted
+        if columns_are_new:
             self._compare(spark, _notes(spark, self.name), rows.schema, who)
         options = {**self.job.writer_options, **WRITING}
         writer = rows.write.format("parquet").options(**options)
@@ -89,7 +92,7 @@ class FileTable(Table):
         name = f"{number}-{who.epoch}-{uuid.uuid4().hex[:8]}"
         attempt = f"{_ATTEMPTS}/{who.query}/{name}"
         writer.save(f"{self.name}/{attempt}")
-        if not self._uri:  # what a write that failed would have noted can't be changed later
+        if columns_are_new:  # what a write that failed would have noted can't be changed later
             self._prepare(rows, who, number)
         final = f"{_folder_of(who)}/{who.column('batch')}={number}"
         return [WrittenFiles(self._uri, attempt, final)]
@@ -97,11 +100,12 @@ class FileTable(Table):
     def _prepare(self, rows: DataFrame, who: Identity, number: int) -> None:
         spark = rows.sparkSession
         self._note(spark, rows.schema, who)
-        self._uri = self._noted_uri(spark)
+        self._uri, self._noted = self._noted_uri(spark), rows.schema
         folder, attempts = self._open(spark, self._uri), f"{_ATTEMPTS}/{who.query}"
         with harmless(f"old attempts in {self.name} were not deleted"):
             for name in folder.names(attempts):
-                if int(name.partition("-")[0]) < number:  # those are published
+                begun, _, _ = name.partition("-")
+                if begun.isdecimal() and int(begun) < number:  # those are published
                     folder.delete(f"{attempts}/{name}")
 
     def _noted_uri(self, spark: SparkSession) -> str:
@@ -219,7 +223,11 @@ def read_table(spark: SparkSession, folder: str) -> DataFrame:
         f"{prefix}query": StringType(),
         f"{prefix}batch": LongType(),
     }
-    types |= {name: DataType.fromDDL(noted["columns"][name]) for name in noted["partition_by"]}
+    columns = noted["columns"]
+    spelled = {name.lower(): name for name in columns}
+    for name in noted["partition_by"]:  # may be written in another case than the column
+        own = name if name in columns else spelled[name.lower()]
+        types[name] = types[own] = DataType.fromDDL(columns[own])
     guessed = reader.parquet(folder).schema
     fields = [StructField(field.name, types.get(field.name, field.dataType)) for field in guessed]
     return reader.schema(StructType(fields)).parquet(folder)

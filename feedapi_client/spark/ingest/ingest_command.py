@@ -165,6 +165,7 @@ def _run_until_signal(spark: SparkSession, job: Ingest) -> Summary:
             pass
         if running.query.isActive:
             running.query.stop()
+            running.wait(1)  # gives the lease back
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)

@@ -114,8 +114,14 @@ def _check_delta_settings(spark: SparkSession) -> None:
 
 
 def _check_schemas(spark: SparkSession, job: Ingest) -> None:
-    tables = (job.output, job.bronze, job.rejected, job.gold)
-    for table in filter(None, tables):
+    names = [name for name in (job.output, job.bronze, job.rejected, job.gold) if name]
+    here = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()]
+    if len({_qualified(name, here) for name in names}) < len(names):
+        raise IngestError(
+            f"output, bronze, rejected and gold must be different tables: of {', '.join(names)} "
+            f"two are the same in {'.'.join(here)}"
+        )
+    for table in names:
         try:
             spark.catalog.tableExists(table)
         except PySparkException as error:
@@ -128,3 +134,9 @@ def _check_schemas(spark: SparkSession, job: Ingest) -> None:
                 f'there is no schema {schema} for table {table}: spark.sql("CREATE SCHEMA '
                 f'{schema}"){forgotten(spark)}'
             )
+
+
+def _qualified(table: str, here: list[str]) -> str:
+    """Return the table's name with catalog and schema, which are `here` unless it names them."""
+    parts = table.replace("`", "").lower().split(".")
+    return ".".join([*here[: max(0, 3 - len(parts))], *parts])
