@@ -27,7 +27,7 @@ from feedapi_client.liftbridge.liftbridge_errors import (
 )
 from feedapi_client.liftbridge.messages_pb2 import Ack, Message
 from feedapi_client.liftbridge.metadata import ClusterMetadata, PartitionMetadata, StreamMetadata
-from feedapi_client.liftbridge.stream_name import ANY_OFFSET, Stream, check_subject
+from feedapi_client.liftbridge.stream_name import ANY_OFFSET, Stream, check_publishable
 from feedapi_client.liftbridge.stream_options import StreamOptions
 from feedapi_client.liftbridge.subscription import (
     Start,
@@ -321,9 +321,9 @@ class LiftbridgeApi:
 
         Raises:
             PublishError: one of its subclasses.
-            ValueError: the subject has spaces, or an empty part.
+            ValueError: nothing can be published to the subject.
         """
-        check_subject(subject)
+        check_publishable(subject)
         request = subject_request(subject, value, key=key, headers=headers, ack_policy=ack_policy)
         return await publish(self._brokers, request, timeout, to_subject=True)
 

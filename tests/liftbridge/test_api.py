@@ -252,8 +252,8 @@ async def test_a_stream_with_fewer_replicas_than_min_isr_is_not_created(
 
 
 async def test_a_subject_that_would_be_lines_of_nats_is_refused(api: LiftbridgeApi) -> None:
-    for subject in ("a b", "a\r\nPUB b 1\r\nx", "a..b", ""):
-        with pytest.raises(ValueError, match="can't be the subject"):
+    for subject in ("a b", "a\r\nPUB b 1\r\nx", "a..b", "", "a.*", ">"):
+        with pytest.raises(ValueError, match="no subject that can be published to"):
             await api.publish_to_subject(subject, b"x")
 
 

@@ -129,6 +129,15 @@ def test_r10_columns_that_change_while_a_run_writes_are_compared_and_noted(
                 writer.write(rows.selectExpr(*column.split(", ")), who, 2)
 
 
+def test_r09_resume_does_not_begin_partitions_without_rows_elsewhere(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    given = {"resume_from_table": True, "options": {"startingCursors": "last"}}
+    with pytest.raises(IngestError, match="leave out option startingCursors"):
+        run(spark, job(publisher, tmp_path, **given))
+    assert not list(tmp_path.glob("**/*.parquet"))
+
+
 # ---------------------------------------------------------------------- transforms
 
 

@@ -251,15 +251,16 @@ class Run:
         """Check everything that the checkpoint says. Return the last committed micro-batch."""
         job, spark, checkpoint = self.job, self.spark, self.job.checkpoint_location
         who = Identity(job.feed_name, query_of(spark, checkpoint))
+        rows = Rows(job, spark.createDataFrame([], spark_schema()), schema)
+        if job.transform is None:
+            check_rows(job, rows.output())
         if job.resume_from_table:
             self._resume(who, schema)
         who = replace(who, resumed=bool(noted(spark, checkpoint, "resumed")))
         if who.query is not None:
             begun, committed = (last(spark, checkpoint, log) for log in ("offsets", "commits"))
             who = replace(who, last_batch=committed, last_offset=begun)
-        rows = Rows(job, spark.createDataFrame([], spark_schema()), schema)
         if job.transform is None:
-            check_rows(job, rows.output())
             Tables(job, who).check(spark, rows)
             return who.last_batch
         # A transform may make any columns, and may write elsewhere, so that `output` need not have
@@ -279,6 +280,12 @@ class Run:
                 "--resume-from-table begins a new checkpoint: give a location that holds none, and "
                 "leave it out in later runs. It does not work over Spark Connect"
             )
+        options = parse_options({**job.options, "url": job.url})
+        if options.start != "first":
+            raise IngestError(
+                "--resume-from-table reads partitions of which the table holds nothing from their "
+                "first event: leave out option startingCursors, if that is meant"
+            )
         name = str(job.whole_table)
         table = read_table(spark, name) if job.is_files else spark.table(name)
         own = replace(who, epoch=self._lease.epoch)
@@ -293,7 +300,7 @@ class Run:
                 f"{name} holds no event of feed {own.feed}: there is nothing to go on from. Leave "
                 "out --resume-from-table, or name the feed as before with --feed"
             )
-        begun = seed(parse_options({**job.options, "url": job.url}), job.staging_location, read)
+        begun = seed(options, job.staging_location, read)
         note(spark, job.checkpoint_location, "resumed", run=begun)
 
     def _complete(self, bronze: DataFrame, who: Identity, schema: StructType | None) -> None:
