@@ -47,7 +47,8 @@ def import_function(path: str, option: str) -> Callable[..., Any]:
     It may be one of a class, such as ``module:Class.method``.
 
     Raises ValueError: `path` has another form, names no function, or can't be imported. The module
-    may raise anything; the text of it, which may hold a secret, is not in the message.
+    may raise anything: where that is no error of the import, its text may hold a secret, and is not
+    in the message.
     """
     module, _, name = path.partition(":")
     if not module or not name:

@@ -17,11 +17,16 @@ from typing import Any
 import httpx
 
 from feedapi_client.arguments import environment_value, import_function
+from feedapi_client.errors import AuthenticationError
 from feedapi_client.http.sync_transport import SyncTransport
 from feedapi_client.spark.certificates import trusting
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 
 _CAPACITY = 32
+_NOT_SENDABLE = (
+    "the credentials of authEnv, authCallable or headerEnv.NAME can't be sent: they must be "
+    "printable ASCII text, and a function must return a str, a mapping of headers or an httpx.Auth"
+)
 
 
 class RequestRate:
@@ -162,11 +167,7 @@ def authorize(http: Any, options: SourceOptions) -> None:
         http.auth = auth
     except (TypeError, ValueError):
         # The text of the error, and the chained error itself, would quote the value.
-        raise OptionError(
-            "feedapi source: the credentials of authEnv, authCallable or headerEnv.NAME can't be "
-            "sent: they must be printable ASCII text, and a function must return a str, a mapping "
-            "of headers or an httpx.Auth"
-        ) from None
+        raise OptionError(f"feedapi source: {_NOT_SENDABLE}") from None
 
 
 class _Renewed(httpx.Auth):
@@ -182,8 +183,11 @@ class _Renewed(httpx.Auth):
             return
         fresh = _headers_of(self._function())
         if any(request.headers.get(name) != value for name, value in fresh.items()):
+            try:
+                request.headers.update(fresh)
+            except (TypeError, ValueError):  # its text would quote the value
+                raise AuthenticationError(_NOT_SENDABLE) from None
             self._http.headers.update(fresh)
-            request.headers.update(fresh)
             yield request
 
 

@@ -7,6 +7,7 @@ import pickle
 import httpx
 import pytest
 
+from feedapi_client.errors import AuthenticationError
 from feedapi_client.options import FetchOptions
 from feedapi_client.spark.http_clients import authorize
 from feedapi_client.spark.source_options import (
@@ -203,6 +204,19 @@ def test_callable_is_called_again_when_its_token_is_refused() -> None:
         valid[0] = "of somebody else"
         assert http.get("http://h/f").status_code == 401
         assert credentials.issued == 3
+
+
+def test_token_that_is_renewed_and_cannot_be_sent_is_named_and_not_quoted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    transport = httpx.MockTransport(lambda request: httpx.Response(401))
+    with httpx.Client(transport=transport) as http:
+        authorize(http, parse_options({**URL, "authCallable": "tests.spark.credentials:rotated"}))
+        monkeypatch.setattr(http.auth, "_function", lambda: "hunter2-é")
+        with pytest.raises(AuthenticationError, match=r"authCallable .* printable ASCII") as found:
+            http.get("http://h/f")
+    assert "hunter2" not in str(found.value)
+    assert found.value.__cause__ is None
 
 
 @pytest.mark.parametrize("path", ["no.such.module:token", "tests..spark:token", "tests.2x:token"])
