@@ -10,7 +10,7 @@ Needs the extras ``spark`` and ``liftbridge``. ::
 
 Columns: ``value`` (string or binary) is required. Optional are ``key`` (string or binary),
 ``headers`` (map of strings to strings or binaries) and ``partition`` (a whole number: the partition
-of the stream; by default the key chooses it).
+of the stream; by default the key chooses it). Liftbridge has no NULL: it becomes an empty value.
 
 Each row is one message, acked before its task ends: at least once. A row that is written again,
 after a failed task or a crash, has the same headers ``feedapi-query``, ``feedapi-batch`` and
@@ -21,6 +21,7 @@ the same rows in the same order again.
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -43,6 +44,7 @@ from pyspark.sql.types import (
 
 from feedapi_client.liftbridge import AckPolicy, LiftbridgePublisher, Stream
 from feedapi_client.liftbridge.headers import BATCH, QUERY, ROW
+from feedapi_client.liftbridge.stream_name import check_publishable
 from feedapi_client.liftbridge.until_acked import publish_until_acked
 from feedapi_client.spark.source_options import OptionError
 
@@ -53,16 +55,28 @@ _TASK_SHIFT = 40
 _ACK_POLICIES = {"leader": AckPolicy.LEADER, "all": AckPolicy.ALL}
 _TEXT = (StringType, BinaryType)
 _WHOLE_NUMBER = (ByteType, ShortType, IntegerType, LongType)
+
+
+def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        value = number(text)
+        if not 0 < value < math.inf:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "stream": str,
     "subject": str,
-    "partitions": int,
+    "partitions": _positive(int),
     "nats": str,
     "natsenv": str,
     "ackpolicy": lambda value: _ACK_POLICIES[value.lower()],
-    "acktimeout": float,
-    "maxinflight": int,
-    "attempts": int,
+    "acktimeout": _positive(float),
+    "maxinflight": _positive(int),
+    "attempts": _positive(int),
 }
 _OPTIONS_OF_SPARK = {"checkpointlocation", "path", "queryname"}
 
@@ -244,13 +258,17 @@ def parse_options(given: Mapping[str, str]) -> SinkOptions:
         raise OptionError("liftbridge sink: option stream is required")
     try:
         values = {name: _PARSERS[name](options[name]) for name in options if name in _PARSERS}
+    except (ValueError, KeyError) as error:
+        raise OptionError(
+            "liftbridge sink: partitions, maxInFlight and attempts are whole numbers above 0, "
+            "ackTimeout a number of seconds, ackPolicy leader or all"
+        ) from error
+    try:
         stream = Stream(
             values.pop("stream"), values.pop("subject", ""), values.pop("partitions", 1)
         )
-        names = {one.name.replace("_", ""): one.name for one in fields(SinkOptions)}
-        return SinkOptions(stream, **{names[name]: value for name, value in values.items()})
-    except (ValueError, KeyError) as error:
-        raise OptionError(
-            "liftbridge sink: partitions, maxInFlight and attempts are whole numbers, "
-            "ackTimeout a number of seconds, ackPolicy leader or all"
-        ) from error
+        check_publishable(stream.subject)
+    except ValueError as error:
+        raise OptionError(f"liftbridge sink: {error}") from error
+    names = {one.name.replace("_", ""): one.name for one in fields(SinkOptions)}
+    return SinkOptions(stream, **{names[name]: value for name, value in values.items()})

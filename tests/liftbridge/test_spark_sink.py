@@ -165,6 +165,12 @@ async def test_wrong_columns_are_an_error_before_any_job(
         ({"stream": "s", "partitions": "many"}, "whole numbers"),
         ({"stream": "s", "ackPolicy": "none"}, "leader or all"),
         ({"stream": "s", "partitions": "0"}, "whole numbers"),
+        ({"stream": "s", "maxInFlight": "0"}, "whole numbers above 0"),
+        ({"stream": "s", "attempts": "-1"}, "whole numbers above 0"),
+        ({"stream": "s", "ackTimeout": "nan"}, "number of seconds"),
+        ({"stream": "s", "ackTimeout": "inf"}, "number of seconds"),
+        ({"stream": "s", "subject": "a.*"}, "'a.*' is no subject that can be published to"),
+        ({"stream": "a b"}, "'a b' can't be the name of a stream"),
     ],
 )
 def test_wrong_options_are_a_clear_error(options: dict[str, str], says: str) -> None:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import DateType
+from pyspark.sql.types import DateType, StructType
+from pyspark.testing.objects import ExamplePointUDT
 
 from feedapi_client.spark import OptionError
 from feedapi_client.spark.ingest import (
@@ -89,11 +90,13 @@ def test_two_columns_of_one_name_are_refused(
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("_feedapi_deleted INT", "columns _feedapi_deleted have names"),
+        ("_FeedAPI_deleted INT", "columns _FeedAPI_deleted have names"),
         ("Feed STRING", "columns Feed have names"),
         ("_corrupt STRING", "columns _corrupt have names"),
         ("i INTERVAL", "columns i have a type that parquet can't store"),
-        ("s STRUCT<v: VOID>", "columns v have a type that parquet can't store"),
+        ("a ARRAY<INTERVAL>", "columns a have a type that parquet can't store"),
+        ("s STRUCT<v: VOID>", "columns s have a type that parquet can't store"),
+        ("s STRUCT<>", "columns s have a type that parquet can't store"),
     ],
 )
 def test_column_that_a_table_can_not_hold_is_refused(
@@ -141,6 +144,9 @@ def test_r09_resume_does_not_begin_partitions_without_rows_elsewhere(
 
 # ---------------------------------------------------------------------- transforms
 
+DELTA: dict[str, Any] = {"format": "delta", "output": "t", "checkpoint": "/c", "staging": "/s"}
+GOLD: dict[str, Any] = {"gold": "g", "rejected": "r", "key": ["k"]}
+
 
 @pytest.mark.parametrize(
     ("transform", "given", "message"),
@@ -150,6 +156,28 @@ def test_r09_resume_does_not_begin_partitions_without_rows_elsewhere(
         (lambda df: df.select("*", F.lit(1).alias("ID")), {}, "columns id, ID have the same"),
         (lambda df: df.drop("id"), {"partition_by": ["id"]}, "partition_by names id, which"),
         (lambda df: df, {"partition_by": ["dey"]}, "partition_by names dey, which output"),
+        (
+            lambda df: df.select(F.array("id").alias("a")),
+            {**DELTA, "partition_by": ["a"]},
+            "partition_by a: not every reader gets the same array<string>",
+        ),
+        (
+            lambda df: df.select(F.array(F.create_map("id", "day")).alias("k")),
+            {**DELTA, **GOLD},
+            "key k: no two values of array<map<string,string>> can be compared",
+        ),
+        (
+            lambda df: df.select(F.parse_json("id").alias("k")),
+            {**DELTA, **GOLD},
+            "key k: no two values of variant can be compared",
+        ),
+        (
+            lambda df: df.sparkSession.createDataFrame(
+                [], StructType().add("v", ExamplePointUDT())
+            ),
+            DELTA,
+            "columns v have a type that delta can't store",
+        ),
     ],
 )
 def test_columns_that_a_transform_must_not_make(
@@ -157,7 +185,9 @@ def test_columns_that_a_transform_must_not_make(
 ) -> None:
     made = transform(spark.createDataFrame([], "id STRING, day STRING"))
     with pytest.raises(IngestError, match=message):
-        check_rows(Ingest(url="http://x/feed", output="/t", schema="id INT", **given), made)
+        check_rows(
+            Ingest(**{"url": "http://x/feed", "output": "/t", "schema": "id INT", **given}), made
+        )
 
 
 def test_what_a_transform_makes_is_checked_before_anything_is_written(

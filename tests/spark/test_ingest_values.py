@@ -14,6 +14,7 @@ from feedapi_client.spark.ingest import IngestError, read_table
 from feedapi_client.testing import Publisher
 from tests.spark.slow_workers import run
 from tests.spark.test_ingest import job
+from tests.spark.test_ingest_checks import setting
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -38,7 +39,19 @@ SOUND: list[tuple[str, Any, str]] = [
     ("TIMESTAMP", "2026-11-01T10:00:00", "2026-11-01 10:00:00"),
     ("TIMESTAMP", "2026-11-01T10:00:00+02:00", "2026-11-01 08:00:00"),
     ("TIMESTAMP", "2026-11-01", "2026-11-01 00:00:00"),
+    ("TIMESTAMP", "2026-11-01T10:00:00.123456789Z", "2026-11-01 10:00:00.123456"),
     ("DATE", "2026-11-01", "2026-11-01"),
+    ("DATE", "2026-1-1", "2026-01-01"),
+    ("TIMESTAMP_NTZ", "2026-11-01 10:00", "2026-11-01 10:00:00"),
+    ("DECIMAL(10,2)", 12.34, "12.34"),
+    ("DECIMAL(10,2)", "-12.340", "-12.34"),
+    ("DECIMAL(10,2)", "1e2", "100.00"),
+    ("DECIMAL(38,2)", 10**30 + 1, f"{10**30 + 1}.00"),
+    (
+        "DECIMAL(38,18)",
+        "12345678901234567.123456789012345678",
+        "12345678901234567.123456789012345678",
+    ),
     ("DOUBLE", 1.5, "1.5"),
     ("DOUBLE", 1e300, "1.0E300"),
     ("INT", 7, "7"),
@@ -56,7 +69,23 @@ UNSOUND: list[tuple[str, Any]] = [
     ("TIMESTAMP", "+12026-01-01"),
     ("TIMESTAMP", "202611"),
     ("TIMESTAMP", "soon"),
+    ("TIMESTAMP", "2026"),
+    ("TIMESTAMP", "2026-11"),
+    ("TIMESTAMP", "9999-12-31T23:59:59-05:00"),
     ("TIMESTAMP_NTZ", "12026-01-01T00:00:00"),
+    ("TIMESTAMP_NTZ", "2026-11"),
+    ("TIMESTAMP_NTZ", "0000-01-01T00:00:00"),
+    ("DATE", "2026-11"),
+    ("DATE", "2026-13-45"),
+    ("DATE", "2026-11-01T23:30:00-05:00"),
+    ("DATE", "2026-11-01 or later"),
+    ("DECIMAL(10,2)", 12.345),
+    ("DECIMAL(10,2)", "12.345"),
+    ("DECIMAL(10,2)", "1,5"),
+    ("DECIMAL(10,2)", 10**9),
+    ("DECIMAL(38,0)", 0.5),
+    ("ARRAY<DECIMAL(10,2)>", [1, 12.345]),
+    ("ARRAY<DATE>", ["2026-11-01", "2026-11-01T23:30:00Z"]),
     ("DATE", "20261101"),
     ("DATE", "+12026-01-01"),
     ("INT", 3_000_000_000),
@@ -95,6 +124,28 @@ def test_value_is_written_as_sent_or_not_at_all(
         assert wrong == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [("ARRAY<TIMESTAMP>", [1761955200000000]), ("ARRAY<STRUCT<d: DATE>>", [{"d": "2026-11"}])],
+)
+def test_value_within_an_array_is_found_without_another_column_of_its_kind(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, kind: str, value: Any
+) -> None:
+    publisher.append(0, {"c": value})
+    assert run(spark, job(publisher, tmp_path, schema=f"c {kind}")).unparsed == 1
+
+
+@pytest.mark.parametrize("policy", ["LEGACY", "EXCEPTION"])
+@pytest.mark.parametrize("kind", ["DATE", "ARRAY<STRUCT<at: TIMESTAMP>>"])
+def test_r10_times_are_not_read_by_other_rules(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, policy: str, kind: str
+) -> None:
+    with setting(spark, "spark.sql.legacy.timeParserPolicy", policy):
+        with pytest.raises(IngestError, match=f"timeParserPolicy={policy}.*set it to CORRECTED"):
+            run(spark, job(publisher, tmp_path, schema=f"c {kind}"))
+        assert run(spark, job(publisher, tmp_path, schema="c STRING")).rows == 0
+
+
 def test_time_without_an_offset_is_the_same_in_every_session(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -127,6 +178,27 @@ def test_values_of_partitions_are_read_as_they_were_sent(
         read_table(spark, str(tmp_path))
 
 
+@pytest.mark.parametrize("rejecting", [True, False])
+def test_text_that_no_folder_can_be_named_by_is_not_written_as_null(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, rejecting: bool
+) -> None:
+    longest = "ü" * 122 + "a%b"  # a folder of 255 bytes
+    values = ["", "__HIVE_DEFAULT_PARTITION__", "a\0b", "x" * 251, "%" * 84, "sound", longest, None]
+    for number, value in enumerate(values):
+        publisher.append(0, {"code": value, "n": number})
+    given: dict[str, Any] = {"schema": "code STRING, n INT", "partition_by": ["code"]}
+    if rejecting:
+        given["rejected"] = str(tmp_path / "rejected")
+    assert run(spark, job(publisher, tmp_path, **given)).unparsed == 5
+    rows = read_table(spark, str(tmp_path / "table")).orderBy("n").collect()
+    assert [row.code for row in rows][-3:] == ["sound", longest, None]
+    if rejecting:
+        [reason] = spark.read.parquet(given["rejected"]).select("reason").distinct().collect()
+        assert reason == ("code can't be the name of a folder",)
+    else:
+        assert [json.loads(row._corrupt)["code"] for row in rows[:5]] == values[:5]
+
+
 # ---------------------------------------------------------------------- what a session sets
 
 SETTINGS = {
@@ -136,7 +208,7 @@ SETTINGS = {
     "spark.sql.parquet.mergeSchema": "false",
     "spark.sql.sources.partitionColumnTypeInference.enabled": "false",
     "spark.sql.ansi.enabled": "false",
-    "spark.sql.legacy.timeParserPolicy": "LEGACY",
+    "spark.sql.files.ignoredPathSegmentRegex": "",
     "spark.sql.storeAssignmentPolicy": "STRICT",
     "spark.sql.columnNameOfCorruptRecord": "broken",
     "spark.sql.session.timeZone": "Asia/Tokyo",

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from feedapi_client.errors import FencedError
 from feedapi_client.spark import ingest
@@ -188,8 +189,14 @@ def test_r09_checkpoint_older_than_its_table_is_refused(
     assert spark.read.parquet(str(tmp_path / "table")).count() == 80
 
 
+def lose_last_batch(table: Path) -> None:
+    """Leave the table as a driver does that is killed when only bronze is published."""
+    batches = table.glob("feed=*/query=*/batch=*")
+    shutil.rmtree(max(batches, key=lambda path: path.stat().st_mtime))
+
+
 def test_r09_resume_from_table_goes_on_where_the_table_ends(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     publisher.append(0, {"entity": "x", "n": "many"})
     first = {"checkpoint": str(tmp_path / "first")}
@@ -198,24 +205,32 @@ def test_r09_resume_from_table_goes_on_where_the_table_ends(
     publish(publisher, 40, first=60)
     run(spark, typed(publisher, tmp_path, **first))
     shutil.rmtree(tmp_path / "first")
-    # The driver was killed when only bronze was published.
-    batches = tmp_path.glob("table/feed=*/query=*/batch=*")
-    shutil.rmtree(max(batches, key=lambda path: int(path.name.removeprefix("batch="))))
+    lose_last_batch(tmp_path / "table")
     second = {"checkpoint": str(tmp_path / "second")}
     with pytest.raises(ingest.IngestError, match="all events would be written again"):
         run(spark, typed(publisher, tmp_path, **second))
-    resumed = run(spark, typed(publisher, tmp_path, resume_from_table=True, **second))
+    resume: dict[str, Any] = {"resume_from_table": True}
+    with pytest.raises(ingest.IngestError, match="partition_by names dey"):
+        run(spark, typed(publisher, tmp_path, partition_by=["dey"], **resume, **second))
+    assert not (tmp_path / "second").exists()
+    assert counts(spark, tmp_path)["table"] < 100
+    resumed = run(spark, typed(publisher, tmp_path, **resume, **second))
     assert resumed.rows == 0
-    assert run(spark, typed(publisher, tmp_path, **second)).rows == 0  # also before a batch
-    publish(publisher, 30, first=100)
-    publisher.split(1, into=2, method="cursor-from")
-    publish(publisher, 10, first=130)
-    assert run(spark, typed(publisher, tmp_path, **second)).rows == 40
+    with monkeypatch.context() as clock:
+        clock.setattr(F, "current_timestamp", lambda: F.lit("2020-01-01").cast("timestamp"))
+        publish(publisher, 30, first=100)
+        publisher.split(1, into=2, method="cursor-from")
+        publish(publisher, 10, first=130)
+        assert run(spark, typed(publisher, tmp_path, **second)).rows == 40
+    lose_last_batch(tmp_path / "table")
+    third = {"checkpoint": str(tmp_path / "third")}
+    assert run(spark, typed(publisher, tmp_path, **resume, **third)).rows == 0
+    assert run(spark, typed(publisher, tmp_path, **third)).rows == 0  # also before a batch
     assert counts(spark, tmp_path) == {"bronze": 141, "rejected": 1, "table": 140}
     bronze = spark.read.parquet(str(tmp_path / "bronze")).where("data not like '%many%'")
     assert problems((row.asDict() for row in bronze.collect()), fitting(publisher)) == []
     with pytest.raises(ingest.IngestError, match="begins a new checkpoint"):
-        run(spark, typed(publisher, tmp_path, resume_from_table=True, **second))
+        run(spark, typed(publisher, tmp_path, **resume, **third))
 
 
 def fitting(publisher: Publisher) -> list[Any]:

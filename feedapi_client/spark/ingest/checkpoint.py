@@ -16,8 +16,14 @@ from pyspark.sql import SparkSession
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.staging.staging_errors import newer_format
 
-READING = {"mergeSchema": "true", "ignoreMissingFiles": "false", "ignoreCorruptFiles": "false"}
-"""Options of every read: what would be skipped is a row, or a note, that is there."""
+READING = {
+    "mergeSchema": "true",
+    "ignoreMissingFiles": "false",
+    "ignoreCorruptFiles": "false",
+    "ignoredPathSegmentRegex": "^[._]",
+}
+"""Options of every read: what would be skipped is a row, or a note, that is there, and what is in
+hidden folders are attempts."""
 WRITING = {
     "partitionOverwriteMode": "static",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from typing import Any
+from urllib.parse import quote
 
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -13,6 +15,7 @@ from pyspark.sql.types import (
     ArrayType,
     DataType,
     DateType,
+    DecimalType,
     DoubleType,
     FloatType,
     MapType,
@@ -25,7 +28,7 @@ from pyspark.sql.types import (
 
 from feedapi_client.spark.ingest.ingest_errors import first_line
 from feedapi_client.spark.ingest.job import CORRUPT, Ingest, IngestError
-from feedapi_client.spark.ingest.names import check_names, fields_in, folded
+from feedapi_client.spark.ingest.names import FOLDER_BYTES, check_names, folded, types_in
 
 IDENTITY = ("feed", "query", "batch")
 """Which feed, streaming query and micro-batch a row comes from."""
@@ -37,13 +40,15 @@ INGESTED_AT = "ingested_at"
 _PARSED = "_feedapi_parsed"
 _SENT = "_feedapi_sent"
 _REASON = "_feedapi_reason"
+_POLICY = "spark.sql.legacy.timeParserPolicy"
 
 
 def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
     """Return the schema of the payload, None without one.
 
     Raises:
-        IngestError: the DDL is wrong, or a column has the name of one of ours, or of another.
+        IngestError: the DDL is wrong, a column has the name of one of ours, or of another, or the
+            session reads times in another way.
     """
     if job.schema is None:
         return None
@@ -58,6 +63,12 @@ def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
         check_names(schema, [*ours, CORRUPT], folded(spark, job))
     except ValueError as error:
         raise IngestError(f"schema {error}") from error
+    policy = spark.conf.get(_POLICY, "CORRECTED")
+    if policy != "CORRECTED" and any(isinstance(kind, _TIMES) for kind in types_in(schema)):
+        raise IngestError(
+            f"the schema has dates or times, and this session reads them with {_POLICY}={policy}, "
+            "which takes 2026-13-45 for 2027-02-14, or ends the query there: set it to CORRECTED"
+        )
     return schema
 
 
@@ -72,6 +83,7 @@ class Rows:
     def __init__(self, job: Ingest, batch: DataFrame, schema: StructType | None) -> None:
         self.job = job
         self.schema = schema
+        self.spark = batch.sparkSession
         self.parsed = batch if schema is None else self._parse(batch, schema)
 
     def bronze(self) -> DataFrame:
@@ -106,40 +118,47 @@ class Rows:
         if self.job.gold is not None:
             required += [name for name in self.job.key if name not in required]
         rows = batch.withColumn(_PARSED, parsed)
-        if any(isinstance(field.dataType, TimestampType) for field in fields_in(schema)):
-            sent = StructType([StructField(f.name, _as_text(f.dataType)) for f in schema])
+        sent = _as_text(schema)
+        if sent != schema:
             rows = rows.withColumn(_SENT, F.from_json("data", sent, _PARSING))
-        rows = rows.withColumn(_REASON, _reason(schema, required))
+        changed = list(self._changed_fields(schema, F.col(_PARSED if sent == schema else _SENT)))
+        rows = rows.withColumn(_REASON, _reason(schema, required, changed))
         sound = F.col(_PARSED)
-        for name, changed in _changed_fields(schema):
-            value = F.when(~changed, F.col(_PARSED)[name])
+        for name, found, _ in changed:
+            value = F.when(~found, F.col(_PARSED)[name])
             sound = sound.withField("`{}`".format(name.replace("`", "``")), value)
         return rows.withColumn(_PARSED, sound).drop(_SENT)
+
+    def _changed_fields(
+        self, schema: StructType, sent: Column
+    ) -> Iterator[tuple[str, Column, str]]:
+        """Yield fields that may be read as another value than was sent, whether, and what is wrong.
+
+        Arguments:
+            sent: the payload with each of `_READ_OTHERWISE` as text.
+        """
+        fold = folded(self.spark, self.job)
+        partitions = {fold(name) for name in self.job.partition_by}
+        for field in schema:
+            name, kind, parsed = field.name, field.dataType, F.col(_PARSED)[field.name]
+            found = _changed(kind, parsed, sent[name])
+            if found is not None:
+                yield name, found, f"{name} is not {kind.simpleString()}"
+            elif isinstance(kind, StringType) and fold(name) in partitions:
+                yield name, _no_folder(name, parsed), f"{name} can't be the name of a folder"
 
 
 _PARSING = {"timeZone": "UTC", "enableDateTimeParsingFallback": "false"}
 """Options of every parser: a time without an offset is the same in every session, and digits are
 not taken for a number of days."""
 
-_YEARS: dict[type[DataType], tuple[str, str]] = {
-    TimestampType: ("timestamp_seconds(-62135596800)", "timestamp_seconds(253402300799.999999)"),
-    TimestampNTZType: (
-        "make_timestamp_ntz(1, 1, 1, 0, 0, 0)",
-        "make_timestamp_ntz(9999, 12, 31, 23, 59, 59.999999)",
-    ),
-    DateType: ("make_date(1, 1, 1)", "make_date(9999, 12, 31)"),
-}
-"""The first and the last time of each type: the years 1 to 9999."""
+_TIMES = (TimestampType, TimestampNTZType, DateType)
+_READ_OTHERWISE = (*_TIMES, DecimalType)
+"""Types of which Spark takes texts and numbers that mean something else."""
 
-
-def _changed_fields(schema: StructType) -> Iterator[tuple[str, Column]]:
-    """Yield the fields that may be read as another value than was sent, and whether they are."""
-    has_times = any(isinstance(field.dataType, TimestampType) for field in fields_in(schema))
-    parsed, sent = F.col(_PARSED), F.col(_SENT if has_times else _PARSED)
-    for field in schema:
-        found = _changed(field.dataType, parsed[field.name], sent[field.name])
-        if found is not None:
-            yield field.name, found
+_DATE = r"^\s*(?!0000)\d{4}-\d{1,2}-\d{1,2}"
+_SECONDS = (-62135596800, 253402300799)
+"""Of the years 1 to 9999."""
 
 
 def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
@@ -147,10 +166,12 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
 
     - A TIMESTAMP takes numbers for seconds, and wraps around at 2**63 microseconds: those of
       other units come out in any year. Text without a date gets that of the day.
+    - A DATE loses a time that is sent with it. All times get a month and a day where none is sent.
+    - A DECIMAL is rounded, and `1,5` read as 15. What no DOUBLE tells apart is not noticed.
     - A number that is too large for DOUBLE or FLOAT becomes infinite.
 
     Arguments:
-        sent: the same value with each TIMESTAMP as text.
+        sent: the same value with each of `_READ_OTHERWISE` as text.
     """
     if isinstance(kind, StructType):
         each = [_changed(f.dataType, parsed[f.name], sent[f.name]) for f in kind]
@@ -163,16 +184,28 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
         return _changed_inside(kind.elementType, parsed, sent)
     if isinstance(kind, DoubleType | FloatType):
         return _true(F.abs(parsed) == F.lit(math.inf))
-    if type(kind) not in _YEARS:
+    if isinstance(kind, DecimalType):
+        same = sent.try_cast("double") == parsed.cast("double")
+    elif isinstance(kind, DateType):
+        same = sent.rlike(_DATE + r"\s*$")
+    elif isinstance(kind, TimestampNTZType):
+        same = sent.rlike(_DATE)
+    elif isinstance(kind, TimestampType):
+        seconds = F.unix_seconds(parsed)
+        number = sent.rlike(r"^-?\d+$")
+        as_sent = F.when(number, sent.try_cast("decimal(38, 0)") == seconds)
+        same = seconds.between(*_SECONDS) & as_sent.otherwise(sent.rlike(_DATE))
+    else:
         return None
-    first, last = map(F.expr, _YEARS[type(kind)])
-    outside = ~parsed.between(first, last)
-    if not isinstance(kind, TimestampType):
-        return _true(outside)
-    seconds = sent.try_cast("decimal(38, 0)").between(-62135596800, 253402300799)
-    number = sent.rlike(r"^-?\d+$")
-    odd = F.when(number, ~F.coalesce(seconds, F.lit(False))).otherwise(~sent.rlike(r"^\s*\d{4}"))
-    return _true(outside | odd)
+    return parsed.isNotNull() & ~_true(same)
+
+
+def _no_folder(name: str, value: Column) -> Column:
+    """Return whether text can't be in the name of a folder, or would be read back as NULL."""
+    longest = FOLDER_BYTES - len(f"{quote(name, safe='')}=")
+    escaped = F.regexp_replace(value, r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]", "%00")
+    nothing = value.isin("", "__HIVE_DEFAULT_PARTITION__") | value.contains("\0")
+    return _true(nothing | (F.octet_length(escaped) > longest))
 
 
 def _changed_inside(kind: DataType, parsed: Column, sent: Column) -> Column | None:
@@ -192,18 +225,20 @@ def _true(condition: Column) -> Column:
     return F.coalesce(condition, F.lit(False))
 
 
-def _as_text(kind: DataType) -> DataType:
-    """Return the type with each TIMESTAMP as text, as it was sent."""
+def _as_text(kind: DataType) -> Any:
+    """Return the type with each of `_READ_OTHERWISE` as text, as it was sent."""
     if isinstance(kind, StructType):
         return StructType([StructField(f.name, _as_text(f.dataType)) for f in kind])
     if isinstance(kind, ArrayType):
         return ArrayType(_as_text(kind.elementType))
     if isinstance(kind, MapType):
         return MapType(kind.keyType, _as_text(kind.valueType))
-    return StringType() if isinstance(kind, TimestampType) else kind
+    return StringType() if isinstance(kind, _READ_OTHERWISE) else kind
 
 
-def _reason(schema: StructType, required: Sequence[str]) -> Column:
+def _reason(
+    schema: StructType, required: Sequence[str], changed: Sequence[tuple[str, Column, str]]
+) -> Column:
     """Return why the event does not fit: null when it fits, else names of fields, never values."""
     parsed = F.col(_PARSED)
     sent = F.from_json("data", "MAP<STRING, STRING>")
@@ -214,10 +249,7 @@ def _reason(schema: StructType, required: Sequence[str]) -> Column:
         )
         for field in schema
     ]
-    changed = [
-        F.when(one, F.lit(f"{name} is not {schema[name].dataType.simpleString()}"))
-        for name, one in _changed_fields(schema)
-    ]
+    others = [F.when(found, F.lit(problem)) for _, found, problem in changed]
     missing = [
         F.when(
             sent.getItem(name).isNull() & parsed.getField(name).isNull(),
@@ -226,7 +258,7 @@ def _reason(schema: StructType, required: Sequence[str]) -> Column:
         for name in required
     ]
     corrupt = parsed.isNull() | parsed.getField(CORRUPT).isNotNull()
-    known = F.concat_ws("; ", *(F.when(corrupt, one) for one in wrong), *changed, *missing)
+    known = F.concat_ws("; ", *(F.when(corrupt, one) for one in wrong), *others, *missing)
     return (
         F.when(corrupt & sent.isNull(), F.lit("not a JSON object"))
         .when(known != "", known)

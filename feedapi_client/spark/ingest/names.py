@@ -27,6 +27,8 @@ from pyspark.sql.types import (
     StructField,
     StructType,
     TimestampType,
+    UserDefinedType,
+    VariantType,
     YearMonthIntervalType,
 )
 
@@ -37,7 +39,7 @@ Fold = Callable[[str], str]
 
 _PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
 _NOT_IN_FOLDER = re.compile(r"^\.|[/\\=*?\[\]{}%:#\"\x00-\x1f\x7f]")
-_FOLDER_BYTES = 255
+FOLDER_BYTES = 255
 _OWN = "_feedapi"
 _NOT_STORED = (CalendarIntervalType, DayTimeIntervalType, YearMonthIntervalType, NullType)
 
@@ -59,23 +61,23 @@ def folded(spark: SparkSession, job: Ingest) -> Fold:
     return str if exact and job.is_files else str.lower
 
 
-def structs_in(kind: DataType) -> Iterator[StructType]:
-    """Yield all structs of a type, those inside of others too."""
+def types_in(kind: DataType) -> Iterator[DataType]:
+    """Yield a type and all those inside of it."""
+    yield kind
     inside: list[DataType] = []
     if isinstance(kind, StructType):
-        yield kind
         inside = [field.dataType for field in kind]
     elif isinstance(kind, ArrayType):
         inside = [kind.elementType]
     elif isinstance(kind, MapType):
         inside = [kind.keyType, kind.valueType]
     for one in inside:
-        yield from structs_in(one)
+        yield from types_in(one)
 
 
 def fields_in(kind: DataType) -> Iterator[StructField]:
     """Yield all fields of a type, those inside of others too."""
-    return (field for struct in structs_in(kind) for field in struct)
+    return (field for one in types_in(kind) if isinstance(one, StructType) for field in one)
 
 
 def problems_of_locations(job: Ingest) -> Iterator[str]:
@@ -118,10 +120,10 @@ def _problems_of_folders(job: Ingest) -> Iterator[str]:
             'hides them, nor hold any of / \\ = * ? [ ] { } % : # "'
         )
     folder = f"{job.prefix}feed={quote(job.feed_name, safe='')}"
-    if len(folder.encode()) > _FOLDER_BYTES:
+    if len(folder.encode()) > FOLDER_BYTES:
         yield (
             f"the feed's name is too long for a folder ({len(folder.encode())} bytes of at most "
-            f"{_FOLDER_BYTES}): give a shorter one with --feed"
+            f"{FOLDER_BYTES}): give a shorter one with --feed"
         )
     hidden = [name for name in job.partition_by if name.startswith(".")]
     if hidden:
@@ -135,15 +137,16 @@ def check_names(columns: StructType, added: Collection[str], fold: Fold) -> None
         added: names of the columns that this library adds.
     """
     ours = {fold(name) for name in added}
-    taken = [name for name in columns.names if fold(name) in ours or name.startswith(_OWN)]
+    taken = [name for name in columns.names if fold(name) in ours or name.lower().startswith(_OWN)]
     if taken:
         raise ValueError(
             f"columns {', '.join(taken)} have names of columns that the table gets from this "
             "library: give those a prefix, such as --prefix feed_"
         )
-    for struct in structs_in(columns):
-        counts = Counter(map(fold, struct.names))
-        twice = [name for name in struct.names if counts[fold(name)] > 1]
+    for struct in types_in(columns):
+        names = struct.names if isinstance(struct, StructType) else []
+        counts = Counter(map(fold, names))
+        twice = [name for name in names if counts[fold(name)] > 1]
         if twice:
             raise ValueError(
                 f"columns {', '.join(twice)} have the same name, as this session compares names "
@@ -163,13 +166,24 @@ def check_output(job: Ingest, columns: StructType, added: Collection[str], fold:
         unknown = [name for name in wanted if fold(name) not in kinds]
         if unknown:
             raise ValueError(f"{what} names {', '.join(unknown)}, which output does not have")
-    wrong = [f.name for f in fields_in(columns) if isinstance(f.dataType, _NOT_STORED)]
+    wrong = [f.name for f in columns if any(_not_stored(job, one) for one in types_in(f.dataType))]
     if wrong:
         raise ValueError(f"columns {', '.join(wrong)} have a type that {job.format} can't store")
-    for name in job.partition_by if job.is_files else ():
+    for name in job.partition_by:
         kind = kinds[fold(name)]
-        if isinstance(kind, BinaryType | TimestampType) or not isinstance(kind, AtomicType):
+        guessed = job.is_files and isinstance(kind, BinaryType | TimestampType)
+        if guessed or not isinstance(kind, AtomicType):
             raise ValueError(
                 f"partition_by {name}: not every reader gets the same {kind.simpleString()} from "
                 "the name of a folder: take a column of text, numbers or dates"
             )
+    for name in job.key:
+        kind = kinds[fold(name)]
+        if any(isinstance(one, MapType | VariantType) for one in types_in(kind)):
+            raise ValueError(f"key {name}: no two values of {kind.simpleString()} can be compared")
+
+
+def _not_stored(job: Ingest, kind: DataType) -> bool:
+    if isinstance(kind, StructType):
+        return not kind.fields
+    return isinstance(kind, _NOT_STORED) or (isinstance(kind, UserDefinedType) and not job.is_files)

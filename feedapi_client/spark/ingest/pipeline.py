@@ -15,7 +15,6 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -24,7 +23,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
 from feedapi_client.spark.ingest.checkpoint import last, note, noted, query_of
-from feedapi_client.spark.ingest.columns import EVENT, INGESTED_AT, Rows, payload_schema
+from feedapi_client.spark.ingest.columns import EVENT, Rows, payload_schema
 from feedapi_client.spark.ingest.files import FileTable, read_table
 from feedapi_client.spark.ingest.gold import GoldTable
 from feedapi_client.spark.ingest.identity import Identity
@@ -304,18 +303,17 @@ class Run:
         note(spark, job.checkpoint_location, "resumed", run=begun)
 
     def _complete(self, bronze: DataFrame, who: Identity, schema: StructType | None) -> None:
-        """Write the last micro-batch of bronze to the other tables, which may lack it."""
-        newest = F.max_by(F.struct(column("query"), column("batch")), column(INGESTED_AT))
-        found: Any = bronze.agg(newest.alias("last")).first()
-        if found is None or found["last"] is None:
-            return
-        query, number = found["last"]
-        own = (column("query") == F.lit(query)) & (column("batch") == F.lit(number))
-        batch = bronze.where(own).select(*EVENT, "data")
+        """Write the last micro-batch of each query in bronze to the other tables.
+
+        They may lack that of the last query. Which one that is, only clocks would tell.
+        """
         job = replace(self.job, bronze=None, resume_from_table=False)
         writer = BatchWriter(job, schema, self._lease)
-        written = writer.write(Tables(job, replace(who, query=query)), batch, int(number))
-        writer.publish(self.spark, written)
+        for query, number in bronze.groupBy("query").agg(F.max("batch")).collect():
+            own = (column("query") == query) & (column("batch") == number)
+            batch = bronze.where(own).select(*EVENT, "data")
+            tables = Tables(job, replace(who, query=query))
+            writer.publish(self.spark, writer.write(tables, batch, number))
 
     def _start(self, schema: StructType | None) -> StreamingQuery:
         job = self.job
