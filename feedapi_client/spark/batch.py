@@ -24,20 +24,9 @@ from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader
 from feedapi_client.spark.schema import RowBuilder
-from feedapi_client.spark.snapshot import Chain, SharedSnapshot, chains_to_read
+from feedapi_client.spark.snapshot import Chain, chains_to_read
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 from feedapi_client.spark.target import Target
-
-
-class ChainPartition(InputPartition):
-    """One task of a batch read."""
-
-    def __init__(self, chain: Chain) -> None:
-        self.chain = chain
-
-    def __repr__(self) -> str:
-        partitions = [target.partition for target in self.chain.targets]
-        return f"ChainPartition({partitions})"
 
 
 class FeedReader(DataSourceReader):
@@ -57,27 +46,18 @@ class FeedReader(DataSourceReader):
         self._feeds: frozenset[str] | None = None
 
     def partitions(self) -> list[InputPartition]:
-        """Return one task for each lineage chain that is wanted.
-
-        Raises:
-            FeedError: the feed can't be read.
-            OptionError: credentials are missing, or an option does not fit the feed.
-        """
+        """Return a task for each chain that is wanted. Raises `FeedError`, `OptionError`."""
         if self._feeds is not None and public_url(self.options.url) not in self._feeds:
             return []
-        shared = SharedSnapshot(self._dataframe)
-        found = chains_to_read(self.options, self._wanted, shared)
-        shared.save()
-        return [ChainPartition(chain) for chain in found]
+        return list(chains_to_read(self.options, self._wanted, self._dataframe))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a chain. Raises `FeedError`, `OptionError`."""
-        if not isinstance(partition, ChainPartition):
+        if not isinstance(partition, Chain):
             return  # a feed without partitions: Spark runs one task that has nothing to read
-        chain = partition.chain
-        with FeedConnection(self.options, chain.fetch, chain.info) as connection:
-            for target in chain.targets:
-                yield from _read(self.options, connection, target)
+        connection = FeedConnection(self.options, partition.fetch, partition.info)
+        for target in partition.targets:
+            yield from _read(self.options, connection, target)
 
 
 class FilteringFeedReader(FeedReader):

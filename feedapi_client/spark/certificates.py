@@ -31,11 +31,7 @@ def parse_certificates(value: str) -> str:
 
 
 def certificates_in(path: str) -> str:
-    """Return the certificates of a PEM file, and nothing else of it.
-
-    Raises:
-        ValueError: the file can't be read, or holds no certificates that can be.
-    """
+    """Return the certificates of a PEM file, and nothing else of it. Raises `ValueError`."""
     trusted(path)
     return "\n".join(_CERTIFICATE.findall(Path(path).read_text("ascii", "replace")))
 

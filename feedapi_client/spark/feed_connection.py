@@ -6,18 +6,17 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Self
 
 from feedapi_client.client import SyncFeedClient
 from feedapi_client.model import FeedInfo
 from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.dialects import check_options
-from feedapi_client.spark.http_clients import http_clients
+from feedapi_client.spark.http_clients import shared_client
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 
 
 class FeedConnection:
-    """Client, last discovery and fetch options of a feed. A context manager; thread-safe.
+    """Client, last discovery and fetch options of a feed. Thread-safe.
 
     Arguments:
         options: of the source.
@@ -38,23 +37,9 @@ class FeedConnection:
         self.began = time.monotonic()
         """When this process first heard of the feed's closed partitions."""
         self._info = info
-        self._shared = http_clients.acquire(options)
-        self._closed = False
+        self._shared = shared_client(options)
         self._resolved = fetch is not None
         self.client = self._client(fetch or replace(options.fetch, filters={}))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Give the HTTP client back. Further calls do nothing."""
-        with self._lock:
-            closed, self._closed = self._closed, True
-        if not closed:
-            http_clients.release(self._shared)
 
     @property
     def url(self) -> str:
@@ -87,9 +72,7 @@ class FeedConnection:
     def discover(self, seen: FeedInfo | None = None) -> FeedInfo:
         """Discover, unless another thread did so since the caller got `seen`.
 
-        Raises:
-            FeedError: the discovery failed.
-            OptionError: a filter option matches several filters of the feed.
+        Raises `FeedError`, and `OptionError` for an option that matches several filters.
         """
         with self._lock:
             if seen is not None and self._info is not seen and self._info is not None:
@@ -103,10 +86,7 @@ class FeedConnection:
     def restore(self, info: FeedInfo) -> None:
         """Take the last discovery of an earlier driver, unless there was one since.
 
-        The feed need not answer for that.
-
-        Raises:
-            OptionError: a filter option matches several filters of the feed.
+        The feed need not answer for that. Raises `OptionError` as `discover`.
         """
         if self._resolved:
             return  # and a discovery in the background may hold the lock for long

@@ -6,6 +6,8 @@ events, and what happens between two responses: retries, refusals, the end.
 
 from __future__ import annotations
 
+import io
+import math
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -102,11 +104,7 @@ class PartitionReader:
         )
 
     def read(self, receive: Callable[[CheckpointedEvents], object] = len) -> FetchResult:
-        """Read to the limit or to the end. `receive` is called with each batch, in order.
-
-        Raises:
-            FeedError: no retry helps, or `RetryPolicy.give_up_after` is over.
-        """
+        """Read to the limit or the end; `receive` gets each batch, in order. Raises `FeedError`."""
         for batch in self.batches():
             receive(batch)
         return self.result
@@ -205,19 +203,12 @@ class PartitionReader:
         A `PageReader` coalesces the batches of a chunk. There each one has to be seen.
         """
         near_end = self._watch.may_be_in(chunk)
-        fits = self._limit is None or self._fits(reader, chunk, self._limit - self.result.events)
-        if fits and not near_end:
-            yield chunk
-        else:
-            yield from _lines(chunk)
-
-    def _fits(self, reader: PageReader, chunk: bytes, room: int) -> bool:
-        """Whether the events held back and those of the chunk are surely at most `room`.
-
-        Counting lines takes time, so an estimate from the number of bytes comes first.
-        """
         held = reader.unclosed_bytes // _SHORTEST_LINE + 1
-        return held + len(chunk) // _SHORTEST_LINE <= room or held + chunk.count(b"\n") <= room
+        room = math.inf if self._limit is None else self._limit - self.result.events - held
+        # Counting lines takes time, so an estimate from the number of bytes comes first.
+        fits = len(chunk) // _SHORTEST_LINE <= room or chunk.count(b"\n") <= room
+        # Only "\n" ends a line of BytesIO.
+        yield from (chunk,) if fits and not near_end else io.BytesIO(chunk)
 
     def _deliver(self, batches: list[CheckpointedEvents]) -> Iterator[CheckpointedEvents]:
         result, limit = self.result, self._limit
@@ -381,15 +372,6 @@ class Looks:
         return PartitionReader(
             self._connection, target, grace_period=0.0, hold_open=False, **bounds
         )
-
-
-def _lines(chunk: bytes) -> Iterator[bytes]:
-    """Yield the lines of the chunk with their newlines. Only ``\\n`` ends a line."""
-    start = 0
-    while start < len(chunk):
-        end = chunk.find(b"\n", start) + 1 or len(chunk)
-        yield chunk[start:end]
-        start = end
 
 
 def fix_end(connection: FeedConnection, partition: int, *, listed_end: bool = True) -> str | None:

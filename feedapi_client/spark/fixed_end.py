@@ -47,8 +47,9 @@ MAX_FOLLOWING = 2_000
 _WATCHED = 200
 """Of them, those that have to come: more than a page puts out of order."""
 _MAX_SEARCHES = 2
+"""Ends that are searched for in small pages. Where that failed before, it would again."""
 _LATE_LOOK = 8
-_MAX_LONGER_ROUNDS = 2
+"""Responses before the first look behind a later end: looks are requests, and the feed grows."""
 
 
 class FixedEnd:
@@ -118,39 +119,15 @@ class FixedEnd:
         return len(next_of_read) >= MIN_FOLLOWING and all(counts[one] == 1 for one in next_of_read)
 
 
-class EndRounds:
-    """Counts the ends of a batch read that were passed, one after the other.
+def finds_no_end(rounds: Sequence[int]) -> bool:
+    """Whether a batch read comes no nearer to an end, by its responses from one end to the next.
 
-    A read that is faster than its feed needs fewer responses from one end to the next each time,
-    until a response is empty. One that is slower, or finds an event with each request, never comes
-    there.
+    A read that is faster than its feed needs fewer each time, until a response is empty. One that
+    is slower, or finds an event with each request, never comes there. Rounds with a search don't
+    count.
     """
-
-    def __init__(self) -> None:
-        self._before = 0
-        self._passed = 0
-        self._longer = 0
-
-    @property
-    def searches(self) -> bool:
-        """Whether an end may be searched for in small pages: not where that failed before."""
-        return self._passed < _MAX_SEARCHES
-
-    @property
-    def first_look(self) -> int:
-        """The number of responses before the first look for events behind an end.
-
-        Looks are requests too, and the feed grows with time.
-        """
-        return 1 if self.searches else _LATE_LOOK
-
-    def may_go_on(self, responses: int) -> bool:
-        """Return whether there may be another end, after a round of so many responses."""
-        longer = not self.searches and responses >= self._before
-        self._longer = self._longer + 1 if longer else 0
-        self._passed += 1
-        self._before = responses
-        return self._longer < _MAX_LONGER_ROUNDS
+    counted = rounds[_MAX_SEARCHES - 1 :]
+    return len(counted) > 2 and counted[-1] >= counted[-2] >= counted[-3]
 
 
 class MayHoldEnd(Exception):  # noqa: N818 - not an error
@@ -179,13 +156,17 @@ class EndWatch:
         self._looked = False
         end = target.end
         self._end = None if end is None else FixedEnd(end, exact=not target.resumable)
-        self._rounds = EndRounds()
+        self._rounds: list[int] = []  # responses until each end that was passed
         self._responses = 0
         self.reached = target.end == target.cursor
         """Whether the read is at its end, or behind it."""
 
+    @property
+    def _searches(self) -> bool:
+        return len(self._rounds) < _MAX_SEARCHES
+
     def may_be_in(self, chunk: bytes) -> bool:
-        """Whether the chunk of a response, or the one before it and this one, may hold the end."""
+        """As `FixedEnd.may_be_in`."""
         return self._end is not None and self._end.may_be_in(chunk)
 
     def check(self, batch: CheckpointedEvents) -> None:
@@ -203,7 +184,7 @@ class EndWatch:
             self._looked = True
             end.set_following(self._looks.fingerprints(end.cursor, MAX_FOLLOWING), ())
         guess = end.events_before(batch)
-        if guess is not None and self._rounds.searches:
+        if guess is not None and self._searches:
             raise MayHoldEnd(guess, len(batch.events))
         if guess is not None:
             self._fix_later_end()
@@ -221,9 +202,9 @@ class EndWatch:
         """
         self._responses += 1
         end, number = self._end, self._responses
-        if end is None or number & (number - 1) or number < self._rounds.first_look:
+        if end is None or number & (number - 1) or end.knows_following:
             return
-        if end.knows_following:
+        if number < _LATE_LOOK and not self._searches:
             return
         upcoming = self._looks.fingerprints(cursor, MIN_FOLLOWING)
         following = self._looks.fingerprints(end.cursor, MAX_FOLLOWING) if upcoming else []
@@ -259,9 +240,7 @@ class EndWatch:
     def _fix_later_end(self) -> None:
         """Replace the end, which was passed or can't be found, by the present one.
 
-        Raises:
-            OptionError: this end was asked for.
-            ProtocolError: too many were passed.
+        Raises `OptionError` where this one was asked for, `ProtocolError` after too many.
         """
         if self._required is not None:
             raise OptionError(
@@ -269,7 +248,8 @@ class EndWatch:
                 f"{self._feed} has no checkpoint {shown(self._required)} on the way of this read, "
                 "which is past that place now: name a cursor of a checkpoint, as column cursor has"
             )
-        if not self._rounds.may_go_on(self._responses):
+        self._rounds.append(self._responses)
+        if finds_no_end(self._rounds):
             raise ProtocolError(
                 "grows while it is read, and no end of it can be found: no checkpoint lies at an "
                 "end that was fixed, also when the events before it are asked for with a page "

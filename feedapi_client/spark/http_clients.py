@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Mapping
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import httpx
@@ -19,6 +20,7 @@ import httpx
 from feedapi_client.arguments import environment_value, import_function
 from feedapi_client.errors import AuthenticationError
 from feedapi_client.http.sync_transport import SyncTransport
+from feedapi_client.options import Limits
 from feedapi_client.spark.certificates import trusting
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 
@@ -60,96 +62,57 @@ class RequestRate:
             self._sleep(at - now)
 
 
-@dataclass(slots=True, eq=False)
 class SharedClient:
-    """One `httpx.Client` and the number of connections (`FeedConnection`) that use it."""
+    """An `httpx.Client` that is shared by all who read with equal options.
 
-    transport: SyncTransport
-    users: int = 0
-    evicted: bool = False
-    rate: RequestRate | None = None
-
-    @property
-    def http(self) -> Any:
-        """The `httpx.Client`. It may be used until it is released."""
-        return self.transport.client
-
-
-class HttpClients:
-    """Clients shared by all who read with equal options. Thread-safe.
-
-    At most `capacity` clients are kept for later. The least recently used one beyond that is
-    closed: at once when nobody uses it, else when its last user releases it.
+    It is closed when nobody holds this object any more.
     """
 
-    def __init__(self, capacity: int = _CAPACITY) -> None:
-        self._capacity = capacity
-        self._lock = threading.Lock()
-        self._clients: dict[Any, SharedClient] = {}  # least recently used first
-
-    def __len__(self) -> int:
-        return len(self._clients)
-
-    def acquire(self, options: SourceOptions) -> SharedClient:
-        """Return the client for such options, with fresh credentials. Call `release` after use.
-
-        Raises:
-            OptionError: the credentials are not available in this process.
-        """
-        key = _key(options)
-        with self._lock:
-            client = self._clients.pop(key, None)
-            if client is None:
-                rate, trusted = options.max_requests_per_second, options.ca_certificates
-                verify = None if trusted is None else trusting(trusted)
-                client = SharedClient(
-                    SyncTransport(options.url, limits=options.limits, verify=verify),
-                    rate=None if rate is None else RequestRate(rate),
-                )
-            self._clients[key] = client
-            client.users += 1
-            while len(self._clients) > self._capacity:
-                evicted = self._clients.pop(next(iter(self._clients)))
-                evicted.evicted = True
-                if evicted.users == 0:
-                    evicted.transport.close()
-        try:
-            authorize(client.http, options)
-        except BaseException:
-            self.release(client)
-            raise
-        return client
-
-    def release(self, client: SharedClient) -> None:
-        """Give the client back. It stays open for the next user, unless it was evicted."""
-        with self._lock:
-            client.users -= 1
-            if client.evicted and client.users == 0:
-                client.transport.close()
-
-    def close(self) -> None:
-        """Close all clients, also those in use."""
-        with self._lock:
-            while self._clients:
-                self._clients.popitem()[1].transport.close()
+    def __init__(self, transport: SyncTransport, rate: RequestRate | None) -> None:
+        self.http: Any = transport.client
+        self.rate = rate
+        weakref.finalize(self, transport.close).atexit = False
 
 
-def _key(options: SourceOptions) -> Any:
+def shared_client(options: SourceOptions) -> SharedClient:
+    """Return the client for such options, with fresh credentials. Thread-safe.
+
+    The last `_CAPACITY` clients are kept for later, also while nobody uses them.
+
+    Raises:
+        OptionError: the credentials are not available in this process.
+    """
     headers = (tuple(sorted(each.items())) for each in (options.headers, options.header_env))
-    credentials = (options.auth_env, options.auth_callable, options.ca_certificates)
-    return (options.url, options.limits, *headers, *credentials, options.max_requests_per_second)
+    credentials = (options.auth_env, options.auth_callable, *headers)
+    with _lock:
+        client = kept_client(
+            options.url,
+            options.limits,
+            options.ca_certificates,
+            options.max_requests_per_second,
+            credentials,
+        )
+    authorize(client.http, options)
+    return client
 
 
-http_clients = HttpClients()
-"""Those of this process."""
+_lock = threading.Lock()
+
+
+@lru_cache(_CAPACITY)
+def kept_client(
+    url: str, limits: Limits, trusted: str | None, rate: float | None, _credentials: Any
+) -> SharedClient:
+    """Return the client of this process for these options; those used last are kept."""
+    verify = None if trusted is None else trusting(trusted)
+    transport = SyncTransport(url, limits=limits, verify=verify)
+    return SharedClient(transport, None if rate is None else RequestRate(rate))
 
 
 def authorize(http: Any, options: SourceOptions) -> None:
     """Set the headers and credentials that the options name on an `httpx.Client`.
 
-    Raises:
-        OptionError: an environment variable is not set in this process, the function can't be
-            imported, or what it returns can't be sent. The message never holds a value.
+    Raises `OptionError` where they can't be had here, or not be sent. It never holds a value.
     """
     headers = dict(options.headers)
     for header, variable in options.header_env.items():

@@ -114,13 +114,6 @@ class SinkOptions:
         return [url.strip() for url in urls.split(",")]
 
 
-@dataclass(frozen=True, slots=True)
-class PublishedRows(WriterCommitMessage):
-    """The commit message of a task: the number of rows that it published."""
-
-    rows: int
-
-
 class LiftbridgeDataSource(DataSource):
     """``format("liftbridge")``.
 
@@ -149,15 +142,16 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
     def __init__(self, options: SinkOptions) -> None:
         self._options = options
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> PublishedRows:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Publish the rows of one task and wait for all acks.
 
         Raises:
             LiftbridgeError: a row could not be published. Spark retries the task.
         """
-        return PublishedRows(asyncio.run(self._publish(iterator)))
+        asyncio.run(self._publish(iterator))
+        return WriterCommitMessage()
 
-    async def _publish(self, batches: Iterator[pa.RecordBatch]) -> int:
+    async def _publish(self, batches: Iterator[pa.RecordBatch]) -> None:
         task = TaskContext.get()
         assert task is not None, "the sink runs in tasks of Spark"
         shared = {
@@ -189,7 +183,6 @@ class LiftbridgeWriter(DataSourceStreamArrowWriter):
                         attempts=options.attempts,
                     )
                 count += batch.num_rows
-        return count
 
 
 def _by_partition(
@@ -242,11 +235,7 @@ def _fits(found: DataType, kinds: tuple[type[DataType], ...]) -> bool:
 
 
 def parse_options(given: Mapping[str, str]) -> SinkOptions:
-    """Return the options after checking them.
-
-    Raises:
-        OptionError: an option is unknown, missing or wrong. It never quotes a value of ``nats``.
-    """
+    """Return the options. Raises `OptionError`, which never quotes a value of ``nats``."""
     options = {name.lower(): value for name, value in given.items()}
     unknown = sorted(options.keys() - _PARSERS.keys() - _OPTIONS_OF_SPARK)
     if unknown:

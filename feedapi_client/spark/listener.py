@@ -56,22 +56,10 @@ _GAUGES = (
 class FeedQueryListener(StreamingQueryListener):
     """Exports the progress of all queries of a session that read feeds.
 
-    - ``feedapi.spark.events``: events read (counter). A sink that reads a micro-batch twice counts
-      them twice
-    - ``feedapi.spark.batches``: micro-batches (counter)
-    - ``feedapi.spark.batch.duration``: time of a micro-batch with all that Spark does (histogram)
-    - ``feedapi.spark.failures``: queries that ended with an error (counter)
-    - ``feedapi.spark.partitions``: partitions, by state (gauge)
-    - ``feedapi.spark.caught_up``, ``feedapi.spark.behind``, ``feedapi.spark.requests``,
-      ``feedapi.spark.retries``: as in ``lastProgress`` of the query, which is of the last
-      micro-batch (gauges). ``behind`` is left out while it is not known, and while the query is
-      idle
-    - ``feedapi.spark.idle``: 1 once the query has found nothing new for 10 s
-      (``spark.sql.streaming.noDataProgressEventInterval``), else 0 (gauge)
-
-    All but ``failures`` carry ``feedapi.feed`` (the URL without credentials and query). All carry
-    ``feedapi.spark.query``, the query's name, or its id where it has none. The gauges of a query
-    end with it.
+    The guide to Spark lists the instruments, ``feedapi.spark.*``. A sink that reads a micro-batch
+    twice counts its events twice. All but ``failures`` carry ``feedapi.feed`` (the URL without
+    credentials and query). All carry ``feedapi.spark.query``, the query's name, or its id. The
+    gauges of a query end with it.
 
     Concurrency: Spark calls it from a thread of its own, one event after the other.
 

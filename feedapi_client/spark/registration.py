@@ -1,8 +1,4 @@
-"""Registers the source with a session, and gives it the cluster's settings of S3 (``fs.s3a.*``).
-
-The object store that stages epochs reads ``AWS_*`` variables, as most tools do, and does not know
-Hadoop's settings.
-"""
+"""Registers the source with a session, and gives it the cluster's settings of S3 (``fs.s3a.*``)."""
 
 from __future__ import annotations
 
@@ -33,11 +29,10 @@ _REGIONAL = re.compile(r"s3[.-]([a-z0-9-]+)\.amazonaws\.com")
 def register(spark: SparkSession, *, staging: str | None = None) -> None:
     """Register ``format("feedapi")`` with a session.
 
-    The Python processes of the source, on the driver and on executors, then get the endpoint, the
-    region and the credentials of the session's ``spark.hadoop.fs.s3a.*`` and ``fs.s3a.*`` settings
-    as ``AWS_*`` variables, where the environment of this process has none. They are not in query
-    plans. Settings that stand in Hadoop's own files are not seen. Over Spark Connect only the
-    format is registered: the processes of the source belong to the server.
+    Its Python processes, on the driver and on executors, then get the session's settings of S3
+    (``spark.hadoop.fs.s3a.*``, ``fs.s3a.*``) as ``AWS_*`` variables, where this process has none,
+    and not in query plans. Over Spark Connect, whose server has processes of its own, only the
+    format is registered.
 
     Call it again when the settings changed, for queries that start afterwards.
 

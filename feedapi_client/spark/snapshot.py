@@ -5,8 +5,6 @@ and with adaptive execution it may plan one again while others have run. A feed 
 would give a self-join two ends. So the first scan notes what it found, under the id of the
 DataFrame. When an action ends is nothing that such a process can know: the note is valid for an
 hour.
-
-Imports no Spark.
 """
 
 from __future__ import annotations
@@ -20,6 +18,8 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+from pyspark.sql.datasource import InputPartition
 
 from feedapi_client.lineage.order import count_before
 from feedapi_client.lineage.planner import Fail, Planner
@@ -39,13 +39,16 @@ SHARED_SECONDS = 3600.0
 """Seconds for which the scans of a DataFrame see the same ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chain:
-    """The partitions that one task reads, one after the other."""
+@dataclass(frozen=True)
+class Chain(InputPartition):
+    """The partitions that one task of a batch read reads, one after the other."""
 
     targets: list[Target]
     info: FeedInfo
     fetch: FetchOptions
+
+    def __repr__(self) -> str:
+        return f"Chain({[target.partition for target in self.targets]})"
 
 
 @dataclass(slots=True)
@@ -61,62 +64,55 @@ class FeedSnapshot:
     ends: dict[int, str | None] = field(default_factory=dict)
 
 
-class SharedSnapshot:
-    """The snapshot of a DataFrame's feed. Spark calls all that plan on the driver's machine.
-
-    Arguments:
-        dataframe: its id.
-    """
-
-    def __init__(self, dataframe: str) -> None:
-        folder = private_folder("feedapi-reads")
-        self._file = folder / dataframe
-        self.feed: FeedSnapshot | None = None
-        old = time.time() - SHARED_SECONDS
-        for file in folder.iterdir():
-            with suppress(FileNotFoundError):
-                if file.stat().st_mtime <= old:
-                    file.unlink()
+def _noted(folder: Path, dataframe: str) -> FeedSnapshot | None:
+    """Return what earlier scans of the DataFrame found; delete the notes that are too old."""
+    old = time.time() - SHARED_SECONDS
+    for file in folder.iterdir():
         with suppress(FileNotFoundError):
-            # The folder is this user's own, as are the pickles that Spark passes around.
-            self.feed = pickle.loads(self._file.read_bytes())  # noqa: S301
+            if file.stat().st_mtime <= old:
+                file.unlink()
+    with suppress(FileNotFoundError):
+        # The folder is this user's own, as are the pickles that Spark passes around.
+        return pickle.loads((folder / dataframe).read_bytes())  # type: ignore[no-any-return]  # noqa: S301
+    return None
 
-    def save(self) -> None:
-        """Note what was found, for other scans. The time of the first note stays."""
-        try:
-            number, new = tempfile.mkstemp(dir=self._file.parent)
-            with os.fdopen(number, "wb") as file:
-                pickle.dump(self.feed, file)
-            with suppress(FileNotFoundError):
-                began = self._file.stat().st_mtime
-                os.utime(new, (began, began))
-            Path(new).rename(self._file)
-        except OSError as error:
-            _log.warning("another scan of this action may see another end of the feed: %s", error)
+
+def _note(folder: Path, dataframe: str, found: FeedSnapshot) -> None:
+    """Note what was found, for other scans. The time of the first note stays."""
+    try:
+        number, new = tempfile.mkstemp(dir=folder)
+        with os.fdopen(number, "wb") as file:
+            pickle.dump(found, file)
+        with suppress(FileNotFoundError):
+            began = (folder / dataframe).stat().st_mtime
+            os.utime(new, (began, began))
+        Path(new).rename(folder / dataframe)
+    except OSError as error:
+        _log.warning("another scan of this action may see another end of the feed: %s", error)
 
 
 def chains_to_read(
-    options: SourceOptions, wanted: Collection[int] | None, shared: SharedSnapshot
+    options: SourceOptions, wanted: Collection[int] | None, dataframe: str
 ) -> list[Chain]:
-    """Return what to read of the feed.
+    """Return what to read of the feed: only the `wanted` partitions, None for all.
 
-    Arguments:
-        wanted: only these partitions; None for all.
-        shared: what earlier scans found; what this one finds is added.
+    What earlier scans of the DataFrame with that id found is what this one sees.
     """
-    with FeedConnection(options) as connection:
-        known = shared.feed
-        if known is None:
-            known = shared.feed = FeedSnapshot(connection.info)
-        else:
-            connection.restore(known.info)
-        found = chains(options, connection, known)
-        if wanted is not None:
-            kept = ([t for t in one if t.partition in wanted] for one in found)
-            found = [one for one in kept if one]
-        found = _with_ends(options, connection, found, known)
-        fetch = connection.fetch_options
-        return [Chain(one, only(known.info, [t.partition for t in one]), fetch) for one in found]
+    folder = private_folder("feedapi-reads")  # Spark plans all scans on the driver's machine
+    connection = FeedConnection(options)
+    known = _noted(folder, dataframe)
+    if known is None:
+        known = FeedSnapshot(connection.info)
+    else:
+        connection.restore(known.info)
+    found = chains(options, connection, known)
+    if wanted is not None:
+        kept = ([t for t in one if t.partition in wanted] for one in found)
+        found = [one for one in kept if one]
+    found = _with_ends(options, connection, found, known)
+    _note(folder, dataframe, known)
+    fetch = connection.fetch_options
+    return [Chain(one, only(known.info, [t.partition for t in one]), fetch) for one in found]
 
 
 def chains(
@@ -125,11 +121,7 @@ def chains(
     """Return what to read, cut into lineage chains.
 
     A partition is in the chain of its parent if that has no other child. Chains may be read at the
-    same time: column `depth` says what came first.
-
-    Raises:
-        FeedError: the partitions make no valid lineage, or an end can't be read.
-        OptionError: an option names a partition that the feed does not list.
+    same time: column `depth` says what came first. Raises `FeedError`, `OptionError`.
     """
     info = snapshot.info
     if options.partitions is not None:

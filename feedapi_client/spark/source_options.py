@@ -15,10 +15,10 @@ import orjson
 from feedapi_client.errors import NegotiationError
 from feedapi_client.http.urls import FeedURL
 from feedapi_client.lineage.missing_edges import parse_lineage
+from feedapi_client.model import MAX_PARTITION
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
+from feedapi_client.protocol.cursors import are_valid
 from feedapi_client.spark.certificates import parse_certificates
-
-MAX_PARTITION = 32767
 
 _SECRET = re.compile("auth|cookie|key|token|secret|passw|credential|signature", re.IGNORECASE)
 _OPTION_OBJECT = r"\b(?:FetchOptions|Limits|RetryPolicy)\b"
@@ -132,12 +132,10 @@ def _cursors(value: str, problem: str = f"must be {_CURSORS}") -> dict[int, str]
     try:
         given = orjson.loads(value)
         cursors = {_partition(key): cursor for key, cursor in given.items()}
-    except (ValueError, AttributeError):
+        sound = bool(cursors) and are_valid(list(cursors.values()))
+    except (ValueError, AttributeError, TypeError):
         raise ValueError(problem) from None
-    if not cursors or not all(
-        isinstance(cursor, str) and cursor and cursor.isascii() and cursor.isprintable()
-        for cursor in cursors.values()
-    ):
+    if not sound:
         raise ValueError(f"{problem}; cursors are printable ASCII")
     return cursors
 

@@ -175,11 +175,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**self._current.offset(), **self._planner.summary()}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        """Return the tasks of the epochs after `start`, up to `end`.
-
-        Raises:
-            StagingError: a plan no longer exists.
-        """
+        """Return the tasks of the epochs after `start`, up to `end`. Raises `StagingError`."""
         last = Epoch.of(end)
         if self._lease is None:  # else `latestOffset` has just checked it
             self._hold(last.run)
@@ -191,10 +187,9 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _tasks(self, epoch: Epoch) -> Iterator[FetchTask]:
         plan = self._plan(epoch)
-        connection = self._connect(plan)
-        fetch = connection.fetch_options
+        fetch = self._connect(plan).fetch_options
         for group in range(len(plan.groups)):
-            yield plan.task(epoch.number, group, fetch, feed=connection.url)
+            yield plan.task(epoch.number, group, fetch)
 
     def commit(self, end: Offset) -> None:
         """Delete the epochs before `end`, whose plan still says where to continue."""
@@ -212,16 +207,10 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._lease is not None:
             self._lease.release()
             self._lease = None
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._connection = None
 
     def _hold(self, run: str) -> None:
-        """Acquire the lease of the run, or check that it is still held.
-
-        Raises:
-            FencedError: another driver runs the query.
-        """
+        """Acquire the lease of the run, or check that it is still held. Raises `FencedError`."""
         if not self.options.fenced:
             return
         if self._lease is None or self._lease.query != run:
@@ -237,9 +226,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a task. Every attempt gets what the first one fetched.
 
-        Raises:
-            FeedError: the feed can't be read.
-            StagingError: the staging location failed, or is not the driver's.
+        Raises `FeedError`, and `StagingError` where the location failed or is not the driver's.
         """
         if not isinstance(partition, StreamPartition):
             return
@@ -255,11 +242,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _is_planned_after(self, last: Epoch) -> bool:
         """Whether the epoch after `last` is planned, and Spark has not run it yet."""
         current = self._current
-        return (
-            current.number >= 0
-            and current.number == last.number + 1
-            and (last.run in ("", current.run))
-        )
+        return current.number == last.number + 1 and last.run in ("", current.run)
 
     def _keep_alive(self, epoch: Epoch) -> None:
         """Renew the run of an idle query once a day: no clean-up shall take it for an old one."""
@@ -345,34 +328,33 @@ def seed(options: SourceOptions, location: str, read: Mapping[int, ReadSoFar]) -
     Raises:
         FeedError: the feed does not answer, or the location failed.
     """
-    with FeedConnection(options) as connection:
-        info = connection.discover()
-        gone = sorted(read.keys() - info.partitions.keys())
-        if gone:
-            _log.warning(
-                "feed %s: partitions %s are not listed any more, and are taken as read to their "
-                "ends",
-                connection.url,
-                ", ".join(map(str, gone)),
-            )
-        positions = {
-            partition: Position(one.cursor, "open" if partition in info.partitions else "drained")
-            for partition, one in read.items()
-        }
-        chosen = None if options.partitions is None else sorted(options.partitions)
-        plan = EpochPlan(
-            feed=key_of(connection),
-            name=connection.url,
-            info=info,
-            positions=positions,
-            sequences={partition: one.events for partition, one in read.items()},
-            depths={partition: one.depth for partition, one in read.items()},
-            known=sorted(read),
-            selected=chosen,
-            groups=[],
-            limit=None,
-            chosen=chosen,
+    connection = FeedConnection(options)
+    info = connection.discover()
+    gone = sorted(read.keys() - info.partitions.keys())
+    if gone:
+        _log.warning(
+            "feed %s: partitions %s are not listed any more, and are taken as read to their ends",
+            connection.url,
+            ", ".join(map(str, gone)),
         )
+    positions = {
+        partition: Position(one.cursor, "open" if partition in info.partitions else "drained")
+        for partition, one in read.items()
+    }
+    chosen = None if options.partitions is None else sorted(options.partitions)
+    plan = EpochPlan(
+        feed=key_of(connection),
+        name=connection.url,
+        info=info,
+        positions=positions,
+        sequences={partition: one.events for partition, one in read.items()},
+        depths={partition: one.depth for partition, one in read.items()},
+        known=sorted(read),
+        selected=chosen,
+        groups=[],
+        limit=None,
+        chosen=chosen,
+    )
     staging = Staging(location, uuid.uuid4().hex)
     staging.create(staging.plan_key(0), encode(plan))
     return staging.run
@@ -391,11 +373,8 @@ def _header(staging: Staging, key: str) -> Any:
 def _freeze_imported_objects() -> None:
     """Make the garbage collection between the tasks of a Python worker cheap. May be deleted.
 
-    PySpark's ``daemon.py`` (4.2) runs a full collection after every task of a reused worker. With
-    PySpark, pyarrow, pandas and this package imported there are 90,000 objects, and a collection
-    takes 14 ms of processor time. `gc.freeze` takes these objects out of the collection, because
-    they live as long as the process: a collection then takes less than 0.01 ms. (Median of 7,
-    Python 3.11, one core of a 2-core machine.)
+    PySpark's ``daemon.py`` (4.2) collects after every task of a reused worker: 14 ms for the 90,000
+    objects of the imports, which live as long as the process, and 0.01 ms once they are frozen.
     """
     if TaskContext.get() is not None:
         gc.collect()

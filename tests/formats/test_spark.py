@@ -144,20 +144,10 @@ def test_a_newer_staged_object_is_refused_with_advice() -> None:
         unpack(newer, "data")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"version": 4}, r"a newer version of feedapi_client \(format 4, this one reads up to 2\)"),
-        ({"version": 3}, "begun with option urls, which is gone: begin a new query"),
-        ({"seeking": [2]}, "begun with option startingTimestamp, which is gone: begin a new"),
-    ],
-)
-def test_a_plan_that_this_version_can_not_carry_out_is_refused(
-    change: dict[str, Any], message: str
-) -> None:
-    plan = {**json.loads(content(GOLDEN, "plan")["content"]["sections"][0]), **change}
+def test_a_newer_plan_is_refused_with_advice() -> None:
+    plan = {**json.loads(content(GOLDEN, "plan")["content"]["sections"][0]), "version": 3}
     staged = pack({"kind": "plan"}, [[compress(orjson.dumps(plan))]])
-    with pytest.raises(StagingError, match=message):
+    with pytest.raises(StagingError, match=r"newer version .*\(format 3, this one reads up to 2\)"):
         decode(staged, "plan")
 
 

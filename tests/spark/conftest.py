@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from feedapi_client.spark import ensure_java
-from feedapi_client.spark.http_clients import http_clients
+from feedapi_client.spark.http_clients import kept_client
 from tests import components
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(autouse=True)
 def _no_connection_stays_open() -> Iterator[None]:
     yield
-    http_clients.close()
+    kept_client.cache_clear()
 
 
 @pytest.fixture(scope="session")

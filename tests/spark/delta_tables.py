@@ -347,7 +347,10 @@ def test_r10_columns_of_a_transform_that_come_from_another_table_and_later(
         ({"schema": "id STRING, ID INT"}, "columns id, ID have the same name"),
         ({"output": "a-b"}, "'a-b' can't be the name of a table"),
         ({"output": "a..b"}, "'a..b' can't be the name of a table"),
-        ({"bronze": "Default.t", "schema": "id INT"}, "two are the same in spark_catalog.default"),
+        (
+            {"bronze": "Default.`T`", "schema": "id INT"},
+            "two are the same in spark_catalog.default",
+        ),
     ],
 )
 def test_r10_names_that_delta_can_not_hold_are_refused(

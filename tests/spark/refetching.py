@@ -56,12 +56,12 @@ class RefetchingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         end = {}
         limit = self.options.max_events_per_partition
-        with FeedConnection(self.options) as connection:
-            for partition in connection.info.partitions:
-                cursor, sequence = start.get(str(partition), [FIRST, 0])
-                target = Target(partition, cursor)
-                result = PartitionReader(connection, target, limit=limit).read()
-                end[str(partition)] = [result.cursor, sequence + result.events]
+        connection = FeedConnection(self.options)
+        for partition in connection.info.partitions:
+            cursor, sequence = start.get(str(partition), [FIRST, 0])
+            target = Target(partition, cursor)
+            result = PartitionReader(connection, target, limit=limit).read()
+            end[str(partition)] = [result.cursor, sequence + result.events]
         return end if any(end[p][1] != start.get(p, [FIRST, 0])[1] for p in end) else start
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
@@ -77,10 +77,10 @@ class RefetchingReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return
         target = Target(partition.partition, partition.cursor, sequence=partition.sequence)
         batches: list[CheckpointedEvents] = []
-        with FeedConnection(self.options) as connection:
-            PartitionReader(connection, target, limit=partition.events).read(batches.append)
-            if batches:
-                yield rows(self.options, connection, target, partition.sequence, batches)
+        connection = FeedConnection(self.options)
+        PartitionReader(connection, target, limit=partition.events).read(batches.append)
+        if batches:
+            yield rows(self.options, connection, target, partition.sequence, batches)
 
 
 class RefetchingSource(DataSource):

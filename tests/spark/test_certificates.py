@@ -12,7 +12,7 @@ from feedapi_client.errors import FeedError
 from feedapi_client.spark.certificates import certificates_in
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader
-from feedapi_client.spark.http_clients import http_clients
+from feedapi_client.spark.http_clients import kept_client
 from feedapi_client.spark.ingest.ingest_command import _job, main, parser
 from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.target import Target
@@ -33,7 +33,7 @@ def https(certificate: Certificate) -> Iterator[str]:
     publisher.extend(0, [{"n": n} for n in range(5)])
     with serve_https(publisher, certificate) as url:
         yield url
-        http_clients.close()
+        kept_client.cache_clear()
 
 
 def test_server_is_verified_with_the_certificates_of_the_option(
@@ -41,13 +41,11 @@ def test_server_is_verified_with_the_certificates_of_the_option(
 ) -> None:
     given = {"url": https, "caCertificates": certificates_in(str(certificate.path))}
     options = pickle.loads(pickle.dumps(parse_options(given)))
-    with FeedConnection(options) as connection:
-        assert PartitionReader(connection, Target(0, "_first")).read().events == 5
-    with (  # another client, although the URL is the same
-        FeedConnection(parse_options({"url": https})) as connection,
-        pytest.raises(FeedError, match="certificate"),
-    ):
-        connection.discover()
+    connection = FeedConnection(options)
+    assert PartitionReader(connection, Target(0, "_first")).read().events == 5
+    other = FeedConnection(parse_options({"url": https}))  # another client, for the same URL
+    with pytest.raises(FeedError, match="certificate"):
+        other.discover()
 
 
 def test_only_certificates_are_taken_from_a_file(certificate: Certificate, tmp_path: Path) -> None:

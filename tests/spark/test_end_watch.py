@@ -8,7 +8,7 @@ import pytest
 from feedapi_client.errors import ProtocolError
 from feedapi_client.model import Event
 from feedapi_client.protocol.decoder import CheckpointedEvents
-from feedapi_client.spark.fixed_end import EndRounds, EndWatch, MayHoldEnd, fingerprint
+from feedapi_client.spark.fixed_end import EndWatch, MayHoldEnd, finds_no_end, fingerprint
 from feedapi_client.spark.target import Target
 
 
@@ -114,14 +114,7 @@ def read_for_ever(watch: EndWatch, feed: Endless) -> None:
                 pass
 
 
-def test_rounds_search_twice_then_look_late_and_end_when_they_grow() -> None:
-    rounds = EndRounds()
-    assert (rounds.searches, rounds.first_look) == (True, 1)
-    assert rounds.may_go_on(4)
-    assert rounds.may_go_on(4)
-    assert (rounds.searches, rounds.first_look) == (False, 8)
-    assert rounds.may_go_on(3)  # shorter: it comes nearer
-    assert rounds.may_go_on(3)  # not shorter, once
-    assert rounds.may_go_on(2)  # that starts the count again
-    assert rounds.may_go_on(2)
-    assert not rounds.may_go_on(5)
+def test_rounds_that_grow_twice_end_a_read() -> None:
+    rounds = [4, 4, 3, 3, 2, 2, 5]  # the first two are not counted
+    assert [finds_no_end(rounds[:n]) for n in range(1, 8)] == [False] * 6 + [True]
+    assert not finds_no_end([1, 4, 4])

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from feedapi_client.errors import LineageError, ProtocolError
-from feedapi_client.spark.plan import epoch, probe
+from feedapi_client.spark.plan import probe
 from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.staging import first_fetch
 from feedapi_client.spark.staging.runs import read_offsets
@@ -556,18 +556,6 @@ def test_replay_of_an_epoch_whose_staged_object_is_gone_is_an_error(
     for path in tmp_path.rglob("data/*/*"):
         path.unlink()
     with pytest.raises(StagingError, match="is gone from the staging location, and a sink may"):
-        engine.trigger()
-
-
-def test_plan_of_a_newer_version_is_refused(
-    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    publish(publisher, 10)
-    engine = start()
-    engine.run()
-    monkeypatch.setattr(epoch, "NEWEST", 0)
-    engine.restart()
-    with pytest.raises(StagingError, match="a newer version of feedapi_client"):
         engine.trigger()
 
 

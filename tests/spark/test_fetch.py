@@ -18,7 +18,7 @@ from feedapi_client.errors import (
 from feedapi_client.model import FIRST
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.feed_connection import FeedConnection
-from feedapi_client.spark.fetch import PartitionReader, _lines, read_end
+from feedapi_client.spark.fetch import PartitionReader, read_end
 from feedapi_client.spark.source_options import OptionError, parse_options
 from feedapi_client.spark.target import FetchResult, Target
 from feedapi_client.testing import Publisher, Quirks
@@ -273,8 +273,3 @@ def test_filter_that_matches_two_names_is_refused(publisher: Publisher) -> None:
     }
     with pytest.raises(OptionError, match="matches several filters"):
         connect(publisher, **{"filter.SUBJECT": "x"}).discover()
-
-
-def test_only_newlines_end_a_line() -> None:
-    chunk = b'{"a":"\xe2\x80\xa8\x0c\r\x85"}\n{"b":1}\n{"half'
-    assert list(_lines(chunk)) == [b'{"a":"\xe2\x80\xa8\x0c\r\x85"}\n', b'{"b":1}\n', b'{"half']

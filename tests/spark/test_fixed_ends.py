@@ -12,7 +12,8 @@ import pytest
 
 from feedapi_client.errors import ProtocolError
 from feedapi_client.spark import snapshot
-from feedapi_client.spark.batch import ChainPartition, FeedReader
+from feedapi_client.spark.batch import FeedReader
+from feedapi_client.spark.snapshot import Chain
 from feedapi_client.spark.source import FeedDataSource
 from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
 from feedapi_client.spark.stream import FeedStreamReader
@@ -343,7 +344,7 @@ def test_identical_payloads_are_not_taken_for_the_end(tmp_path: Path) -> None:
         publisher.extend(0, [{"same": True}] * 3)
         reader = FeedReader(options_of(publisher))
         (part,) = reader.partitions()
-        assert isinstance(part, ChainPartition)
+        assert isinstance(part, Chain)
         publisher.extend(0, [{"same": True}] * 3)
         publisher.extend(0, [{"later": n} for n in range(20)])
         rows = [row for batch in reader.read(part) for row in batch.to_pylist()]

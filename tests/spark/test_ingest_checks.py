@@ -261,12 +261,6 @@ def test_places_and_options_that_do_not_go_together(given: dict[str, Any], messa
         Ingest(url="http://x/feed", output="/lake/t", schema="id INT", **given)
 
 
-def test_tables_of_a_catalog_are_the_same_in_any_spelling() -> None:
-    own = {"format": "delta", "schema": "id INT", "checkpoint": "/c", "staging": "/s"}
-    with pytest.raises(IngestError, match="must be different tables"):
-        Ingest(url="http://x/feed", output="lake.t", bronze="`LAKE`.`T`", **own)  # type: ignore[arg-type]
-
-
 def test_own_files_may_lie_in_a_hidden_folder_of_the_table() -> None:
     places = {"checkpoint": "/lake/t/_own/c", "staging": "file:///lake/t/.staging"}
     assert Ingest(url="http://x/feed", output="/lake/t", **places).checkpoint == "/lake/t/_own/c"

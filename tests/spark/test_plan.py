@@ -62,54 +62,52 @@ def options_of(publisher: Publisher, **given: str) -> SourceOptions:
 
 def test_selection_of_an_unlisted_partition_is_an_error(publisher: Publisher) -> None:
     options = options_of(publisher, partitions="0,7")
-    with (
-        FeedConnection(options) as connection,
-        pytest.raises(OptionError, match="option partitions names 7, which the feed does not list"),
-    ):
-        EpochPlanner(options, connection).next_plan(None)
+    planner = EpochPlanner(options, FeedConnection(options))
+    with pytest.raises(OptionError, match="option partitions names 7, which the feed does not"):
+        planner.next_plan(None)
 
 
 def test_plan_keeps_the_selection_for_the_next_driver(publisher: Publisher) -> None:
     options = options_of(publisher, partitions="1", discoveryInterval="0.000001")
-    with FeedConnection(options) as connection:
-        planner = EpochPlanner(options, connection)
-        assert planner.next_plan(None) is not None
-        children = publisher.split(1, into=2, method="starts-after")
-        publisher.split(0, into=2, method="starts-after")
-        plan = planner.next_plan(None)
-        assert plan is not None
-        assert plan.selected == [1, *children]
-        assert plan.groups == [[1]]
-        assert EpochPlanner(options, connection, plan).lineage.selected == {1, *children}
+    connection = FeedConnection(options)
+    planner = EpochPlanner(options, connection)
+    assert planner.next_plan(None) is not None
+    children = publisher.split(1, into=2, method="starts-after")
+    publisher.split(0, into=2, method="starts-after")
+    plan = planner.next_plan(None)
+    assert plan is not None
+    assert plan.selected == [1, *children]
+    assert plan.groups == [[1]]
+    assert EpochPlanner(options, connection, plan).lineage.selected == frozenset((1, *children))
 
 
 def test_selected_partition_that_is_gone_before_its_turn_is_no_error(publisher: Publisher) -> None:
     options = options_of(publisher, partitions="1", discoveryInterval="0.000001")
-    with FeedConnection(options) as connection:
-        planner = EpochPlanner(options, connection)
-        planner.next_plan(None)
-        child, _ = publisher.split(1, into=2, method="starts-after")
-        planner.next_plan(None)
-        publisher.split(child, into=2, method="cursor-from")
-        plan = planner.next_plan(None)
-        assert plan is not None
-        assert child in (plan.selected or [])
-        assert child not in plan.info.partitions
-        assert EpochPlanner(options, connection, plan).next_plan(None) is not None
+    connection = FeedConnection(options)
+    planner = EpochPlanner(options, connection)
+    planner.next_plan(None)
+    child, _ = publisher.split(1, into=2, method="starts-after")
+    planner.next_plan(None)
+    publisher.split(child, into=2, method="cursor-from")
+    plan = planner.next_plan(None)
+    assert plan is not None
+    assert child in (plan.selected or [])
+    assert child not in plan.info.partitions
+    assert EpochPlanner(options, connection, plan).next_plan(None) is not None
 
 
 def test_positions_outside_a_later_selection_are_kept(publisher: Publisher) -> None:
     everything, one = options_of(publisher), options_of(publisher, partitions="1")
-    with FeedConnection(everything) as connection:
-        first = EpochPlanner(everything, connection).next_plan(None)
-        assert first is not None
-        later = EpochPlanner(one, connection, first).next_plan(None)
-        assert later is not None
-        assert later.groups == [[1]]
-        assert {id: position.cursor for id, position in later.positions.items()} == {
-            0: FIRST,
-            1: FIRST,
-        }
+    connection = FeedConnection(everything)
+    first = EpochPlanner(everything, connection).next_plan(None)
+    assert first is not None
+    later = EpochPlanner(one, connection, first).next_plan(None)
+    assert later is not None
+    assert later.groups == [[1]]
+    assert {id: position.cursor for id, position in later.positions.items()} == {
+        0: FIRST,
+        1: FIRST,
+    }
 
 
 def test_r08_lineage_keeps_children_behind_a_parent_that_the_feed_does_not_name() -> None:
@@ -118,10 +116,10 @@ def test_r08_lineage_keeps_children_behind_a_parent_that_the_feed_does_not_name(
     with publisher.serve():
         options = options_of(publisher, lineage="1:0,2:0", discoveryInterval="0.000001")
         publisher.split(0, into=2)
-        with FeedConnection(options) as connection:
-            plan = EpochPlanner(options, connection).next_plan(None)
-            assert plan is not None
-            assert plan.groups == [[0]]
+        connection = FeedConnection(options)
+        plan = EpochPlanner(options, connection).next_plan(None)
+        assert plan is not None
+        assert plan.groups == [[0]]
 
 
 def test_r08_lineage_may_be_given_to_a_query_whose_checkpoint_knows_no_child() -> None:
@@ -129,12 +127,12 @@ def test_r08_lineage_may_be_given_to_a_query_whose_checkpoint_knows_no_child() -
     publisher.extend(0, [{"n": n} for n in range(5)])
     with publisher.serve():
         options = options_of(publisher)
-        with FeedConnection(options) as connection:
-            plan = EpochPlanner(options, connection).next_plan(None)
+        connection = FeedConnection(options)
+        plan = EpochPlanner(options, connection).next_plan(None)
         assert plan is not None
         publisher.split(0, into=2)
         options = options_of(publisher, lineage="1:0,2:0")
-        with FeedConnection(options) as connection:
-            later = EpochPlanner(options, connection, plan).next_plan(None)
+        connection = FeedConnection(options)
+        later = EpochPlanner(options, connection, plan).next_plan(None)
         assert later is not None
         assert later.groups == [[0]]

@@ -191,16 +191,16 @@ def test_r15_partition_whose_listed_end_moved_on_is_asked_before_it_is_due(
     options = options_of(
         publisher, pollInterval="1000", maxPollInterval="1000", discoveryInterval="0.000001"
     )
-    with FeedConnection(options) as connection:
-        planner = EpochPlanner(options, connection)
-        planner.next_plan(None)
-        planner._more.clear()
-        planner.next_plan(None)
-        publisher.clear_requests()
-        publisher.append(5, {"n": 1})
-        plan = planner.next_plan(None)
-        assert plan is not None
-        assert plan.groups == [[5]]
+    connection = FeedConnection(options)
+    planner = EpochPlanner(options, connection)
+    planner.next_plan(None)
+    planner._more.clear()
+    planner.next_plan(None)
+    publisher.clear_requests()
+    publisher.append(5, {"n": 1})
+    plan = planner.next_plan(None)
+    assert plan is not None
+    assert plan.groups == [[5]]
 
 
 @pytest.mark.parametrize("commands", [True, False])
@@ -214,11 +214,11 @@ def test_r10_unknown_commands_bring_the_next_discovery_forward(
     options = options_of(
         publisher, pollInterval="1000", maxPollInterval="1000", discoveryInterval="10000"
     )
-    with FeedConnection(options) as connection:
-        planner = EpochPlanner(options, connection)
-        planner.next_plan(None)
-        planner._more.clear()
-        assert (planner.pause() <= UNKNOWN_COMMAND_GAP_SECONDS) is commands
+    connection = FeedConnection(options)
+    planner = EpochPlanner(options, connection)
+    planner.next_plan(None)
+    planner._more.clear()
+    assert (planner.pause() <= UNKNOWN_COMMAND_GAP_SECONDS) is commands
 
 
 def test_only_so_many_partitions_are_asked_before_an_epoch(

@@ -23,7 +23,7 @@ from feedapi_client.spark.staging.format import (
     unpack,
 )
 from feedapi_client.spark.staging.location import Staging, default_location, open_store
-from feedapi_client.spark.staging.runs import delete_runs, staged_runs
+from feedapi_client.spark.staging.runs import delete_run, staged_runs
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
 
@@ -31,7 +31,7 @@ def test_a_location_can_be_a_relative_path(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     staging = Staging("a folder", "a" * 32)
     assert staging.create(staging.plan_key(0), b"{}")
-    assert [run.run for run in staged_runs(str(tmp_path / "a folder"))] == ["a" * 32]
+    assert list(staged_runs(str(tmp_path / "a folder"))) == ["a" * 32]
 
 
 @pytest.fixture
@@ -167,13 +167,12 @@ def test_runs_that_no_query_uses_are_listed_and_deleted(tmp_path: Path) -> None:
     (tmp_path / "not-ours" / "plan").write_text("plan")
     for path in (tmp_path / old.run).rglob("*"):
         os.utime(path, (0, 0))
-    assert [run.run for run in staged_runs(tmp_path.as_uri())] == [old.run, used.run]
     used.keep_alive()
     long_ago = datetime.now(UTC) - timedelta(days=30)
-    (unused,) = [run for run in staged_runs(str(tmp_path)) if run.last_used < long_ago]
-    assert (unused.run, unused.objects, unused.bytes) == (old.run, 2, 8)
-    assert delete_runs(tmp_path.as_uri(), [unused]) == 2
-    assert {run.run for run in staged_runs(tmp_path.as_uri())} == {used.run}
+    runs = staged_runs(tmp_path.as_uri())
+    assert [run for run, last_used in runs.items() if last_used < long_ago] == [old.run]
+    delete_run(tmp_path.as_uri(), old.run)
+    assert list(staged_runs(str(tmp_path))) == [used.run]
     assert (tmp_path / "not-ours" / "plan").exists()
 
 

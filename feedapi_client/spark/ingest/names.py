@@ -82,10 +82,7 @@ def fields_in(kind: DataType) -> Iterator[StructField]:
 
 def problems_of_locations(job: Ingest) -> Iterator[str]:
     """Yield what is wrong with the places of the tables and of the query's own files."""
-    tables = {name: _place(job, getattr(job, name)) for name in _TABLES if getattr(job, name)}
-    if len(set(tables.values())) < len(tables):
-        yield "output, bronze, rejected and gold must be different tables"
-    given = {name: getattr(job, name) for name in _TABLES if job.is_files}
+    given = {name: getattr(job, name) for name in (_TABLES if job.is_files else ())}
     for name, path in {**given, "checkpoint": job.checkpoint}.items():
         if path and _PATTERN.search(path):
             yield (
@@ -93,7 +90,10 @@ def problems_of_locations(job: Ingest) -> Iterator[str]:
                 "for a pattern. Name another folder"
             )
     if not job.is_files:
-        return
+        return  # names in a catalog are compared where there is a session
+    tables = {name: as_url(path) for name, path in given.items() if path}
+    if len(set(tables.values())) < len(tables):
+        yield "output, bronze, rejected and gold must be different tables"
     own = {"checkpoint": job.checkpoint, "staging": job.staging}
     others = tables | {name: as_url(path) for name, path in own.items() if path}
     for (name, table), (other, place) in product(tables.items(), others.items()):
@@ -106,10 +106,6 @@ def problems_of_locations(job: Ingest) -> Iterator[str]:
 
 
 _TABLES = ("output", "bronze", "rejected", "gold")
-
-
-def _place(job: Ingest, table: str) -> str:
-    return as_url(table) if job.is_files else table.replace("`", "").lower()
 
 
 def _problems_of_folders(job: Ingest) -> Iterator[str]:

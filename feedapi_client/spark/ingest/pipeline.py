@@ -93,11 +93,7 @@ class BatchWriter:
         self._tables: Tables | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
-        """Write a micro-batch.
-
-        Raises:
-            FencedError: another run of the query is under way, or took the place of this one.
-        """
+        """Write a micro-batch. Raises `FencedError` where another run of the query may write."""
         self.lease.acquire()
         self.lease.check()
         tables = self._tables_of(batch.sparkSession)

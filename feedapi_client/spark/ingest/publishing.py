@@ -9,7 +9,6 @@ see, whenever a run is paused, killed, or wakes up.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
@@ -35,45 +34,33 @@ _OBJECT_STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 _COPIES = 16
 
 
-class TableFolder(ABC):
-    """The folder of a table, in the file system that Spark writes it to. Paths are relative."""
+class _RenamingFolder:
+    """A table's folder in a file system that renames a folder in one step. Paths are relative.
 
-    @abstractmethod
-    def names(self, path: str) -> set[str]:
-        """Return the names of files and folders directly below; none where there is nothing."""
-
-    @abstractmethod
-    def delete(self, path: str) -> None:
-        """Delete the folder if it exists."""
-
-    @abstractmethod
-    def publish(self, attempt: str, final: str) -> None:
-        """Move a written folder to where readers see it, unless another one is there already.
-
-        May be called again, also by several processes at once.
-
-        Raises:
-            IngestError: there is neither of the two.
-        """
-
-
-class _RenamingFolder(TableFolder):
-    """Local, shared and Hadoop's file systems, whose folders are renamed in one step."""
+    These are local, shared and Hadoop's file systems.
+    """
 
     def __init__(self, system: fs.FileSystem, root: str) -> None:
         self._system = system
         self._root = root.rstrip("/")
 
     def names(self, path: str) -> set[str]:
+        """Return the names of files and folders directly below; none where there is nothing."""
         below = fs.FileSelector(f"{self._root}/{path}", allow_not_found=True)
         return {info.base_name for info in self._system.get_file_info(below)}
 
     def delete(self, path: str) -> None:
+        """Delete the folder if it exists."""
         folder = f"{self._root}/{path}"
         if self._system.get_file_info(folder).type == fs.FileType.Directory:
             self._system.delete_dir(folder)
 
     def publish(self, attempt: str, final: str) -> None:
+        """Move a written folder to where readers see it, unless another one is there already.
+
+        May be called again, also by several processes at once. Raises `IngestError` where there is
+        neither of the two.
+        """
         if not self.names(final):
             self._system.create_dir(f"{self._root}/{final.rpartition('/')[0]}", recursive=True)
             try:
@@ -85,8 +72,8 @@ class _RenamingFolder(TableFolder):
             self.delete(attempt)
 
 
-class _CopyingFolder(TableFolder):
-    """Object stores, which have no folders: the objects are copied, then deleted.
+class _CopyingFolder:
+    """The same in an object store, which has no folders: objects are copied, then deleted.
 
     Readers see one object after the other.
     """
@@ -120,6 +107,9 @@ class _CopyingFolder(TableFolder):
 
     def _below(self, path: str) -> set[str]:
         return {key.removeprefix(f"{path}/") for key, _, _ in listed(self._store, path)}
+
+
+TableFolder = _RenamingFolder | _CopyingFolder
 
 
 def open_folder(uri: str, settings: Mapping[str, str]) -> TableFolder:

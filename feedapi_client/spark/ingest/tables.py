@@ -232,14 +232,8 @@ def transaction(who: Identity, number: int) -> dict[str, str]:
 
 
 def retry_conflicts(write: Callable[[], object]) -> None:
-    """Write, and write again after a conflict with another writer of the table.
-
-    Raises:
-        Exception: the write failed in another way, or conflicts did not end.
-    """
-
-    backoff = Backoff(attempts=_ATTEMPTS, max_delay=5.0, retry_if=_is_conflict)
-    retry_sync(write, backoff)
+    """Write, and write again after a conflict with another writer of the table."""
+    retry_sync(write, Backoff(attempts=_ATTEMPTS, max_delay=5.0, retry_if=_is_conflict))
 
 
 def _is_being_created(error: Exception) -> bool:

@@ -17,7 +17,8 @@ from feedapi_client.spark.target import Target
 
 _TASKS = 32
 PLAN_VERSION = 2
-"""Is raised when an older version of this package could read a plan or staged object wrongly."""
+"""Is raised when an older version of this package could read a plan or staged object wrongly. The
+next one is 4: checkouts before 1.0 wrote 3 for a query with several feeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +43,8 @@ class EpochPlan(msgspec.Struct, kw_only=True):
 
     feed: str
     """Key of the feed and of the selection of events."""
-    name: str = ""
-    """URL of the feed, without secrets. Empty in plans of earlier versions of this package."""
+    name: str
+    """URL of the feed, without secrets."""
     info: FeedInfo
     positions: dict[int, Position]
     sequences: dict[int, int]
@@ -67,13 +68,8 @@ class EpochPlan(msgspec.Struct, kw_only=True):
     ends: dict[int, str] = {}
     """Where partitions end that are read to a fixed end."""
 
-    def task(self, epoch: int, group: int, fetch: FetchOptions, *, feed: str = "") -> FetchTask:
-        """Return what the task of a group fetches.
-
-        Arguments:
-            fetch: as in `FetchTask`.
-            feed: as in `FetchTask`, where the plan has no name.
-        """
+    def task(self, epoch: int, group: int, fetch: FetchOptions) -> FetchTask:
+        """Return what the task of a group fetches; `fetch` as in `FetchTask`."""
         partitions = self.groups[group]
         return FetchTask(
             epoch,
@@ -83,7 +79,7 @@ class EpochPlan(msgspec.Struct, kw_only=True):
             fetch,
             self.limit,
             self.max_bytes or None,
-            self.name or feed,
+            self.name,
         )
 
     def _target(self, listed: Partition) -> Target:
@@ -108,14 +104,6 @@ def split_into_groups(partitions: list[int], size: int | None) -> list[list[int]
 
 # ---------------------------------------------------------------------- storage
 
-NEWEST = 3
-"""The newest format. Versions before 1.0 wrote it for a query with several feeds."""
-
-
-class _Stored(msgspec.Struct):
-    version: int = 0
-    seeking: list[int] = []
-
 
 def encode(plan: EpochPlan) -> bytes:
     """Return the object to stage."""
@@ -123,22 +111,11 @@ def encode(plan: EpochPlan) -> bytes:
 
 
 def decode(content: bytes, key: str) -> EpochPlan:
-    """Return the plan in a staged object.
-
-    Raises:
-        StagingError: the object is torn, or of a version of this package that does other things.
-    """
+    """Return the plan in a staged object. Raises `StagingError`: torn, or of a newer version."""
     text = decompress(unpack(content, key)[1][0], key)
-    stored = msgspec.json.decode(text, type=_Stored)
-    if stored.version > NEWEST:
-        problem = newer_format(f"the plan {key}", stored.version, PLAN_VERSION)
-        raise StagingError(f"{problem} again")
-    if stored.version == NEWEST or stored.seeking:
-        option = "startingTimestamp" if stored.seeking else "urls"
-        raise StagingError(
-            f"the plan {key} is of a query that was begun with option {option}, which is gone: "
-            "begin a new query with a checkpoint location of its own"
-        )
+    version = msgspec.json.decode(text)["version"]
+    if version > PLAN_VERSION:
+        raise StagingError(newer_format(f"the plan {key}", version, PLAN_VERSION))
     return msgspec.json.decode(text, type=EpochPlan)
 
 

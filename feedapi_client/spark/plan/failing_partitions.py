@@ -54,11 +54,7 @@ class FailingPartitions:
         return self._failing.keys() | self._refused.keys()
 
     def failed(self, partition: int, text: str) -> None:
-        """Record a failed fetch: the partition is asked later, the others go on (R14).
-
-        Raises:
-            FeedUnavailableError: it has failed for longer than `RetryPolicy.give_up_after`.
-        """
+        """Record a failed fetch: it is asked later, the others go on (R14). Raises `FeedError`."""
         failing = self._failing.setdefault(partition, _Failing(Backoff.of(self._policy)))
         error = FeedUnavailableError(text, feed=self._feed, partition=partition)
         try:

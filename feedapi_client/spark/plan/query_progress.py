@@ -25,12 +25,10 @@ _COUNTED_STATES = {
 class ProgressReport:
     """Counts states, requests, and the time since partitions were caught up.
 
-    - ``partitions``: those that the feed lists and the query reads.
-    - ``reading``, ``caughtUp``, ``waiting``, ``drained``, ``failing``: by state.
-      A partition that can't be asked is not caught up: it is counted as ``reading``.
+    - ``partitions``, and by state: a partition that can't be asked is counted as ``reading``.
     - ``caughtUpPartitions``: as ``caughtUp``; drained ones included.
     - ``behindSeconds``: the longest time since a partition that is not caught up was; 0 when all
-      are; None when one never was. A feed does not tell how many events it holds.
+      are; None when one never was.
     - ``requests``, ``retries``: of the last epoch and of the polls since the one before.
     """
 

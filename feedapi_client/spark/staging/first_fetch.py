@@ -42,9 +42,7 @@ _THREADS = 8
 def fetch_once(options: SourceOptions, staging: Staging, task: FetchTask) -> bytes:
     """Return the staged object of the task, fetching and staging it when there is none yet.
 
-    Raises:
-        FeedError: the feed can't be read.
-        StagingError: the location failed, or this process does not see the driver's location.
+    Raises `FeedError`, and `StagingError` where the location failed or is not the driver's.
     """
     key = staging.data_key(task.epoch, task.number)
     try:
@@ -110,13 +108,13 @@ def fetch_task(options: SourceOptions, task: FetchTask) -> bytes:
         )
         return reader.read(into.add)
 
-    with FeedConnection(options, task.fetch, task.info) as connection:
-        if len(fetched) == 1:
-            results = [read(task.targets[0], fetched[0])]
-        else:
-            threads = min(_THREADS, options.limits.max_concurrent_fetches, len(fetched))
-            with ThreadPoolExecutor(threads, thread_name_prefix="feedapi-fetch") as pool:
-                results = list(pool.map(read, task.targets, fetched))
+    connection = FeedConnection(options, task.fetch, task.info)
+    if len(fetched) == 1:
+        results = [read(task.targets[0], fetched[0])]
+    else:
+        threads = min(_THREADS, options.limits.max_concurrent_fetches, len(fetched))
+        with ThreadPoolExecutor(threads, thread_name_prefix="feedapi-fetch") as pool:
+            results = list(pool.map(read, task.targets, fetched))
     header = [
         {**asdict(result), "sequence": target.sequence, "depth": target.depth}
         for result, target in zip(results, task.targets, strict=True)
@@ -134,11 +132,7 @@ def rows_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a staged object in Arrow batches of about `size` bytes.
 
-    Arguments:
-        feed: what column ``feed`` says; None for rows without it.
-
-    Raises:
-        StagingError: the object is torn.
+    `feed` is as in `RowBuilder`. Raises `StagingError` for a torn object.
     """
     header, sections = unpack(staged, key)
     for number, partition in enumerate(header):

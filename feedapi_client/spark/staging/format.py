@@ -39,11 +39,7 @@ def pack(header: Any, sections: Sequence[Iterable[bytes]] = ()) -> bytes:
 
 
 def header_size(start: bytes, key: str) -> int:
-    """Return the number of bytes of prefix and header.
-
-    Raises:
-        StagingError: the object is torn, or of a newer version of this package.
-    """
+    """Return the bytes of prefix and header. Raises `StagingError`: torn, or of a newer version."""
     if start[:3] == MAGIC[:3] and start[3:4] > MAGIC[3:]:
         raise StagingError(
             f"staged object {key} was written by a newer version of feedapi_client: run the query "
@@ -55,11 +51,7 @@ def header_size(start: bytes, key: str) -> int:
 
 
 def unpack_header(content: bytes, key: str) -> tuple[Any, list[int], int]:
-    """Return the header, the lengths of the sections, and where the first section begins.
-
-    Raises:
-        StagingError: the object is torn.
-    """
+    """Return the header, lengths of the sections, and where they begin. Raises `StagingError`."""
     end = header_size(content, key)
     text = content[_PREFIX.size : end]
     if len(content) < end or zlib.crc32(text) != _PREFIX.unpack_from(content)[2]:
@@ -69,11 +61,7 @@ def unpack_header(content: bytes, key: str) -> tuple[Any, list[int], int]:
 
 
 def unpack(content: bytes, key: str) -> tuple[Any, list[memoryview]]:
-    """Return the header and the sections, still compressed.
-
-    Raises:
-        StagingError: the object is torn.
-    """
+    """Return the header and the sections, still compressed. Raises `StagingError`."""
     header, lengths, at = unpack_header(content, key)
     if len(content) != at + sum(lengths):
         raise _torn(key)

@@ -95,14 +95,7 @@ class Staging:
         return f"{self.run}/data/{epoch:012d}/{group:06d}"
 
     def create(self, key: str, content: bytes) -> bool:
-        """Write the object unless it exists.
-
-        Returns:
-            True when this call wrote it, False when another one was first.
-
-        Raises:
-            StagingError: the location failed.
-        """
+        """Write the object unless it exists. Return whether it did not. Raises `StagingError`."""
         with self._explained("write", key):
             try:
                 obstore.put(self.store, key, content, mode="create", use_multipart=False)
@@ -157,16 +150,14 @@ class Staging:
         """Delete all objects of earlier epochs and return their number.
 
         Data is deleted before plans. If the process dies between, the next call finds the rest.
-
-        Raises:
-            StagingError: the location failed.
+        Raises `StagingError`.
         """
         keys = ((key, [*key.split("/"), "", ""][2]) for key, _, _ in listed(self.store, self.run))
         return self._delete([key for key, of in keys if of.isdecimal() and int(of) < epoch])
 
-    def delete_all(self) -> int:
-        """Delete the run and return the number of its objects. Raises `StagingError`."""
-        return self._delete([key for key, _, _ in listed(self.store, self.run)])
+    def delete_all(self) -> None:
+        """Delete the run. Raises `StagingError`."""
+        self._delete([key for key, _, _ in listed(self.store, self.run)])
 
     def _delete(self, keys: Collection[str]) -> int:
         for key in sorted(keys, key=lambda key: ("/plan/" in key, key)):
@@ -255,14 +246,10 @@ def _reason(error: Exception, url: str) -> str:
 
 
 def default_location() -> str:
-    """Return a folder of this user on this machine: where epochs are staged by default.
+    """Return the folder where epochs are staged by default: see `private_folder`.
 
-    PySpark does not tell a data source which master it runs on. Where executors are on other
-    machines, their tasks fail before they fetch anything (`StagingError`), because they don't find
-    the plan of their epoch.
-
-    Raises:
-        OptionError: the folder belongs to another user, who could read and change events.
+    PySpark does not tell a data source which master it runs on. Tasks of executors on other
+    machines fail before they fetch anything: the plan of their epoch is not there.
     """
     return private_folder("feedapi-staging", "set option stagingLocation").as_uri()
 
@@ -270,8 +257,7 @@ def default_location() -> str:
 def private_folder(name: str, advice: str = "set TMPDIR to a folder of your own") -> Path:
     """Return a temporary folder of this user on this machine.
 
-    Raises:
-        OptionError: it belongs to another user, who could read and change what is there.
+    Raises `OptionError` for one of another user, who could read and change what is there.
     """
     folder = Path(tempfile.gettempdir()) / f"{name}-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)

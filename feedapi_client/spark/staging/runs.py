@@ -6,9 +6,8 @@ and by a driver that died before Spark had logged its first offset.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import datetime
 from typing import NamedTuple
 
@@ -18,41 +17,25 @@ from feedapi_client.spark.staging.lease import delete_lease
 from feedapi_client.spark.staging.location import Staging, listed, open_store
 from feedapi_client.spark.staging.staging_errors import MissingObjectError, StagingError
 
-
-@dataclass(frozen=True, slots=True)
-class StagedRun:
-    """One folder of the staging location."""
-
-    run: str
-    objects: int
-    bytes: int
-    last_used: datetime
-    """When the newest object was written. A query that runs renews it at least once a day."""
+_OBJECT = re.compile(r"([0-9a-f]{32})/(?:plan|data|seen|alive)(?:/|$)")
 
 
-def staged_runs(location: str) -> list[StagedRun]:
-    """Return the runs in a staging location, the one that was used last at the end.
+def staged_runs(location: str) -> dict[str, datetime]:
+    """Return the runs in a staging location, and when the newest object of each was written.
 
-    Objects of others are not looked at.
-
-    Raises:
-        StagingError: the location can't be opened or read.
+    A query that runs renews its run at least once a day. Raises `StagingError`.
     """
-    found: dict[str, list[tuple[int, datetime]]] = {}
-    for key, size, written in listed(open_store(location)):
-        run, _, rest = key.partition("/")
-        if _is_run(run) and rest.partition("/")[0] in ("plan", "data", "seen", "alive"):
-            found.setdefault(run, []).append((size, written))
-    runs = [
-        StagedRun(
-            run,
-            len(objects),
-            sum(size for size, _ in objects),
-            max(written for _, written in objects),
-        )
-        for run, objects in found.items()
-    ]
-    return sorted(runs, key=lambda run: run.last_used)
+    found: dict[str, datetime] = {}
+    for key, _, written in listed(open_store(location)):
+        if (ours := _OBJECT.match(key)) is not None:
+            found[ours[1]] = max(written, found.get(ours[1], written))
+    return found
+
+
+def delete_run(location: str, run: str) -> None:
+    """Delete the run of a query that never runs again, and its lease. Raises `StagingError`."""
+    Staging(location, run).delete_all()
+    delete_lease(location, run)
 
 
 class RunOffsets(NamedTuple):
@@ -68,11 +51,7 @@ class RunOffsets(NamedTuple):
 
 
 def read_offsets(location: str, run: str) -> RunOffsets:
-    """Return the cursors of a run.
-
-    Raises:
-        StagingError: there is no such run, or the location failed.
-    """
+    """Return the cursors of a run. Raises `StagingError`."""
     staging = Staging(location, run)
     epochs = staging.numbers(f"{run}/plan")
     if not epochs:
@@ -88,16 +67,3 @@ def read_offsets(location: str, run: str) -> RunOffsets:
             for result in results_in(header):
                 found.after[result.partition] = result.cursor
     return found
-
-
-def delete_runs(location: str, runs: Iterable[StagedRun]) -> int:
-    """Delete the runs, and return the number of objects. Raises `StagingError`."""
-    deleted = 0
-    for one in runs:
-        deleted += Staging(location, one.run).delete_all()
-        delete_lease(location, one.run)
-    return deleted
-
-
-def _is_run(name: str) -> bool:
-    return len(name) == 32 and all(c in "0123456789abcdef" for c in name)
