@@ -371,6 +371,28 @@ def test_r10_names_that_delta_can_not_hold_are_refused(
     assert not (tmp_path / "c").exists()
 
 
+def test_r10_table_and_session_that_would_refuse_a_repeated_batch(
+    spark: SparkSession, lake: Lake
+) -> None:
+    job = lake.job(output="lake.append_only", bronze=None, gold=None, key=(), delete_when=None)
+    appending = "spark.databricks.delta.properties.defaults.appendOnly"
+    spark.conf.set(appending, "true")
+    try:
+        assert run(spark, job).batches == 1  # the table says what it needs
+    finally:
+        spark.conf.unset(appending)
+    replacing = "spark.databricks.delta.replaceWhere.dataColumns.enabled"
+    spark.conf.set(replacing, "false")
+    try:
+        with pytest.raises(IngestError, match=f"--conf {replacing}=true"):
+            run(spark, job)
+    finally:
+        spark.conf.unset(replacing)
+    spark.sql(f"ALTER TABLE {job.output} SET TBLPROPERTIES (delta.appendOnly = true)")
+    with pytest.raises(IngestError, match=r"append_only has the property delta\.appendOnly"):
+        run(spark, job)
+
+
 def test_repeated_batch_is_exact_where_the_session_overwrites_partitions(
     spark: SparkSession, lake: Lake
 ) -> None:

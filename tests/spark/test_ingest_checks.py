@@ -94,6 +94,7 @@ def test_two_columns_of_one_name_are_refused(
         ("Feed STRING", "columns Feed have names"),
         ("_corrupt STRING", "columns _corrupt have names"),
         ("i INTERVAL", "columns i have a type that parquet can't store"),
+        ("t TIME", "columns t have a type that parquet can't store"),
         ("a ARRAY<INTERVAL>", "columns a have a type that parquet can't store"),
         ("s STRUCT<v: VOID>", "columns s have a type that parquet can't store"),
         ("s STRUCT<>", "columns s have a type that parquet can't store"),
@@ -156,6 +157,7 @@ GOLD: dict[str, Any] = {"gold": "g", "rejected": "r", "key": ["k"]}
         (lambda df: df.select("*", F.lit(1).alias("ID")), {}, "columns id, ID have the same"),
         (lambda df: df.drop("id"), {"partition_by": ["id"]}, "partition_by names id, which"),
         (lambda df: df, {"partition_by": ["dey"]}, "partition_by names dey, which output"),
+        (lambda df: df, {"partition_by": ["id", "ID"]}, "partition_by names a column twice: id"),
         (
             lambda df: df.select(F.array("id").alias("a")),
             {**DELTA, "partition_by": ["a"]},

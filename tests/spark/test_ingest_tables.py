@@ -134,6 +134,25 @@ def test_checkpoint_of_a_transform_that_writes_by_itself_keeps_its_output(
         run(spark, job(publisher, tmp_path, output=str(tmp_path / "other"), **own))
 
 
+def test_r09_table_that_was_left_out_for_some_batches_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    def ingest(**tables: str) -> None:
+        run(spark, job(publisher, tmp_path, schema="n INT", **tables))
+
+    bronze = {"bronze": str(tmp_path / "bronze")}
+    ingest(**bronze)
+    ingest()
+    ingest(**bronze)  # nothing came meanwhile
+    publisher.append(0, {"n": 7})
+    ingest()
+    with pytest.raises(IngestError, match=r"earlier runs left out .*bronze, and committed"):
+        ingest(bronze=f"{tmp_path}/./bronze/")
+    publisher.append(0, {"n": 8})
+    ingest()
+    assert numbers(spark, tmp_path / "table") == sorted([*range(60), 7, 8])
+
+
 def test_checkpoint_of_another_feed_is_refused(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:

@@ -7,7 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import orjson
 import pytest
+from orjson import Fragment
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from feedapi_client.spark.ingest import IngestError, read_table
@@ -46,7 +48,7 @@ SOUND: list[tuple[str, Any, str]] = [
     ("DECIMAL(10,2)", 12.34, "12.34"),
     ("DECIMAL(10,2)", "-12.340", "-12.34"),
     ("DECIMAL(10,2)", "1e2", "100.00"),
-    ("DECIMAL(38,2)", 10**30 + 1, f"{10**30 + 1}.00"),
+    ("DECIMAL(38,2)", Fragment("1" + "0" * 30), "1" + "0" * 30 + ".00"),
     (
         "DECIMAL(38,18)",
         "12345678901234567.123456789012345678",
@@ -56,12 +58,25 @@ SOUND: list[tuple[str, Any, str]] = [
     ("DOUBLE", 1e300, "1.0E300"),
     ("INT", 7, "7"),
     ("STRING", "007", "007"),
+    ("STRING", 12.5, "12.5"),
+    ("STRING", 100.0, "100.0"),
+    ("STRING", Fragment(str(2**200)), str(2**200)),
+    ("STRING", "1.0E20", "1.0E20"),
+    ("STRING", '"Infinity"', '"Infinity"'),
+    ("STRING", {"b": 1.0, "a": [12.5, "x"]}, '{"b":1.0,"a":[12.5,"x"]}'),
+    ("STRING", Fragment("12.10"), "12.1"),
+    ("STRING", Fragment("-0.0"), "-0.0"),
+    (
+        "DECIMAL(38,18)",
+        Fragment("12345678901234567890.5"),
+        "12345678901234567890.500000000000000000",
+    ),
 ]
 UNSOUND: list[tuple[str, Any]] = [
     ("TIMESTAMP", 1761955200000),
     ("TIMESTAMP", 1761955200000000),
     ("TIMESTAMP", 2**62),
-    ("TIMESTAMP", 10**40),
+    ("TIMESTAMP", Fragment("1" + "0" * 40)),
     ("TIMESTAMP", 253402300800),
     ("TIMESTAMP", "1761955200000"),
     ("TIMESTAMP", "10:00:00"),
@@ -85,12 +100,19 @@ UNSOUND: list[tuple[str, Any]] = [
     ("DECIMAL(10,2)", 10**9),
     ("DECIMAL(38,0)", 0.5),
     ("ARRAY<DECIMAL(10,2)>", [1, 12.345]),
+    ("DECIMAL(38,18)", Fragment("0.1234567890123456789")),
+    ("STRING", Fragment("100000000000000000000.5")),
+    ("STRING", Fragment("1e400")),
+    ("STRING", Fragment('{"a": [12345678901234567890.123456789]}')),
+    ("ARRAY<STRING>", [Fragment("123456789.123456789")]),
+    ("DOUBLE", "NaN"),
+    ("DOUBLE", Fragment("1" + "0" * 400)),
     ("ARRAY<DATE>", ["2026-11-01", "2026-11-01T23:30:00Z"]),
     ("DATE", "20261101"),
     ("DATE", "+12026-01-01"),
     ("INT", 3_000_000_000),
     ("INT", 1.5),
-    ("BIGINT", 2**63),
+    ("BIGINT", Fragment(str(2**63))),
     ("FLOAT", 1e39),
     ("DOUBLE", "-Infinity"),
     ("STRUCT<at: TIMESTAMP>", {"at": 1761955200000000}),
@@ -108,7 +130,7 @@ def test_value_is_written_as_sent_or_not_at_all(
     kinds = list(dict.fromkeys(kind for kind, *_ in [*SOUND, *UNSOUND]))
     schema = ", ".join(f"c{n} {kind}" for n, kind in enumerate(kinds))
     for case in [*SOUND, *UNSOUND]:
-        publisher.append(0, json.dumps({f"c{kinds.index(case[0])}": case[1]}).encode())
+        publisher.append(0, orjson.dumps({f"c{kinds.index(case[0])}": case[1]}), entity="c")
     tables = {"rejected": str(tmp_path / "rejected")} if rejecting else {}
     found = run(spark, job(publisher, tmp_path, schema=schema, **tables))
     assert found.unparsed == len(UNSOUND)
@@ -135,15 +157,23 @@ def test_value_within_an_array_is_found_without_another_column_of_its_kind(
     assert run(spark, job(publisher, tmp_path, schema=f"c {kind}")).unparsed == 1
 
 
-@pytest.mark.parametrize("policy", ["LEGACY", "EXCEPTION"])
-@pytest.mark.parametrize("kind", ["DATE", "ARRAY<STRUCT<at: TIMESTAMP>>"])
-def test_r10_times_are_not_read_by_other_rules(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, policy: str, kind: str
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("legacy.timeParserPolicy", "legacy"),
+        ("legacy.timeParserPolicy", "EXCEPTION"),
+        ("legacy.json.allowEmptyString.enabled", "true"),
+        ("timestampType", "TIMESTAMP_NTZ"),
+        ("parquet.outputTimestampType", "TIMESTAMP_MILLIS"),
+    ],
+)
+def test_r10_session_that_would_change_values_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, name: str, value: str
 ) -> None:
-    with setting(spark, "spark.sql.legacy.timeParserPolicy", policy):
-        with pytest.raises(IngestError, match=f"timeParserPolicy={policy}.*set it to CORRECTED"):
-            run(spark, job(publisher, tmp_path, schema=f"c {kind}"))
-        assert run(spark, job(publisher, tmp_path, schema="c STRING")).rows == 0
+    with setting(spark, f"spark.sql.{name}", value):
+        with pytest.raises(IngestError, match=f"would change values: .*{name} is {value}. Set it"):
+            run(spark, job(publisher, tmp_path, schema="c STRING"))
+        assert run(spark, job(publisher, tmp_path)).rows == 0
 
 
 def test_time_without_an_offset_is_the_same_in_every_session(

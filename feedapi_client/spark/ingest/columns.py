@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VariantType,
 )
 
 from feedapi_client.spark.ingest.ingest_errors import first_line
@@ -40,7 +41,14 @@ INGESTED_AT = "ingested_at"
 _PARSED = "_feedapi_parsed"
 _SENT = "_feedapi_sent"
 _REASON = "_feedapi_reason"
-_POLICY = "spark.sql.legacy.timeParserPolicy"
+_SETTINGS = {
+    "spark.sql.legacy.timeParserPolicy": ("CORRECTED",),
+    "spark.sql.legacy.json.allowEmptyString.enabled": ("FALSE",),
+    "spark.sql.timestampType": ("TIMESTAMP_LTZ",),
+    "spark.sql.parquet.outputTimestampType": ("TIMESTAMP_MICROS", "INT96"),
+}
+"""What a session must have, where a read or write has no option: 2026-13-45 is 2027-02-14 for older
+rules, `""` no number but NULL, TIMESTAMP without an offset, and microseconds may be cut."""
 
 
 def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
@@ -48,7 +56,7 @@ def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
 
     Raises:
         IngestError: the DDL is wrong, a column has the name of one of ours, or of another, or the
-            session reads times in another way.
+            session has settings that would change values.
     """
     if job.schema is None:
         return None
@@ -63,12 +71,12 @@ def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
         check_names(schema, [*ours, CORRUPT], folded(spark, job))
     except ValueError as error:
         raise IngestError(f"schema {error}") from error
-    policy = spark.conf.get(_POLICY, "CORRECTED")
-    if policy != "CORRECTED" and any(isinstance(kind, _TIMES) for kind in types_in(schema)):
-        raise IngestError(
-            f"the schema has dates or times, and this session reads them with {_POLICY}={policy}, "
-            "which takes 2026-13-45 for 2027-02-14, or ends the query there: set it to CORRECTED"
-        )
+    for name, sound in _SETTINGS.items():
+        given = str(spark.conf.get(name, sound[0]))
+        if given.upper() not in sound:
+            raise IngestError(
+                f"this session would change values: {name} is {given}. Set it to {sound[0]}"
+            )
     return schema
 
 
@@ -118,44 +126,47 @@ class Rows:
         if self.job.gold is not None:
             required += [name for name in self.job.key if name not in required]
         rows = batch.withColumn(_PARSED, parsed)
-        sent = _as_text(schema)
-        if sent != schema:
-            rows = rows.withColumn(_SENT, F.from_json("data", sent, _PARSING))
-        changed = list(self._changed_fields(schema, F.col(_PARSED if sent == schema else _SENT)))
+        # What is sent is parsed again only where it can mean something else.
+        often = any(isinstance(kind, _READ_OTHERWISE) for kind in types_in(schema))
+        sent = F.from_json("data", _as_sent(schema), _PARSING)
+        rows = rows.withColumn(_SENT, F.when(F.lit(often) | F.col("data").rlike(_FRACTION), sent))
+        changed = list(self._changed_fields(schema))
         rows = rows.withColumn(_REASON, _reason(schema, required, changed))
-        sound = F.col(_PARSED)
+        unsound: dict[str, Column] = {}
         for name, found, _ in changed:
+            unsound[name] = unsound[name] | found if name in unsound else found
+        sound = F.col(_PARSED)
+        for name, found in unsound.items():
             value = F.when(~found, F.col(_PARSED)[name])
             sound = sound.withField("`{}`".format(name.replace("`", "``")), value)
         return rows.withColumn(_PARSED, sound).drop(_SENT)
 
-    def _changed_fields(
-        self, schema: StructType, sent: Column
-    ) -> Iterator[tuple[str, Column, str]]:
-        """Yield fields that may be read as another value than was sent, whether, and what is wrong.
-
-        Arguments:
-            sent: the payload with each of `_READ_OTHERWISE` as text.
-        """
+    def _changed_fields(self, schema: StructType) -> Iterator[tuple[str, Column, str]]:
+        """Yield fields that may be read as another value than was sent, whether, and the reason."""
         fold = folded(self.spark, self.job)
         partitions = {fold(name) for name in self.job.partition_by}
         for field in schema:
             name, kind, parsed = field.name, field.dataType, F.col(_PARSED)[field.name]
-            found = _changed(kind, parsed, sent[name])
+            found = _changed(kind, parsed, F.col(_SENT)[name])
             if found is not None:
                 yield name, found, f"{name} is not {kind.simpleString()}"
-            elif isinstance(kind, StringType) and fold(name) in partitions:
+            if isinstance(kind, StringType) and fold(name) in partitions:
                 yield name, _no_folder(name, parsed), f"{name} can't be the name of a folder"
 
 
-_PARSING = {"timeZone": "UTC", "enableDateTimeParsingFallback": "false"}
-"""Options of every parser: a time without an offset is the same in every session, and digits are
-not taken for a number of days."""
+_PARSING = {
+    "timeZone": "UTC",
+    "enableDateTimeParsingFallback": "false",
+    "allowNonNumericNumbers": "false",
+}
+"""Options of every parser: a time without an offset is the same in every session, digits are not
+taken for a number of days, nor texts for numbers."""
 
 _TIMES = (TimestampType, TimestampNTZType, DateType)
 _READ_OTHERWISE = (*_TIMES, DecimalType)
 """Types of which Spark takes texts and numbers that mean something else."""
 
+_FRACTION = r"[:,\[]\s*-?\d+(\.\d|[eE])"
 _DATE = r"^\s*(?!0000)\d{4}-\d{1,2}-\d{1,2}"
 _SECONDS = (-62135596800, 253402300799)
 """Of the years 1 to 9999."""
@@ -167,11 +178,12 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
     - A TIMESTAMP takes numbers for seconds, and wraps around at 2**63 microseconds: those of
       other units come out in any year. Text without a date gets that of the day.
     - A DATE loses a time that is sent with it. All times get a month and a day where none is sent.
-    - A DECIMAL is rounded, and `1,5` read as 15. What no DOUBLE tells apart is not noticed.
+    - A DECIMAL is rounded, and ``1,5`` read as 15.
+    - A STRING gets numbers with a fraction, also those in lists and objects, by way of DOUBLE.
     - A number that is too large for DOUBLE or FLOAT becomes infinite.
 
     Arguments:
-        sent: the same value with each of `_READ_OTHERWISE` as text.
+        sent: the same value, as `_as_sent` describes it.
     """
     if isinstance(kind, StructType):
         each = [_changed(f.dataType, parsed[f.name], sent[f.name]) for f in kind]
@@ -184,19 +196,25 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
         return _changed_inside(kind.elementType, parsed, sent)
     if isinstance(kind, DoubleType | FloatType):
         return _true(F.abs(parsed) == F.lit(math.inf))
+    if not isinstance(kind, (*_READ_OTHERWISE, StringType)):
+        return None
+    text = sent.cast("string")
+    if isinstance(kind, StringType):
+        same = (text == F.try_parse_json(parsed).cast("string")) & ~parsed.startswith('"')
+        return _true((text != parsed) & ~_true(same))
     if isinstance(kind, DecimalType):
-        same = sent.try_cast("double") == parsed.cast("double")
-    elif isinstance(kind, DateType):
-        same = sent.rlike(_DATE + r"\s*$")
-    elif isinstance(kind, TimestampNTZType):
-        same = sent.rlike(_DATE)
+        scale = min(38, max(kind.scale + 10, 38 - kind.precision + kind.scale))
+        wide = f"decimal(38, {scale})"
+        exact = text.try_cast(wide) == parsed.try_cast(wide)
+        # Numbers of more digits than both can hold are compared as far as a DOUBLE goes.
+        same = F.coalesce(exact, text.try_cast("double") == parsed.cast("double"))
     elif isinstance(kind, TimestampType):
         seconds = F.unix_seconds(parsed)
-        number = sent.rlike(r"^-?\d+$")
-        as_sent = F.when(number, sent.try_cast("decimal(38, 0)") == seconds)
-        same = seconds.between(*_SECONDS) & as_sent.otherwise(sent.rlike(_DATE))
+        number = text.rlike(r"^-?\d+$")
+        as_sent = F.when(number, text.try_cast("decimal(38, 0)") == seconds)
+        same = seconds.between(*_SECONDS) & as_sent.otherwise(text.rlike(_DATE))
     else:
-        return None
+        same = text.rlike(_DATE + (r"\s*$" if isinstance(kind, DateType) else ""))
     return parsed.isNotNull() & ~_true(same)
 
 
@@ -225,15 +243,15 @@ def _true(condition: Column) -> Column:
     return F.coalesce(condition, F.lit(False))
 
 
-def _as_text(kind: DataType) -> Any:
-    """Return the type with each of `_READ_OTHERWISE` as text, as it was sent."""
+def _as_sent(kind: DataType) -> Any:
+    """Return the type with a VARIANT, which keeps all digits, where `_changed` asks for them."""
     if isinstance(kind, StructType):
-        return StructType([StructField(f.name, _as_text(f.dataType)) for f in kind])
+        return StructType([StructField(f.name, _as_sent(f.dataType)) for f in kind])
     if isinstance(kind, ArrayType):
-        return ArrayType(_as_text(kind.elementType))
+        return ArrayType(_as_sent(kind.elementType))
     if isinstance(kind, MapType):
-        return MapType(kind.keyType, _as_text(kind.valueType))
-    return StringType() if isinstance(kind, _READ_OTHERWISE) else kind
+        return MapType(kind.keyType, _as_sent(kind.valueType))
+    return VariantType() if isinstance(kind, (*_READ_OTHERWISE, StringType)) else kind
 
 
 def _reason(

@@ -162,6 +162,8 @@ def check_output(job: Ingest, columns: StructType, added: Collection[str], fold:
         unknown = [name for name in wanted if fold(name) not in kinds]
         if unknown:
             raise ValueError(f"{what} names {', '.join(unknown)}, which output does not have")
+        if len(set(map(fold, wanted))) < len(wanted):
+            raise ValueError(f"{what} names a column twice: {', '.join(wanted)}")
     wrong = [f.name for f in columns if any(_not_stored(job, one) for one in types_in(f.dataType))]
     if wrong:
         raise ValueError(f"columns {', '.join(wrong)} have a type that {job.format} can't store")
@@ -182,4 +184,6 @@ def check_output(job: Ingest, columns: StructType, added: Collection[str], fold:
 def _not_stored(job: Ingest, kind: DataType) -> bool:
     if isinstance(kind, StructType):
         return not kind.fields
-    return isinstance(kind, _NOT_STORED) or (isinstance(kind, UserDefinedType) and not job.is_files)
+    if isinstance(kind, UserDefinedType):
+        return not job.is_files
+    return isinstance(kind, _NOT_STORED) or kind.typeName() == "time"

@@ -255,17 +255,34 @@ class Run:
         if who.query is not None:
             begun, committed = (last(spark, checkpoint, log) for log in ("offsets", "commits"))
             who = replace(who, last_batch=committed, last_offset=begun)
-        if job.transform is None:
-            Tables(job, who).check(spark, rows)
-            return who.last_batch
-        # A transform may make any columns, and may write elsewhere, so that `output` need not have
-        # batches of the query. The checkpoint therefore notes its name.
-        outputs = [job.output, job.gold or ""]
-        before = noted(spark, checkpoint, "outputs").get("tables")
-        Tables(job, who, optional=before == outputs).check(spark, rows)
-        if before != outputs:
-            note(spark, checkpoint, "outputs", tables=outputs)
+        self._check_tables(rows, who)
         return who.last_batch
+
+    def _check_tables(self, rows: Rows, who: Identity) -> None:
+        """Check the tables, and note them where they changed.
+
+        A transform may make any columns, and may write elsewhere, so that `output` need not have
+        batches of the query. And what a run left out lacks batches that others have.
+        """
+        job, spark, checkpoint = self.job, self.spark, self.job.checkpoint_location
+        made = {job.table_key(name) for name in (job.output, job.gold) if name}
+        tables = made | {job.table_key(name) for name in (job.bronze, job.rejected) if name}
+        before = noted(spark, checkpoint, "outputs")
+        known = {job.table_key(name) for name in before.get("tables", ()) if name}
+        left_out: dict[str, int] = before.get("left_out", {})
+        late = [name for name in tables & left_out.keys() if left_out[name] < who.last_batch]
+        if late:
+            raise IngestError(
+                f"earlier runs left out {', '.join(late)}, and committed micro-batches after "
+                f"{left_out[late[0]]}: their events would be missing. Leave it out again, or begin "
+                "with new tables, and a new checkpoint and staging"
+            )
+        optional = job.transform is not None and made <= known
+        Tables(job, who, optional=optional).check(spark, rows)
+        if tables != known:
+            left_out |= dict.fromkeys(known, who.last_batch)
+            kept = {name: batch for name, batch in left_out.items() if name not in tables}
+            note(spark, checkpoint, "outputs", tables=sorted(tables), left_out=kept)
 
     def _resume(self, who: Identity, schema: StructType | None) -> None:
         """Let a new checkpoint begin where the tables end."""

@@ -20,6 +20,7 @@ _DELTA = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
 }
+_REPLACE = "spark.databricks.delta.replaceWhere.dataColumns.enabled"
 
 
 def check_session(spark: SparkSession, job: Ingest) -> None:
@@ -107,6 +108,8 @@ def _check_delta_settings(spark: SparkSession) -> None:
         for name, value in _DELTA.items()
         if value not in (spark.conf.get(name, "") or "")
     ]
+    if spark.conf.get(_REPLACE, "true") != "true":
+        missing.append(f"--conf {_REPLACE}=true")
     if missing:
         raise IngestError(
             f"format delta needs settings that this session lacks: {' '.join(missing)}"

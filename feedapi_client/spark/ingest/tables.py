@@ -33,6 +33,7 @@ _BEING_CREATED = re.compile(
 )
 _ATTEMPTS_TO_CREATE = 8
 _PROPERTY = "feedapi.query."
+_APPEND_ONLY = "delta.appendOnly"
 _MAPPING = "delta.columnMapping.mode"
 _NOT_IN_FILES = frozenset(" ,;{}()\n\t=.")
 _BATCHES = 2**30
@@ -54,6 +55,11 @@ class CatalogTable(Table):
             self.check_missing(who, forgotten(spark) if who.last_batch >= 0 else "")
             return
         self._compare(spark, schema, who)
+        if self._properties(spark).get(_APPEND_ONLY) == "true":
+            raise IngestError(
+                f"{self.name} has the property {_APPEND_ONLY}, and a repeated micro-batch replaces "
+                f"rows: ALTER TABLE {self.name} SET TBLPROPERTIES ('{_APPEND_ONLY}' = 'false')"
+            )
         if who.query is None:
             own = column(who.column("feed")) == who.feed
             if not self.may_add(who) and not spark.table(self.name).where(own).isEmpty():
@@ -103,11 +109,14 @@ class CatalogTable(Table):
         self._note(spark, who)
         self._prepared = schema
 
+    def _properties(self, spark: SparkSession) -> dict[str, str]:
+        rows = spark.sql(f"SHOW TBLPROPERTIES {self.name}").collect()
+        return {row["key"]: row["value"] for row in rows}
+
     def _feed_of(self, spark: SparkSession, query: str) -> str | None:
         """Return which feed the query writes here, None when it never wrote."""
-        properties = spark.sql(f"SHOW TBLPROPERTIES {self.name}").collect()
-        feeds = [row["value"] for row in properties if row["key"] == f"{_PROPERTY}{query}"]
-        return unquote(feeds[0]) if feeds else None
+        feed = self._properties(spark).get(f"{_PROPERTY}{query}")
+        return None if feed is None else unquote(feed)
 
     def _note(self, spark: SparkSession, who: Identity) -> None:
         """Note the query, unless `_create` did. It changes metadata, once in a query's life."""
@@ -116,7 +125,7 @@ class CatalogTable(Table):
 
     def _create(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         # SQL, because `DataFrameWriterV2.partitionedBy` parses names, quoted or not.
-        properties = {f"{_PROPERTY}{who.query}": quote(who.feed, safe="")}
+        properties = {f"{_PROPERTY}{who.query}": quote(who.feed, safe=""), _APPEND_ONLY: "false"}
         if self._needs_mapping(schema):
             properties[_MAPPING] = "name"
         sql = f"CREATE TABLE IF NOT EXISTS {self.name} ({_columns(schema)}) USING delta"
