@@ -129,7 +129,8 @@ class TransportError(FeedError):
     """The network, or the server in front of the publisher.
 
     Attributes:
-        status: of a response whose status is to blame, otherwise None.
+        status: of a response whose status is to blame, otherwise None. 302 stands for every
+            redirect whose URL httpx can't read: it does not say which one it was.
     """
 
     status: int | None = None
