@@ -89,7 +89,7 @@ class Endpoint(Generic[Client]):
         self._url = self._urls.feed
         self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
         self._sent: WeakKeyDictionary[httpx.Request, None] = WeakKeyDictionary()
-        """The requests under way. An auth changes their headers."""
+        """The requests under way, whose headers an auth may change, and `_last`."""
         self._last: httpx.Request | None = None
         self._used_in: OneProcess | None = None
         register(self)
