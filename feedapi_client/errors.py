@@ -19,11 +19,11 @@ translated once, where they enter, and kept as ``__cause__``::
     │   ├── FeedUnavailableError     connection errors, timeouts, 408, 425, 429, 5xx
     │   │   └── HostError                the host is unknown, or its certificate is refused
     │   └── TornResponseError        a response that broke off, or holds a line of something else
-    └── StoreError                   the cursor store failed
-        ├── FencedError              another consumer of the same name advanced the partition
-        │   └── LeaseLostError           another instance reads the partition now (`share`)
-        ├── AlreadyDoneError         `Event.done` of an event that is done already
-        └── CommitOrderError         a batch was committed out of order, or too late
+    ├── StoreError                   the cursor store failed
+    │   ├── FencedError              another consumer of the same name advanced the partition
+    │   │   └── LeaseLostError           another instance reads the partition now (`share`)
+    │   └── AlreadyDoneError         `Event.done` of an event that is done already
+    └── CommitOrderError             a batch was committed out of order, or too late
 """
 
 from __future__ import annotations
@@ -129,7 +129,8 @@ class TransportError(FeedError):
     """The network, or the server in front of the publisher.
 
     Attributes:
-        status: of a response whose status is to blame, otherwise None.
+        status: of a response whose status is to blame, otherwise None. 302 stands for every
+            redirect whose URL httpx can't read: it does not say which one it was.
     """
 
     status: int | None = None
@@ -208,5 +209,8 @@ class AlreadyDoneError(StoreError):
     """
 
 
-class CommitOrderError(StoreError):
-    """A batch was committed after a later one of its partition, or after the iteration (R5)."""
+class CommitOrderError(FeedError):
+    """A batch was committed after a later one of its partition, or after the iteration (R5).
+
+    The application's order is wrong, and the store was not asked: to commit it again never helps.
+    """

@@ -5,11 +5,15 @@
 
 from __future__ import annotations
 
+import re
 import ssl
-from collections.abc import Generator, Iterator
+from base64 import b64decode
+from collections.abc import Generator
+from contextlib import suppress
 from functools import cache, lru_cache
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Any, Generic, NoReturn, TypeVar
+from weakref import WeakKeyDictionary
 
 import httpx
 
@@ -44,7 +48,7 @@ from feedapi_client.http.httpx_errors import (
 )
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.retry_after import retry_after
-from feedapi_client.http.urls import feed_urls, origin, shown_origin
+from feedapi_client.http.urls import decoded, feed_urls, origin, query_secrets, shown_origin
 from feedapi_client.options import Limits
 from feedapi_client.protocol.dialects import Params
 from feedapi_client.protocol.text import excerpt
@@ -84,7 +88,9 @@ class Endpoint(Generic[Client]):
         self._urls = feed_urls(url)
         self._url = self._urls.feed
         self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
-        self._sent: httpx.Headers = httpx.Headers()
+        self._sent: WeakKeyDictionary[httpx.Request, None] = WeakKeyDictionary()
+        """The requests under way, whose headers an auth may change, and `_last`."""
+        self._last: httpx.Request | None = None
         self._used_in: OneProcess | None = None
         register(self)
 
@@ -173,6 +179,7 @@ class Endpoint(Generic[Client]):
         """
         redirects = 0
         while True:
+            self._note(request)
             try:
                 answer: httpx.Response | Exception = yield self._send(request)
             except Exception as error:  # noqa: BLE001 - of the caller's auth, hooks, transport
@@ -186,7 +193,7 @@ class Endpoint(Generic[Client]):
             )
             if response.is_success and not discovery:
                 return response, b""
-            self._sent = response.request.headers
+            self._note(response.request)
             body = yield from self._body_of(response, partition, limit, read=failed)
             onward = self._onward(response, partition, discovery)
             if onward is None:
@@ -367,18 +374,24 @@ class Endpoint(Generic[Client]):
         return excerpt(body, self.hide)
 
     def hide(self, text: str) -> str:
-        """The text without the feed's query and without the values of the headers sent last."""
+        """The text without the secrets of the URL, the client and the headers sent last."""
         return hide_secrets(text, self.secrets())
 
-    def secrets(self) -> set[str]:
+    def secrets(self) -> frozenset[str]:
         """Return the texts that `hide` removes."""
-        sent: Iterator[str] = (
-            word
-            for name, value in self._sent.items()
+        values = {
+            value
+            for reference in self._sent.keyrefs()  # a list, whatever other threads send
+            if (request := reference()) is not None
+            for name, value in request.headers.items()
             if name not in _PLAIN_HEADERS
-            for word in value.split()
-        )
-        return {*self._url.secrets, *sent}
+        }
+        params = query_secrets(str(self.client.params))
+        return self._url.secrets.union(params, *map(_header_secrets, values))
+
+    def _note(self, request: httpx.Request) -> None:
+        self._sent[request] = None
+        self._last = request
 
     def bounded(self, body: bytes, limit: int) -> bytes:
         """The body itself. Raises `NegotiationError` when it is longer than `limit`."""
@@ -429,6 +442,19 @@ class Endpoint(Generic[Client]):
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.feed}>"
+
+
+@lru_cache(128)
+def _header_secrets(value: str) -> frozenset[str]:
+    """What a publisher might echo of a header: words, values of cookies, a password."""
+    words = [*value.split(), *re.split(r"[\s,;]+", value)]
+    words += [word.partition("=")[2].strip('"') for word in words]
+    scheme, _, encoded = value.partition(" ")
+    if scheme.lower() == "basic":
+        with suppress(ValueError):
+            pair = b64decode(encoded).decode()
+            words += [pair, pair.partition(":")[2]]
+    return decoded(words)
 
 
 def _hung_up(error: BaseException) -> bool:

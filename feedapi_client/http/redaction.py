@@ -40,8 +40,8 @@ class SecretHolder(Protocol):
         """Whether a request to the URL is one of this feed's."""
         ...
 
-    def secrets(self) -> set[str]:
-        """What must not be shown: of the URL, and of the headers that were sent last."""
+    def secrets(self) -> frozenset[str]:
+        """What must not be shown: of the URL, the client, and the headers of requests under way."""
         ...
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import quote, unquote
@@ -43,7 +43,7 @@ class FeedURL:
             query=query,
             origin=origin(base),
             basic_auth=(base.username, base.password) if base.userinfo else None,
-            secrets=_secrets(query, base),
+            secrets=query_secrets(query) | decoded([base.password, base.userinfo.decode("ascii")]),
             public=_public(url),
         )
 
@@ -142,12 +142,13 @@ def shown_origin(url: httpx.URL) -> str:
     return f"{url.scheme}://{url.netloc.decode('ascii', 'replace')}"
 
 
-def _secrets(query: str, base: httpx.URL) -> frozenset[str]:
-    values = [
-        query,
-        *(pair.partition("=")[2] for pair in query.split("&")),
-        base.password,
-        base.userinfo.decode("ascii"),
-    ]
-    forms = (form for v in values for form in (v, unquote(v), unquote(v.replace("+", " "))))
+@lru_cache(_FEEDS_REMEMBERED)
+def query_secrets(query: str) -> frozenset[str]:
+    """The query and its values."""
+    return decoded([query, *(pair.partition("=")[2] for pair in query.split("&"))])
+
+
+def decoded(texts: Iterable[str]) -> frozenset[str]:
+    """The texts, and what they are without percent-encoding, but for empty ones."""
+    forms = (form for v in texts for form in (v, unquote(v), unquote(v.replace("+", " "))))
     return frozenset(form for form in forms if form)

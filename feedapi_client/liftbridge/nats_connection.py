@@ -22,6 +22,7 @@ _sleep = asyncio.sleep
 _CONNECTED_POLL = 0.02
 _LONGEST_PAUSE = 30.0
 """Seconds between two log-ins that are refused: an outage is over at any moment, these are not."""
+_REFUSAL = re.compile(r"authorization violation|authentication (?:expired|revoked)")
 _DENIED = re.compile(r"permissions violation for (publish|subscription) to \"([^\"\s]+)\"")
 
 
@@ -42,12 +43,17 @@ async def connect(
     """
     urls = [servers] if isinstance(servers, str) else list(servers)
     problems = _Problems(len(urls), on_error)
+
+    async def reconnected() -> None:
+        problems.refusals = 0
+        await on_reconnect()
+
     connecting = asyncio.ensure_future(
         nats.connect(
             # Older versions of nats-py add a missing scheme or port to a string only.
             servers if isinstance(servers, str) else urls,
             error_cb=problems.note,
-            reconnected_cb=on_reconnect,
+            reconnected_cb=reconnected,
             closed_cb=on_closed,
             **{
                 "max_reconnect_attempts": -1,
@@ -86,6 +92,7 @@ class _Problems:
     Attributes:
         text: the last problem.
         final: set when no further attempt to connect can succeed.
+        refusals: since the client was connected last.
     """
 
     def __init__(self, servers: int, on_error: Callable[[Exception], object]) -> None:
@@ -93,7 +100,8 @@ class _Problems:
         self.final = asyncio.Event()
         self._servers = servers
         self._on_error = on_error
-        self._refusals = 0
+        self._in_row = 0
+        self.refusals = 0
 
     async def note(self, error: Exception) -> None:
         """Take note of a problem. nats-py waits for it before it goes on."""
@@ -104,10 +112,15 @@ class _Problems:
         if self.text != _text(error):
             logger.warning("NATS: %s", _text(error), extra={"error": kind})
         self.text = _text(error)
-        self._refusals = self._refusals + 1 if self.text in (_REFUSED, _NOT_TRUSTED) else 0
-        if self._refusals >= self._servers:
+        if self.text not in (_REFUSED, _NOT_TRUSTED):
+            self._in_row = 0
+            return
+        self._in_row += 1
+        self.refusals += 1
+        if self._in_row >= self._servers:
             self.final.set()
-            await _sleep(min(_LONGEST_PAUSE, 2.0 ** min(9, self._refusals - self._servers)))
+        if self.refusals >= self._servers:  # whatever the other servers say
+            await _sleep(min(_LONGEST_PAUSE, 2.0 ** min(9, self.refusals - self._servers)))
 
 
 _REFUSED = "the server refuses the user, the password or the token"
@@ -119,7 +132,7 @@ def _text(error: BaseException) -> str:
     said = str(error).lower()
     if denied := _DENIED.search(said):
         return f"the server refuses the {denied[1]} to {denied[2]}: no permission"
-    if isinstance(error, nats.errors.AuthorizationError) or "authorization violation" in said:
+    if isinstance(error, nats.errors.AuthorizationError) or _REFUSAL.search(said):
         return _REFUSED
     if isinstance(error, ssl.SSLCertVerificationError):
         return _NOT_TRUSTED

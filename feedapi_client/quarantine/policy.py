@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from feedapi_client.arguments import check_fields, check_instance
-from feedapi_client.errors import StoreError
+from feedapi_client.errors import CommitOrderError, StoreError
 from feedapi_client.model import Batch
 from feedapi_client.quarantine.quarantine_store import QuarantineStore
 from feedapi_client.retry import Backoff
@@ -110,7 +110,8 @@ class Retry:
 
 def may_be_an_events_fault(quarantine: Quarantine, error: Exception) -> bool:
     """Return whether an error of a handler may be the fault of the event."""
-    return isinstance(error, quarantine.errors) and not isinstance(error, StoreError)
+    of_store = isinstance(error, (StoreError, CommitOrderError))
+    return isinstance(error, quarantine.errors) and not of_store
 
 
 def _check_errors(name: str, errors: object) -> None:

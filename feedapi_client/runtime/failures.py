@@ -149,6 +149,14 @@ class Failures:
         return self._failures is not None or self._without_checkpoint is not None
 
     @property
+    def given_up(self) -> bool:
+        """Whether requests had failed for `RetryPolicy.give_up_after` when the last one did."""
+        failures, limit = self._failures, self._retry.give_up_after
+        if failures is None or not failures.failing or limit is None:
+            return False
+        return failures.elapsed >= limit
+
+    @property
     def attempts(self) -> int:
         """Failed requests in a row."""
         return self._failures.failures if self._failures else 0

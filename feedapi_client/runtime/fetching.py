@@ -336,7 +336,7 @@ class Fetching:
         try:
             pause = partition.failures.failed(error)
         except FeedError as final:
-            if of_gateway:
+            if of_gateway and not partition.failures.given_up:
                 await self._refused(partition, error, asked_of)
             else:
                 await driver.fail_partition(partition, final)

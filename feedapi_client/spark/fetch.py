@@ -16,6 +16,7 @@ from feedapi_client.errors import (
     AuthenticationError,
     BufferLimitError,
     FeedError,
+    FeedUnavailableError,
     LineTooLongError,
     NoProgressError,
     ProtocolError,
@@ -66,6 +67,7 @@ class PartitionReader:
             the error is raised after `RetryPolicy.give_up_after`.
         hold_open: whether a response may be held open where the options ask for streaming.
         page_size: what to ask for as ``pageSizeHint``, in place of the option.
+        clock: seconds on any monotonic clock.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class PartitionReader:
         grace_period: float | None = None,
         hold_open: bool = True,
         page_size: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.connection = connection
         self.target = target
@@ -93,7 +96,12 @@ class PartitionReader:
         self._evidence = EndEvidence(limits.settle_time, limits.poll_interval)
         self._silent = False
         self._failed_at = float("-inf")
-        self._failures = Backoff.of(policy, give_up_after=grace_period)
+        self._failures = Backoff.of(policy, give_up_after=grace_period, clock=clock)
+        self._clock = clock
+        self._began = self._moved = clock()
+        self._allowed = limits.slot_timeout + self._stream / 1000
+        """Seconds that a response may take to its next checkpoint. Others wait for the slowest read
+        of an epoch: it ends with the first checkpoint after that time, too."""
         self._lag = Backoff(
             base_delay=policy.base_delay,
             max_delay=policy.max_delay,
@@ -162,16 +170,31 @@ class PartitionReader:
         opened = client.open(info, partition, asked, stream=self._stream, progress=progress)
         with opened as response:
             reader = response.reader
+            self._moved = self._clock()
             try:
                 for chunk in response.chunks():
                     for piece in self._pieces(reader, chunk):
                         yield from self._deliver(reader.feed(piece))
                     reader.check()
+                    self._check_pace()
                 finished = reader.finish()
                 yield from self._deliver(finished.batches)
             finally:
                 self.result.unknown_commands |= reader.unknown_commands > 0
         self._take_outcome(finished.outcome, info, reader, asked)
+
+    def _check_pace(self) -> None:
+        """Raise where no checkpoint came for too long, whatever else did (R14)."""
+        allowed = self._allowed
+        if self._clock() - self._moved <= allowed:
+            return
+        self._allowed *= 2
+        raise FeedUnavailableError(
+            f"no checkpoint came within {allowed:g} s: if that is to be expected, raise option "
+            "slotTimeout",
+            feed=self.connection.url,
+            partition=self.target.partition,
+        )
 
     def _take_outcome(
         self, outcome: Outcome, info: FeedInfo, reader: PageReader, asked: str
@@ -223,8 +246,11 @@ class PartitionReader:
                 result.ended, result.asked_closed = True, True
             self._watch.delivered(batch)
             yield batch
+            self._moved = self._clock()
+            late = self._grace_period is not None and self._moved - self._began > self._allowed
             if (
-                result.ended
+                late
+                or result.ended
                 or self._watch.reached
                 or (limit is not None and result.events >= limit)
                 or self._full()

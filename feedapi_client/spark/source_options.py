@@ -29,7 +29,11 @@ _MOST_SECONDS = 1e9
 _MOST = {"max_batch_bytes": 2**30, "max_line_bytes": 2**30}
 """An Arrow batch holds 2 GiB of text, and may be larger than `max_batch_bytes` by what comes
 last."""
-_SPARK_LIMITS = {"max_poll_interval": 2.0, "max_batch_bytes": 4 * 1024 * 1024}
+_SPARK_LIMITS = {
+    "max_poll_interval": 2.0,
+    "max_batch_bytes": 4 * 1024 * 1024,
+    "slot_timeout": Limits().request_timeout,  # a trickle is worth no more than silence
+}
 
 
 class OptionError(ValueError):

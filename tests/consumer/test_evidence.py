@@ -14,6 +14,7 @@ from feedapi_client import (
     AuthenticationError,
     CursorRejectedError,
     FeedConsumer,
+    FeedError,
     Limits,
     MemoryCursorStore,
     NoProgressError,
@@ -712,6 +713,21 @@ def test_r10_an_application_may_decide_that_a_gateway_is_asked_for_longer(status
 
     in_time(body, "asyncio")
     assert discovered[1] < 10
+
+
+@pytest.mark.parametrize("status", [302, 401, 402, 405])
+def test_r14_such_a_decision_does_not_outlast_give_up_after(status: int) -> None:
+    feed = Scripted({0: Listed(300)}, echo=True)
+    feed.answers.append(refuses(status, 500.0))
+
+    async def body() -> None:
+        began = anyio.current_time()
+        patient = RetryPolicy(decide=lambda error: "retry", give_up_after=20.0, max_delay=5.0)
+        with pytest.raises(FeedError):
+            await read_all(feed.consumer(retry=patient))
+        assert 20 <= anyio.current_time() - began < 40
+
+    in_time(body, "asyncio")
 
 
 def test_r18_a_feed_of_which_everything_is_parked_is_not_ready() -> None:

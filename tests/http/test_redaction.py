@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from collections.abc import Generator
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -107,6 +109,66 @@ async def test_r19_other_requests_of_the_process_are_logged_unchanged(
     async with wire(lambda _: ok(LINE)) as server, httpx.AsyncClient() as http:
         await http.get(server.url + "?a=b")
     assert "/feed?a=b" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"auth": ("me", "sesame street")},
+        {"headers": {"Cookie": 'a=1; session="sesame%20street"; b=2'}},
+        {"cookies": {"a": "1", "session": "sesame%20street", "b": "2"}},
+        {"params": {"api_key": "sesame street", "b": "2"}},
+        {"headers": {"X-Keys": "sesame,street"}},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("said", ["<sesame street>", "sesame%20street"])
+async def test_r19_no_part_of_what_the_client_sends_is_shown(
+    settings: dict[str, Any], said: str
+) -> None:
+    async with (
+        httpx.AsyncClient(**settings) as http,
+        wire(lambda _: ok(said.encode(), status="404 No")) as server,
+        opened(server.url, http=http) as transport,
+    ):
+        with pytest.raises(FeedError, match=r"404: '.*\*\*\*") as caught:
+            await body_of(transport)
+    assert "sesame" not in str(caught.value)
+    assert "street" not in str(caught.value)
+
+
+class Rotating(httpx.Auth):
+    """Another token for each request."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        self.tokens += 1
+        request.headers["X-Api-Key"] = f"sesame-{self.tokens}"
+        yield request
+
+
+async def test_r19_logs_of_a_request_under_way_are_redacted(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The first one, too, and one with a token that was replaced meanwhile."""
+    caplog.set_level(logging.DEBUG)
+    seen: list[str] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        seen.append(request.headers["X-Api-Key"])
+        logging.getLogger("hpack.hpack").debug("Adding %s", " ".join(seen))
+        return httpx.Response(200, content=LINE)
+
+    client = httpx.Client(transport=httpx.MockTransport(answer), auth=Rotating())
+    with client, ExitStack() as streams:
+        transport = SyncTransport("http://127.0.0.1:9/feed", http=client)
+        for _ in range(3):
+            streams.enter_context(transport.stream("", []))
+    assert seen == ["sesame-1", "sesame-2", "sesame-3"]
+    assert caplog.text.count("***") == 6
+    assert "sesame" not in caplog.text
 
 
 async def test_r19_a_header_that_can_not_be_sent_is_not_shown() -> None:

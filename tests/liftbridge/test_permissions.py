@@ -31,7 +31,7 @@ from feedapi_client.liftbridge import (
     nats_connection,
 )
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
+from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer, free_port
 from tests.liftbridge.helpers import SAFETY_NET, eventually
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way_through_nats_py")]
@@ -194,9 +194,10 @@ async def test_a_refused_password_beside_a_server_that_takes_it_is_no_error(
                 pass
 
 
+@pytest.mark.parametrize("down", [0, 1], ids=["alone", "beside a server that is down"])
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # nats-py 2.16 forgets such connections
 async def test_a_password_that_is_refused_later_slows_the_log_ins_and_is_named(
-    users: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    users: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, down: int
 ) -> None:
     pauses: list[float] = []
     sleeping = anyio.Event()
@@ -209,7 +210,9 @@ async def test_a_password_that_is_refused_later_slows_the_log_ins_and_is_named(
 
     async with (
         users('"orders"', '"_INBOX.>"') as (served, _),
-        LiftbridgePublisher(served.url(), ack_timeout=SAFETY_NET) as publisher,
+        LiftbridgePublisher(
+            [served.url(), f"nats://127.0.0.1:{free_port()}"][: 1 + down], ack_timeout=SAFETY_NET
+        ) as publisher,
     ):
         monkeypatch.setattr(nats_connection, "_sleep", note)
         served.allow('"orders"', '"_INBOX.>"', password="another")
@@ -222,6 +225,37 @@ async def test_a_password_that_is_refused_later_slows_the_log_ins_and_is_named(
         with pytest.raises(LiftbridgeError, match=refused):
             await publisher.publish("orders", b"x", timeout=0.05)
     gc.collect()
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Authorization Violation",
+        "User Authentication Expired",
+        "User Authentication Revoked",
+        "Account Authentication Expired",
+    ],
+)
+async def test_credentials_that_end_later_are_named(said: str) -> None:
+    """As nats-server 2.15 says it to a connection whose JWT expires or is revoked."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b'INFO {"max_payload": 1000}\r\n')
+        async for line in reader:
+            if line.startswith(b"PING"):
+                writer.write(b"PONG\r\n")
+            if line.startswith(b"PUB"):
+                writer.write(f"-ERR '{said}'\r\n".encode())
+                break
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        async with LiftbridgePublisher(f"nats://127.0.0.1:{port}", ack_timeout=SAFETY_NET) as made:
+            with pytest.raises(LiftbridgeError):
+                await made.publish("orders", b"x")
+            with pytest.raises(BrokerUnavailableError, match="closed: the server refuses the"):
+                await made.publish("orders", b"x")
 
 
 # ---------------------------------------------------------------------- names

@@ -19,12 +19,14 @@ PASSWORD = f"{MARK}pass/\"\\'<&>+é word"
 QUERY = f"{MARK}query/\"\\'<&>+é value"
 HEADER = f"{MARK}header/\"\\'<&>+ value"
 COOKIE = f"{MARK}cookie/+<&>"
+PARAMETER = f"{MARK}parameter/\"\\'<&>+é value"
 SET_COOKIE = f"{MARK}setcookie"
 PAYLOAD = f"{MARK}payload"
 BASIC = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 NEEDLES = (MARK, BASIC, quote(MARK).lower(), base64.b64encode(MARK.encode()).decode()[:6])
 
 HEADERS = {"X-Api-Key": HEADER, "Cookie": f"session={COOKIE}"}
+PARAMETERS = {"api_key": PARAMETER}
 ARGUMENTS = f"key={quote(QUERY, safe='')}"
 
 
@@ -43,7 +45,7 @@ def _text(request: Request) -> str:
 
 
 def _decoded(request: Request) -> str:
-    return f"{unquote(request.target)} {USER}:{PASSWORD} {QUERY}"
+    return f"{unquote(request.target)} {USER}:{PASSWORD} {QUERY} {COOKIE} {PARAMETER}"
 
 
 def _json(request: Request) -> str:

@@ -21,7 +21,16 @@ from tests.faults.matrix import FAULTS
 from tests.faults.responses import whole
 from tests.faults.server import RawServer, Request, Script
 from tests.secrets.capture import Shown, capture
-from tests.secrets.echoes import ECHOES, HEADERS, PAYLOAD, STATUSES, echo, redirect, with_secrets
+from tests.secrets.echoes import (
+    ECHOES,
+    HEADERS,
+    PARAMETERS,
+    PAYLOAD,
+    STATUSES,
+    echo,
+    redirect,
+    with_secrets,
+)
 
 pytestmark = pytest.mark.anyio
 
@@ -57,7 +66,7 @@ async def consume(url: str, operation: Operation, store: Path, shown: Shown) -> 
     reader = InMemoryMetricReader()
     meters = MeterProvider([reader])
     async with httpx.AsyncClient(
-        headers=HEADERS, timeout=LIMITS.request_timeout, verify=TRUST
+        headers=HEADERS, params=PARAMETERS, timeout=LIMITS.request_timeout, verify=TRUST
     ) as http:
         consumer = FeedConsumer(
             url,
@@ -170,7 +179,7 @@ def test_r19_the_sync_client_shows_no_secret(
                 feed = _responding(operation, _echo(status, ECHOES[variant]))
                 url = with_secrets(server.add(feed.reply).url)
                 with (
-                    httpx.Client(headers=HEADERS, verify=TRUST) as http,
+                    httpx.Client(headers=HEADERS, params=PARAMETERS, verify=TRUST) as http,
                     SyncFeedClient(url, http=http, retry=IMPATIENT, limits=LIMITS) as client,
                 ):
                     try:

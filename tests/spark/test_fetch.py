@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import count, repeat
 from typing import Any
 
+import httpx
 import pytest
 
+from feedapi_client.client import SyncFeedClient
 from feedapi_client.errors import (
     AuthenticationError,
     BufferLimitError,
@@ -171,6 +174,113 @@ def test_r14_retry_after_beyond_the_grace_period_is_not_awaited(publisher: Publi
     _, result = read(publisher, grace_period=30)
     assert result.failed is not None
     assert publisher.counters["fetch"] == 1
+
+
+Chunk = bytes | tuple[float, bytes]
+
+
+class Trickle(httpx.SyncByteStream):
+    """A body whose chunks come after so many seconds each, by default one, on its own clock."""
+
+    def __init__(self, chunks: Iterable[Chunk]) -> None:
+        self.chunks = chunks
+        self.now = 0.0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in self.chunks:
+            seconds, content = chunk if isinstance(chunk, tuple) else (1.0, chunk)
+            self.now += seconds
+            yield content
+
+
+def trickled(
+    publisher: Publisher, *bodies: Iterable[Chunk], given: dict[str, str], **how: Any
+) -> tuple[FetchResult, list[int], list[float]]:
+    """Read partition 0, whose responses have these bodies.
+
+    Return the result, the numbers of the events, and the seconds that each response was read for.
+    """
+    streams = [Trickle(body) for body in bodies]
+    left = iter(streams)
+    connection = connect(publisher, slotTimeout="5", **given)
+    connection.discover()
+    connection.client = SyncFeedClient(
+        connection.options.url,
+        http=httpx.Client(
+            transport=httpx.MockTransport(lambda _: httpx.Response(200, stream=next(left)))
+        ),
+        fetch=connection.options.fetch,
+    )
+    batches: list[CheckpointedEvents] = []
+    with connection.client:
+        result = PartitionReader(
+            connection,
+            Target(0, FIRST),
+            clock=lambda: sum(stream.now for stream in streams),
+            **how,
+        ).read(batches.append)
+    return result, numbers(batches), [stream.now for stream in streams]
+
+
+BEATS = [b"\n", b'{"heartbeat":1}\n', b'{"cursor":"_first"}\n', b'{"data":{"n":1}}\n', b"x"]
+"""Chunks that never bring a checkpoint behind events: one event for ever, too."""
+
+
+@pytest.mark.parametrize("beat", BEATS)
+@pytest.mark.parametrize("hold_open", [True, False])
+def test_r14_response_without_a_checkpoint_fails_and_next_time_has_twice_as_long(
+    publisher: Publisher, beat: bytes, hold_open: bool
+) -> None:
+    result, events, seconds = trickled(
+        publisher, repeat(beat), repeat(beat), given={}, grace_period=5, hold_open=hold_open
+    )
+    assert events == []
+    assert result.failed is not None
+    assert "no checkpoint came within 10 s" in result.failed
+    assert "slotTimeout" in result.failed
+    assert seconds == [6, 11]
+
+
+def test_r14_batch_read_of_such_a_response_is_an_error(publisher: Publisher) -> None:
+    with pytest.raises(FeedUnavailableError, match="no checkpoint came within 5 s"):
+        trickled(publisher, repeat(b"\n"), given={"giveUpAfter": "0"})
+
+
+def test_r14_checkpoints_that_come_in_time_keep_a_batch_read_going(publisher: Publisher) -> None:
+    lines = [b"\n", b"\n", b'{"data":{"n":1}}\n', b'{"cursor":"%d"}\n']
+    body = [line % n if b"%d" in line else line for n in range(20) for line in lines]
+    given = {"settleTime": "0.01", "pollInterval": "0.001"}
+    result, events, seconds = trickled(
+        publisher, body, [b'{"cursor":"19"}\n'], [b'{"cursor":"19"}\n'], given=given
+    )
+    assert (len(events), result.ended, result.retries) == (20, True, 0)
+    assert seconds[0] == 80
+
+
+def test_r14_silence_that_a_checkpoint_ends_is_no_failure(publisher: Publisher) -> None:
+    """One read that took long, as where the publisher computes a page."""
+    page = (29.0, b'{"data":{"n":1}}\n{"cursor":"1"}\n')
+    result, events, _ = trickled(
+        publisher, [page], [b'{"cursor":"1"}\n'], given={}, grace_period=60
+    )
+    assert (events, result.retries) == ([1], 0)
+
+
+def test_r14_epoch_does_not_wait_for_a_response_that_never_ends(publisher: Publisher) -> None:
+    """Other partitions of the epoch do: what came is kept, and read on from later."""
+    body = (b'{"data":{"n":1}}\n{"cursor":"%d"}\n' % n for n in count())
+    result, events, seconds = trickled(publisher, body, given={}, grace_period=5)
+    assert (len(events), result.failed, result.ended) == (6, None, False)
+    assert (result.cursor, seconds) == ("5", [6])
+
+
+def test_r15_response_that_is_held_open_may_be_idle_for_as_long(publisher: Publisher) -> None:
+    publisher.stream = True
+    body = [*[b"\n"] * 60, b'{"data":{"n":1}}\n{"cursor":"1"}\n']
+    result, events, _ = trickled(
+        publisher, body, [b'{"cursor":"1"}\n'], given={"stream": "60000"}, grace_period=5
+    )
+    assert (events, result.retries, result.ended) == ([1], 0, True)
 
 
 def test_wrong_credentials_are_not_retried(publisher: Publisher) -> None:

@@ -226,7 +226,8 @@ def test_callable_that_cannot_be_imported_is_named(path: str) -> None:
 
 
 def test_source_options_need_only_a_url() -> None:
-    assert SourceOptions(url="https://service/feed").limits.max_poll_interval == 2.0
+    limits = SourceOptions(url="https://service/feed").limits
+    assert (limits.max_poll_interval, limits.slot_timeout) == (2.0, 30.0)
 
 
 def test_r08_lineage_is_given_as_pairs_of_child_and_parent() -> None:

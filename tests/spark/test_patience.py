@@ -25,9 +25,9 @@ from feedapi_client.spark.staging import first_fetch
 from feedapi_client.spark.stream import FeedStreamReader
 from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.publisher.faults import Lag
-from feedapi_client.testing.publisher.faults.connection_faults import Hang
+from feedapi_client.testing.publisher.faults.connection_faults import Hang, Trickle
 from feedapi_client.testing.publisher.faults.lines import EmptyPage
-from feedapi_client.testing.publisher.faults.response_faults import Redirect, Status
+from feedapi_client.testing.publisher.faults.response_faults import Both, Redirect, Replace, Status
 from tests.spark.micro_batches import MicroBatchEngine, problems
 
 pytestmark = pytest.mark.slow
@@ -250,16 +250,19 @@ def test_r14_partitions_of_a_feed_that_hangs_are_not_caught_up(
         assert report_of(engine)["reading"] == partitions
 
 
+@pytest.mark.parametrize(
+    "fault", [Hang(), Both((Replace(b"\n" * 10_000), Trickle(interval=0.01)))], ids=str
+)
 def test_r14_available_now_ends_where_a_feed_hangs_for_too_long(
-    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+    start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, fault: Any
 ) -> None:
     monkeypatch.setattr(first_fetch, "GRACE_PERIOD", 0.05)
     monkeypatch.setattr(probe, "GRACE_PERIOD", 0.05)
     publish(publisher, 30)
-    engine = start(requestTimeout="0.3", giveUpAfter="2")
+    engine = start(requestTimeout="0.3", slotTimeout="0.3", giveUpAfter="2")
     engine.available_now()
     publish(publisher, 30)
-    publisher.fail(Hang(), times=None, on="any")
+    publisher.fail(fault, times=None, on="any")
     with pytest.raises(FeedUnavailableError, match=str(publisher.url)):
         engine.available_now()
     engine.reader.stop()

@@ -12,7 +12,7 @@ import anyio
 from httpx import AsyncClient
 
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.errors import CommitOrderError, FencedError, LeaseLostError, StoreError
+from feedapi_client.errors import FencedError, LeaseLostError, StoreError
 from feedapi_client.model import Batch, Event, FeedKey, Position
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.quarantine.policy import OnFailure, Quarantine, Retry
@@ -306,9 +306,8 @@ class Process:
                 return
             except StoreError as error:
                 # After an error the next call goes on, or raises that error again (R20). Another
-                # consumer's save is no reason to try again, nor is the end of the iteration.
-                over = isinstance(error, (FencedError, CommitOrderError))
-                if over or not self._settings.stubborn or error is before:
+                # consumer's save is no reason to try again.
+                if isinstance(error, FencedError) or not self._settings.stubborn or error is before:
                     raise
                 self._trace.add("the application iterates on after {}", error)
                 before = error
