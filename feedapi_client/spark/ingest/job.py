@@ -128,10 +128,6 @@ class Ingest:
         elif self.key or self.delete_when:
             yield "key and delete_when describe gold: name its table"
 
-    def table_key(self, table: str) -> str:
-        """Return the name of a table that is the same for all its spellings."""
-        return as_url(table) if self.is_files else table.replace("`", "").lower()
-
     @property
     def whole_table(self) -> str | None:
         """The table that holds every event, None where no table does."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from pyspark.errors import StreamingQueryException
@@ -35,6 +35,7 @@ from feedapi_client.spark.ingest.job import (
     Summary,
     trigger_options,
 )
+from feedapi_client.spark.ingest.names import as_url
 from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows, check_session
 from feedapi_client.spark.ingest.tables import CatalogTable, column
@@ -265,10 +266,10 @@ class Run:
         batches of the query. And what a run left out lacks batches that others have.
         """
         job, spark, checkpoint = self.job, self.spark, self.job.checkpoint_location
-        made = {job.table_key(name) for name in (job.output, job.gold) if name}
-        tables = made | {job.table_key(name) for name in (job.bronze, job.rejected) if name}
+        made = _keys(job, [job.output, job.gold])
+        tables = made | _keys(job, [job.bronze, job.rejected])
         before = noted(spark, checkpoint, "outputs")
-        known = {job.table_key(name) for name in before.get("tables", ()) if name}
+        known = _keys(job, before.get("tables", ()))
         left_out: dict[str, int] = before.get("left_out", {})
         late = [name for name in tables & left_out.keys() if left_out[name] < who.last_batch]
         if late:
@@ -359,6 +360,12 @@ def run(spark: SparkSession, job: Ingest) -> Summary:
     running = start(spark, job)
     running.wait()
     return running.summary()
+
+
+def _keys(job: Ingest, tables: Iterable[str | None]) -> set[str]:
+    """Return names of tables that are the same for all their spellings."""
+    named = filter(None, tables)
+    return {as_url(name) if job.is_files else name.replace("`", "").lower() for name in named}
 
 
 def _read_so_far(rows: DataFrame, who: Identity) -> dict[int, ReadSoFar]:
