@@ -574,6 +574,24 @@ def test_partitions_that_the_option_names_later_are_read_too(
         assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
+def test_selection_of_a_query_that_had_none_goes_on_with_it(
+    start: Start, publisher: Publisher
+) -> None:
+    publish(publisher, 100)
+    engine = start()
+    engine.run()
+    before = len(engine.all_rows())
+    narrower = options_for(publisher, partitions="0")
+    location = engine.reader.location  # type: ignore[attr-defined]
+    engine._make = lambda: FeedStreamReader(narrower, location)
+    engine.restart()
+    publish(publisher, 50)
+    engine.run()
+    assert before == 100
+    added = [row["partition"] for row in engine.all_rows()[before:]]
+    assert set(added) == {0}
+
+
 @pytest.mark.parametrize(
     ("partitions", "message"),
     [("0", "no longer names 1. A query can get more"), ("1,7", "names 7, which the feed does not")],

@@ -23,6 +23,7 @@ from feedapi_client.spark.ingest import (
 )
 from feedapi_client.spark.ingest.files import FileTable
 from feedapi_client.spark.ingest.identity import Identity
+from feedapi_client.spark.ingest.names import as_url
 from feedapi_client.spark.ingest.publishing import TableFolder, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows
 from feedapi_client.testing import Publisher
@@ -261,6 +262,21 @@ def test_path_of_any_other_name_is_written_and_read(
 def test_places_and_options_that_do_not_go_together(given: dict[str, Any], message: str) -> None:
     with pytest.raises(IngestError, match=message):
         Ingest(url="http://x/feed", output="/lake/t", schema="id INT", **given)
+
+
+def test_r10_folder_is_the_same_in_all_its_spellings(tmp_path: Path) -> None:
+    (tmp_path / "my lake").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "my lake")
+    place = f"{tmp_path}/my lake/t"
+    for other in (f"file://{place}/", f"file:{tmp_path}/my lake/./t", f"file://{tmp_path}/link/t"):
+        with pytest.raises(IngestError, match="must be different tables"):
+            Ingest(url="http://x/feed", output=place, bronze=other, schema="id INT")
+        leases = [Ingest(url="http://x/f", output=each).lease_name for each in (place, other)]
+        assert leases[0] == leases[1]
+    # As in Spark, where % is itself.
+    assert as_url(f"file://{tmp_path}/my%20lake") != as_url(f"{tmp_path}/my lake")
+    assert as_url("dbfs:/t/") == "dbfs:/t"
+    assert as_url("s3a://lake/t") == as_url("s3://lake/t")
 
 
 def test_own_files_may_lie_in_a_hidden_folder_of_the_table() -> None:

@@ -115,6 +115,7 @@ UNSOUND: list[tuple[str, Any]] = [
     ("BIGINT", Fragment(str(2**63))),
     ("FLOAT", 1e39),
     ("DOUBLE", "-Infinity"),
+    ("STRUCT<x: INT NOT NULL, y: INT>", {"y": 1}),
     ("STRUCT<at: TIMESTAMP>", {"at": 1761955200000000}),
     ("ARRAY<TIMESTAMP>", [0, 1761955200000000]),
     ("ARRAY<STRUCT<at: ARRAY<TIMESTAMP>>>", [{"at": [1761955200000000]}]),

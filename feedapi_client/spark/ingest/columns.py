@@ -181,12 +181,14 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
     - A DECIMAL is rounded, and ``1,5`` read as 15.
     - A STRING gets numbers with a fraction, also those in lists and objects, by way of DOUBLE.
     - A number that is too large for DOUBLE or FLOAT becomes infinite.
+    - Fields of a struct that must not be NULL are.
 
     Arguments:
         sent: the same value, as `_as_sent` describes it.
     """
     if isinstance(kind, StructType):
         each = [_changed(f.dataType, parsed[f.name], sent[f.name]) for f in kind]
+        each += [parsed.isNotNull() & parsed[f.name].isNull() for f in kind if not f.nullable]
         found = [one for one in each if one is not None]
         return reduce(Column.__or__, found) if found else None
     if isinstance(kind, MapType):

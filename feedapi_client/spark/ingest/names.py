@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 Fold = Callable[[str], str]
 
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 _PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
 _NOT_IN_FOLDER = re.compile(r"^\.|[/\\=*?\[\]{}%:#\"\x00-\x1f\x7f]")
 FOLDER_BYTES = 255
@@ -45,11 +46,11 @@ _NOT_STORED = (CalendarIntervalType, DayTimeIntervalType, YearMonthIntervalType,
 
 
 def as_url(path: str) -> str:
-    """Return the URL of a location, the same for all its spellings."""
-    path = path.rstrip("/")
-    if "://" not in path:
-        return Path(path.removeprefix("file:") or "/").resolve().as_uri()
-    return f"s3{path[3:]}" if path.startswith("s3a:") else path
+    """Return the URL of a location as Spark takes it, the same for all its spellings."""
+    path = re.sub("^file:/*", "/", path).rstrip("/")
+    if _SCHEME.match(path):
+        return f"s3{path[3:]}" if path.startswith("s3a:") else path
+    return Path(path or "/").resolve().as_uri()
 
 
 def folded(spark: SparkSession, job: Ingest) -> Fold:

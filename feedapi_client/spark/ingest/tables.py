@@ -13,7 +13,15 @@ from urllib.parse import quote, unquote
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import ArrayType, DataType, LongType, MapType, StringType, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    DataType,
+    LongType,
+    MapType,
+    StringType,
+    StructType,
+    TimestampType,
+)
 
 from feedapi_client.retry import Backoff, retry_sync
 from feedapi_client.spark.ingest.checkpoint import WRITING
@@ -200,7 +208,8 @@ def _sql_type(kind: DataType) -> str:
     if isinstance(kind, StructType):
         fields = (f"{quoted(field.name)}: {_sql_type(field.dataType)}" for field in kind)
         return f"STRUCT<{', '.join(fields)}>"
-    return kind.simpleString()
+    # TIMESTAMP is what the session says.
+    return "timestamp_ltz" if isinstance(kind, TimestampType) else kind.simpleString()
 
 
 def _assignments(given: Mapping[str, str]) -> str:

@@ -173,6 +173,9 @@ class EpochPlanner:
     def _add(self, result: FetchResult, *, fresh: bool = True) -> None:
         partition = result.partition
         self._sequences[partition] = self._sequences.get(partition, 0) + result.events
+        if partition in self._not_selected:
+            self._not_selected[partition] = self._not_selected[partition].advance(result.cursor)
+            return
         self._note(result)
         self._settling.pop(partition, None)
         actions: list[Action] = []
