@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from feedapi_client.testing import Publisher
-from tests import components
+from tests import components, warm
 from tests.docs.snippets import PAGES, PARSED, PYTHON_RUN_BY, ROOT, SHELL_RUN_BY, Block, blocks
 
 FEED = "https://service/myfeed"
@@ -97,7 +97,7 @@ def run_program(program: Path, *, interrupt_after: int | None, graceful: bool = 
     `graceful` one then ends as if it had come to its end.
     """
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "error"}
-    with subprocess.Popen(
+    with warm.Popen(
         [sys.executable, program],
         cwd=program.parent,
         env=environment,
