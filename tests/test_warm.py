@@ -64,6 +64,26 @@ def shown_by(start: Any, command: list[str], folder: Path) -> tuple[int, str, li
     return process.returncode, out, errors.splitlines()[-1:]
 
 
+@pytest.mark.parametrize("name", ["PYTHONIOENCODING=latin-1:replace", "PYTHONUNBUFFERED=1", "A=b"])
+def test_streams_are_as_the_environment_says(name: str) -> None:
+    program = (
+        "import os, sys; print('\u00e4 \u6f22'); sys.stderr.write('\u00e4 \u6f22'); "
+        "print([(s.encoding, s.errors, s.line_buffering, s.write_through, type(s.buffer).__name__) "
+        "for s in (sys.stdin, sys.stdout, sys.stderr)]); os._exit(3)"
+    )
+    shown = []
+    for run in (warm.run, subprocess.run):
+        done = run(
+            [sys.executable, "-c", program],
+            check=False,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            env=dict([name.split("=")], LANG="C.UTF-8"),
+        )
+        shown.append((done.returncode, done.stdout, done.stderr))
+    assert shown[0] == shown[1]
+
+
 @pytest.mark.parametrize("option", ["-W error", "-W error::ResourceWarning", "-W ignore", ""])
 def test_options_about_warnings_count(option: str) -> None:
     program = "import warnings; warnings.warn('seen'); open('/dev/null'); print('to the end')"

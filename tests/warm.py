@@ -5,8 +5,8 @@ imports what most programs need and does nothing else, and each program is a for
 has a process id, streams, environment and directory of its own, is a child of the process of the
 tests, can be killed, and ends as an interpreter ends. Only its imports are older than it is.
 
-So tests of a start, of imports, of packaging, or of other variables of the interpreter than
-PYTHONPATH, PYTHONUNBUFFERED and PYTHONWARNINGS use subprocess.
+So tests of a start, of imports or of packaging use subprocess, as do those with a variable of the
+interpreter other than PYTHONIOENCODING, PYTHONPATH, PYTHONUNBUFFERED and PYTHONWARNINGS.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import ctypes
 import gc
 import importlib
 import importlib.util
+import io
 import json
 import os
 import socket
@@ -86,6 +87,7 @@ class _Parent:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "tests.warm", str(theirs.fileno())],
                 cwd=_ROOT,
+                env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -180,10 +182,8 @@ def _become(request: dict[str, Any], streams: list[int]) -> tuple[Any, dict[str,
         os.dup2(fd, number)
     for fd in streams:
         os.close(fd)
-    at_once = bool(os.environ.get("PYTHONUNBUFFERED")) or os.isatty(1)
-    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
-    sys.stdout = sys.__stdout__ = open(1, "w", 1 if at_once else -1, closefd=False)  # noqa: SIM115
-    sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    sys.stdin, sys.stdout, sys.stderr = [_stream(number) for number in range(3)]
+    sys.__stdin__, sys.__stdout__, sys.__stderr__ = sys.stdin, sys.stdout, sys.stderr
     options = [option for option in os.environ.get("PYTHONWARNINGS", "").split(",") if option]
     arguments = request["arguments"]
     while arguments[0] == "-W":
@@ -196,6 +196,23 @@ def _become(request: dict[str, Any], streams: list[int]) -> tuple[Any, dict[str,
     sys.warnoptions[:] = options
     sys.path[0:0] = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
     return _program(arguments)
+
+
+def _stream(number: int) -> io.TextIOWrapper:
+    """Return stdin, stdout or stderr as the environment says."""
+    encoding, _, errors = os.environ.get("PYTHONIOENCODING", "").partition(":")
+    errors = errors or ("strict" if encoding else sys.stdin.errors or "")
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+    mode, size = "wb" if number else "rb", 0 if unbuffered and number else -1
+    return io.TextIOWrapper(
+        open(number, mode, size, closefd=False),  # type: ignore[arg-type]
+        encoding or sys.stdin.encoding,
+        "backslashreplace"
+        if number == 2
+        else errors or ("strict" if encoding else sys.stdin.errors),
+        line_buffering=not unbuffered and (number == 2 or os.isatty(number)),
+        write_through=unbuffered,
+    )
 
 
 def _program(arguments: list[str]) -> tuple[Any, dict[str, Any]]:
