@@ -5,7 +5,6 @@ With servers of their own, and twice on the same feed and database.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 import sqlalchemy as sa
 
 from feedapi_client.testing import Publisher
+from tests import warm
 from tests.servers import Postgres, postgres
 
 __all__ = ["postgres"]
@@ -22,7 +22,7 @@ EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
 def run(name: str, *arguments: str) -> str:
-    result = subprocess.run(
+    result = warm.run(
         [sys.executable, "-W", "error::ResourceWarning", str(EXAMPLES / name), *arguments],
         capture_output=True,
         text=True,

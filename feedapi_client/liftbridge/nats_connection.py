@@ -7,9 +7,9 @@ import logging
 import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
-import nats
 import nats.errors
 from nats.aio.client import Client
 
@@ -20,6 +20,7 @@ logger = logging.getLogger(__name__)
 
 _sleep = asyncio.sleep
 _CONNECTED_POLL = 0.02
+_CLOSE_SECONDS = 1.0
 _LONGEST_PAUSE = 30.0
 """Seconds between two log-ins that are refused: an outage is over at any moment, these are not."""
 _REFUSAL = re.compile(r"authorization violation|authentication (?:expired|revoked)")
@@ -48,8 +49,9 @@ async def connect(
         problems.refusals = 0
         await on_reconnect()
 
+    client = Client()
     connecting = asyncio.ensure_future(
-        nats.connect(
+        client.connect(
             # Older versions of nats-py add a missing scheme or port to a string only.
             servers if isinstance(servers, str) else urls,
             error_cb=problems.note,
@@ -70,7 +72,8 @@ async def connect(
             {connecting, final}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
         )
         if connecting.done():
-            return connecting.result()
+            connecting.result()
+            return client
         waited = "" if problems.final.is_set() else f" within {timeout:g} s"
         raise BrokerUnavailableError(f"{where}{waited}: {problems.text}")
     except (OSError, nats.errors.Error) as error:
@@ -80,6 +83,10 @@ async def connect(
             if not task.done():
                 task.cancel()
                 await asyncio.wait({task})
+        if connecting.cancelled() or connecting.exception() is not None:
+            # nats-py 2.16 leaves the socket of an attempt open that fails or is cancelled.
+            with suppress(Exception):
+                await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
 
 
 class _Problems:

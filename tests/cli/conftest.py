@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests import warm
 from tests.cli.invoke import Invoked, invoke
 from tests.servers import redis_server  # noqa: F401
 
@@ -51,7 +52,8 @@ def feedapi(monkeypatch: pytest.MonkeyPatch) -> Iterator[Feedapi]:
 def spawn() -> Iterator[Spawn]:
     """Return a function that starts a command as a process.
 
-    A process that still runs at the end of the test is killed.
+    A process that still runs at the end of the test is killed. One with a `preexec_fn` starts anew,
+    any other is a fork of what has the command's imports.
     """
     running: list[subprocess.Popen[bytes]] = []
 
@@ -60,7 +62,8 @@ def spawn() -> Iterator[Spawn]:
     ) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "feedapi_client.cli", *map(str, args)]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **settings}
-        running.append(subprocess.Popen(command, env={**os.environ, **(env or {})}, **pipes))
+        popen = subprocess.Popen if "preexec_fn" in settings else warm.Popen
+        running.append(popen(command, env={**os.environ, **(env or {})}, **pipes))
         return running[-1]
 
     yield start

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from tests import warm
 from tests.crash.consumer import OPENED
 
 _SILENCE_SECONDS = 300.0  # a safety net: no test depends on it
@@ -34,7 +35,7 @@ class ConsumerProcess:
         self.process: subprocess.Popen[bytes]
 
     def __enter__(self) -> ConsumerProcess:
-        self.process = subprocess.Popen(
+        self.process = warm.Popen(
             self._command,
             cwd=_ROOT,
             stdin=subprocess.PIPE,

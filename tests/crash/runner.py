@@ -14,7 +14,7 @@ from tests.crash.process import ConsumerProcess
 from tests.crash.traffic import Traffic
 
 _MAX_EARLIER_STEPS = 40
-_START_UP_SECONDS = 1.0
+_START_UP_SECONDS = 0.2
 _STEP_SECONDS = 0.005
 
 

@@ -25,7 +25,7 @@ async def test_each_event_is_stored_once_in_order_although_the_consumer_is_kille
 async def test_quarantined_events_are_stored_once_although_the_consumer_is_killed(
     database: str,
 ) -> None:
-    outcome = await run_crash_test(database, kills=4, poison=True)
+    outcome = await run_crash_test(database, kills=6, poison=True)
     assert outcome.quarantined
     assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
 
@@ -48,8 +48,8 @@ async def test_a_cursor_saved_before_the_transaction_shows_as_loss(database: str
 async def test_by_key_each_event_is_stored_once_in_order_although_the_consumer_is_killed(
     database: str,
 ) -> None:
-    outcome = await run_crash_test(database, kills=6, by_key=True)
-    assert outcome.kills == 6
+    outcome = await run_crash_test(database, kills=11, by_key=True)
+    assert outcome.kills == 11
     assert set(outcome.splits) == {"starts-after", "cursor-from"}
     assert (outcome.lost, outcome.repeated, outcome.disordered) == (0, 0, 0)
     assert outcome.exactly_once

@@ -14,6 +14,7 @@ import pytest
 
 from feedapi_client import FeedKey
 from feedapi_client.testing import Publisher, Response
+from tests import warm
 from tests.docs.snippets import ROOT, python_blocks
 from tests.http.certificates import self_signed, serve_https
 
@@ -83,7 +84,7 @@ def block(page: str, publisher: Publisher) -> str:
 
 
 def started(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
+    return warm.run(
         [sys.executable, *args],
         check=False,
         cwd=folder,
@@ -265,7 +266,7 @@ print("ended")
 def test_events_go_to_websockets_and_all_of_it_ends(publisher: Publisher, tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(block("docs/pages/guides/websocket.md", publisher))
     (tmp_path / "drive.py").write_text(DRIVE_WEBSOCKET)
-    with subprocess.Popen(
+    with warm.Popen(
         [sys.executable, "drive.py"],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": f"{tmp_path}:{ROOT}"},

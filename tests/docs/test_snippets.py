@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from feedapi_client.testing import Publisher
-from tests import components
+from tests import components, warm
 from tests.docs.snippets import PAGES, PARSED, PYTHON_RUN_BY, ROOT, SHELL_RUN_BY, Block, blocks
 
 FEED = "https://service/myfeed"
@@ -24,8 +24,7 @@ SCRIPTS = sysconfig.get_path("scripts")
 SHORTER = {
     r"--kills \d+": "--kills 2",
     r"--seeds 1000\b": "--seeds 40",
-    r"--seeds 500\b": "--seeds 8",
-    r"--seeds 300\b": "--seeds 8",
+    r"--seeds (500|300)\b": "--seeds 8",
     r"--states 100000\b": "--states 300",
 }
 
@@ -97,7 +96,7 @@ def run_program(program: Path, *, interrupt_after: int | None, graceful: bool = 
     `graceful` one then ends as if it had come to its end.
     """
     environment = os.environ | {"PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "error"}
-    with subprocess.Popen(
+    with warm.Popen(
         [sys.executable, program],
         cwd=program.parent,
         env=environment,

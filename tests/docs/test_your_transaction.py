@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from feedapi_client.testing import Publisher
+from tests import warm
 from tests.docs.snippets import ROOT, python_blocks
 from tests.servers import Postgres
 
@@ -73,7 +74,7 @@ class Setting:
             return cursor.fetchall() if cursor.description else []
 
     def start(self) -> subprocess.Popen[str]:
-        return subprocess.Popen(
+        return warm.Popen(
             [sys.executable, "-W", "error", self.path],
             env=os.environ | {"PYTHONPATH": str(ROOT)},
             stderr=subprocess.PIPE,

@@ -18,6 +18,7 @@ import anyio
 
 from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, Stream
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
+from tests import warm
 from tests.liftbridge.clusters import SETTINGS
 
 STREAM = Stream("s", partitions=4)
@@ -80,7 +81,7 @@ class GroupRun:
 
     def _start(self, address: str, log: Path) -> None:
         command = [sys.executable, "-m", "tests.liftbridge.kill_groups", "--member", address]
-        self.members.append(subprocess.Popen([*command, "--log", str(log)]))
+        self.members.append(warm.Popen([*command, "--log", str(log)]))
 
 
 def _handled(log: Path) -> list[int]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import subprocess
 import sys
 import tempfile
 from contextlib import AsyncExitStack
@@ -28,6 +27,7 @@ import orjson
 from feedapi_client.liftbridge import LiftbridgeApi, RelayReader, StreamGapError
 from feedapi_client.liftbridge.subscription import Start
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
+from tests import warm
 from tests.http.certificates import self_signed
 from tests.liftbridge.clusters import (
     FAILOVER_SECONDS,
@@ -183,7 +183,7 @@ class KillRun:
         await anyio.to_thread.run_sync(self.server.start, node)
 
     def _start_relay(self) -> None:
-        self.relay = subprocess.Popen(self.command)
+        self.relay = warm.Popen(self.command)
 
     def _kill_relay(self) -> None:
         self.relay.kill()

@@ -23,6 +23,7 @@ from feedapi_client.liftbridge import LiftbridgeApi, RelayReader
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer
 from feedapi_client.testing.publisher import SplitMethod
+from tests import warm
 from tests.liftbridge.helpers import eventually
 
 ENTITIES = 20
@@ -124,7 +125,7 @@ async def kill_relay(mode: str, kills: int, seed: int) -> Outcome:
 
 
 def _start(command: list[str]) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command)
+    return warm.Popen(command)
 
 
 async def _run_and_kill(

@@ -22,8 +22,6 @@ from feedapi_client.liftbridge import (
     StreamGapError,
     StreamPublisher,
 )
-from tests.http.certificates import Certificate
-from tests.liftbridge.clusters import trusting
 
 LOST = 3
 """The exit code when the broker lost messages of the relay."""
@@ -37,9 +35,14 @@ async def main(
     path: str,
     ack_timeout: float,
     way: str,
-    certificate: Certificate | None,
+    certificate: list[str],
 ) -> None:
-    credentials = None if certificate is None else trusting(certificate, shown=True)
+    credentials = None
+    if certificate:
+        from tests.http.certificates import Certificate
+        from tests.liftbridge.clusters import trusting
+
+        credentials = trusting(Certificate(*map(Path, certificate)), shown=True)
     async with AsyncExitStack() as stack:
         # Few messages in flight: a batch takes several round trips, so a kill can hit any of them.
         publisher: StreamPublisher = await stack.enter_async_context(
@@ -71,9 +74,8 @@ if __name__ == "__main__":
     mode, feed, nats, api_addresses, path, *rest = sys.argv[1:]
     ack_timeout = float(rest[0]) if rest else 5.0
     way = rest[1] if len(rest) > 1 else "nats"
-    certificate = Certificate(Path(rest[2]), Path(rest[3])) if len(rest) > 3 else None
     try:
-        anyio.run(main, mode, feed, nats, api_addresses, path, ack_timeout, way, certificate)
+        anyio.run(main, mode, feed, nats, api_addresses, path, ack_timeout, way, rest[2:])
     except StreamGapError as error:
         print(error, flush=True)
         sys.exit(LOST)

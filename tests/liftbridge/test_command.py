@@ -21,6 +21,7 @@ from feedapi_client.cli.app import app
 from feedapi_client.liftbridge import LiftbridgeApi, RelayReader, StreamOptions
 from feedapi_client.testing import Publisher, Quirks
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
+from tests import warm
 from tests.liftbridge.helpers import SAFETY_NET, eventually
 
 pytestmark = pytest.mark.anyio
@@ -49,7 +50,7 @@ def relay(nats_server: NatsServer, feedapi_publisher: Publisher) -> Start:
 
 
 def process(command: list[str], **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+    return warm.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

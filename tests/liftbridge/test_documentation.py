@@ -14,11 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
+from tests import warm
 from tests.docs.snippets import blocks, python_blocks
 from tests.liftbridge.clusters import require_liftbridge
 from tests.liftbridge.helpers import SAFETY_NET
@@ -70,11 +72,9 @@ async def test_a_snippet_runs(
         ("broker:9292", new_broker.api),
     ):
         program = program.replace(written, real or "")
-    done = await anyio.run_process(
-        [sys.executable, "-W", "error", "-c", program],
-        check=False,
-        cwd=tmp_path,
-        stderr=subprocess.STDOUT,
+    command = [sys.executable, "-W", "error", "-c", program]
+    done = await anyio.to_thread.run_sync(
+        lambda: warm.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     )
     assert done.returncode == 0, done.stdout.decode()
     assert done.stdout

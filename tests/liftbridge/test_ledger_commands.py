@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from feedapi_client.liftbridge import LiftbridgeApi, LiftbridgePublisher, Relay,
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker
+from tests import warm
 from tests.liftbridge.exactly_once.streams import SMALL, read
 from tests.liftbridge.helpers import SAFETY_NET
 
@@ -39,7 +39,7 @@ async def feedapi(*arguments: str) -> tuple[int, str]:
     """Run a command in a process of its own; return its exit code and what it printed."""
     command = [sys.executable, "-m", "feedapi_client.cli", *arguments]
     done = await anyio.to_thread.run_sync(
-        lambda: subprocess.run(
+        lambda: warm.run(
             command,
             capture_output=True,
             text=True,

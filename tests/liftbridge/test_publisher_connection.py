@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from urllib.parse import urlsplit
 from uuid import uuid4
 
 import anyio
+import anyio.abc
 import nats
 import pytest
 
@@ -138,6 +139,37 @@ async def test_a_failed_connection_is_an_error_without_credentials() -> None:
         await publisher.__aenter__()
     assert "secret" not in str(caught.value)
     assert "127.0.0.1:" in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["silent", "no NATS server", "the user is refused"])
+async def test_a_failed_connection_leaves_no_socket_open(kind: str) -> None:
+    ended = anyio.Event()
+
+    async def answer(client: anyio.abc.SocketStream) -> None:
+        async with client:
+            if kind == "no NATS server":
+                await client.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            elif kind == "the user is refused":
+                await client.send(b'INFO {"auth_required": true}\r\n')
+                await client.receive()
+                await client.send(b"-ERR 'Authorization Violation'\r\n")
+            with suppress(anyio.EndOfStream):
+                while True:
+                    await client.receive()
+        ended.set()
+
+    async with (
+        await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(listener.serve, answer)
+        port = listener.extra(anyio.abc.SocketAttribute.local_port)
+        with pytest.raises(BrokerUnavailableError):
+            async with LiftbridgePublisher(f"nats://u:p@127.0.0.1:{port}", connect_timeout=0.3):
+                pass
+        with anyio.fail_after(SAFETY_NET):
+            await ended.wait()
+        tasks.cancel_scope.cancel()
 
 
 async def test_closing_the_publisher_fails_messages_in_flight(

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import grpc
 import pytest
 
@@ -19,6 +20,7 @@ from feedapi_client.liftbridge import (
 )
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
+from tests import warm
 from tests.http.certificates import Certificate, self_signed
 from tests.liftbridge.clusters import require_liftbridge, tls_settings, trusting
 from tests.liftbridge.helpers import SAFETY_NET
@@ -121,8 +123,9 @@ async def test_the_command_takes_authority_and_token(
     command += [feedapi_publisher.url or "", "--nats", nats_server.url]
     command += ["--stream", "s", "--exactly-once", "events", "--create", "--api", guarded.address]
     command += ["--api-ca", str(certificate.path), "--api-token-env", "LIFTBRIDGE_TOKEN"]
-    done = await anyio.run_process(
-        command, check=False, env={**os.environ, "LIFTBRIDGE_TOKEN": TOKEN}
+    environment = {**os.environ, "LIFTBRIDGE_TOKEN": TOKEN}
+    done = await anyio.to_thread.run_sync(
+        lambda: warm.run(command, capture_output=True, env=environment)
     )
     assert done.returncode == 0, done.stderr.decode()
     assert TOKEN not in done.stderr.decode()

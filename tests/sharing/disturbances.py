@@ -22,6 +22,7 @@ import psycopg
 import redis
 from sqlalchemy.exc import SQLAlchemyError
 
+from tests import warm
 from tests.crash.application import application_class
 from tests.crash.comparison import Comparison
 from tests.crash.traffic import Traffic
@@ -62,9 +63,7 @@ class Worker:
 
     def __init__(self, command: list[str]) -> None:
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed in `close`
-        self.process = subprocess.Popen(
-            command, cwd=_ROOT, stdout=subprocess.DEVNULL, stderr=self._log
-        )
+        self.process = warm.Popen(command, cwd=_ROOT, stdout=subprocess.DEVNULL, stderr=self._log)
         self.paused_until: float | None = None
 
     def send(self, number: signal.Signals) -> None:

@@ -30,16 +30,17 @@ ANY_PORT = {"SPARK_TESTING": "true"}
 
 Spark's own tests do so. With the value "1" the launcher would look for a build of Spark.
 """
-_FOLDER = Path(sys.prefix) / "feedapi-tests"
-"""Within the environment: an archive is bound to the paths of Spark's jars, and their age."""
+_SPARK = Path(pyspark.__file__).parent
+_FOLDER = (
+    Path(sys.prefix) if _SPARK.is_relative_to(sys.prefix) else _SPARK.parent
+) / "feedapi-tests"
+"""With Spark, in this environment or that of Delta's tests: an archive is bound to the paths of
+Spark's jars, and their age."""
 
 
 @cache
 def options() -> str:
     """Return the options of a JVM. Makes the archives where there are none, in half a minute."""
-    # Another release of Spark, as Delta's tests have, is no part of this environment.
-    if not Path(pyspark.__file__).is_relative_to(sys.prefix):
-        return _QUICK
     java = ensure_java()
     name = hashlib.sha256(f"{Path(java.program).resolve()} {java.version}".encode()).hexdigest()
     archive = _FOLDER / f"spark-{name[:12]}.jsa"
@@ -65,7 +66,7 @@ def _make_base(java: str, base: Path) -> list[str]:
 def _make(archive: Path, base: list[str]) -> None:
     """Run a query in a JVM that notes which classes it loads. It ends after the program."""
     new = archive.with_suffix(".new")
-    submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
+    submit = [str(_SPARK / "bin" / "spark-submit")]
     submit += ["--driver-memory", "600m", "--driver-java-options"]
     submit += [" ".join([_QUICK, *base, f"-XX:ArchiveClassesAtExit={new}"])]
     done = subprocess.run(

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
+import anyio.to_thread
 import orjson
 import pytest
 
@@ -28,6 +29,7 @@ from feedapi_client.quarantine.quarantine_store import MemoryQuarantineStore
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
+from tests import warm
 from tests.liftbridge.clusters import SETTINGS, Cluster, require_liftbridge
 from tests.liftbridge.contract.reading import KEY, relayed
 from tests.liftbridge.helpers import SAFETY_NET
@@ -183,7 +185,7 @@ async def test_the_command_relays_what_fits_where_all_limits_are_raised(
     command += ["--nats", large_limits.nats.url, "--api", large_limits.server.address, "--create"]
     command += ["--stream", "s", "--max-message-bytes", "2000000"]
     command += ["--store", str(tmp_path / "r.db")] if mode == "at least once" else once
-    done = await anyio.run_process(command, check=False)
+    done = await anyio.to_thread.run_sync(lambda: warm.run(command, capture_output=True))
     assert done.returncode == 0, done.stderr.decode()
     async with LiftbridgeApi(large_limits.server.address, timeout=SAFETY_NET) as api:
         assert await numbers(api, "s", mode) == list(range(20))
