@@ -580,7 +580,7 @@ def test_selection_of_a_query_that_had_none_goes_on_with_it(
     publish(publisher, 100)
     engine = start()
     engine.run()
-    before = len(engine.all_rows())
+    before = len([*engine.all_rows()])
     narrower = options_for(publisher, partitions="0")
     location = engine.reader.location  # type: ignore[attr-defined]
     engine._make = lambda: FeedStreamReader(narrower, location)
@@ -588,8 +588,7 @@ def test_selection_of_a_query_that_had_none_goes_on_with_it(
     publish(publisher, 50)
     engine.run()
     assert before == 100
-    added = [row["partition"] for row in engine.all_rows()[before:]]
-    assert set(added) == {0}
+    assert {row["partition"] for row in [*engine.all_rows()][before:]} == {0}
 
 
 @pytest.mark.parametrize(
