@@ -372,9 +372,11 @@ def test_r10_names_that_delta_can_not_hold_are_refused(
 
 
 def test_r10_table_and_session_that_would_refuse_a_repeated_batch(
-    spark: SparkSession, lake: Lake
+    spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
-    job = lake.job(output="lake.append_only", bronze=None, gold=None, key=(), delete_when=None)
+    own: dict[str, Any] = {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
+    own |= {"bronze": None, "rejected": None, "gold": None, "key": (), "delete_when": None}
+    job = lake.job(output="lake.append_only", **own)
     appending = "spark.databricks.delta.properties.defaults.appendOnly"
     spark.conf.set(appending, "true")
     try:
