@@ -150,12 +150,16 @@ def check_inbox(client: Client, inbox: str) -> None:
     """Raise `LiftbridgeError` when the server refuses the subscription to an inbox."""
     denied = denied_subject(client.last_error, "subscription")
     if denied and denied.startswith(inbox.lower()):
-        prefix = inbox.rpartition(".")[0]
         raise LiftbridgeError(
             f"the user may not subscribe to its inbox {inbox}, where acks come to: give it the "
-            f"permission to subscribe to {prefix}.>, or set an inbox that it may subscribe to, "
-            "with options={'inbox_prefix': ...} of the publisher"
+            f"permission to subscribe to {inbox_subjects(inbox)}, or set an inbox that it may "
+            "subscribe to, with options={'inbox_prefix': ...} of the publisher"
         )
+
+
+def inbox_subjects(inbox: str) -> str:
+    """Return the subjects of all inboxes with the same prefix, as a permission names them."""
+    return f"{inbox.rpartition('.')[0]}.>"
 
 
 def denied_subject(error: Exception | None, what: Literal["publish", "subscription"]) -> str:

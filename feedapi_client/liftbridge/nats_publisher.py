@@ -36,6 +36,7 @@ from feedapi_client.liftbridge.nats_connection import (
     connect,
     denied_subject,
     flush,
+    inbox_subjects,
     unavailable,
     wait_until_connected,
 )
@@ -133,6 +134,10 @@ class LiftbridgePublisher(StreamPublisher):
         """
         try:
             self._inbox = client.new_inbox()
+            self._acks.silence = (
+                " None has come so far: is the broker's own user of NATS allowed to publish to "
+                f"{inbox_subjects(self._inbox)}?"
+            )
             self._subscriptions.append(await client.subscribe(self._inbox, cb=self._on_message))
             if client is not self._servers:
                 self._new_writer = (
@@ -234,11 +239,11 @@ class LiftbridgePublisher(StreamPublisher):
                     raise _not_sent(group.stream, correlation_id, cause(client))
                 room, deadline = min(acks.room, writer.batch_size), _now() + timeout
             room -= 1
+            subject = subject_of(key)
             if acked:
-                acks.add(correlation_id, group, deadline)
+                acks.add(correlation_id, group, deadline, subject)
             else:
                 group.add_without_ack()
-            subject = subject_of(key)
             if acked and self._asked.get(subject, 0.0) <= deadline:
                 self._asked[subject] = deadline + _ASK_AGAIN
                 await writer.add(subject, data, f"{self._inbox}.{correlation_id}")
