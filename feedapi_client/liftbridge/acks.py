@@ -210,7 +210,7 @@ class AckTracker:
         self._fail(beside, f"sent beside a message that nobody listened to. {_UNHEARD}")
 
     def refuse_subject(self, subject: str, text: str) -> bool:
-        """Fail the messages of the calls that publish to a subject. None of them is sent again.
+        """Fail the messages to a subject. None of them is sent again.
 
         Arguments:
             subject: in small letters.
@@ -218,9 +218,8 @@ class AckTracker:
         Returns:
             whether there were any.
         """
-        groups = {each[0] for each in self._entries.values()}
-        refused = {group for group in groups if group.publishes_to(subject)}
-        for key in [key for key, each in self._entries.items() if each[0] in refused]:
+        refused = [key for key, each in self._entries.items() if each[3].lower() == subject]
+        for key in refused:
             self.refuse(key, PublishError, text)
         return bool(refused)
 

@@ -349,7 +349,8 @@ def _too_large(stream: str, correlation_id: str, size: int, limit: int) -> Messa
 
 def _may_not(subject: str) -> str:
     return (
-        f"the user may not publish to {subject}: give it the permission to publish to that subject"
+        f"the user may not publish to {subject}: give it the permission to publish to that "
+        "subject, and to those of the stream's other partitions"
     )
 
 

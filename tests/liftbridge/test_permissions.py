@@ -147,6 +147,20 @@ async def test_a_partition_that_may_not_be_published_to_is_named(users: Any) -> 
         assert [message.value for message in broker.messages("orders")] == [b"x", b"y"]
 
 
+async def test_a_partition_that_may_not_be_published_to_does_not_fail_messages_to_another(
+    users: Any,
+) -> None:
+    async with users('"orders"', '"_INBOX.>"') as (served, broker):
+        broker.ack_delay = 0.2  # the refusal comes before it
+        async with LiftbridgePublisher(served.url(), ack_timeout=SAFETY_NET) as publisher:
+            stream = Stream("orders", partitions=2)
+            allowed = asyncio.ensure_future(publisher.publish(stream, b"x", partition=0))
+            await eventually(lambda: publisher.in_flight)
+            with pytest.raises(PublishError, match=r"may not publish to orders\.1.*partitions"):
+                await publisher.publish(stream, b"x", partition=1)
+            assert await allowed is not None
+
+
 async def test_a_refusal_is_found_on_a_connection_of_the_caller_before_anything_is_sent_again(
     users: Any,
 ) -> None:
