@@ -149,7 +149,7 @@ class LiftbridgePublisher(StreamPublisher):
                 await client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
             )
         except nats.errors.Error as error:
-            raise unavailable(error) from error
+            raise unavailable(error, client) from error
         await self._flush()
         check_inbox(client, self._inbox)
 
@@ -197,7 +197,7 @@ class LiftbridgePublisher(StreamPublisher):
                 f"({client.max_payload})"
             ) from error
         except nats.errors.Error as error:
-            raise unavailable(error) from error
+            raise unavailable(error, client) from error
         await self._flush()
         self._check_denied(client, lambda denied: denied == subject.lower())
 
@@ -286,10 +286,11 @@ class LiftbridgePublisher(StreamPublisher):
         return self._nats
 
     async def _flush(self) -> None:
+        client = self._client()
         try:
-            await flush(self._client())
+            await flush(client)
         except nats.errors.Error as error:
-            raise unavailable(error) from error
+            raise unavailable(error, client) from error
 
     async def _on_message(self, message: Msg) -> None:
         self._on_acks([message.data])
