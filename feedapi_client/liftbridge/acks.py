@@ -21,6 +21,11 @@ from feedapi_client.liftbridge.liftbridge_errors import (
 from feedapi_client.liftbridge.messages_pb2 import Ack
 from feedapi_client.liftbridge.stream_name import Stream
 
+_UNHEARD = (
+    "Is the stream missing (LiftbridgeApi.create_stream, or feedapi relay --create), attached to "
+    "another subject, or has it fewer partitions? Or does its broker not run?"
+)
+
 
 @dataclass(slots=True)
 class PublisherStats:
@@ -110,12 +115,16 @@ class AckTracker:
     Arguments:
         limit: maximum number of messages in flight.
         stats: the counters to update.
+
+    Attributes:
+        silence: what a missing ack may be due to as long as none has come at all.
     """
 
     def __init__(self, limit: int, stats: PublisherStats) -> None:
         self._limit = limit
         self._stats = stats
-        self._entries: dict[str, tuple[AckGroup, int, float]] = {}
+        self.silence = ""
+        self._entries: dict[str, tuple[AckGroup, int, float, str]] = {}
         self._waiters: deque[asyncio.Future[None]] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
@@ -142,10 +151,10 @@ class AckTracker:
                 if not waiter.done():
                     self._waiters.remove(waiter)
 
-    def add(self, correlation_id: str, group: AckGroup, deadline: float) -> None:
+    def add(self, correlation_id: str, group: AckGroup, deadline: float, subject: str = "") -> None:
         """Expect the ack of a message that is about to be sent, until `deadline` (loop time)."""
         acks = group.acks
-        self._entries[correlation_id] = (group, len(acks), deadline)
+        self._entries[correlation_id] = (group, len(acks), deadline, subject)
         acks.append(None)
         group.waiting += 1
         if deadline < self._timer_at:
@@ -158,7 +167,7 @@ class AckTracker:
         if entry is None:
             self._stats.unmatched += 1
             return
-        group, index, _ = entry
+        group, index, _, _ = entry
         if group.stream != ack.stream:
             self._entries[correlation_id] = entry
             self._stats.unmatched += 1
@@ -178,30 +187,30 @@ class AckTracker:
         if entry is None:
             self._stats.unmatched += 1
             return
-        group, index, _ = entry
+        group, index, _, _ = entry
         self._stats.failed += 1
         group.message_failed(index, kind(text, stream=group.stream, correlation_id=correlation_id))
         if self._waiters:
             self._wake_waiters()
 
     def refuse_unheard(self, correlation_id: str) -> None:
-        """Fail a message that nobody listened to, and wait no longer for the others of its call."""
+        """Fail a message that nobody listened to, and those of its call with the same subject.
+
+        The acks of its other messages may be on their way.
+        """
         entry = self._entries.get(correlation_id)
         if entry is None:
             return
-        group = entry[0]
-        self.refuse(
-            correlation_id,
-            NoStreamError,
-            "nobody listens on the subject of the stream, so the message was not stored. Is the "
-            "stream missing (LiftbridgeApi.create_stream, or feedapi relay --create), attached to "
-            "another subject, or has it fewer partitions? Or does its broker not run?",
-        )
-        others = [key for key, each in self._entries.items() if each[0] is group]
-        self._fail(others, "the message was sent beside one that nobody listened to")
+        group, _, _, subject = entry
+        text = f"nobody listens on the subject {subject}, so the message was not stored. {_UNHEARD}"
+        self.refuse(correlation_id, NoStreamError, text)
+        beside = [
+            key for key, each in self._entries.items() if each[0] is group and each[3] == subject
+        ]
+        self._fail(beside, f"sent beside a message that nobody listened to. {_UNHEARD}")
 
     def refuse_subject(self, subject: str, text: str) -> bool:
-        """Fail the messages of the calls that publish to a subject. None of them is sent again.
+        """Fail the messages to a subject. None of them is sent again.
 
         Arguments:
             subject: in small letters.
@@ -209,9 +218,8 @@ class AckTracker:
         Returns:
             whether there were any.
         """
-        groups = {each[0] for each in self._entries.values()}
-        refused = {group for group in groups if group.publishes_to(subject)}
-        for key in [key for key, each in self._entries.items() if each[0] in refused]:
+        refused = [key for key, each in self._entries.items() if each[3].lower() == subject]
+        for key in refused:
             self.refuse(key, PublishError, text)
         return bool(refused)
 
@@ -230,7 +238,8 @@ class AckTracker:
         self._fail(
             late,
             "no ack before the deadline: the message may be stored or not. Does the broker of the "
-            "stream run, and is the stream neither missing, paused nor read-only?",
+            "stream run, and is the stream neither missing, paused nor read-only?"
+            + ("" if self._stats.acked or self._stats.unmatched else self.silence),
         )
 
     def fail_all(self, reason: str) -> None:
@@ -244,7 +253,7 @@ class AckTracker:
 
     def _fail(self, correlation_ids: Iterable[str], message: str) -> None:
         for correlation_id in correlation_ids:
-            group, index, _ = self._entries.pop(correlation_id)
+            group, index, _, _ = self._entries.pop(correlation_id)
             self._stats.failed += 1
             group.message_failed(
                 index, AckTimeoutError(message, stream=group.stream, correlation_id=correlation_id)

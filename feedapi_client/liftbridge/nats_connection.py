@@ -9,12 +9,14 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
+from urllib.parse import unquote
 
 import nats.errors
 from nats.aio.client import Client
 
 from feedapi_client.causes import network_problem
 from feedapi_client.liftbridge.liftbridge_errors import BrokerUnavailableError, LiftbridgeError
+from feedapi_client.protocol.text import printable
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +43,7 @@ async def connect(
     Raises:
         BrokerUnavailableError: no server could be reached within `timeout` seconds, or one refuses
             the credentials, or its certificate is not trusted.
+        LiftbridgeError: the credentials need a package that is not installed.
     """
     urls = [servers] if isinstance(servers, str) else list(servers)
     problems = _Problems(len(urls), on_error)
@@ -61,6 +64,7 @@ async def connect(
                 "max_reconnect_attempts": -1,
                 "reconnect_time_wait": 0.1,
                 "name": "feedapi-client",
+                **_credentials(urls, options),
                 **options,
             },
         )
@@ -76,6 +80,11 @@ async def connect(
             return client
         waited = "" if problems.final.is_set() else f" within {timeout:g} s"
         raise BrokerUnavailableError(f"{where}{waited}: {problems.text}")
+    except ImportError as error:
+        raise LiftbridgeError(
+            f"credentials and seeds of NATS need the package {error.name}: "
+            "pip install 'nats-py[nkeys]'"
+        ) from error
     except (OSError, nats.errors.Error) as error:
         raise BrokerUnavailableError(f"{where}: {_text(error)}") from error
     finally:
@@ -87,6 +96,15 @@ async def connect(
             # nats-py 2.16 leaves the socket of an attempt open that fails or is cancelled.
             with suppress(Exception):
                 await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
+
+
+def _credentials(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, str]:
+    """Return user and password, or the token, that all URLs share. nats-py does not decode them."""
+    found = {url.rpartition("://")[2].rpartition("@")[0] for url in urls}
+    user, colon, password = map(unquote, min(found, default="").partition(":"))
+    if len(found) > 1 or not user or options.keys() & {"user", "password", "token"}:
+        return {}
+    return {"user": user, "password": password} if colon else {"token": user}
 
 
 class _Problems:
@@ -145,6 +163,11 @@ def _text(error: BaseException) -> str:
         return _NOT_TRUSTED
     if isinstance(error, TimeoutError):
         return "no answer in time: is it a NATS server, and are the port and TLS right?"
+    if isinstance(error, (ConnectionResetError, BrokenPipeError)):
+        # nats-py writes before it reads what the server said.
+        return "the server closed the connection: its log says why, such as too many connections"
+    if type(error) is nats.errors.Error:  # the words of the server, or of nats-py about any URL
+        return printable(said.removeprefix("nats: ").strip("'"))
     return network_problem(error) or type(error).__name__
 
 
@@ -155,14 +178,20 @@ def cause(client: Client) -> str:
 
 def check_inbox(client: Client, inbox: str) -> None:
     """Raise `LiftbridgeError` when the server refuses the subscription to an inbox."""
+    if "maximum subscriptions" in str(client.last_error).lower():  # the connection ends in a moment
+        raise BrokerUnavailableError(f"NATS{cause(client)}")
     denied = denied_subject(client.last_error, "subscription")
     if denied and denied.startswith(inbox.lower()):
-        prefix = inbox.rpartition(".")[0]
         raise LiftbridgeError(
             f"the user may not subscribe to its inbox {inbox}, where acks come to: give it the "
-            f"permission to subscribe to {prefix}.>, or set an inbox that it may subscribe to, "
-            "with options={'inbox_prefix': ...} of the publisher"
+            f"permission to subscribe to {inbox_subjects(inbox)}, or set an inbox that it may "
+            "subscribe to, with options={'inbox_prefix': ...} of the publisher"
         )
+
+
+def inbox_subjects(inbox: str) -> str:
+    """Return the subjects of all inboxes with the same prefix, as a permission names them."""
+    return f"{inbox.rpartition('.')[0]}.>"
 
 
 def denied_subject(error: Exception | None, what: Literal["publish", "subscription"]) -> str:
@@ -227,17 +256,17 @@ class MessageWriter:
         except nats.errors.BadSubjectError as error:
             raise ValueError(f"{subject!r} is no NATS subject") from error
         except nats.errors.Error as error:
-            raise unavailable(error) from error
+            raise unavailable(error, self._client) from error
 
     async def flush(self) -> None:
         """Publish the messages that were kept. Raises `BrokerUnavailableError`."""
 
 
-def unavailable(error: Exception) -> BrokerUnavailableError:
+def unavailable(error: Exception, client: Client) -> BrokerUnavailableError:
     """Translate an error of nats-py. Its text is left out, because it may quote a server's URL."""
-    return BrokerUnavailableError(f"NATS: {type(error).__name__}")
+    return BrokerUnavailableError(f"NATS: {type(error).__name__}{cause(client)}")
 
 
 def _place(url: str) -> str:
     """Return host and port of a URL: what stands before the last @ may be a password."""
-    return url.rpartition("@")[2].rpartition("://")[2].partition("/")[0]
+    return url.rpartition("@")[2].rpartition("://")[2].partition("/")[0] or "an empty URL"

@@ -36,6 +36,7 @@ from feedapi_client.liftbridge.nats_connection import (
     connect,
     denied_subject,
     flush,
+    inbox_subjects,
     unavailable,
     wait_until_connected,
 )
@@ -133,6 +134,10 @@ class LiftbridgePublisher(StreamPublisher):
         """
         try:
             self._inbox = client.new_inbox()
+            self._acks.silence = (
+                " None has come so far: is the broker's own user of NATS allowed to publish to "
+                f"{inbox_subjects(self._inbox)}?"
+            )
             self._subscriptions.append(await client.subscribe(self._inbox, cb=self._on_message))
             if client is not self._servers:
                 self._new_writer = (
@@ -144,7 +149,7 @@ class LiftbridgePublisher(StreamPublisher):
                 await client.subscribe(f"{self._inbox}.*", cb=self._on_reply)
             )
         except nats.errors.Error as error:
-            raise unavailable(error) from error
+            raise unavailable(error, client) from error
         await self._flush()
         check_inbox(client, self._inbox)
 
@@ -192,7 +197,7 @@ class LiftbridgePublisher(StreamPublisher):
                 f"({client.max_payload})"
             ) from error
         except nats.errors.Error as error:
-            raise unavailable(error) from error
+            raise unavailable(error, client) from error
         await self._flush()
         self._check_denied(client, lambda denied: denied == subject.lower())
 
@@ -234,11 +239,11 @@ class LiftbridgePublisher(StreamPublisher):
                     raise _not_sent(group.stream, correlation_id, cause(client))
                 room, deadline = min(acks.room, writer.batch_size), _now() + timeout
             room -= 1
+            subject = subject_of(key)
             if acked:
-                acks.add(correlation_id, group, deadline)
+                acks.add(correlation_id, group, deadline, subject)
             else:
                 group.add_without_ack()
-            subject = subject_of(key)
             if acked and self._asked.get(subject, 0.0) <= deadline:
                 self._asked[subject] = deadline + _ASK_AGAIN
                 await writer.add(subject, data, f"{self._inbox}.{correlation_id}")
@@ -281,10 +286,11 @@ class LiftbridgePublisher(StreamPublisher):
         return self._nats
 
     async def _flush(self) -> None:
+        client = self._client()
         try:
-            await flush(self._client())
+            await flush(client)
         except nats.errors.Error as error:
-            raise unavailable(error) from error
+            raise unavailable(error, client) from error
 
     async def _on_message(self, message: Msg) -> None:
         self._on_acks([message.data])
@@ -344,7 +350,8 @@ def _too_large(stream: str, correlation_id: str, size: int, limit: int) -> Messa
 
 def _may_not(subject: str) -> str:
     return (
-        f"the user may not publish to {subject}: give it the permission to publish to that subject"
+        f"the user may not publish to {subject}: give it the permission to publish to that "
+        "subject, and to those of the stream's other partitions"
     )
 
 

@@ -39,8 +39,9 @@ async def publish_until_acked(
 ) -> list[Ack | None]:
     """Publish messages at least once: again from the first one without an ack, until all are acked.
 
-    The last time that the messages are stored, they are in order. Arguments are those of
-    `StreamPublisher.publish_many`, except:
+    The last time that the messages are stored, they are in order. As long as no ack has come, and
+    after a failure, one message is sent alone, and the others behind its ack. Arguments are those
+    of `StreamPublisher.publish_many`, except:
 
     Arguments:
         give_up_after: seconds without progress after which an error is final; None: never.
@@ -67,18 +68,23 @@ async def publish_until_acked(
         if backoff.failing and before_retry is not None:
             await before_retry()
         acked = len(acks)
+        # Where no ack comes or a partition is missing, each attempt could else store all of them.
+        alone = backoff.failing or not publisher.stats.acked
         try:
-            acks.extend(
-                await publisher.publish_many(
-                    stream,
-                    values[acked:],
-                    keys=keys and keys[acked:],
-                    partition=partition,
-                    headers=headers,
-                    headers_each=headers_each and headers_each[acked:],
-                    ack_policy=ack_policy,
+            while len(acks) < len(values):
+                rest = slice(len(acks), len(acks) + 1 if alone else None)
+                alone = False
+                acks.extend(
+                    await publisher.publish_many(
+                        stream,
+                        values[rest],
+                        keys=keys and keys[rest],
+                        partition=partition,
+                        headers=headers,
+                        headers_each=headers_each and headers_each[rest],
+                        ack_policy=ack_policy,
+                    )
                 )
-            )
         except PublishError as error:
             acks.extend(error.acks)
             error.index, error.acks = len(acks), list(acks)

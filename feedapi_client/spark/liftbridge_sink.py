@@ -67,11 +67,17 @@ def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
     return parse
 
 
+def _not_empty(text: str) -> str:
+    if not text.strip():
+        raise ValueError(text)
+    return text
+
+
 _PARSERS: dict[str, Callable[[str], Any]] = {
     "stream": str,
     "subject": str,
     "partitions": _positive(int),
-    "nats": str,
+    "nats": _not_empty,
     "natsenv": str,
     "ackpolicy": lambda value: _ACK_POLICIES[value.lower()],
     "acktimeout": _positive(float),
@@ -249,8 +255,8 @@ def parse_options(given: Mapping[str, str]) -> SinkOptions:
         values = {name: _PARSERS[name](options[name]) for name in options if name in _PARSERS}
     except (ValueError, KeyError) as error:
         raise OptionError(
-            "liftbridge sink: partitions, maxInFlight and attempts are whole numbers above 0, "
-            "ackTimeout a number of seconds, ackPolicy leader or all"
+            "liftbridge sink: nats is a URL, partitions, maxInFlight and attempts are whole "
+            "numbers above 0, ackTimeout a number of seconds, ackPolicy leader or all"
         ) from error
     try:
         stream = Stream(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -147,6 +148,20 @@ async def test_a_partition_that_may_not_be_published_to_is_named(users: Any) -> 
         assert [message.value for message in broker.messages("orders")] == [b"x", b"y"]
 
 
+async def test_a_partition_that_may_not_be_published_to_does_not_fail_messages_to_another(
+    users: Any,
+) -> None:
+    async with users('"orders"', '"_INBOX.>"') as (served, broker):
+        broker.ack_delay = 0.2  # the refusal comes before it
+        async with LiftbridgePublisher(served.url(), ack_timeout=SAFETY_NET) as publisher:
+            stream = Stream("orders", partitions=2)
+            allowed = asyncio.ensure_future(publisher.publish(stream, b"x", partition=0))
+            await eventually(lambda: publisher.in_flight)
+            with pytest.raises(PublishError, match=r"may not publish to orders\.1.*partitions"):
+                await publisher.publish(stream, b"x", partition=1)
+            assert await allowed is not None
+
+
 async def test_a_refusal_is_found_on_a_connection_of_the_caller_before_anything_is_sent_again(
     users: Any,
 ) -> None:
@@ -192,6 +207,74 @@ async def test_a_refused_password_beside_a_server_that_takes_it_is_no_error(
         for servers in ([wrong, nats_server.url], [nats_server.url, wrong]):
             async with LiftbridgePublisher(servers, options={"dont_randomize": True}):
                 pass
+
+
+@pytest.mark.parametrize(
+    ("server", "url"),
+    [
+        ('user: app, password: "p@ss/w:d"', "app:p%40ss%2Fw%3Ad"),
+        ('user: "a:b", password: "%41#?["', "a%3Ab:%2541%23%3F%5B"),
+        ('user: app, password: "100% sure"', "app:100%25%20sure"),
+        ('user: app, password: "100%"', "app:100%"),
+        ('token: "s/t"', "s%2Ft"),
+    ],
+)
+async def test_what_a_url_holds_may_be_percent_encoded(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, server: str, url: str
+) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text(f"authorization {{ {server} }}")
+    with NatsServer("-c", str(config)) as nats_server, caplog.at_level(logging.DEBUG):
+        given = nats_server.url.replace("//", f"//{url}@")
+        for servers in (given, [given, given]):
+            async with LiftbridgePublisher(servers) as publisher:
+                assert url not in repr(publisher)
+    assert url not in caplog.text
+
+
+async def test_a_password_among_the_options_wins_over_that_of_the_url(users: Any) -> None:
+    async with users('"orders"', '"_INBOX.>"') as (served, _):
+        url = served.server.url.replace("//", "//token@")
+        async with LiftbridgePublisher(url, options={"user": "app", "password": "pw"}) as publisher:
+            assert await publisher.publish("orders", b"x")
+
+
+@pytest.mark.parametrize("option", ["user_credentials", "nkeys_seed", "nkeys_seed_str"])
+async def test_credentials_that_need_a_package_say_which(
+    monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, option: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "nkeys", None)
+    with pytest.raises(LiftbridgeError, match=r"pip install 'nats-py\[nkeys\]'"):
+        await LiftbridgePublisher(nats_server.url, options={option: "x"}).__aenter__()
+
+
+@pytest.mark.parametrize("url", ["", "nats://", "nats://app:pw@127.0.0.1:port"])
+async def test_a_url_that_is_none_is_named_as_such(url: str) -> None:
+    with pytest.raises(BrokerUnavailableError, match=r"invalid (hostname in )?connect url") as no:
+        await LiftbridgePublisher([url]).__aenter__()
+    assert "pw" not in str(no.value)
+
+
+@pytest.mark.parametrize(
+    ("limit", "told"),
+    [
+        ("max_connections: 1", "too many connections|maximum connections exceeded"),
+        ("max_subscriptions: 1", "maximum subscriptions exceeded"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # nats-py 2.16 forgets such connections
+async def test_a_limit_of_the_server_is_named(tmp_path: Path, limit: str, told: str) -> None:
+    config = tmp_path / "nats.conf"
+    config.write_text(limit)
+    with NatsServer("-c", str(config)) as server:
+        client = await nats.connect(server.url, error_cb=_silent)
+        async with closing(client):
+            if "subscriptions" in limit:
+                with pytest.raises(BrokerUnavailableError, match=told):
+                    await LiftbridgePublisher(client).__aenter__()
+            with pytest.raises(BrokerUnavailableError, match=told):
+                await LiftbridgePublisher(server.url, connect_timeout=2).__aenter__()
+    gc.collect()
 
 
 @pytest.mark.parametrize("down", [0, 1], ids=["alone", "beside a server that is down"])

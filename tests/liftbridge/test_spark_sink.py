@@ -170,6 +170,7 @@ async def test_wrong_columns_are_an_error_before_any_job(
         ({"stream": "s", "ackTimeout": "nan"}, "number of seconds"),
         ({"stream": "s", "ackTimeout": "inf"}, "number of seconds"),
         ({"stream": "s", "subject": "a.*"}, "'a.*' is no subject that can be published to"),
+        ({"stream": "s", "nats": " "}, "nats is a URL"),
         ({"stream": "a b"}, "'a b' can't be the name of a stream"),
     ],
 )
