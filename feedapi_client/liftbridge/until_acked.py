@@ -44,6 +44,7 @@ async def publish_until_acked(
     of `StreamPublisher.publish_many`, except:
 
     Arguments:
+        headers: of all messages. They win over those of `headers_each`.
         give_up_after: seconds without progress after which an error is final; None: never.
         attempts: number of attempts without progress after which an error is final; None: any.
         on_retry: called before each pause, as by `feedapi_client.retry.retry`.
@@ -55,6 +56,8 @@ async def publish_until_acked(
         PublishError: the last of too many errors, or an error that no further attempt can change.
             Its `index` counts from the first of all messages, as its `acks` do.
     """
+    if headers and headers_each:
+        headers_each = [{**own, **headers} for own in headers_each]
     acks: list[Ack | None] = []
     backoff = Backoff(
         base_delay=_RETRY_BASE_DELAY,

@@ -141,6 +141,22 @@ async def test_headers_of_events_can_be_added_to_messages(
     assert broker.messages("s")[0].headers["trace"] == b"t1"
 
 
+async def test_headers_of_events_do_not_replace_those_of_the_relay(
+    feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher
+) -> None:
+    await broker.create_stream("s")
+    feedapi_publisher.extend(0, events(2))
+    await relay(
+        feedapi_publisher,
+        publisher,
+        headers=lambda _: {"feedapi-partition": b"9", "feedapi-cursor": b"x", "own": b"kept"},
+    )
+    for message in broker.messages("s"):
+        assert message.headers["own"] == b"kept"
+        assert message.headers["feedapi-partition"] == b"0"
+        assert message.headers["feedapi-cursor"] != b"x"
+
+
 async def test_a_second_run_continues_after_the_committed_cursor(
     feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher
 ) -> None:

@@ -80,12 +80,15 @@ async def test_each_row_is_an_acked_message_with_its_identity(
     await broker.create_stream("s")
     feedapi_publisher.extend(0, [{"n": n} for n in range(500)])
     await run(
-        "data AS value", "CAST(sequence AS STRING) AS key", "map('source', 'spark') AS headers"
+        "data AS value",
+        "CAST(sequence AS STRING) AS key",
+        "map('source', 'spark', 'feedapi-query', 'x', 'feedapi-row', '7') AS headers",
     )
     found = rows(broker)
     assert [n for _, n in found] == list(range(500))
     assert len({identity for identity, _ in found}) == 500
     assert len({identity.query for identity, _ in found}) == 1
+    assert found[0][0].query != "x"
     assert all(
         message.headers["source"] == b"spark" and message.key.isdigit()
         for message in broker.messages("s")
