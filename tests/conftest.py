@@ -125,8 +125,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what the quick answer leaves out as slow, and run the files with slow tests first.
 
     Then no process ends long after the others. Left out are tests that need a server or a JVM, and
-    the second run of each async test: on trio.
+    the second run of each async test: on trio. Tests of a client without async have no second run,
+    because only their server is async.
     """
+    items[:] = [item for item in items if not (_param(item, "sync") and _runs_on_trio(item))]
     root = Path(__file__).parents[1]
     touched = tuple(name for names in TOUCHED.values() for name in names)
     first = {root / name: number for number, name in enumerate(FIRST_FILES)}
@@ -159,8 +161,12 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 
 def _runs_on_trio(item: pytest.Item) -> bool:
+    return _param(item, "anyio_backend") == "trio"
+
+
+def _param(item: pytest.Item, name: str) -> Any:
     callspec = getattr(item, "callspec", None)
-    return callspec is not None and callspec.params.get("anyio_backend") == "trio"
+    return None if callspec is None else callspec.params.get(name)
 
 
 @pytest.fixture(autouse=True)
