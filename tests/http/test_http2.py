@@ -47,6 +47,7 @@ def url(certificate: Certificate) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_r14_small_pages_keep_a_slow_handler_from_delaying_others_over_http2(
     url: str, certificate: Certificate
 ) -> None:
