@@ -20,6 +20,17 @@ from hypothesis import settings
 
 from feedapi_client import Limits, RetryPolicy
 from tests import components
+from tests.servers import (
+    _mariadb,
+    _postgres,
+    _redis_server,
+    folder_in_memory,
+    mariadb,
+    postgres,
+    redis_server,
+)
+
+__all__ = ["_mariadb", "_postgres", "_redis_server", "mariadb", "postgres", "redis_server"]
 
 _MAX_PROCESSES = 4
 _JVM_TIMEOUT = 360
@@ -108,6 +119,9 @@ def pytest_configure(config: pytest.Config) -> None:
     # Tests start hundreds of Python processes, and each would compile the library anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
+    # Stores wait for the disk at each commit, and here nothing need survive the machine.
+    if (folder := folder_in_memory()) is not None:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", folder)
     # There are few cycles, and looking for them every 700 objects takes 8 % of the time.
     gc.set_threshold(10_000, 20, 20)
     _share_certificates()

@@ -8,9 +8,6 @@ import pytest
 from feedapi_client import SQLiteCursorStore
 from feedapi_client.testing import Publisher
 from tests.quarantine.helpers import Ledger
-from tests.servers import postgres
-
-__all__ = ["postgres"]
 
 
 @pytest.fixture
