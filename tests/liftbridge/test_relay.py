@@ -168,6 +168,7 @@ async def test_a_second_run_continues_after_the_committed_cursor(
     assert numbers(broker) == list(range(600))
 
 
+@pytest.mark.usefixtures("short_waits")
 async def test_splits_are_followed_in_order(
     feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher
 ) -> None:
