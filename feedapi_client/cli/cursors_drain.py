@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedapi_client.cli.escape import shown_line
-from feedapi_client.cli.reporting import run_async
+from feedapi_client.cli.reporting import report, run_async
 from feedapi_client.cli.store_options import ConsumerOfFeed, Partition, Yes
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def cursors_drain(options: CursorsDrain) -> None:
     change = run_async(_plan, options)
     where = f"{shown_line(change.key)}: partition {options.partition}"
     if not change.after:
-        print(f"{where} is drained already")
+        report(f"{where} is drained already")
         return
     if not options.yes:
         typer.confirm(
@@ -51,7 +51,7 @@ def cursors_drain(options: CursorsDrain) -> None:
             abort=True,
         )
     run_async(apply, options.target, change, options.force)
-    print(f"{where} is drained")
+    report(f"{where} is drained")
 
 
 async def _plan(options: CursorsDrain) -> Change:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedapi_client.cli.escape import shown_line
-from feedapi_client.cli.reporting import run_async
+from feedapi_client.cli.reporting import report, run_async
 from feedapi_client.cli.store_options import BesideInstances, StorePlace, Yes
 from feedapi_client.errors import FeedError
 
@@ -53,7 +53,7 @@ def cursors_import(options: CursorsImport) -> None:
             f"{count} positions are there already and will be replaced. Go on?", abort=True
         )
     for feed in run_async(_import, options, feeds):
-        print(f"{shown_line(feed.key)}: {len(feed.positions)} positions imported")
+        report(f"{shown_line(feed.key)}: {len(feed.positions)} positions imported")
 
 
 async def _count(options: CursorsImport, feeds: Feeds) -> int:

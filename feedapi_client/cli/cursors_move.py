@@ -9,6 +9,7 @@ import typer
 
 from feedapi_client.cli.escape import shown_line
 from feedapi_client.cli.feed_options import checked_url
+from feedapi_client.cli.reporting import report
 from feedapi_client.cli.store_options import BesideInstances, StorePlace
 
 
@@ -53,7 +54,7 @@ async def cursors_move(options: CursorsMove) -> None:
             store, old, new, name=options.name, overwrite=options.overwrite, force=options.force
         )
     for feed in moved:
-        print(f"{shown_line(feed.key)}: {len(feed.positions)} positions moved here")
+        report(f"{shown_line(feed.key)}: {len(feed.positions)} positions moved here")
 
 
 def _is_feed_name(text: str) -> bool:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from feedapi_client.cli.escape import shown_line
+from feedapi_client.cli.reporting import report
 from feedapi_client.cli.store_options import BesideInstances, StorePlace
 
 
@@ -38,4 +39,4 @@ async def cursors_rename(options: CursorsRename) -> None:
     async with options.place.open() as store:
         renamed = await rename(store, old, new, feed=options.feed, force=options.force)
     for feed in renamed:
-        print(f"{shown_line(feed.key)}: {len(feed.positions)} positions have this name now")
+        report(f"{shown_line(feed.key)}: {len(feed.positions)} positions have this name now")

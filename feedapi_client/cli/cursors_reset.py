@@ -9,7 +9,7 @@ import typer
 
 from feedapi_client.cli.escape import shown_line
 from feedapi_client.cli.feed_options import OnlyPartitions
-from feedapi_client.cli.reporting import run_async
+from feedapi_client.cli.reporting import report, run_async
 from feedapi_client.cli.store_options import BesideInstances, Chosen, StorePlace, Yes
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def cursors_reset(options: CursorsReset) -> None:
         count = len(found.positions)
         typer.confirm(f"{shown_line(found.key)}: forget {count} of {stored} positions?", abort=True)
     found, _ = run_async(_reset, options, False)
-    print(f"{shown_line(found.key)}: {len(found.positions)} positions forgotten")
+    report(f"{shown_line(found.key)}: {len(found.positions)} positions forgotten")
 
 
 async def _reset(options: CursorsReset, dry_run: bool) -> tuple[FeedPositions, int]:

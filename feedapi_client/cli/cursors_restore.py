@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedapi_client.cli.escape import shown, shown_line
-from feedapi_client.cli.reporting import run_async
+from feedapi_client.cli.reporting import report, run_async
 from feedapi_client.cli.store_options import ConsumerOfFeed, Yes
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def cursors_restore(options: CursorsRestore) -> None:
     if not options.yes:
         typer.confirm(f"{where}: go on from the cursor '{at}'{source}?", abort=True)
     run_async(apply, options.target, change, options.force)
-    print(f"{where} at '{at}'{source}")
+    report(f"{where} at '{at}'{source}")
 
 
 async def _plan(options: CursorsRestore) -> Change:

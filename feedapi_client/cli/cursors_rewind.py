@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from feedapi_client.cli.escape import shown_line
-from feedapi_client.cli.reporting import run_async
+from feedapi_client.cli.reporting import report, run_async
 from feedapi_client.cli.store_options import BesideInstances, Chosen, StorePlace, Yes
 from feedapi_client.cli.times import parse_time
 
@@ -52,7 +52,7 @@ def cursors_rewind(options: CursorsRewind) -> None:
             return
         typer.confirm("Stop the consumer first. Rewind?", abort=True)
     done = run_async(_rewind, options, when, False)
-    print(f"{shown_line(done.key)}: {len(done.after)} positions are those of {_shown(when)}")
+    report(f"{shown_line(done.key)}: {len(done.after)} positions are those of {_shown(when)}")
 
 
 async def _rewind(options: CursorsRewind, when: datetime, dry_run: bool) -> Change:

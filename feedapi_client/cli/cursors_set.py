@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from feedapi_client.cli.escape import shown, shown_line
+from feedapi_client.cli.reporting import report
 from feedapi_client.cli.store_options import BesideInstances, Chosen, Filters, Partition, StorePlace
 from feedapi_client.errors import FeedError
 
@@ -72,4 +73,4 @@ async def cursors_set(options: CursorsSet) -> None:
         key = new or await chosen.one_feed(store, filters)
         position = Position(options.cursor, options.status.value)
         await set_position(store, key, options.partition, position, force=options.force)
-    print(f"{shown_line(key)}: partition {options.partition} is at '{shown(options.cursor)}'")
+    report(f"{shown_line(key)}: partition {options.partition} is at '{shown(options.cursor)}'")

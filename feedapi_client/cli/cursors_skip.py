@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from feedapi_client.cli.escape import shown_line
 from feedapi_client.cli.feed_options import OnlyPartitions, Quiet
-from feedapi_client.cli.reporting import say
+from feedapi_client.cli.reporting import report, say
 from feedapi_client.cli.store_options import BesideInstances, ConsumerOfFeed
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ async def cursors_skip(options: CursorsSkip) -> None:
                     report=say,
                 )
                 line.stop()
-                print(
+                report(
                     f"{shown_line(feed.key)}: {skipped.events} events skipped, "
                     f"{len(skipped.positions)} positions saved"
                 )

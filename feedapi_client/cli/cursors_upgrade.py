@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from feedapi_client.cli.escape import shown_line
+from feedapi_client.cli.reporting import report
 from feedapi_client.cli.store_options import BesideInstances, Chosen, Filters, StorePlace
 
 
@@ -36,6 +37,6 @@ async def cursors_upgrade(options: CursorsUpgrade) -> None:
         )
         upgraded = await upgrade(store, keys, force=options.force)
     if not upgraded:
-        print("nothing is stored in an earlier format: nothing was changed")
+        report("nothing is stored in an earlier format: nothing was changed")
     for feed in upgraded:
-        print(f"{shown_line(feed.key)}: {len(feed.positions)} positions were converted")
+        report(f"{shown_line(feed.key)}: {len(feed.positions)} positions were converted")

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, NoReturn
 
 import typer
 
-from feedapi_client.cli.reporting import CommandError
+from feedapi_client.cli.reporting import CommandError, report
 
 if TYPE_CHECKING:
     import argparse
 
 
 def run_adapter(context: typer.Context, module: str, extra: str) -> None:
-    """Call ``main(arguments)`` of an adapter module and exit with the code that it returns.
+    """Call ``main(arguments, report)`` of an adapter module and exit with the code that it returns.
 
     Raises `CommandError` when the `extra` that the adapter needs is not installed.
     """
@@ -32,7 +32,7 @@ def run_adapter(context: typer.Context, module: str, extra: str) -> None:
         ) from None
     if (parser := getattr(adapter, "parser", None)) is not None:
         _check_usage(context, parser())
-    raise typer.Exit(adapter.main(context.args))
+    raise typer.Exit(adapter.main(context.args, report))
 
 
 def _check_usage(context: typer.Context, parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import typer
 
 from feedapi_client.cli.quarantine_options import All, ChosenEvents, Ids
-from feedapi_client.cli.reporting import run_async
+from feedapi_client.cli.reporting import report, run_async
 from feedapi_client.cli.store_options import Yes
 
 
@@ -27,7 +27,7 @@ def quarantine_drop(options: QuarantineDrop) -> None:
     ids = options.ids or run_async(_ids, options)
     if not options.yes:
         typer.confirm(f"Delete {len(ids)} events for good?", abort=True)
-    print(f"{run_async(_drop, options, ids)} events deleted")
+    report(f"{run_async(_drop, options, ids)} events deleted")
 
 
 async def _ids(options: QuarantineDrop) -> list[str]:

@@ -10,6 +10,7 @@ import typer
 from feedapi_client.cli.escape import shown
 from feedapi_client.cli.exit_codes import FAILURE
 from feedapi_client.cli.quarantine_options import All, ChosenEvents, Ids
+from feedapi_client.cli.reporting import report
 
 if TYPE_CHECKING:
     from feedapi_client.quarantine import QuarantinedEvent
@@ -49,7 +50,7 @@ async def quarantine_replay(options: QuarantineReplay) -> int:
     async with options.selected.open() as store, open_handler(options.handler, function) as handler:
         ids = await options.selected.ids(store, options.ids)
         result = await quarantine.replay(store, handler, ids, report=_print_result)
-    print(f"{result.handled} events handled, {result.failed} failed again and stay")
+    report(f"{result.handled} events handled, {result.failed} failed again and stay")
     return FAILURE if result.failed else 0
 
 
@@ -63,4 +64,4 @@ def _print_result(event: QuarantinedEvent, error: Exception | None) -> None:
         payload = make_event(event.partition, event.raw, event.headers)
         batch = Batch(event.partition, [payload], event.cursor)
         result = f"failed again: {FailureText(batch).line(error)}"
-    print(f"{shown(event.id)}  {shown(result)}", flush=True)
+    report(f"{shown(event.id)}  {shown(result)}")

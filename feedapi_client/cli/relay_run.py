@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
 from functools import partial
@@ -20,6 +19,7 @@ from feedapi_client.cli.exit_codes import SIGNALLED
 from feedapi_client.cli.feed_options import edges
 from feedapi_client.cli.monitoring import monitoring
 from feedapi_client.cli.relay_to_stream import ApiOptions, RelayToStream
+from feedapi_client.cli.reporting import say
 from feedapi_client.cli.terminal import ProgressLine
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import ProtocolError
@@ -196,7 +196,7 @@ class RelayRun:
             await asyncio.wait({showing, states})
             progress.stop()
         if not self.options.quiet:
-            print(_summary(relay, self.options.stream), file=sys.stderr)
+            say(_summary(relay, self.options.stream))
 
 
 async def _show(progress: ProgressLine, relay: Relay) -> None:
@@ -210,7 +210,7 @@ async def _show(progress: ProgressLine, relay: Relay) -> None:
 
 def _summary(relay: Relay, stream: str) -> str:
     done = relay.progress
-    text = f"feedapi: {done.events:,} events in {done.batches:,} batches to stream {stream}, "
+    text = f"{done.events:,} events in {done.batches:,} batches to stream {stream}, "
     text += f"{done.retries} retries"
     if done.put_aside:
         text += f", {done.put_aside} too large and put aside"

@@ -24,7 +24,7 @@ from feedapi_client.cli.exit_codes import (
     UNREACHABLE,
     USAGE,
 )
-from feedapi_client.cli.std_streams import discard_stdout, flush_stdout, prepare_streams
+from feedapi_client.cli.std_streams import discard, flush_stdout, prepare_streams
 from feedapi_client.errors import FeedError
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ def _reported() -> Iterator[None]:
             raise
         if _is_closed_output(error):
             # A reader such as `head` has all it wants. That is no failure, as for `feedapi cat`.
-            discard_stdout()
+            discard(sys.stdout)
             raise typer.Exit from None
         if os.environ.get("FEEDAPI_DEBUG"):
             raise
@@ -161,9 +161,25 @@ def _report_usage_error(error: Any) -> int:
 
 
 def say(text: str) -> None:
-    """Print a line on stderr, in one piece: log records of other threads come before or after."""
-    sys.stderr.write(f"feedapi: {shown_line(text)}\n")
-    sys.stderr.flush()
+    """Print a line on stderr, in one piece: log records of other threads come before or after.
+
+    A stderr that can't be written changes nothing.
+    """
+    try:
+        sys.stderr.write(f"feedapi: {shown_line(text)}\n")
+        sys.stderr.flush()
+    except OSError:
+        discard(sys.stderr)
+
+
+def report(text: str) -> None:
+    """Print what was done. It is done, and no error, where stdout can't be written."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        discard(sys.stdout)
+        if not _is_closed_output(error):
+            say(f"stdout can't be written ({error.strerror}), but this is done: {text}")
 
 
 def run_async(function: Callable[..., Coroutine[Any, Any, T]], *args: Any) -> T:

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from typing import TextIO
 
 from feedapi_client.cli.exit_codes import FAILURE
 
@@ -43,15 +44,15 @@ def flush_stdout() -> OSError | None:
     try:
         sys.stdout.flush()
     except OSError as error:
-        discard_stdout()
+        discard(sys.stdout)
         return error
     return None
 
 
-def discard_stdout() -> None:
-    """Drop what stdout still holds, because Python would try to write it once more at its exit."""
+def discard(stream: TextIO) -> None:
+    """Drop what the stream still holds, because Python would write it once more at its exit."""
     with suppress(OSError, ValueError):
-        descriptor = sys.stdout.fileno()
+        descriptor = stream.fileno()
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, descriptor)
         os.close(null)

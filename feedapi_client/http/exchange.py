@@ -48,7 +48,14 @@ from feedapi_client.http.httpx_errors import (
 )
 from feedapi_client.http.redaction import hide_secrets, register
 from feedapi_client.http.retry_after import retry_after
-from feedapi_client.http.urls import decoded, feed_urls, origin, query_secrets, shown_origin
+from feedapi_client.http.urls import (
+    decoded,
+    feed_urls,
+    foreign_secrets,
+    origin,
+    query_secrets,
+    shown_origin,
+)
 from feedapi_client.options import Limits
 from feedapi_client.protocol.dialects import Params
 from feedapi_client.protocol.text import excerpt
@@ -89,7 +96,7 @@ class Endpoint(Generic[Client]):
         self._url = self._urls.feed
         self._basic = httpx.BasicAuth(*self._url.basic_auth) if self._url.basic_auth else None
         self._sent: WeakKeyDictionary[httpx.Request, None] = WeakKeyDictionary()
-        """The requests under way, whose headers an auth may change, and `_last`."""
+        """The requests under way, whose URL and headers an auth may change, and `_last`."""
         self._last: httpx.Request | None = None
         self._used_in: OneProcess | None = None
         register(self)
@@ -191,9 +198,10 @@ class Endpoint(Generic[Client]):
                 if isinstance(answer, Exception)
                 else answer
             )
+            if response.request is not request:  # an auth made another one
+                self._note(response.request)
             if response.is_success and not discovery:
                 return response, b""
-            self._note(response.request)
             body = yield from self._body_of(response, partition, limit, read=failed)
             onward = self._onward(response, partition, discovery)
             if onward is None:
@@ -374,20 +382,24 @@ class Endpoint(Generic[Client]):
         return excerpt(body, self.hide)
 
     def hide(self, text: str) -> str:
-        """The text without the secrets of the URL, the client and the headers sent last."""
+        """The text without the secrets of the URL, the client and the requests sent last."""
         return hide_secrets(text, self.secrets())
 
     def secrets(self) -> frozenset[str]:
         """Return the texts that `hide` removes."""
+        # A list, whatever other threads send.
+        sent = [request for each in self._sent.keyrefs() if (request := each()) is not None]
         values = {
             value
-            for reference in self._sent.keyrefs()  # a list, whatever other threads send
-            if (request := reference()) is not None
+            for request in sent
             for name, value in request.headers.items()
             if name not in _PLAIN_HEADERS
         }
+        queries = {request.url.query for request in sent}
         params = query_secrets(str(self.client.params))
-        return self._url.secrets.union(params, *map(_header_secrets, values))
+        return self._url.secrets.union(
+            params, *map(_header_secrets, values), *map(foreign_secrets, queries)
+        )
 
     def _note(self, request: httpx.Request) -> None:
         self._sent[request] = None

@@ -11,7 +11,7 @@ import httpx
 
 from feedapi_client.errors import NegotiationError
 from feedapi_client.model import public_url
-from feedapi_client.protocol.dialects import Params
+from feedapi_client.protocol.dialects import OWN_PARAMS, Params
 
 _PORTS = {"http": 80, "https": 443}
 
@@ -146,6 +146,13 @@ def shown_origin(url: httpx.URL) -> str:
 def query_secrets(query: str) -> frozenset[str]:
     """The query and its values."""
     return decoded([query, *(pair.partition("=")[2] for pair in query.split("&"))])
+
+
+@lru_cache(128)
+def foreign_secrets(query: bytes) -> frozenset[str]:
+    """The values of all parameters but the protocol's own, as an auth may add them."""
+    pairs = (pair.partition("=") for pair in query.decode("ascii", "replace").split("&"))
+    return decoded(value for name, _, value in pairs if not OWN_PARAMS.fullmatch(unquote(name)))
 
 
 def decoded(texts: Iterable[str]) -> frozenset[str]:

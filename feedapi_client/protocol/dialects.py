@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,10 @@ from feedapi_client.options import FetchOptions
 from feedapi_client.protocol.text import printable
 
 Params = list[tuple[str, str]]
+OWN_PARAMS = re.compile(
+    "n|cursor[0-9]*|partition|token|headers|stream|page[Ss]ize[Hh]int|(skip-)?event-types|filter-.*"
+)
+"""The names of the parameters of a fetch, in all dialects: their values are no secrets."""
 _NAMES_SHOWN = 8
 _NAME_SHOWN = 20
 

@@ -451,3 +451,47 @@ def test_r21_events_on_a_terminal_are_escaped(
 def test_events_for_a_terminal_mean_the_same() -> None:
     assert for_terminal(b'{"a":1}\n') == b'{"a":1}\n'
     assert for_terminal(b'{"a":"\x1b"}\n"\xff"\n') == b'{"a":"\\u001b"}\n"\\xff"\n'
+
+
+# ---------------------------------------------------------------------- what is done is done
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["set", "0", "c"],
+        ["skip"],
+        ["rename", "default", "other"],
+        ["reset", "--yes"],
+        ["rewind", "--to", "now", "--yes"],
+    ],
+)
+def test_a_full_disk_fails_nothing_that_is_done(
+    spawn: Spawn, filled: Path, feedapi_publisher: Publisher, command: list[str]
+) -> None:
+    if command == ["skip"]:
+        command = ["skip", str(feedapi_publisher.url)]
+    with Path("/dev/full").open("wb") as full:
+        process = spawn("cursors", *command, "--store", filled, stdout=full)
+        _, errors = process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 0
+    begin = b"feedapi: stdout can't be written (No space left on device), but this is done: http"
+    assert errors.startswith(begin)
+    assert errors.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_two_full_disks_fail_nothing_that_is_done(
+    spawn: Spawn, filled: Path, unbuffered: str
+) -> None:
+    command = ("cursors", "set", "0", "c", "--store", filled)
+    with Path("/dev/full").open("wb") as full:
+        process = spawn(*command, stdout=full, stderr=full, env={"PYTHONUNBUFFERED": unbuffered})
+        assert process.wait(TIMEOUT) == 0
+
+
+def test_a_full_disk_for_errors_changes_no_exit_code(spawn: Spawn, filled: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        process = spawn("cursors", "set", "--store", filled, stderr=full)
+        process.communicate(timeout=TIMEOUT)
+    assert process.returncode == 2

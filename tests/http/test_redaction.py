@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import subprocess
 import sys
 from collections.abc import Generator
@@ -201,3 +202,50 @@ print([len(logging.getLogger(name).filters) for name in names])
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout.split("\n")[:2] == ["[0, 0, 0]", "[1, 1, 1]"]
+
+
+class InTheQuery(httpx.Auth):
+    """A key in the URL, added to the request or to a new one."""
+
+    def __init__(self, anew: bool) -> None:
+        self.anew = anew
+
+    def auth_flow(self, request: httpx.Request) -> Generator[httpx.Request, httpx.Response, None]:
+        url = request.url.copy_merge_params({"api_key": "sesame street", "user": "alibaba"})
+        if self.anew:
+            request = httpx.Request("GET", url, headers=request.headers)
+        request.url = url
+        yield request
+
+
+@pytest.mark.parametrize("anew", [False, True])
+@pytest.mark.parametrize("status", ["404 No", "503 No"])
+async def test_r19_what_an_auth_adds_to_the_url_is_not_shown(
+    caplog: pytest.LogCaptureFixture, anew: bool, status: str
+) -> None:
+    """The protocol's own parameters are."""
+    caplog.set_level(logging.DEBUG)
+    async with (
+        httpx.AsyncClient(auth=InTheQuery(anew)) as http,
+        wire(lambda request: ok(request.target.encode(), status=status)) as server,
+        opened(server.url, http=http) as transport,
+    ):
+        with pytest.raises(FeedError) as caught:
+            await body_of(transport, [("cursor", "c-1234"), ("filter-color", "green")])
+        logging.getLogger("hpack.hpack").debug("Adding %s", "api_key=sesame+street")
+    query = r"\?cursor=c-1234&filter-color=green&api_key=\*\*\*&user=\*\*\*"
+    assert re.search(query, str(caught.value))
+    for shown in (str(caught.value), caplog.text):
+        assert "sesame" not in shown
+        assert "alibaba" not in shown
+
+
+async def test_r19_a_page_that_quotes_what_an_auth_added_to_the_url() -> None:
+    client = httpx.AsyncClient(auth=InTheQuery(anew=True))
+    async with (
+        client as http,
+        wire(lambda _: ok(LINE)) as server,
+        opened(server.url, http=http) as transport,
+        transport.stream("/events", [], partition=3),
+    ):
+        assert transport.hide("bad line: sesame street") == "bad line: ***"

@@ -146,6 +146,11 @@ def test_command_of_the_guide_runs_twice_in_an_empty_folder(
     publish(publisher, 5, first=120)
     second = shell(f"{command} --json", tmp_path)
     assert (second["rows"], second["unparsed"], second["batches"]) == (5, 0, 1)
+    # What only informs fails nothing.
+    third = shell(
+        f"{command} --json > /dev/full 2> told; sed -n 's/.* is done: //p' told", tmp_path
+    )
+    assert (third["rows"], third["batches"]) == (0, 0)
 
 
 def shell(command: str, folder: Path) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -92,10 +92,13 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, report: Callable[[str], None] = print) -> int:
     """Run the command and return its exit code.
 
     0: success. 1: the pipeline failed. 2: wrong arguments. One line on stderr says why.
+
+    Arguments:
+        report: called with the summary of what is written.
     """
     given = vars(parser().parse_args(argv))
     as_json = given.pop("json")
@@ -113,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     finally:
         if spark is not None:
             spark.stop()
-    sys.stdout.write(f"{json.dumps(asdict(summary)) if as_json else summary}\n")
+    report(json.dumps(asdict(summary)) if as_json else str(summary))
     return 0
 
 
