@@ -73,17 +73,19 @@ BROKER_CRASH = "the real broker crashed"
 """A property of a test's report: the first lines of what the broker wrote."""
 FIRST_FILES = (
     "tests/spark/test_delta.py",
+    "tests/spark/test_delta_writes.py",
     "tests/spark/test_process_kills.py",
     "tests/spark/test_ingest_tables.py",
-    "tests/spark/test_dataframe.py",
     "tests/spark/test_pipelines.py",
+    "tests/spark/test_speculation.py",
+    "tests/spark/test_dataframe.py",
     "tests/crash/test_crash.py",
     "tests/crash/test_crash_drivers.py",
 )
-"""The first file of each of four processes, and the second ones of three.
+"""The first file of each of four processes, the second ones of the first two, and what comes then.
 
-So the long tests that start JVMs of their own keep one process busy, and only the others start the
-Spark session that the remaining files share.
+So the long tests that start JVMs of their own keep two processes busy, and only the others start
+the Spark session that the remaining files share. A file of one test brings the next one with it.
 """
 
 

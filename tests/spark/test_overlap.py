@@ -175,18 +175,17 @@ def test_r09_checkpoint_older_than_its_table_is_refused(
     checkpoint = tmp_path / "table" / "_feedapi" / "checkpoint"
     run(spark, job(publisher, tmp_path))
     shutil.copytree(checkpoint, tmp_path / "backup")
-    for first in (60, 70):
-        publish(publisher, 10, first=first)
-        run(spark, job(publisher, tmp_path))
+    publish(publisher, 10, first=60)
+    run(spark, job(publisher, tmp_path))
     shutil.rmtree(checkpoint)
     shutil.copytree(tmp_path / "backup", checkpoint)
-    with pytest.raises(ingest.IngestError, match=r"ends with micro-batch 0, .* micro-batch 2 of"):
+    with pytest.raises(ingest.IngestError, match=r"ends with micro-batch 0, .* micro-batch 1 of"):
         run(spark, job(publisher, tmp_path))
     shutil.rmtree(checkpoint / "offsets")
     shutil.rmtree(checkpoint / "commits")
-    with pytest.raises(ingest.IngestError, match=r"holds none, .* micro-batch 2 of"):
+    with pytest.raises(ingest.IngestError, match=r"holds none, .* micro-batch 1 of"):
         run(spark, job(publisher, tmp_path))
-    assert spark.read.parquet(str(tmp_path / "table")).count() == 80
+    assert spark.read.parquet(str(tmp_path / "table")).count() == 70
 
 
 def lose_last_batch(table: Path) -> None:
