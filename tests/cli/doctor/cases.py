@@ -5,12 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from feedapi_client.cli.doctor.bounds import Bounds
 from feedapi_client.testing import Publisher, Quirks, RateLimit, Request, Response, faults
 from feedapi_client.testing.publisher.handler import handle
 
 Change = Callable[[Publisher], object]
+
+
+# A doctor that waits no longer than it has to, for publishers that are found unsound anyway.
+HURRIED = partial(
+    Bounds, base_delay=0.01, limited_base_delay=0.01, max_retry_after=0.1, stream_milliseconds=50
+)
+# One to whom no answer is late, however slow the machine is.
+PATIENT = partial(Bounds, stream_milliseconds=20_000)
 
 
 @dataclass(frozen=True)
@@ -26,11 +36,7 @@ class Case:
     dialects: tuple[str, ...] = ("v1", "v2-draft", "v2-token")
     settings: dict[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
-
-    @property
-    def timed(self) -> bool:
-        """Whether what is wrong shows only in times, as long as the doctor's usual ones."""
-        return self.finds.startswith("stream-") or self.name == "rate limit"
+    bounds: Callable[..., Bounds] = HURRIED
 
 
 V2 = ("v2-draft", "v2-token")
@@ -352,7 +358,7 @@ CASES = [
     Case("trickle", "http-time", on_fetch(faults.Trickle(1, 0.1)), TOKEN, options=FAST),
     Case("503 once", "http-stable", lambda publisher: publisher.fail(503)),
     Case("reset once", "http-stable", lambda publisher: publisher.fail(faults.Reset())),
-    Case("rate limit", "http-rate", limited, TOKEN),
+    Case("rate limit", "http-rate", limited, TOKEN, bounds=Bounds),
     Case("429 at times", "http-rate", refused_at_times(429)),
     Case("503 with Retry-After at times", "http-rate", refused_at_times(503)),
     Case(
@@ -466,7 +472,7 @@ CASES = [
     Case("no stream", "stream-accepted", where(lambda r: r.stream is not None, 400), V2),
     Case("stream without cursor", "stream-cursor", stream(body=b""), V2),
     Case("stream without end", "stream-ends", stream(seconds=None), V2, options=("--timeout", "1")),
-    Case("stream not held", "stream-held", stream(body=b'{"cursor":"x"}\n'), V2),
+    Case("stream not held", "stream-held", stream(body=b'{"cursor":"x"}\n'), V2, bounds=PATIENT),
     Case("buffered stream", "stream-buffered", quirk(stream_buffer=1 << 20), V2),
     Case("no headers", "v1-headers", where(lambda r: "headers" in r.query, 400), V1),
     Case("500 for a partition", "partition-unknown", quirk(unknown_partition=500)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import orjson
 import pytest
 
 from feedapi_client.cli.doctor import bounds
-from feedapi_client.cli.doctor.bounds import MAX_REQUESTS, Bounds
+from feedapi_client.cli.doctor.bounds import MAX_REQUESTS
 from feedapi_client.cli.doctor.report import CHECKS, SECTIONS
 from feedapi_client.testing import Publisher, Quirks, faults
 from tests.cli.conftest import Feedapi
@@ -23,10 +22,6 @@ DIALECTS = ("v1", "v2-draft", "v2-token")
 EVENTS = 250
 # What builds faults, or is no fault by itself.
 NO_FAULTS = {"Fault", "FaultRule", "FaultTarget", "as_fault", "Edit", "Rewrite"}
-# A doctor that waits no longer than it has to, for publishers that are found unsound anyway.
-HURRIED = partial(
-    Bounds, base_delay=0.01, limited_base_delay=0.01, max_retry_after=0.1, stream_milliseconds=50
-)
 
 
 @pytest.fixture
@@ -130,8 +125,7 @@ def test_what_the_specification_allows_is_not_found(
 def test_a_fault_is_found(
     feedapi: Feedapi, make: Make, case: Case, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not case.timed:
-        monkeypatch.setattr(bounds, "Bounds", HURRIED)
+    monkeypatch.setattr(bounds, "Bounds", case.bounds)
     monkeypatch.setenv("WHO", "Bearer me")
     publisher = make(dialect, **case.settings)
     case.change(publisher)
