@@ -32,7 +32,7 @@ def url(certificate: Certificate) -> Iterator[str]:
         server = subprocess.Popen(
             [
                 *(sys.executable, "-m", "hypercorn", "tests.http.http2_feed:app"),
-                *("--bind", f"fd://{number}", "--log-level", "ERROR"),
+                *("--bind", f"fd://{number}", "--log-level", "ERROR", "--workers", "0"),
                 *("--certfile", certificate.path, "--keyfile", certificate.key),
             ],
             pass_fds=[number],
