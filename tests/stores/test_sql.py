@@ -71,8 +71,9 @@ kept_engine = cache(open_engine)
 async def emptied(url: str) -> AsyncIterator[AsyncEngine]:
     """Give an engine, and empty tables, which are those of the test before if there are such."""
     engine = kept_engine(url)
+    clear = "TRUNCATE TABLE" if engine.dialect.name == "mysql" else "DELETE FROM"
     try:
-        await execute(engine, *(f"DELETE FROM {table}" for table in TABLES))
+        await execute(engine, *(f"{clear} {table}" for table in TABLES))
     except DBAPIError:
         await drop_tables(engine)
         whole = SQLAlchemyCursorStore(engine, metadata=METADATA, journal=Journal())

@@ -96,8 +96,9 @@ class Synchronous:
         self, request: pytest.FixtureRequest, folder: Path
     ) -> AsyncIterator[sa.Engine]:
         engine = kept_engine(url_of(self.server, request, folder))
+        clear = "TRUNCATE TABLE" if engine.dialect.name == "mysql" else "DELETE FROM"
         try:
-            execute(engine, *(f"DELETE FROM feedapi_cursors{suffix}" for suffix in TABLES))
+            execute(engine, *(f"{clear} feedapi_cursors{suffix}" for suffix in TABLES))
         except DBAPIError:
             drop(engine)
             store = SQLAlchemyCursorStore(engine, metadata=METADATA, journal=Journal())
