@@ -475,7 +475,7 @@ def test_a_full_disk_fails_nothing_that_is_done(
         process = spawn("cursors", *command, "--store", filled, stdout=full)
         _, errors = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 0
-    begin = b"feedapi: stdout can't be written (No space left on device), but this is done: http"
+    begin = b"feedapi: stdout can't be written (No space left on device), but this is done: "
     assert errors.startswith(begin)
     assert errors.count(b"\n") == 1
 
