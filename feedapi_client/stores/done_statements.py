@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_predecessor
-from feedapi_client.stores.dialects import MYSQL, SKIPS_LOCKED, feed_condition, listed, typed
 from feedapi_client.stores.done import (
     DoneEvent,
     already_done,
@@ -22,6 +21,7 @@ from feedapi_client.stores.done import (
     claimed_anew,
 )
 from feedapi_client.stores.scripts import Query, Script
+from feedapi_client.stores.sql_dialects import MYSQL, SKIPS_LOCKED, feed_condition, listed, typed
 
 Named = TypeVar("Named", int, str)
 

@@ -19,17 +19,17 @@ from typing import Any
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
-from feedapi_client.stores.dialects import (
+from feedapi_client.stores.done_statements import in_parts
+from feedapi_client.stores.leases import Instance, Lease, first_change
+from feedapi_client.stores.save_attempts import is_lock_timeout
+from feedapi_client.stores.scripts import Change, Query, Script
+from feedapi_client.stores.sql_dialects import (
     CLOCKS,
     SKIPS_LOCKED,
     feed_condition,
     listed,
     milliseconds,
 )
-from feedapi_client.stores.done_statements import in_parts
-from feedapi_client.stores.leases import Instance, Lease, first_change
-from feedapi_client.stores.save_attempts import is_lock_timeout
-from feedapi_client.stores.scripts import Change, Query, Script
 
 _SECOND = 1_000_000
 _KEPT_SECONDS = 3600

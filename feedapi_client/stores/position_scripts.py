@@ -19,14 +19,6 @@ import orjson
 
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_predecessor, stored_position, with_next_revisions
-from feedapi_client.stores.dialects import (
-    CLOCKS,
-    MYSQL,
-    SKIPS_LOCKED,
-    feed_condition,
-    listed,
-    milliseconds,
-)
 from feedapi_client.stores.done_statements import DoneScripts, in_parts
 from feedapi_client.stores.journal import (
     Journal,
@@ -39,6 +31,14 @@ from feedapi_client.stores.journal import (
 from feedapi_client.stores.moving import moved_positions
 from feedapi_client.stores.save_attempts import IDLE_PARTS, RefusedError
 from feedapi_client.stores.scripts import Change, Query, Script, StatementRows
+from feedapi_client.stores.sql_dialects import (
+    CLOCKS,
+    MYSQL,
+    SKIPS_LOCKED,
+    feed_condition,
+    listed,
+    milliseconds,
+)
 
 _SAVEPOINT = ("SAVEPOINT feedapi_save",)
 _UNDO = ("ROLLBACK TO SAVEPOINT feedapi_save", "RELEASE SAVEPOINT feedapi_save")

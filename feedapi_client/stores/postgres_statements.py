@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping
 import orjson
 
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.dialects import CLOCKS
 from feedapi_client.stores.journal import Journal
 from feedapi_client.stores.position_scripts import PositionScripts
 from feedapi_client.stores.save_attempts import RefusedError
 from feedapi_client.stores.scripts import Query, Script
+from feedapi_client.stores.sql_dialects import CLOCKS
 from feedapi_client.stores.stored_format import FORMAT_TABLE, check_format
 
 _FEED = "$1::char(64)"

@@ -1,6 +1,6 @@
 """Cursors in the application's own SQL database, through SQLAlchemy. Needs the extra ``sql``.
 
-Here are transactions; the statements are in `feedapi_client.stores.sql_statements`.
+Here are transactions; the statements are in `feedapi_client.stores.position_scripts`.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class SQLAlchemyCursorStore(KeptLeases):
 
     async def _run_alone(self, script: Script[T]) -> T:
         async with self._engine.begin() as connection:
-            await self._check_rolls_back(connection, None)
+            await _check_rolls_back(connection)
             return await run_on(connection, script)
 
     async def _read(self, script: Script[T]) -> T:
@@ -212,8 +212,14 @@ class SQLAlchemyCursorStore(KeptLeases):
     async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
         if transaction is None:
             return None
-        connection = await self._callers_connection(feed, transaction)
-        await self._check_rolls_back(connection, feed)
+        connection = await connection_of(transaction, feed)
+        if connection.dialect.name != self.engine.dialect.name:
+            raise StoreError(
+                f"the transaction is on {connection.dialect.name}, "
+                f"but the cursors are on {self.engine.dialect.name}",
+                feed=feed.url,
+            )
+        await _check_rolls_back(connection)
         return lambda script: run_on(connection, self._writing(script))
 
     async def _administer(self, feed: FeedKey | None, script: Callable[[], Script[T]]) -> T:
@@ -239,42 +245,26 @@ class SQLAlchemyCursorStore(KeptLeases):
         # A database of SQLite may be in memory, with one connection.
         return {} if self._in_file else await self._read(self._scripts.load(feed))
 
-    async def _callers_connection(self, feed: FeedKey, transaction: Any) -> AnyConnection:
-        connection = await connection_of(transaction, feed)
-        if connection.dialect.name != self.engine.dialect.name:
-            raise StoreError(
-                f"the transaction is on {connection.dialect.name}, "
-                f"but the cursors are on {self.engine.dialect.name}",
-                feed=feed.url,
-            )
-        return connection
-
-    async def _check_rolls_back(self, connection: AnyConnection, feed: FeedKey | None) -> None:
-        if await is_autocommit(connection):
-            raise StoreError(
-                "the connection is in autocommit mode: "
-                "there is no transaction that the save could be part of",
-                feed=None if feed is None else feed.url,
-            )
-
     @asynccontextmanager
     async def _operation(
         self, feed: FeedKey | None, *, seconds: float | None = None, shield: bool = True
     ) -> AsyncIterator[None]:
         """Run the block as `asyncio_operation` does, and translate the database's errors."""
+        url = None if feed is None else feed.url
         limit = self._timeout if seconds is None else min(self._timeout, seconds)
         try:
             async with asyncio_operation(
                 "SQLAlchemyCursorStore", "the cursor database", feed, limit, shield=shield
             ):
                 yield
-        except FeedError:
+        except FeedError as error:
+            error.feed = error.feed or url
             raise
         except Exception as error:
             # Any: drivers raise also ValueError, TypeError and RuntimeError of their own.
             raise StoreError(
                 f"the cursor database ({self.engine.dialect.name}) failed: {self._reason(error)}",
-                feed=None if feed is None else feed.url,
+                feed=url,
             ) from error
 
     def _reason(self, error: BaseException) -> str:
@@ -292,4 +282,12 @@ class SQLAlchemyCursorStore(KeptLeases):
         return (
             f"<SQLAlchemyCursorStore {dialect.name}+{dialect.driver}, "
             f"table {self.table.fullname!r}>"
+        )
+
+
+async def _check_rolls_back(connection: AnyConnection) -> None:
+    if await is_autocommit(connection):
+        raise StoreError(
+            "the connection is in autocommit mode: "
+            "there is no transaction that the save could be part of"
         )

@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.stores.caller_thread import in_callers_thread
-from feedapi_client.stores.dialects import MYSQL
 from feedapi_client.stores.scripts import (
     Change,
     Script,
@@ -20,6 +19,7 @@ from feedapi_client.stores.scripts import (
     run_steps_async,
     with_placeholders,
 )
+from feedapi_client.stores.sql_dialects import MYSQL
 from feedapi_client.stores.sql_threads import ThreadConnection, ThreadEngine, is_of_one_thread
 from feedapi_client.stores.threads import in_thread
 
