@@ -29,7 +29,7 @@ from feedapi_client.stores.journal import (
     reconstruct,
 )
 from feedapi_client.stores.moving import moved_positions
-from feedapi_client.stores.save_attempts import IDLE_PARTS, RefusedError
+from feedapi_client.stores.save_attempts import IDLE_PARTS, RefusedError, is_integrity_error
 from feedapi_client.stores.scripts import Change, Query, Script, StatementRows
 from feedapi_client.stores.sql_dialects import (
     CLOCKS,
@@ -153,10 +153,14 @@ class PositionScripts:
         try:
             yield from self._write(feed, positions)
             yield from self.done.forget(feed, passed)
-        except Exception:
+        except Exception as error:
+            undone = False
             with suppress(Exception):  # a deadlock or a full disk has rolled back everything
                 for statement in undo:
                     yield Query(statement)
+                    undone = True
+            if undone and is_integrity_error(error):
+                raise RefusedError from error  # the transaction can go on
             raise
         for statement in keep:
             yield Query(statement)
