@@ -40,11 +40,6 @@ from feedapi_client.stores.sql_dialects import (
     milliseconds,
 )
 
-_SAVEPOINT = ("SAVEPOINT feedapi_save",)
-_UNDO = ("ROLLBACK TO SAVEPOINT feedapi_save", "RELEASE SAVEPOINT feedapi_save")
-_KEEP = ("RELEASE SAVEPOINT feedapi_save",)
-_MSSQL_SAVEPOINT = ("SAVE TRANSACTION feedapi_save",)
-_MSSQL_UNDO = ("ROLLBACK TRANSACTION feedapi_save",)
 _ARCHIVED = "partition_id, revision, feed_cursor, status, saved_at"
 
 
@@ -140,14 +135,7 @@ class PositionScripts:
         Raises:
             RefusedError: a stored revision is not the expected one.
         """
-        # The UPDATE of one row changes it or does not, without an error for which PostgreSQL would
-        # end the transaction. Everything else needs a savepoint.
-        single = len(positions) == 1 and next(iter(positions.values())).revision > 1
-        save, undo, keep = _SAVEPOINT, _UNDO, _KEEP
-        if single and not passed:
-            save, undo, keep = (), (), ()
-        elif self._dialect == "mssql":
-            save, undo, keep = _MSSQL_SAVEPOINT, _MSSQL_UNDO, ()
+        save, undo, keep = self._savepoint(positions, passed)
         for statement in save:
             yield Query(statement)
         try:
@@ -164,6 +152,22 @@ class PositionScripts:
             raise
         for statement in keep:
             yield Query(statement)
+
+    def _savepoint(
+        self, positions: Mapping[int, Position], passed: Mapping[int, Collection[str]]
+    ) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+        """Return the statements that set a savepoint, go back to it, and give it up."""
+        # The UPDATE of one row changes it or does not, without an error. Where it has company an
+        # error of another statement would leave it, but for PostgreSQL, which ends the transaction.
+        single = len(positions) == 1 and next(iter(positions.values())).revision > 1
+        alone = self._journal is None and not any(passed.values())
+        if single and (alone or self._dialect == "postgresql"):
+            return (), (), ()
+        if self._dialect == "mssql":
+            return ("SAVE TRANSACTION feedapi_save",), ("ROLLBACK TRANSACTION feedapi_save",), ()
+        release = "RELEASE SAVEPOINT feedapi_save"
+        undo = ("ROLLBACK TO SAVEPOINT feedapi_save", release)
+        return ("SAVEPOINT feedapi_save",), undo, (release,)
 
     def bound_waits(self, feed: FeedKey) -> Script[None]:
         """Bound how long this transaction of the store's own waits for rows, and holds its own.
