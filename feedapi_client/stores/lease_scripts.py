@@ -262,7 +262,7 @@ class LeaseScripts:
         """Return the epochs of the leases that the instance owns."""
         own = f"SELECT partition_id, epoch FROM {self._leases} WHERE {self._feed} AND owner = ?"
         rows = yield Query(own, (feed.id, instance))
-        return dict(map(tuple, rows))
+        return dict(rows)
 
     def _changed(self, feed: FeedKey, instance: str) -> Change:
         count = f"UPDATE {self._instances} SET changes = changes + 1"
