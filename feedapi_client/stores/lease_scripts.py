@@ -19,7 +19,7 @@ from typing import Any
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
-from feedapi_client.stores.done_statements import in_parts
+from feedapi_client.stores.done_scripts import in_parts
 from feedapi_client.stores.leases import Instance, Lease, first_change
 from feedapi_client.stores.save_attempts import is_lock_timeout
 from feedapi_client.stores.scripts import Change, Query, Script

@@ -19,7 +19,7 @@ import orjson
 
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import check_predecessor, stored_position, with_next_revisions
-from feedapi_client.stores.done_statements import DoneScripts, in_parts
+from feedapi_client.stores.done_scripts import DoneScripts, in_parts
 from feedapi_client.stores.journal import (
     Journal,
     Pruner,
