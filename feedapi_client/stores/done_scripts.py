@@ -25,7 +25,8 @@ from feedapi_client.stores.sql_dialects import MYSQL, SKIPS_LOCKED, feed_conditi
 
 Named = TypeVar("Named", int, str)
 
-_NAMED_PER_STATEMENT = 500
+_NAMED_PER_STATEMENT = 490
+"""SQLite before 3.32 takes 999 parameters a statement, and a position has two."""
 _CLAIM_BITS = 62
 
 

@@ -38,6 +38,7 @@ from feedapi_client.stores.sql_dialects import (
     feed_condition,
     listed,
     milliseconds,
+    typed,
 )
 
 _ARCHIVED = "partition_id, revision, feed_cursor, status, saved_at"
@@ -312,32 +313,33 @@ class PositionScripts:
 
     # The statements that change positions
 
-    def _update(self, feed: FeedKey, positions: Mapping[int, Position], at: str) -> Script[None]:
+    def _update(self, feed: FeedKey, positions: Mapping[int, Position], at: Query) -> Script[None]:
         for some in in_parts(positions):
             chunk = {p: positions[p] for p in some}
-            matching = self._matching(chunk, before=1)
+            matching = self._matching(feed, {p: new.revision - 1 for p, new in chunk.items()})
             if feed in self.lock_waits and self._dialect in SKIPS_LOCKED:
-                locked = f"SELECT partition_id FROM {self._cursors} WHERE {matching}"
+                locked = f"SELECT partition_id FROM {self._cursors} WHERE {matching.sql}"
                 locked += f" ORDER BY partition_id{self._lock} SKIP LOCKED"
-                if len((yield Query(locked, (feed.id,)))) != len(chunk):
+                if len((yield Query(locked, matching.parameters))) != len(chunk):
                     raise RefusedError
-            yield from self._archive(feed, matching, at)
-            cursor, cursors = _by_partition({p: new.cursor for p, new in chunk.items()})
-            status, statuses = _by_partition({p: new.status for p, new in chunk.items()})
-            update = (
-                f"UPDATE {self._cursors} SET feed_cursor = {cursor}, status = {status}, "
-                f"revision = revision + 1, saved_at = {at} WHERE {matching}"
+            yield from self._archive(matching, at)
+            cursor = _by_partition({p: new.cursor for p, new in chunk.items()})
+            status = _by_partition({p: new.status for p, new in chunk.items()})
+            update = Change(
+                f"UPDATE {self._cursors} SET feed_cursor = {cursor.sql}, status = {status.sql}, "
+                f"revision = revision + 1, saved_at = {at.sql} WHERE {matching.sql}",
+                (*cursor.parameters, *status.parameters, *at.parameters, *matching.parameters),
             )
-            if (yield Change(update, (*cursors, *statuses, feed.id))) != len(chunk):
+            if (yield update) != len(chunk):
                 raise RefusedError
 
-    def _insert(self, feed: FeedKey, positions: Mapping[int, Position], at: str) -> Script[None]:
-        key = (feed.url, feed.name, orjson.dumps(feed.filters).decode())
+    def _insert(self, feed: FeedKey, positions: Mapping[int, Position], at: Query) -> Script[None]:
+        rest = (*at.parameters, feed.url, feed.name, orjson.dumps(feed.filters).decode())
         yield StatementRows(
             f"INSERT INTO {self._cursors} (feed_id, partition_id, feed_cursor, status, revision, "
-            f"saved_at, feed_url, consumer, filters) VALUES (?, ?, ?, ?, ?, {at}, ?, ?, ?)",
+            f"saved_at, feed_url, consumer, filters) VALUES (?, ?, ?, ?, ?, {at.sql}, ?, ?, ?)",
             [
-                (feed.id, partition, new.cursor, new.status, new.revision, *key)
+                (feed.id, partition, new.cursor, new.status, new.revision, *rest)
                 for partition, new in sorted(positions.items())
             ],
         )
@@ -347,48 +349,57 @@ class PositionScripts:
             return
         at = yield from self._begin_change(feed)
         for some in in_parts(stored):
-            matching = self._matching({p: stored[p] for p in some})
-            yield from self._archive(feed, matching, at)
-            delete = f"DELETE FROM {self._cursors} WHERE {matching}"
-            if (yield Change(delete, (feed.id,))) != len(some):
+            matching = self._matching(feed, {p: stored[p].revision for p in some})
+            yield from self._archive(matching, at)
+            delete = f"DELETE FROM {self._cursors} WHERE {matching.sql}"
+            if (yield Change(delete, matching.parameters)) != len(some):
                 raise RefusedError
 
-    def _archive(self, feed: FeedKey, matching: str, at: str) -> Script[None]:
+    def _archive(self, matching: Query, at: Query) -> Script[None]:
         """Copy the matching rows into the journal, if there is one."""
         if self._journal is not None:
             # Locked as the UPDATE that follows will lock them: two consumers that both had read
             # them could only deadlock.
             yield Query(
                 f"INSERT INTO {self._replaced} (feed_id, replaced_at, {_ARCHIVED}) "
-                f"SELECT feed_id, {at}, {_ARCHIVED} FROM {self._cursors} "
-                f"WHERE {matching}{self._lock}",
-                (feed.id,),
+                f"SELECT feed_id, {at.sql}, {_ARCHIVED} FROM {self._cursors} "
+                f"WHERE {matching.sql}{self._lock}",
+                (*at.parameters, *matching.parameters),
             )
 
-    def _matching(self, positions: Mapping[int, Position], *, before: int = 0) -> str:
-        """Return the condition for the rows that have these revisions, less `before`."""
-        revisions = {p: position.revision - before for p, position in positions.items()}
-        revision = str(next(iter(revisions.values())))
-        if len(set(revisions.values())) > 1:
-            branches = " ".join(f"WHEN {int(p)} THEN {int(r)}" for p, r in revisions.items())
-            revision = f"CASE partition_id {branches} END"
-        return f"{self._feed} AND partition_id IN ({listed(positions)}) AND revision = {revision}"
+    def _matching(self, feed: FeedKey, revisions: Mapping[int, int]) -> Query:
+        """Return the condition for the rows of these partitions that have these revisions."""
+        if len(revisions) == 1:
+            # The usual save has always the same text: drivers and SQLAlchemy prepare it once.
+            ((partition, revision),) = revisions.items()
+            condition = f"{self._feed} AND partition_id = ? AND revision = ?"
+            return Query(condition, (feed.id, partition, revision))
+        branches = " ".join(f"WHEN {int(p)} THEN {int(r)}" for p, r in revisions.items())
+        return Query(
+            f"{self._feed} AND partition_id IN ({listed(revisions)}) "
+            f"AND revision = CASE partition_id {branches} END",
+            (feed.id,),
+        )
 
     # Time
 
     @property
-    def _clock(self) -> str:
+    def _clock(self) -> Query:
         # SQLite's clock is the machine's, and has milliseconds only.
-        return str(now()) if self._dialect == "sqlite" else CLOCKS[self._dialect]
+        in_statement = Query(CLOCKS[self._dialect])
+        return self._number(now()) if self._dialect == "sqlite" else in_statement
+
+    def _number(self, at: int) -> Query:
+        return Query(typed(self._dialect, "BIGINT"), (at,))
 
     def _time(self) -> Script[int]:
         if self._dialect == "sqlite":
             return now()
-        rows = yield Query(f"SELECT {self._clock}")
+        rows = yield Query(f"SELECT {self._clock.sql}")
         return int(rows[0][0])
 
-    def _begin_change(self, feed: FeedKey) -> Script[str]:
-        """Return the time of a save, for a statement.
+    def _begin_change(self, feed: FeedKey) -> Script[Query]:
+        """Return the time of a save, as a part of a statement.
 
         With a journal as a number: the end of one position is the beginning of the next.
         """
@@ -396,7 +407,7 @@ class PositionScripts:
             return self._clock
         at = yield from self._time()
         yield from self._prune(feed, at)
-        return str(at)
+        return self._number(at)
 
     def _prune(self, feed: FeedKey, at: int) -> Script[None]:
         if (before := self._pruner.due(feed, at)) is not None:
@@ -429,9 +440,9 @@ class PositionScripts:
         yield Query(change.format(before))
 
 
-def _by_partition(values: Mapping[int, str]) -> tuple[str, list[str]]:
-    """Return an expression for the value that belongs to a row's partition, and its parameters."""
+def _by_partition(values: Mapping[int, str]) -> Query:
+    """Return an expression for the value that belongs to a row's partition."""
     if len(set(values.values())) == 1:
-        return "?", [next(iter(values.values()))]
+        return Query("?", tuple(values.values())[:1])
     branches = " ".join(f"WHEN {int(partition)} THEN ?" for partition in values)
-    return f"CASE partition_id {branches} END", list(values.values())
+    return Query(f"CASE partition_id {branches} END", tuple(values.values()))

@@ -123,7 +123,7 @@ class PostgresScripts(PositionScripts):
             WHERE one.feed_id = {_FEED} AND one.partition_id = old.partition_id
             RETURNING one.partition_id"""
 
-    def _begin_change(self, feed: FeedKey) -> Script[str]:
+    def _begin_change(self, feed: FeedKey) -> Script[Query]:
         # The statements take the time themselves.
         if self._journal is not None and self._journal.keep is not None:
             yield from self._prune(feed, (yield from self._time()))
@@ -133,7 +133,7 @@ class PostgresScripts(PositionScripts):
         self,
         feed: FeedKey,
         positions: Mapping[int, Position],
-        at: str,  # noqa: ARG002 - see `_begin_change`
+        at: Query,  # noqa: ARG002 - see `_begin_change`
     ) -> Script[None]:
         skip = feed in self.lock_waits
         if len(positions) == 1 and self._journal is None and not skip:
@@ -150,7 +150,7 @@ class PostgresScripts(PositionScripts):
         self,
         feed: FeedKey,
         positions: Mapping[int, Position],
-        at: str,  # noqa: ARG002 - see `_begin_change`
+        at: Query,  # noqa: ARG002 - see `_begin_change`
     ) -> Script[None]:
         key = (feed.url, feed.name, orjson.dumps(feed.filters).decode())
         inserted = yield Query(self._insert_new, (*_arrays(feed, positions), *key))

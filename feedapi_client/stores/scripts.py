@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
-_CACHED = 256
+_CACHED = 64
 _QUOTED_OR_PLACEHOLDER = re.compile(r"""\?|"[^"]*"|'[^']*'|`[^`]*`|\[[^\]]*\]""")
 
 

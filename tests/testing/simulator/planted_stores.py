@@ -9,6 +9,7 @@ import pytest
 from feedapi_client.model import Batch
 from feedapi_client.stores import memory, sqlite
 from feedapi_client.stores.position_scripts import PositionScripts
+from feedapi_client.stores.scripts import Query
 from feedapi_client.testing.simulator.process import Process
 from feedapi_client.testing.simulator.store import Effect, SimulatedDatabase
 
@@ -86,8 +87,10 @@ def sqlite_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """SQLiteCursorStore saves a position whatever revision it holds."""
     matching = PositionScripts._matching
 
-    def of_any_revision(self: Any, positions: Any, *, before: int = 0) -> str:
-        return matching(self, positions, before=before).partition(" AND revision")[0]
+    def of_any_revision(*args: Any) -> Any:
+        sql, parameters = matching(*args)
+        sql = sql.partition(" AND revision")[0]
+        return Query(sql, parameters[: sql.count("?")])
 
     patch.setattr(PositionScripts, "_matching", of_any_revision)
 
