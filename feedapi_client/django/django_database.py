@@ -19,7 +19,7 @@ from django.utils.connection import ConnectionProxy
 
 from feedapi_client.errors import StoreError
 from feedapi_client.stores.caller_thread import in_callers_thread, is_thread_lent
-from feedapi_client.stores.scripts import Change, Script, StatementRows, Step, run_steps
+from feedapi_client.stores.scripts import CountedChange, Script, StatementRows, Step, run_steps
 from feedapi_client.stores.threads import in_thread
 
 T = TypeVar("T")
@@ -281,7 +281,7 @@ def _rows(connection: Any, step: Step) -> Any:
             cursor.executemany(sql, step.rows)
             return []
         cursor.execute(sql, _parameters(step.sql, step.parameters))
-        if isinstance(step, Change):
+        if isinstance(step, CountedChange):
             return cursor.rowcount
         return list(cursor.fetchall()) if cursor.description else []
 

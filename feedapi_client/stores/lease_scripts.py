@@ -22,7 +22,7 @@ from feedapi_client.model import FeedKey
 from feedapi_client.stores.done_scripts import in_parts
 from feedapi_client.stores.leases import Instance, Lease, first_change
 from feedapi_client.stores.save_attempts import is_lock_timeout
-from feedapi_client.stores.scripts import Change, Query, Script
+from feedapi_client.stores.scripts import CountedChange, Query, Script
 from feedapi_client.stores.sql_dialects import (
     CLOCKS,
     SKIPS_LOCKED,
@@ -89,12 +89,12 @@ class LeaseScripts:
             f"UPDATE {self._instances} SET expires_at = {now} + ?, changes = changes + 1, "
             f"options = ? WHERE {self._mine}{self._bounded}"
         )
-        if not (yield Change(again, (length, options, feed.id, instance))):
+        if not (yield CountedChange(again, (length, options, feed.id, instance))):
             insert = (
                 f"INSERT INTO {self._instances} (feed_id, instance, joined_at, expires_at, "
                 f"changes, options) VALUES (?, ?, {now}, {now} + ?, ?, ?)"
             )
-            yield Change(insert, (feed.id, instance, length, first_change(), options))
+            yield CountedChange(insert, (feed.id, instance, length, first_change(), options))
         if alone:
             yield from self._new_round(feed)
 
@@ -104,7 +104,7 @@ class LeaseScripts:
             f"UPDATE {self._instances} SET expires_at = {self._now} + ? "
             f"WHERE {self._mine} AND expires_at > {self._now}{self._bounded}"
         )
-        return bool((yield Change(renew, (int(seconds * _SECOND), feed.id, instance))))
+        return bool((yield CountedChange(renew, (int(seconds * _SECOND), feed.id, instance))))
 
     def leave(self, feed: FeedKey, instance: str) -> Script[None]:
         """See `LeaseStore.leave`."""
@@ -113,7 +113,7 @@ class LeaseScripts:
         if held := (yield from self._update(feed, owned, ("owner = NULL",), mine)):
             raise _locked(held)
         gone = f"DELETE FROM {self._instances} WHERE {self._mine}{self._bounded}"
-        yield Change(gone, (feed.id, instance))
+        yield CountedChange(gone, (feed.id, instance))
 
     def instances(self, feed: FeedKey) -> Script[list[Instance]]:
         """See `LeaseStore.instances`."""
@@ -186,7 +186,7 @@ class LeaseScripts:
             if still := owned.keys() & set(held):
                 raise _locked(still)
 
-    def _claim_first(self, feed: FeedKey, instance: str, partitions: list[int]) -> Change:
+    def _claim_first(self, feed: FeedKey, instance: str, partitions: list[int]) -> CountedChange:
         """Insert the leases of partitions that were never claimed, as far as nobody is faster."""
         # One statement: one for each row would hold its locks over many of them.
         epochs = [self._one, *"1" * (len(partitions) - 1)]
@@ -195,7 +195,7 @@ class LeaseScripts:
             for partition, epoch in zip(partitions, epochs, strict=True)
         )
         keep = " ON CONFLICT DO NOTHING" if self._dialect in ("postgresql", "sqlite") else ""
-        return Change(
+        return CountedChange(
             f"INSERT INTO {self._leases} (feed_id, partition_id, owner, epoch, ended, changed_at) "
             f"VALUES {rows}{keep}",
             (feed.id, instance) * len(partitions),
@@ -236,8 +236,8 @@ class LeaseScripts:
             unlocked = [partition for (partition,) in rows]
             held += sorted(set(some) - set(unlocked))
 
-            def update(some: list[int]) -> Change:
-                return Change(
+            def update(some: list[int]) -> CountedChange:
+                return CountedChange(
                     f"UPDATE {self._leases} SET {change[0]}, changed_at = {self._now} "
                     f"WHERE {self._feed} AND partition_id IN ({listed(some)}) "
                     f"AND {where[0]}{self._bounded}",
@@ -264,9 +264,9 @@ class LeaseScripts:
         rows = yield Query(own, (feed.id, instance))
         return dict(rows)
 
-    def _changed(self, feed: FeedKey, instance: str) -> Change:
+    def _changed(self, feed: FeedKey, instance: str) -> CountedChange:
         count = f"UPDATE {self._instances} SET changes = changes + 1"
-        return Change(f"{count} WHERE {self._mine}{self._bounded}", (feed.id, instance))
+        return CountedChange(f"{count} WHERE {self._mine}{self._bounded}", (feed.id, instance))
 
     def _prune(self, feed: FeedKey) -> Script[None]:
         """Delete instances that died long ago. One whose row is locked is left for the next."""
@@ -277,7 +277,7 @@ class LeaseScripts:
         for (instance,) in rows:
             dead = f"DELETE FROM {self._instances} WHERE {self._mine} AND {old}{self._bounded}"
             with _passing_locks():
-                yield Change(dead, (feed.id, instance))
+                yield CountedChange(dead, (feed.id, instance))
 
     def _new_round(self, feed: FeedKey) -> Script[None]:
         """Delete the marks of `end`. One that stays belongs to a lease that is claimed anew."""
@@ -314,7 +314,7 @@ def _passing_locks() -> Iterator[None]:
 
 
 def _without_locked(
-    change: Callable[[list[int]], Change], partitions: list[int]
+    change: Callable[[list[int]], CountedChange], partitions: list[int]
 ) -> Script[list[int]]:
     """Change these rows in few statements. Return those that another transaction holds.
 

@@ -30,7 +30,7 @@ from feedapi_client.stores.journal import (
 )
 from feedapi_client.stores.moving import moved_positions
 from feedapi_client.stores.save_attempts import IDLE_PARTS, RefusedError, is_integrity_error
-from feedapi_client.stores.scripts import Change, Query, Script, StatementRows
+from feedapi_client.stores.scripts import CountedChange, Query, Script, StatementRows
 from feedapi_client.stores.sql_dialects import (
     CLOCKS,
     MYSQL,
@@ -325,7 +325,7 @@ class PositionScripts:
             yield from self._archive(matching, at)
             cursor = _by_partition({p: new.cursor for p, new in chunk.items()})
             status = _by_partition({p: new.status for p, new in chunk.items()})
-            update = Change(
+            update = CountedChange(
                 f"UPDATE {self._cursors} SET feed_cursor = {cursor.sql}, status = {status.sql}, "
                 f"revision = revision + 1, saved_at = {at.sql} WHERE {matching.sql}",
                 (*cursor.parameters, *status.parameters, *at.parameters, *matching.parameters),
@@ -352,7 +352,7 @@ class PositionScripts:
             matching = self._matching(feed, {p: stored[p].revision for p in some})
             yield from self._archive(matching, at)
             delete = f"DELETE FROM {self._cursors} WHERE {matching.sql}"
-            if (yield Change(delete, matching.parameters)) != len(some):
+            if (yield CountedChange(delete, matching.parameters)) != len(some):
                 raise RefusedError
 
     def _archive(self, matching: Query, at: Query) -> Script[None]:

@@ -17,7 +17,7 @@ import anyio
 
 from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.scripts import (
-    Change,
+    CountedChange,
     Query,
     Script,
     run_steps,
@@ -130,7 +130,7 @@ async def is_autocommit(connection: Any) -> bool:
 # Scripts on connections. psycopg's raw cursors take PostgreSQL's own parameters, as asyncpg does.
 
 
-def _numbered(step: Query | Change) -> str:
+def _numbered(step: Query | CountedChange) -> str:
     return with_placeholders(step.sql, "$")
 
 
@@ -151,11 +151,11 @@ async def _run_psycopg(connection: Any, script: Script[T]) -> T:
     import psycopg
     from psycopg.rows import tuple_row
 
-    async def execute(step: Query | Change) -> Any:
+    async def execute(step: Query | CountedChange) -> Any:
         async with psycopg.AsyncRawCursor(connection, row_factory=tuple_row) as cursor:
             await cursor.execute(_numbered(step).encode(), step.parameters or None)
             await _receive(connection)
-            if isinstance(step, Change):
+            if isinstance(step, CountedChange):
                 return cursor.rowcount
             return await cursor.fetchall() if cursor.description else []
 
@@ -166,11 +166,11 @@ def _run_psycopg_here(connection: Any, script: Script[T]) -> T:
     import psycopg
     from psycopg.rows import tuple_row
 
-    def execute(step: Query | Change) -> Any:
+    def execute(step: Query | CountedChange) -> Any:
         with psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
             cursor.execute(_numbered(step).encode(), step.parameters or None)
             _receive_here(connection)
-            if isinstance(step, Change):
+            if isinstance(step, CountedChange):
                 return cursor.rowcount
             return cursor.fetchall() if cursor.description else []
 
@@ -185,9 +185,9 @@ async def _run_psycopg_of_caller(connection: Any, script: Script[T]) -> T:
 async def _run_asyncpg(connection: Any, script: Script[T]) -> T:
     record = import_module("asyncpg").Record
 
-    async def execute(step: Query | Change) -> Any:
+    async def execute(step: Query | CountedChange) -> Any:
         sql = _numbered(step)
-        if isinstance(step, Change):
+        if isinstance(step, CountedChange):
             status = await connection.execute(sql, *step.parameters)
             return int(status.rpartition(" ")[2])
         return list(await connection.fetch(sql, *step.parameters, record_class=record))

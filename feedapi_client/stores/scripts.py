@@ -26,7 +26,7 @@ class Query(NamedTuple):
     parameters: Sequence[Any] = ()
 
 
-class Change(NamedTuple):
+class CountedChange(NamedTuple):
     """A statement and its parameters, of which the number of changed rows is wanted."""
 
     sql: str
@@ -40,7 +40,7 @@ class StatementRows(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-Step = Query | Change | StatementRows
+Step = Query | CountedChange | StatementRows
 Script = Generator[Any, Any, T]
 
 

@@ -190,7 +190,11 @@ class SQLAlchemyCursorStore(KeptLeases):
         check_noted_format(connection, self.format_table, self.table.name, STORE_FORMAT)
 
     async def aclose(self) -> None:
-        """See `Closable.aclose`. Closes the connections of leases, and nothing of the caller's.
+        """See `Closable.aclose`. Closes the connections of leases, and nothing of the caller's."""
+        await self.close_lease_connections()
+
+    async def close_lease_connections(self) -> None:
+        """Close the connections that are kept while an instance has joined. A later use opens one.
 
         Cancellation: they are closed all the same.
         """

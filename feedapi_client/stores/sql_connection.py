@@ -13,7 +13,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.stores.caller_thread import in_callers_thread
 from feedapi_client.stores.scripts import (
-    Change,
+    CountedChange,
     Script,
     StatementRows,
     run_steps_async,
@@ -116,7 +116,7 @@ async def run_on(connection: AnyConnection, script: Script[T]) -> T:
         if isinstance(step, StatementRows):
             return await connection.execute(sql, [_parameters(row) for row in step.rows])
         result = await connection.execute(sql, _parameters(step.parameters))
-        if isinstance(step, Change):
+        if isinstance(step, CountedChange):
             return result.rowcount
         without_rows = isinstance(result, sa.CursorResult) and not result.returns_rows
         return [] if without_rows else result.all()

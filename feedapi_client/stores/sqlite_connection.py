@@ -22,7 +22,7 @@ from feedapi_client.causes import store_problem
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.stores.scripts import (
-    Change,
+    CountedChange,
     Script,
     StatementRows,
     Step,
@@ -202,7 +202,7 @@ def _execute(connection: sqlite3.Connection, step: Step) -> Any:
     cursor.row_factory, connection.text_factory = None, str
     try:
         (cursor.executemany if isinstance(step, StatementRows) else cursor.execute)(*step)
-        return cursor.rowcount if isinstance(step, Change) else cursor.fetchall()
+        return cursor.rowcount if isinstance(step, CountedChange) else cursor.fetchall()
     finally:
         connection.text_factory = text_factory
         cursor.close()
@@ -219,7 +219,7 @@ async def _execute_on_aiosqlite(connection: Any, step: Step) -> Any:
     try:
         many = isinstance(step, StatementRows)
         await (cursor.executemany if many else cursor.execute)(*step)
-        return cursor.rowcount if isinstance(step, Change) else list(await cursor.fetchall())
+        return cursor.rowcount if isinstance(step, CountedChange) else list(await cursor.fetchall())
     finally:
         connection.text_factory = text_factory
         await cursor.close()
