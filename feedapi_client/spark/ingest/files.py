@@ -108,6 +108,11 @@ class FileTable(Table):
                 if begun.isdecimal() and int(begun) < number:  # those are published
                     folder.delete(f"{attempts}/{name}")
 
+    def order(self, spark: SparkSession) -> dict[str, int]:
+        """Return the queries that wrote here, with numbers that rise in the order they began in."""
+        queries = _notes(spark, self.name).get("queries", {})
+        return {query: number for number, query in enumerate(queries)}
+
     def _noted_uri(self, spark: SparkSession) -> str:
         """Return the URI of the folder as Spark resolves it, nothing before the first note."""
         notes = paths(spark, f"{self.name}/{_NOTES}")

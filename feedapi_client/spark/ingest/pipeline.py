@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from pyspark.errors import StreamingQueryException
@@ -299,31 +299,37 @@ class Run:
                 "--resume-from-table reads partitions of which the table holds nothing from their "
                 "first event: leave out option startingCursors, if that is meant"
             )
-        name = str(job.whole_table)
-        table = read_table(spark, name) if job.is_files else spark.table(name)
-        own = replace(who, epoch=self._lease.epoch)
-        if job.bronze is None:
-            own = replace(own, prefix=job.prefix if job.schema else "")
-        rows = table.where(column(own.column("feed")) == own.feed)
-        if job.bronze is not None:
-            self._complete(rows, own, schema)
+        tables = Tables(job, replace(who, epoch=self._lease.epoch))
+        whole, own = tables.output, tables.typed
+        if tables.bronze is not None:
+            whole, own = tables.bronze, tables.who
+        table = read_table(spark, whole.name) if job.is_files else spark.table(whole.name)
+        rows, order = table.where(column(own.column("feed")) == own.feed), whole.order(spark)
+        if tables.bronze is not None:
+            self._complete(rows, own, order, schema)
         read = _read_so_far(rows, own)
         if not read:
             raise IngestError(
-                f"{name} holds no event of feed {own.feed}: there is nothing to go on from. Leave "
-                "out --resume-from-table, or name the feed as before with --feed"
+                f"{whole.name} holds no event of feed {own.feed}: there is nothing to go on from. "
+                "Leave out --resume-from-table, or name the feed as before with --feed"
             )
         begun = seed(options, job.staging_location, read)
         note(spark, job.checkpoint_location, "resumed", run=begun)
 
-    def _complete(self, bronze: DataFrame, who: Identity, schema: StructType | None) -> None:
-        """Write the last micro-batch of each query in bronze to the other tables.
+    def _complete(
+        self, bronze: DataFrame, who: Identity, order: Mapping[str, int], schema: StructType | None
+    ) -> None:
+        """Write the last micro-batch of the last query in bronze to the other tables.
 
-        They may lack that of the last query. Which one that is, only clocks would tell.
+        They may lack that one only. An earlier one would bring back what was deleted since.
         """
         job = replace(self.job, bronze=None, resume_from_table=False)
         writer = BatchWriter(job, schema, self._lease)
-        for query, number in bronze.groupBy("query").agg(F.max("batch")).collect():
+        found = bronze.groupBy("query").agg(F.max("batch")).collect()
+        newest = max((order.get(query, 0) for query, _ in found), default=0)
+        for query, number in found:
+            if order.get(query, 0) < newest:
+                continue  # several are left only in a copy of a table, which has no order
             own = (column("query") == query) & (column("batch") == number)
             batch = bronze.where(own).select(*EVENT, "data")
             tables = Tables(job, replace(who, query=query))
