@@ -514,6 +514,16 @@ def test_r09_gold_after_two_resumptions_lacks_what_was_deleted(
     assert spark.table("resumed.silver").count() == 2
 
 
+def test_key_that_a_transform_makes_null_is_one_entity(spark: SparkSession, lake: Lake) -> None:
+    job = lake.job(gold="lake.no_key", key=["entity", "partition"], delete_when="n >= 20")
+    gold, who = GoldTable(job, "lake.no_key"), Identity("feed", "query", epoch=1)
+    for number in range(3):
+        rows = events(spark, number * 10, 10).withColumn("entity", F.lit(None).cast("string"))
+        gold.merge(rows, who, number)
+        found = [row.n for row in spark.table("lake.no_key").collect()]
+        assert found == ([number * 10 + 9] if number < 2 else [])
+
+
 # ---------------------------------------------------------------------- refused
 
 
