@@ -257,6 +257,10 @@ def test_path_of_any_other_name_is_written_and_read(
         ({"writer_options": {"partitionOverwriteMode": "dynamic"}}, "set by the pipeline"),
         ({"writer_options": {"ReplaceWhere": "true"}}, "set by the pipeline"),
         ({"options": {"endingCursors": '{"0": "c"}'}}, "leave out option endingCursors"),
+        (
+            {"append": True, "options": {"startingCursors": '{"0": "c"}'}},
+            "--append .* leave out option startingCursors",
+        ),
     ],
 )
 def test_places_and_options_that_do_not_go_together(given: dict[str, Any], message: str) -> None:

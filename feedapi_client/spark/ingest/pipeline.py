@@ -293,12 +293,6 @@ class Run:
                 "--resume-from-table begins a new checkpoint: give a location that holds none, and "
                 "leave it out in later runs. It does not work over Spark Connect"
             )
-        options = parse_options({**job.options, "url": job.url})
-        if options.start != "first":
-            raise IngestError(
-                "--resume-from-table reads partitions of which the table holds nothing from their "
-                "first event: leave out option startingCursors, if that is meant"
-            )
         tables = Tables(job, replace(who, epoch=self._lease.epoch))
         whole, own = tables.output, tables.typed
         if tables.bronze is not None:
@@ -307,12 +301,13 @@ class Run:
         rows, order = table.where(column(own.column("feed")) == own.feed), whole.order(spark)
         if tables.bronze is not None:
             self._complete(rows, own, order, schema)
-        read = _read_so_far(rows, own)
+        read = _read_so_far(rows, own, order)
         if not read:
             raise IngestError(
                 f"{whole.name} holds no event of feed {own.feed}: there is nothing to go on from. "
                 "Leave out --resume-from-table, or name the feed as before with --feed"
             )
+        options = parse_options({**job.options, "url": job.url})
         begun = seed(options, job.staging_location, read)
         note(spark, job.checkpoint_location, "resumed", run=begun)
 
@@ -374,10 +369,17 @@ def _keys(job: Ingest, tables: Iterable[str | None]) -> set[str]:
     return {as_url(name) if job.is_files else name.replace("`", "").lower() for name in named}
 
 
-def _read_so_far(rows: DataFrame, who: Identity) -> dict[int, ReadSoFar]:
-    """Return how far each partition was read, as a table of all events of the feed tells."""
+def _read_so_far(rows: DataFrame, who: Identity, order: Mapping[str, int]) -> dict[int, ReadSoFar]:
+    """Return how far each partition was read, as a table of all events of the feed tells.
+
+    Arguments:
+        order: of the queries. The last one that read a partition tells: those before it may have
+            counted its events from another one on.
+    """
     cursor, sequence, depth = (column(who.column(n)) for n in ("cursor", "sequence", "depth"))
     newest = F.max_by(F.struct(cursor, sequence + 1, depth), sequence)
-    partition = column(who.column("partition")).alias("partition")
-    found = rows.groupBy(partition).agg(newest.alias("last"))
-    return {row["partition"]: ReadSoFar(*row["last"]) for row in found.collect()}
+    by = [column(who.column(name)) for name in ("partition", "query")]
+    found = rows.groupBy(*by).agg(newest).collect()
+    read = [(order.get(query, 0), partition, ReadSoFar(*last)) for partition, query, last in found]
+    read.sort(key=lambda one: (one[0], one[2].events))
+    return {partition: last for _, partition, last in read}
