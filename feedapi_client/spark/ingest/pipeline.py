@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from pyspark.errors import StreamingQueryException
@@ -43,6 +43,7 @@ from feedapi_client.spark.registration import is_connect, register, store_settin
 from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.staging.lease import QueryLease
+from feedapi_client.spark.staging.location import harmless
 from feedapi_client.spark.stream import ReadSoFar, seed
 
 _log = logging.getLogger(__name__)
@@ -132,21 +133,35 @@ class BatchWriter:
         several = self.job.bronze or self.job.rejected or self.job.gold
         if several:
             rows.parsed = rows.parsed.persist()  # the staged events are read and parsed once
+        written: list[WrittenFiles] = []
         try:
-            return list(self._write_rows(tables, rows, number))
+            self._write_rows(tables, rows, number, written)
+        except BaseException:
+            self._discard(rows.spark, written)
+            raise
         finally:
             if several:
                 rows.parsed.unpersist()
+        return written
 
-    def _write_rows(self, tables: Tables, rows: Rows, number: int) -> Iterator[WrittenFiles]:
+    @staticmethod
+    def _discard(spark: SparkSession, written: Sequence[WrittenFiles]) -> None:
+        """Delete what no decision can name, so that failing again and again takes no space."""
+        for one in written:
+            with harmless(f"{one.attempt} in {one.table} was not deleted"):
+                open_folder(one.table, store_settings(spark, one.table)).delete(one.attempt)
+
+    def _write_rows(
+        self, tables: Tables, rows: Rows, number: int, written: list[WrittenFiles]
+    ) -> None:
         who, output = tables.who, self._transformed(rows.output(), number)
         if tables.bronze is not None:
-            yield from tables.bronze.write(rows.bronze(), who, number)
+            written += tables.bronze.write(rows.bronze(), who, number)
         if tables.rejected is not None:
-            yield from tables.rejected.write(rows.rejected(), who, number)
+            written += tables.rejected.write(rows.rejected(), who, number)
         if output is None:
             return
-        yield from tables.output.write(output, tables.typed, number)
+        written += tables.output.write(output, tables.typed, number)
         if tables.gold is not None:
             tables.gold.merge(output, tables.typed, number)
 
