@@ -173,6 +173,44 @@ def test_r10_columns_of_any_name_in_all_tables(spark: SparkSession, tmp_path: Pa
     assert gold == {"order.id 0": ("3", 0.5), "order.id 1": ("4", 1.5), "order.id 9": ("9", 9.5)}
 
 
+def test_r09_gold_after_two_resumptions_lacks_what_was_deleted(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    publisher = Publisher(partitions=1, page_size=1, checkpoint_every=1)
+    publisher.extend(0, [{"entity": "e1"}, {"entity": "e2"}])
+    spark.sql(f"CREATE DATABASE resumed LOCATION '{tmp_path / 'resumed'}'")
+    with publisher.serve() as url:
+
+        def ingest(checkpoint: str, **more: Any) -> list[str]:
+            job = Ingest(
+                url=str(url),
+                output="resumed.silver",
+                bronze="resumed.bronze",
+                rejected="resumed.rejected",
+                gold="resumed.gold",
+                format="delta",
+                schema=SCHEMA,
+                key=["entity"],
+                delete_when="gone",
+                checkpoint=str(tmp_path / checkpoint),
+                staging=(tmp_path / "staging").as_uri(),
+                **more,
+            )
+            run(spark, job)
+            return sorted(row.entity for row in spark.table("resumed.gold").collect())
+
+        assert ingest("first") == ["e1", "e2"]
+        publisher.extend(0, [{"entity": "e1", "gone": True}, {"entity": "e3"}])
+        one = {"maxEventsPerPartition": "1"}  # the event that deletes is not in the last batch
+        assert ingest("second", resume_from_table=True, options=one) == ["e2", "e3"]
+        rows = spark.table("resumed.bronze").orderBy("sequence").collect()
+        before = len({row.query for row in rows}), rows[-1].batch
+        assert before == (2, 1)
+        spark.sql(f"DELETE FROM resumed.silver WHERE query = '{rows[0].query}'")  # has expired
+        assert ingest("third", resume_from_table=True) == ["e2", "e3"]
+    assert spark.table("resumed.silver").count() == 2
+
+
 # ---------------------------------------------------------------------- refused
 
 

@@ -27,6 +27,16 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 
+def test_key_that_a_transform_makes_null_is_one_entity(spark: SparkSession, lake: Lake) -> None:
+    job = lake.job(gold="lake.no_key", key=["entity", "partition"], delete_when="n >= 20")
+    gold, who = GoldTable(job, "lake.no_key"), Identity("feed", "query", epoch=1)
+    for number in range(3):
+        rows = events(spark, number * 10, 10).withColumn("entity", F.lit(None).cast("string"))
+        gold.merge(rows, who, number)
+        found = [row.n for row in spark.table("lake.no_key").collect()]
+        assert found == ([number * 10 + 9] if number < 2 else [])
+
+
 def test_table_compacts_itself_where_its_property_says_so(spark: SparkSession, lake: Lake) -> None:
     job, who = lake.job(output="lake.compacted"), Identity("feed", "query", epoch=1)
     table = CatalogTable(job, job.output)

@@ -257,6 +257,10 @@ def test_path_of_any_other_name_is_written_and_read(
         ({"writer_options": {"partitionOverwriteMode": "dynamic"}}, "set by the pipeline"),
         ({"writer_options": {"ReplaceWhere": "true"}}, "set by the pipeline"),
         ({"options": {"endingCursors": '{"0": "c"}'}}, "leave out option endingCursors"),
+        (
+            {"append": True, "options": {"startingCursors": '{"0": "c"}'}},
+            "--append .* leave out option startingCursors",
+        ),
     ],
 )
 def test_places_and_options_that_do_not_go_together(given: dict[str, Any], message: str) -> None:
@@ -364,3 +368,23 @@ def test_files_that_nobody_reads_any_more_and_that_can_not_be_deleted_fail_nothi
     shutil.copytree(attempts, attempts / "0-1-left")
     publisher.append(0, {"id": "b"})
     assert run(spark, job(publisher, tmp_path)).rows == 1
+
+
+@pytest.mark.parametrize("transform", [None, lambda rows, number: rows])
+@pytest.mark.parametrize("place", ["part-0.parquet", "day=1/part-0.parquet"])
+def test_r10_folder_with_files_of_another_program_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, place: str, transform: Any
+) -> None:
+    file = tmp_path / "table" / place
+    file.parent.mkdir(parents=True)
+    file.touch()
+    bronze = str(tmp_path / "bronze")
+    given: dict[str, Any] = {"schema": "id STRING", "bronze": bronze, "transform": transform}
+    with pytest.raises(
+        (IngestError, MicroBatchError), match="table holds files of another program"
+    ):
+        run(spark, job(publisher, tmp_path, **given))
+    assert written(tmp_path) == [file]
+    assert list(tmp_path.glob("bronze/_feedapi/attempts/*/*")) == []
+    file.unlink()
+    assert run(spark, job(publisher, tmp_path, **given)).rows == 1

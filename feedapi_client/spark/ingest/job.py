@@ -116,6 +116,13 @@ class Ingest:
                 "--resume-from-table needs a table of every event with its partition, cursor and "
                 "sequence: bronze, or output without rejected and transform"
             )
+        later = self._given.get("startingcursors", "first").strip().lower() != "first"
+        if later and (self.append or self.resume_from_table):
+            yield (
+                "with --append and --resume-from-table partitions begin at their first event, or "
+                "where the table ends, so that column sequence tells which event is the later one: "
+                "leave out option startingCursors"
+            )
         ours = [name for name in self.writer_options if name.lower() in _OWN_WRITER_OPTIONS]
         if ours:
             yield f"writer options {', '.join(ours)} are set by the pipeline: leave them out"
