@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import (
     ArrayType,
+    ByteType,
     DataType,
     DateType,
     DecimalType,
@@ -163,7 +164,7 @@ _PARSING = {
 taken for a number of days, nor texts for numbers."""
 
 _TIMES = (TimestampType, TimestampNTZType, DateType)
-_READ_OTHERWISE = (*_TIMES, DecimalType)
+_READ_OTHERWISE = (*_TIMES, DecimalType, ByteType)
 """Types of which Spark takes texts and numbers that mean something else."""
 
 _FRACTION = r"[:,\[]\s*-?\d+(\.\d|[eE])"
@@ -179,6 +180,7 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
       other units come out in any year. Text without a date gets that of the day.
     - A DATE loses a time that is sent with it. All times get a month and a day where none is sent.
     - A DECIMAL is rounded, and ``1,5`` read as 15.
+    - A TINYINT takes 128 to 255 for -128 to -1.
     - A STRING gets numbers with a fraction, also those in lists and objects, by way of DOUBLE.
     - A number that is too large for DOUBLE or FLOAT becomes infinite.
     - Fields of a struct that must not be NULL are.
@@ -204,7 +206,9 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
     if isinstance(kind, StringType):
         same = (text == F.try_parse_json(parsed).cast("string")) & ~parsed.startswith('"')
         return _true((text != parsed) & ~_true(same))
-    if isinstance(kind, DecimalType):
+    if isinstance(kind, ByteType):
+        same = text.try_cast("tinyint") == parsed
+    elif isinstance(kind, DecimalType):
         scale = min(38, max(kind.scale + 10, 38 - kind.precision + kind.scale))
         wide = f"decimal(38, {scale})"
         exact = text.try_cast(wide) == parsed.try_cast(wide)
