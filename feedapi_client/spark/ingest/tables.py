@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -129,11 +129,11 @@ class CatalogTable(Table):
     def _note(self, spark: SparkSession, who: Identity) -> None:
         """Note the query, unless `_create` did. It changes metadata, once in a query's life."""
         if self._feed_of(spark, str(who.query)) is None:
-            self._set_properties(spark, {f"{_PROPERTY}{who.query}": quote(who.feed, safe="")})
+            self._set_properties(spark, _property(who))
 
     def _create(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         # SQL, because `DataFrameWriterV2.partitionedBy` parses names, quoted or not.
-        properties = {f"{_PROPERTY}{who.query}": quote(who.feed, safe=""), _APPEND_ONLY: "false"}
+        properties = {**_property(who), _APPEND_ONLY: "false"}
         if self._needs_mapping(schema):
             properties[_MAPPING] = "name"
         sql = f"CREATE TABLE IF NOT EXISTS {self.name} ({_columns(schema)}) USING delta"
@@ -187,6 +187,16 @@ class CatalogTable(Table):
                 f"{self.name} is partitioned by {found}, not by {self.partition_by}: keep that, "
                 "or write to another table"
             )
+
+
+def _property(who: Identity) -> dict[str, str]:
+    """Return the table property that says which feed the query writes.
+
+    Every byte is percent-encoded: Spark does not show values that hold words such as ``token`` or
+    ``url`` (spark.redaction.regex, spark.sql.redaction.options.regex).
+    """
+    feed = "".join(f"%{byte:02X}" for byte in who.feed.encode())
+    return {f"{_PROPERTY}{who.query}": feed}
 
 
 def quoted(name: str) -> str:
