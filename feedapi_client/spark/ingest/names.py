@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,6 +39,7 @@ Fold = Callable[[str], str]
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 _PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
+_PART = re.compile(r"(?:`[^`]*`)+|[^.`]+")
 _NOT_IN_FOLDER = re.compile(r"^\.|[/\\=*?\[\]{}%:#\"\x00-\x1f\x7f]")
 FOLDER_BYTES = 255
 _OWN = "_feedapi"
@@ -51,6 +52,23 @@ def as_url(path: str) -> str:
     if _SCHEME.match(path):
         return f"s3{path[3:]}" if path.startswith("s3a:") else path
     return Path(path or "/").resolve().as_uri()
+
+
+def in_catalog(spark: SparkSession, table: str) -> str:
+    """Return the name of a table with its catalog and schema, as the session completes it."""
+    first, *others = _PART.findall(table)
+    if len(others) > 1 or spark.conf.get(f"spark.sql.catalog.{first.strip('`')}", None):
+        return table
+    here = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()]
+    return ".".join([*here[: 2 - len(others)], table])
+
+
+def same_tables(spark: SparkSession, job: Ingest, tables: Iterable[str | None]) -> set[str]:
+    """Return names of tables that are the same for all their spellings."""
+    named = filter(None, tables)
+    if job.is_files:
+        return set(map(as_url, named))
+    return {in_catalog(spark, name).replace("`", "").lower() for name in named}
 
 
 def folded(spark: SparkSession, job: Ingest) -> Fold:
