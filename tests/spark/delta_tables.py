@@ -479,14 +479,13 @@ def test_r11_columns_that_a_replay_is_found_by_have_statistics(
 def test_table_has_several_names_and_a_temporary_view_has_one_of_them(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
-    publisher = Publisher(partitions=1)
+    publisher, kinds = Publisher(partitions=1), ("output", "bronze", "rejected", "gold")
     own = {"checkpoint": str(tmp_path / "checkpoint"), "staging": (tmp_path / "staging").as_uri()}
     spark.sql("USE lake")
     try:
         with publisher.serve() as url:
             for number, before in enumerate(("lake.", "", "spark_catalog.LAKE.")):
                 publisher.append(0, {"entity": "e", "n": number})
-                kinds = ("output", "bronze", "rejected", "gold")
                 names = {kind: f"{before}named_{kind}" for kind in kinds}
                 run(spark, lake.job(url=str(url), **names, **own))
                 for kind in kinds:

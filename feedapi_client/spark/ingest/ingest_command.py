@@ -132,7 +132,7 @@ def _job(given: dict[str, Any]) -> Ingest:
     writer_options = _pairs("--writer-option", given.pop("writer_option"))
     return Ingest(
         **given,
-        transform=import_function(transform, "--transform") if transform else None,
+        transform=None if transform is None else import_function(transform, "--transform"),
         options=options,
         writer_options=writer_options,
     )
@@ -140,12 +140,13 @@ def _job(given: dict[str, Any]) -> Ingest:
 
 def _trusted(ca_file: str | None) -> dict[str, str]:
     """Return the option with the certificates of the file, which executors may not have."""
-    ca_file = ca_file or os.environ.get(_CA_FILE)
-    if not ca_file:
+    if ca_file is None:
+        ca_file = os.environ.get(_CA_FILE) or None
+    if ca_file is None:
         return {}
     try:
         return {"caCertificates": certificates_in(ca_file)}
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ValueError(f"--ca-file: {error}") from None
 
 
