@@ -67,9 +67,16 @@ def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
         raise IngestError(f"schema {job.schema!r} can't be parsed: {first_line(error)}") from error
     if not isinstance(schema, StructType):
         raise IngestError(f"schema {job.schema!r} must be columns, such as 'id STRING, n INT'")
+    fold = folded(spark, job)
+    unknown = [name for name in job.key if fold(name) not in map(fold, schema.names)]
+    if unknown:
+        raise IngestError(
+            f"key names {', '.join(unknown)}, which the schema does not have: an event without its "
+            "key is rejected before a transform could make one"
+        )
     ours = [f"{job.prefix}{name}" for name in (*IDENTITY, *EVENT, *(["data"] * job.keep_data))]
     try:
-        check_names(schema, [*ours, CORRUPT], folded(spark, job))
+        check_names(schema, [*ours, CORRUPT], fold)
     except ValueError as error:
         raise IngestError(f"schema {error}") from error
     for name, sound in _SETTINGS.items():

@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     DayTimeIntervalType,
     MapType,
     NullType,
+    StringType,
     StructField,
     StructType,
     TimestampType,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
     from feedapi_client.spark.ingest.job import Ingest
 
 Fold = Callable[[str], str]
+
+TABLES = ("output", "bronze", "rejected", "gold")
+"""Arguments of `Ingest`."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 _PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
@@ -101,15 +105,22 @@ def fields_in(kind: DataType) -> Iterator[StructField]:
 
 def problems_of_locations(job: Ingest) -> Iterator[str]:
     """Yield what is wrong with the places of the tables and of the query's own files."""
-    given = {name: getattr(job, name) for name in (_TABLES if job.is_files else ())}
-    for name, path in {**given, "checkpoint": job.checkpoint}.items():
+    given = {name: getattr(job, name) for name in TABLES}
+    places = {**(given if job.is_files else {}), "checkpoint": job.checkpoint}
+    for name, path in places.items():
         if path and _PATTERN.search(path):
             yield (
                 f"{name} {path!r} can't be read back: Spark takes [ ] {{ }} * ? and \\ in a path "
                 "for a pattern. Name another folder"
             )
-    if not job.is_files:
-        return  # names in a catalog are compared where there is a session
+    if not job.is_files:  # names in a catalog are compared where there is a session
+        paths = [f"{name} {path}" for name, path in given.items() if path and "/" in path]
+        if paths:
+            yield (
+                f"{', '.join(paths)} is a path, and format {job.format} writes to tables of a "
+                "catalog: CREATE SCHEMA ... LOCATION names the folder of its tables"
+            )
+        return
     tables = {name: as_url(path) for name, path in given.items() if path}
     if len(set(tables.values())) < len(tables):
         yield "output, bronze, rejected and gold must be different tables"
@@ -122,9 +133,6 @@ def problems_of_locations(job: Ingest) -> Iterator[str]:
         if (place != table and (other in tables or not hidden)) or (other in own and not hidden):
             yield f"{other} lies inside of {name}, where readers would take it for rows"
     yield from _problems_of_folders(job)
-
-
-_TABLES = ("output", "bronze", "rejected", "gold")
 
 
 def _problems_of_folders(job: Ingest) -> Iterator[str]:
@@ -205,4 +213,6 @@ def _not_stored(job: Ingest, kind: DataType) -> bool:
         return not kind.fields
     if isinstance(kind, UserDefinedType):
         return not job.is_files
+    if isinstance(kind, StringType):
+        return not job.is_files and kind.collation != StringType().collation
     return isinstance(kind, _NOT_STORED) or kind.typeName() == "time"

@@ -15,6 +15,7 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +36,7 @@ from feedapi_client.spark.ingest.job import (
     Summary,
     trigger_options,
 )
-from feedapi_client.spark.ingest.names import in_catalog, same_tables
+from feedapi_client.spark.ingest.names import TABLES, in_catalog, same_tables
 from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows, check_session
 from feedapi_client.spark.ingest.tables import CatalogTable, column
@@ -367,11 +368,11 @@ def _beside_views(spark: SparkSession, job: Ingest) -> Ingest:
 
     Where a view has a table's name, a part of what Spark does would concern the view.
     """
-    tables = {name: getattr(job, name) for name in ("output", "bronze", "rejected", "gold")}
-    short = {name: table for name, table in tables.items() if table and "." not in table}
-    if job.is_files or not short:
-        return job
-    return replace(job, **{name: in_catalog(spark, table) for name, table in short.items()})
+    tables: dict[str, Any] = {name: getattr(job, name) for name in TABLES}
+    for name, table in tables.items():
+        if table and "." not in table and not job.is_files:
+            tables[name] = in_catalog(spark, table)
+    return replace(job, **tables)
 
 
 def _read_so_far(rows: DataFrame, who: Identity) -> dict[int, ReadSoFar]:
