@@ -366,3 +366,20 @@ def test_options_of_the_api_that_do_not_fit_are_refused(
     store = [] if "--exactly-once" in arguments else ["--store", str(tmp_path / "c.db")]
     more = ("--nats", nats_server.url, "--stream", "s", *store, *arguments)
     assert message in usage_error("http://h/feed", *more, capsys=capsys)
+
+
+async def test_a_key_that_no_event_has_is_said(
+    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
+    await broker.create_stream("s")
+    arguments = ["--stream", "s", "--store", str(tmp_path / "c.db"), "--key", "entty", "--quiet"]
+    feedapi_publisher.extend(0, [{"entity": f"e{n}", "n": n} for n in range(1003)])
+    code, errors = await ended(relay(*arguments))
+    assert (code, errors.count("\n"), len(numbers(broker))) == (0, 1, 1003), errors
+    assert "of 1,000 events none has the field entty of --key" in errors
+    feedapi_publisher.append(0, {"n": 1003})
+    code, errors = await ended(relay(*arguments))
+    assert "of 1 events none has" in errors
+    feedapi_publisher.append(0, {"n": 1004})
+    feedapi_publisher.append(0, {"n": 1005, "entty": "e"})
+    assert await ended(relay(*arguments)) == (0, "")

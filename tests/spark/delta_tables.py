@@ -211,6 +211,29 @@ def test_r09_gold_after_two_resumptions_lacks_what_was_deleted(
     assert spark.table("resumed.silver").count() == 2
 
 
+def test_table_has_several_names_and_a_temporary_view_has_one_of_them(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    publisher, kinds = Publisher(partitions=1), ("output", "bronze", "rejected", "gold")
+    own = {"checkpoint": str(tmp_path / "checkpoint"), "staging": (tmp_path / "staging").as_uri()}
+    spark.sql("USE lake")
+    try:
+        with publisher.serve() as url:
+            for number, before in enumerate(("lake.", "", "spark_catalog.LAKE.")):
+                publisher.append(0, {"entity": "e", "n": number})
+                names = {kind: f"{before}named_{kind}" for kind in kinds}
+                run(spark, lake.job(url=str(url), **names, **own))
+                for kind in kinds:
+                    spark.range(1).createOrReplaceTempView(f"named_{kind}")
+    finally:
+        spark.sql("USE default")
+        for kind in kinds:
+            spark.catalog.dropTempView(f"named_{kind}")
+    for kind, rows in {"output": [0, 1, 2], "gold": [2]}.items():
+        assert sorted(row.n for row in spark.table(f"lake.named_{kind}").collect()) == rows
+    assert spark.table("lake.named_bronze").count() == 3
+
+
 # ---------------------------------------------------------------------- refused
 
 

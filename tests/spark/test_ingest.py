@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from feedapi_client.spark.ingest import (
     IngestError,
     MicroBatchError,
     Summary,
+    ingest_command,
     main,
     plain_message,
     trigger_options,
@@ -31,10 +33,10 @@ from tests.spark.conftest import ROOT
 from tests.spark.micro_batches import problems
 from tests.spark.python_path import python_path
 from tests.spark.sessions import configuration
-from tests.spark.slow_workers import run
+from tests.spark.slow_workers import SLOW_WORKER, run
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -269,3 +271,33 @@ def test_summary_says_what_was_written() -> None:
         str(Summary("/data", 1, 1, 2, 0.0, apart=True))
         == "1 row and 2 rejected in 1 micro-batch to /data in 0.0 s"
     )
+
+
+# ---------------------------------------------------------------------- signals
+
+
+def test_run_that_a_signal_stopped_says_so_and_has_its_exit_code(
+    spark: SparkSession,
+    publisher: Publisher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(ingest_command, "_session", lambda conf: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
+    monkeypatch.setattr(transforms, "only_odd", ends_this_process)
+    arguments = [str(publisher.url), str(tmp_path / "table")]
+    stopped = ["--trigger", "1h", "--transform", "tests.spark.transforms:only_odd"]
+    while (code := main([*arguments, *stopped])) == 1:  # a slow worker
+        assert SLOW_WORKER in capsys.readouterr().err
+    assert code == 128 + signal.SIGTERM
+    written, errors = capsys.readouterr()
+    assert f" to {tmp_path}/table in " in written
+    assert "feedapi ingest: SIGTERM stopped the query, and the next run goes on\n" in errors
+    run(spark, job(publisher, tmp_path))
+    assert spark.read.parquet(str(tmp_path / "table")).count() == 120
+
+
+def ends_this_process(rows: DataFrame, number: int) -> DataFrame:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return rows

@@ -326,3 +326,41 @@ def test_arguments_that_do_not_go_together(
 def test_name_of_the_feed_holds_no_secret() -> None:
     url = "https://me:secret@service:8443/orders/?token=secret"
     assert Ingest(url=url, output="/tmp/x").feed_name == "service:8443/orders"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "url",
+        "output",
+        "schema",
+        "bronze",
+        "rejected",
+        "gold",
+        "delete_when",
+        "feed",
+        "checkpoint",
+        "staging",
+        "key",
+        "partition_by",
+        "transform",
+        "ca_file",
+    ],
+)
+def test_argument_of_a_variable_that_is_not_set_is_refused(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    given = {"url": "http://service/feed", "output": "lake.t", "checkpoint": "/c", "staging": "/s"}
+    given[name] = ""
+    places = [given.pop("url"), given.pop("output"), "--format", "delta"]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    assert main([*places, *options]) == 2
+    said = capsys.readouterr().err
+    assert f"{name} is empty" in said or f"--{name.replace('_', '-')}" in said
+
+
+def test_text_of_a_pipeline_holds_no_secret() -> None:
+    options = {"header.Authorization": "secret"}
+    url = "https://me:secret@service/orders?token=secret"
+    given = Ingest(url=url, output="/tmp/x", options=options, writer_options={"key": "secret"})
+    assert "secret" not in repr(given)

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +36,7 @@ from feedapi_client.spark.ingest.job import (
     Summary,
     trigger_options,
 )
-from feedapi_client.spark.ingest.names import as_url
+from feedapi_client.spark.ingest.names import TABLES, in_catalog, same_tables
 from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows, check_session
 from feedapi_client.spark.ingest.tables import CatalogTable, column
@@ -198,10 +199,10 @@ class Run:
 
     def __init__(self, spark: SparkSession, job: Ingest) -> None:
         self.spark = spark
-        self.job = job
         self._began = time.monotonic()
         parse_options({**job.options, "url": job.url})
         check_session(spark, job)
+        self.job = job = _beside_views(spark, job)
         schema = payload_schema(spark, job)
         location = job.staging_location
         self._lease = QueryLease(location, job.lease_name, settings=store_settings(spark, location))
@@ -281,10 +282,10 @@ class Run:
         batches of the query. And what a run left out lacks batches that others have.
         """
         job, spark, checkpoint = self.job, self.spark, self.job.checkpoint_location
-        made = _keys(job, [job.output, job.gold])
-        tables = made | _keys(job, [job.bronze, job.rejected])
+        made = same_tables(spark, job, [job.output, job.gold])
+        tables = made | same_tables(spark, job, [job.bronze, job.rejected])
         before = noted(spark, checkpoint, "outputs")
-        known = _keys(job, before.get("tables", ()))
+        known = same_tables(spark, job, before.get("tables", ()))
         left_out: dict[str, int] = before.get("left_out", {})
         late = [name for name in tables & left_out.keys() if left_out[name] < who.last_batch]
         if late:
@@ -378,10 +379,16 @@ def run(spark: SparkSession, job: Ingest) -> Summary:
     return running.summary()
 
 
-def _keys(job: Ingest, tables: Iterable[str | None]) -> set[str]:
-    """Return names of tables that are the same for all their spellings."""
-    named = filter(None, tables)
-    return {as_url(name) if job.is_files else name.replace("`", "").lower() for name in named}
+def _beside_views(spark: SparkSession, job: Ingest) -> Ingest:
+    """Return the job with names of tables that no temporary view can have.
+
+    Where a view has a table's name, a part of what Spark does would concern the view.
+    """
+    tables: dict[str, Any] = {name: getattr(job, name) for name in TABLES}
+    for name, table in tables.items():
+        if table and "." not in table and not job.is_files:
+            tables[name] = in_catalog(spark, table)
+    return replace(job, **tables)
 
 
 def _read_so_far(rows: DataFrame, who: Identity, order: Mapping[str, int]) -> dict[int, ReadSoFar]:

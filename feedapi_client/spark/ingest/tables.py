@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -200,11 +200,13 @@ class CatalogTable(Table):
 
 
 def _noted(who: Identity, number: int) -> dict[str, str]:
-    """Return the properties that a query is known by."""
-    return {
-        f"{_PROPERTY}{who.query}": quote(who.feed, safe=""),
-        f"{_ORDER}{who.query}": str(number),
-    }
+    """Return the properties that a query is known by: which feed it writes, and its number.
+
+    Every byte is percent-encoded: Spark does not show values that hold words such as ``token`` or
+    ``url`` (spark.redaction.regex, spark.sql.redaction.options.regex).
+    """
+    feed = "".join(f"%{byte:02X}" for byte in who.feed.encode())
+    return {f"{_PROPERTY}{who.query}": feed, f"{_ORDER}{who.query}": str(number)}
 
 
 def quoted(name: str) -> str:
