@@ -104,7 +104,9 @@ class PositionScripts:
 
     def feeds(self) -> Script[list[Any]]:
         """Return URL, consumer's name and filters (JSON) of every feed."""
-        return (yield Query(f"SELECT DISTINCT feed_url, consumer, filters FROM {self._cursors}"))
+        select = f"SELECT DISTINCT feed_url, consumer, filters FROM {self._cursors}"
+        rows: list[Any] = yield Query(select)
+        return rows
 
     def load(self, feed: FeedKey) -> Script[dict[int, Position]]:
         """Return all positions."""

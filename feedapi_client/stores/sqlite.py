@@ -134,6 +134,7 @@ class SQLiteCursorStore(ScriptedLeases, ScriptedStore):
     async def _run_on_aiosqlite(connection: Any, script: Script[T]) -> T:
         with anyio.CancelScope(shield=True):
             return await run_script_on_aiosqlite(connection, script)
+        raise AssertionError("the scope is never cancelled")
 
     def _in_transaction(self, feed: FeedKey, script: Script[T], connection: Any) -> Script[T]:
         databases = yield Query("PRAGMA database_list")
