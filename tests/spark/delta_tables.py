@@ -210,7 +210,7 @@ def test_two_feeds_in_one_table_at_once(spark: SparkSession, lake: Lake) -> None
         for number in (0, 1, 1):  # a replay, too
             table.write(events(spark, number * 10, 10), Identity(feed, str(len(feed))), number)
 
-    feeds = ["host:80/a", "it's \\b", "https://auth.example/tokens?url=password"]
+    feeds = ["host:80/a", "https://auth.example/tokens?url=password", "it's \\b"]
     with ThreadPoolExecutor() as pool:
         list(pool.map(write, feeds))
     rows = spark.table(job.output).groupBy("feed", "query").count().collect()
