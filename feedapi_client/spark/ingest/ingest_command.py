@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +18,7 @@ from pyspark.sql import SparkSession
 from feedapi_client.arguments import import_function
 from feedapi_client.errors import FeedError
 from feedapi_client.spark.certificates import certificates_in
-from feedapi_client.spark.ingest.ingest_errors import plain_message
+from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.job import Ingest, Summary
 from feedapi_client.spark.ingest.pipeline import Run
 from feedapi_client.spark.java import JavaError, ensure_java
@@ -175,12 +176,12 @@ def _run_until_signal(spark: SparkSession, job: Ingest) -> tuple[Summary, signal
     }
     try:
         running = Run(spark, job)
-        while not stopping and not running.wait(1):
-            pass
-        if running.query.isActive:
-            stopped = signal.Signals(stopping[0])
-            running.query.stop()
-            running.wait(1)  # gives the lease back
+        while stopped is None and not running.wait(1):
+            if stopping:
+                stopped = signal.Signals(stopping[0])
+                running.query.stop()
+                with suppress(MicroBatchError):  # a micro-batch in flight fails
+                    running.wait(1)  # gives the lease back
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
