@@ -385,7 +385,7 @@ def test_r10_folder_with_files_of_another_program_is_refused(
 ) -> None:
     file = tmp_path / "table" / place
     file.parent.mkdir(parents=True)
-    file.touch()
+    file.write_bytes(b"PAR1")
     bronze = str(tmp_path / "bronze")
     given: dict[str, Any] = {"schema": "id STRING", "bronze": bronze, "transform": transform}
     with pytest.raises(

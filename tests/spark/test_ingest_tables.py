@@ -257,7 +257,10 @@ def test_wrong_schema_is_found_before_the_query_starts(
     ("given", "message"),
     [
         ({"partition_by": ["country"]}, "partition_by names country, which output does not have"),
-        ({"format": "delta"}, "format delta is not installed in this Spark"),
+        (
+            {"format": "delta", "output": "lake.t"},
+            "format delta is not installed in this Spark",
+        ),
     ],
 )
 def test_r10_what_can_be_checked_is_checked_before_the_first_batch(
