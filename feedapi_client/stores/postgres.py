@@ -248,7 +248,12 @@ class _LeaseConnections:
         self.acquire = database.acquire
         self.release = database.release
 
-    async def run(self, connection: Any, script: Script[T], lock_seconds: float) -> T:  # noqa: ARG002
+    async def run(
+        self,
+        connection: Any,
+        script: Script[T],
+        lock_seconds: float,  # noqa: ARG002
+    ) -> T:
         """See `Connections.run`."""
         run = runner_on(connection)
         assert run is not None

@@ -18,6 +18,7 @@ from feedapi_client import FeedKey, Position, SQLiteCursorStore
 from feedapi_client.cli.databases import url_without_secrets
 from feedapi_client.cli.escape import escape_json, one_line, shown
 from feedapi_client.cli.stdout import for_terminal
+from feedapi_client.stores import Journal
 from feedapi_client.testing import Publisher, faults
 from tests.cli.conftest import TIMEOUT, Feedapi, OnTerminal, Spawn
 
@@ -351,7 +352,7 @@ def test_an_argument_that_is_not_utf_8_is_a_usage_error(spawn: Spawn) -> None:
 @pytest.fixture
 def filled(store: Path) -> Path:
     async def save() -> None:
-        async with SQLiteCursorStore(store) as cursors:
+        async with SQLiteCursorStore(store, journal=Journal()) as cursors:
             key = FeedKey("http://h/feed", "näme 漢", {"a": "\x1b"})
             await cursors.save(key, {0: Position("c")})
 
@@ -461,7 +462,7 @@ def test_events_for_a_terminal_mean_the_same() -> None:
     [
         ["set", "0", "c"],
         ["skip"],
-        ["rename", "default", "other"],
+        ["rename", "näme 漢", "other"],
         ["reset", "--yes"],
         ["rewind", "--to", "now", "--yes"],
     ],
@@ -474,7 +475,7 @@ def test_a_full_disk_fails_nothing_that_is_done(
     with Path("/dev/full").open("wb") as full:
         process = spawn("cursors", *command, "--store", filled, stdout=full)
         _, errors = process.communicate(timeout=TIMEOUT)
-    assert process.returncode == 0
+    assert process.returncode == 0, errors
     begin = b"feedapi: stdout can't be written (No space left on device), but this is done: "
     assert errors.startswith(begin)
     assert errors.count(b"\n") == 1
