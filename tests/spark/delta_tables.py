@@ -120,23 +120,26 @@ def test_r10_table_and_session_that_would_refuse_a_repeated_batch(
 ) -> None:
     own: dict[str, Any] = {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
     own |= {"bronze": None, "rejected": None, "gold": None, "key": (), "delete_when": None}
-    job = lake.job(output="lake.append_only", **own)
-    appending = "spark.databricks.delta.properties.defaults.appendOnly"
-    spark.conf.set(appending, "true")
-    try:
-        assert run(spark, job).batches == 1  # the table says what it needs
-    finally:
-        spark.conf.unset(appending)
-    replacing = "spark.databricks.delta.replaceWhere.dataColumns.enabled"
-    spark.conf.set(replacing, "false")
-    try:
-        with pytest.raises(IngestError, match=f"--conf {replacing}=true"):
+    publisher = Publisher(partitions=2)  # no split, whose parts may come in two micro-batches
+    publisher.extend(0, [{"entity": "e", "n": 1}])
+    with publisher.serve() as url:
+        job = lake.job(url=str(url), output="lake.append_only", **own)
+        appending = "spark.databricks.delta.properties.defaults.appendOnly"
+        spark.conf.set(appending, "true")
+        try:
+            assert run(spark, job).batches == 1  # the table says what it needs
+        finally:
+            spark.conf.unset(appending)
+        replacing = "spark.databricks.delta.replaceWhere.dataColumns.enabled"
+        spark.conf.set(replacing, "false")
+        try:
+            with pytest.raises(IngestError, match=f"--conf {replacing}=true"):
+                run(spark, job)
+        finally:
+            spark.conf.unset(replacing)
+        spark.sql(f"ALTER TABLE {job.output} SET TBLPROPERTIES (delta.appendOnly = true)")
+        with pytest.raises(IngestError, match=r"append_only has the property delta\.appendOnly"):
             run(spark, job)
-    finally:
-        spark.conf.unset(replacing)
-    spark.sql(f"ALTER TABLE {job.output} SET TBLPROPERTIES (delta.appendOnly = true)")
-    with pytest.raises(IngestError, match=r"append_only has the property delta\.appendOnly"):
-        run(spark, job)
 
 
 def test_r10_columns_of_any_name_in_all_tables(spark: SparkSession, tmp_path: Path) -> None:
