@@ -31,7 +31,7 @@ def plain_message(error: Exception) -> str:
 
     Spark wraps the error of a micro-batch in tracebacks of several languages. The result is the
     text of this library's error if there is one, else the type and the first line of the error that
-    the last Python traceback ends with, else the first line.
+    the last Python traceback ends with, or of a Java cause, else the first line.
     """
     text = str(error)
     ours = _OURS.findall(text)
@@ -39,9 +39,10 @@ def plain_message(error: Exception) -> str:
         return str(ours[-1]).strip()
     _, traceback, raised = text.rpartition(_TRACEBACK)
     found = _RAISED.search(raised) if traceback else None
-    if found is None:
-        return first_line(error)
-    causes = _JAVA_CAUSE.findall(raised) if found[1] == "Py4JJavaError" else []
+    kind = type(error).__name__ if found is None else found[1]
+    causes = _JAVA_CAUSE.findall(raised) if kind == "Py4JJavaError" else []
     if causes:
         return str(causes[-1]).strip()
+    if found is None:
+        return first_line(error)
     return f"{found[1]}{' '.join((found[2] or '').split())}"
