@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
 import signal
+import ssl
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from hypothesis import settings
 
 from feedapi_client import Limits, RetryPolicy
 from tests import components
+from tests.servers import (
+    _mariadb,
+    _postgres,
+    _redis_server,
+    folder_in_memory,
+    mariadb,
+    postgres,
+    redis_server,
+)
+
+__all__ = ["_mariadb", "_postgres", "_redis_server", "mariadb", "postgres", "redis_server"]
 
 _MAX_PROCESSES = 4
 _JVM_TIMEOUT = 360
@@ -58,17 +73,19 @@ BROKER_CRASH = "the real broker crashed"
 """A property of a test's report: the first lines of what the broker wrote."""
 FIRST_FILES = (
     "tests/spark/test_delta.py",
+    "tests/spark/test_delta_writes.py",
     "tests/spark/test_process_kills.py",
     "tests/spark/test_ingest_tables.py",
-    "tests/spark/test_dataframe.py",
     "tests/spark/test_pipelines.py",
+    "tests/spark/test_speculation.py",
+    "tests/spark/test_dataframe.py",
     "tests/crash/test_crash.py",
     "tests/crash/test_crash_drivers.py",
 )
-"""The first file of each of four processes, and the second ones of three.
+"""The first file of each of four processes, the second ones of the first two, and what comes then.
 
-So the long tests that start JVMs of their own keep one process busy, and only the others start the
-Spark session that the remaining files share.
+So the long tests that start JVMs of their own keep two processes busy, and only the others start
+the Spark session that the remaining files share. A file of one test brings the next one with it.
 """
 
 
@@ -103,9 +120,30 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     # Tests start hundreds of Python processes, and each would compile the library anew.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
+    # Stores wait for the disk at each commit, and here nothing need survive the machine.
+    if (folder := folder_in_memory()) is not None:
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", folder)
     # There are few cycles, and looking for them every 700 objects takes 8 % of the time.
     gc.set_threshold(10_000, 20, 20)
+    _share_certificates()
     _load_examples("quick" if _QUICK in config.getoption("markexpr") else "whole")
+
+
+def _share_certificates() -> None:
+    """Let clients that tests make without `verify` share one TLS context.
+
+    Loading the certificates takes longer than most tests, which speak plain HTTP.
+    """
+    create = httpx.create_ssl_context
+    default = functools.cache(lambda *environment: create())
+
+    def shared(verify: Any = True, cert: Any = None, trust_env: bool = True) -> ssl.SSLContext:
+        if verify is not True or cert is not None or not trust_env:
+            return create(verify, cert, trust_env)
+        return default(*map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR")))
+
+    pytest.MonkeyPatch().setattr("httpx._transports.default.create_ssl_context", shared)
 
 
 def _load_examples(profile: str) -> None:
@@ -125,8 +163,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark what the quick answer leaves out as slow, and run the files with slow tests first.
 
     Then no process ends long after the others. Left out are tests that need a server or a JVM, and
-    the second run of each async test: on trio.
+    the second run of each async test: on trio. Tests of a client without async have no second run,
+    because only their server is async.
     """
+    items[:] = [item for item in items if not (_param(item, "sync") and _runs_on_trio(item))]
     root = Path(__file__).parents[1]
     touched = tuple(name for names in TOUCHED.values() for name in names)
     first = {root / name: number for number, name in enumerate(FIRST_FILES)}
@@ -159,8 +199,12 @@ def _fixtures(item: pytest.Item) -> list[str]:
 
 
 def _runs_on_trio(item: pytest.Item) -> bool:
+    return _param(item, "anyio_backend") == "trio"
+
+
+def _param(item: pytest.Item, name: str) -> Any:
     callspec = getattr(item, "callspec", None)
-    return callspec is not None and callspec.params.get("anyio_backend") == "trio"
+    return None if callspec is None else callspec.params.get(name)
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,7 @@ import sqlalchemy as sa
 
 from feedapi_client.testing import Publisher
 from tests import warm
-from tests.servers import Postgres, postgres
-
-__all__ = ["postgres"]
+from tests.servers import Postgres
 
 pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[1] / "examples"

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import os
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, contextmanager, suppress
-from functools import partial
 
 import grpc
 
@@ -43,6 +42,7 @@ _API_SECONDS = 60.0
 _CONNECT_SECONDS = 10.0
 _PROGRESS_INTERVAL = 0.5
 _GRACE = 30.0
+_MANY_EVENTS = 1000
 
 
 async def run_relay(options: RelayToStream) -> int:
@@ -68,6 +68,7 @@ class RelayRun:
             environment_value(api.api_token_env, "--api-token-env") if api.api_token_env else None
         )
         self._limits = Limits(max_batch_bytes=options.max_batch_bytes)
+        self._key = None if options.key is None else _Key(options.key)
         self.signal = 0
 
     async def run(self) -> int:
@@ -87,7 +88,7 @@ class RelayRun:
                 consumer,
                 publisher,
                 stream,
-                key=_key(options.key),
+                key=self._key,
                 ack_policy=AckPolicy[options.ack.value.upper()],
                 on_oversized=oversized,
                 api=api,
@@ -195,6 +196,8 @@ class RelayRun:
                 task.cancel()
             await asyncio.wait({showing, states})
             progress.stop()
+        if self._key is not None:
+            self._key.warn()
         if not self.options.quiet:
             say(_summary(relay, self.options.stream))
 
@@ -241,12 +244,31 @@ def _connection(options: ApiOptions, token: str | None, give_up_after: float) ->
     return LiftbridgeApi(options.api or (), timeout=seconds, credentials=credentials, token=token)
 
 
-def _key(path: str | None) -> partial[bytes | None] | None:
-    return None if path is None else partial(_key_or_none, path.split("."))
+class _Key:
+    """The key of a message by ``--key``. Says so when no event has that field: it may be a typo."""
 
+    def __init__(self, path: str) -> None:
+        self._path = path.split(".")
+        self._events = 0
+        self._found = False
 
-def _key_or_none(path: Sequence[str], event: Event) -> bytes | None:
-    try:
-        return key_of(event, path) or None
-    except ValueError:
-        raise ProtocolError("--key: an event is no valid JSON", partition=event.partition) from None
+    def __call__(self, event: Event) -> bytes | None:
+        try:
+            key = key_of(event, self._path)
+        except ValueError:
+            text = "--key: an event is no valid JSON"
+            raise ProtocolError(text, partition=event.partition) from None
+        self._found = self._found or bool(key)
+        self._events += 1
+        if self._events == _MANY_EVENTS:  # a relay that follows the feed has no end
+            self.warn()
+        return key or None
+
+    def warn(self) -> None:
+        """Warn when there were events, and none had the field. Does so once."""
+        if self._events and not self._found:
+            self._found = True
+            say(
+                f"warning: of {self._events:,} events none has the field {'.'.join(self._path)} of "
+                "--key: their messages have no key"
+            )

@@ -7,7 +7,7 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import cache, partial
+from functools import lru_cache, partial
 from typing import Any, TypeVar
 
 import anyio
@@ -19,7 +19,7 @@ from django.utils.connection import ConnectionProxy
 
 from feedapi_client.errors import StoreError
 from feedapi_client.stores.caller_thread import in_callers_thread, is_thread_lent
-from feedapi_client.stores.scripts import Script, StatementRows, Step, run_steps
+from feedapi_client.stores.scripts import CountedChange, Script, StatementRows, Step, run_steps
 from feedapi_client.stores.threads import in_thread
 
 T = TypeVar("T")
@@ -27,6 +27,7 @@ T = TypeVar("T")
 _ANSWER_SECONDS = 1.0
 _SQLITE_TIMEOUT = 30
 """Seconds that a store's own transaction waits for another writer."""
+_CACHED = 256
 _NUMBERED = re.compile(r"\$(\d+)")
 
 
@@ -273,13 +274,15 @@ def _run(connection: Any, script: Script[T]) -> T:
     return run_steps(script, partial(_rows, connection))
 
 
-def _rows(connection: Any, step: Step) -> list[Any]:
+def _rows(connection: Any, step: Step) -> Any:
     sql = _in_djangos_style(step.sql)
     with connection.cursor() as cursor:
         if isinstance(step, StatementRows):
             cursor.executemany(sql, step.rows)
             return []
         cursor.execute(sql, _parameters(step.sql, step.parameters))
+        if isinstance(step, CountedChange):
+            return cursor.rowcount
         return list(cursor.fetchall()) if cursor.description else []
 
 
@@ -291,7 +294,7 @@ def _parameters(sql: str, values: Sequence[Any]) -> Any:
     return {f"p{number}": value for number, value in enumerate(values, 1)}
 
 
-@cache
+@lru_cache(_CACHED)
 def _in_djangos_style(sql: str) -> str:
     """Replace `?` and `$1` by what Django's cursors take."""
     return _NUMBERED.sub(r"%(p\1)s", sql).replace("?", "%s")

@@ -16,7 +16,7 @@ from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.quarantine.record import COLUMNS, QuarantinedEvent, from_row, to_row
 from feedapi_client.stores.base import CursorStore
-from feedapi_client.stores.scripts import Query, Script, StatementRows
+from feedapi_client.stores.scripts import Query, Script, StatementRows, just
 
 _TABLE = "feedapi_quarantine"
 _NAMES = ", ".join(COLUMNS)
@@ -41,7 +41,7 @@ class DjangoQuarantineStore:
 
     async def prepare(self) -> None:
         """See `QuarantineStore.prepare`: raises if there is no table."""
-        await self._run(_query(f"{_SELECT} WHERE 1 = 0"))
+        await self._run(just(Query(f"{_SELECT} WHERE 1 = 0")))
 
     def joins(self, cursors: CursorStore) -> bool:
         """See `QuarantineStore.joins`: True for a `DjangoCursorStore` of the same alias."""
@@ -57,7 +57,8 @@ class DjangoQuarantineStore:
     async def add(self, events: Sequence[QuarantinedEvent], *, transaction: Any = None) -> None:
         """See `QuarantineStore.add`."""
         if events:
-            await self._run(_change(_INSERT, [to_row(event) for event in events]), transaction)
+            rows = [to_row(event) for event in events]
+            await self._run(just(StatementRows(_INSERT, rows)), transaction)
 
     async def page(
         self,
@@ -74,12 +75,12 @@ class DjangoQuarantineStore:
         if partition is not None:
             conditions["partition_id = ?"] = partition
         sql = f"{_SELECT} WHERE {' AND '.join(conditions)} ORDER BY id LIMIT ?"
-        rows = await self._run(_query(sql, *conditions.values(), limit))
+        rows = await self._run(just(Query(sql, (*conditions.values(), limit))))
         return [from_row(row) for row in rows]
 
     async def get(self, id: str) -> QuarantinedEvent | None:
         """See `QuarantineStore.get`."""
-        rows = await self._run(_query(f"{_SELECT} WHERE id = ?", id))
+        rows = await self._run(just(Query(f"{_SELECT} WHERE id = ?", (id,))))
         return from_row(rows[0]) if rows else None
 
     async def remove(self, ids: Iterable[str], *, transaction: Any = None) -> int:
@@ -110,14 +111,6 @@ class DjangoQuarantineStore:
 
     def __repr__(self) -> str:
         return f"<DjangoQuarantineStore {self.database}>"
-
-
-def _query(sql: str, *parameters: Any) -> Script[list[Any]]:
-    return (yield Query(sql, parameters))
-
-
-def _change(sql: str, rows: list[tuple[Any, ...]]) -> Script[list[Any]]:
-    return (yield StatementRows(sql, rows))
 
 
 def _remove(ids: list[str], lock: str) -> Script[int]:

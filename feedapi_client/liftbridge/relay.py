@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import anyio
@@ -259,13 +259,16 @@ class Relay:
 
     def _outgoing(self, batch: Batch) -> OutgoingBatch:
         key, headers = self._key, self._headers
-        return OutgoingBatch(
+        outgoing = OutgoingBatch(
             batch.partition,
             batch.cursor,
             [event.raw for event in batch.events],
             () if key is None else [key(event) for event in batch.events],
             () if headers is None else [headers(event) for event in batch.events],
         )
+        _check_bytes("key", (each for each in outgoing.keys if each is not None))
+        _check_bytes("headers", (value for each in outgoing.headers for value in each.values()))
+        return outgoing
 
     async def _without_oversized(
         self, batch: Batch, outgoing: OutgoingBatch, error: MessageTooLargeError | None = None
@@ -331,6 +334,16 @@ class Relay:
     def _count(self, events: int) -> None:
         self.progress.batches += 1
         self.progress.events += events
+
+
+def _check_bytes(argument: str, values: Iterable[object]) -> None:
+    """Raise TypeError for a value of the application's function that no message can hold."""
+    for value in values:
+        if not isinstance(value, bytes):
+            raise TypeError(
+                f"{argument} of the relay returned {type(value).__name__}, and a message holds "
+                "bytes: encode it"
+            )
 
 
 def _longest(outgoing: OutgoingBatch) -> int:

@@ -156,7 +156,7 @@ class PostgresQuarantineStore:
 
 
 def _rows(query: Query, then: Script[None] | None = None) -> Script[list[Any]]:
-    rows = yield query
+    rows: list[Any] = yield query
     if then is not None:
         yield from then
     return rows

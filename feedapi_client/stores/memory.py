@@ -16,7 +16,7 @@ from feedapi_client.stores.base import (
     replace_positions,
 )
 from feedapi_client.stores.done import Claim, DoneEvent, already_done, claimed_anew
-from feedapi_client.stores.done_statements import new_claim
+from feedapi_client.stores.done_scripts import new_claim
 from feedapi_client.stores.memory_leases import MemoryLeases
 from feedapi_client.stores.moving import check_moves, moved_positions
 

@@ -5,31 +5,35 @@ Here are transactions and errors; the statements are in `feedapi_client.stores.p
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from feedapi_client.causes import store_problem
-from feedapi_client.errors import FeedError, FencedError, StoreError
+from feedapi_client.errors import FeedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.base import (
     asyncio_operation,
-    check_same_database,
-    check_storable,
     operation,
 )
-from feedapi_client.stores.done import DoneEvent
 from feedapi_client.stores.journal import Journal
+from feedapi_client.stores.lease_scripts import LeaseScripts
 from feedapi_client.stores.postgres_drivers import (
+    Database,
     database_of,
     is_autocommit,
     needs_asyncio,
     runner_on,
 )
-from feedapi_client.stores.postgres_leases import LeaseTables, PostgresLeases
-from feedapi_client.stores.postgres_statements import FormatTable, PositionTables, PostgresScripts
-from feedapi_client.stores.scripted import Run, ScriptedStore
-from feedapi_client.stores.scripts import Query, Script
+from feedapi_client.stores.postgres_statements import (
+    FormatTable,
+    PostgresScripts,
+    named,
+    quoted,
+)
+from feedapi_client.stores.scripted import Run
+from feedapi_client.stores.scripted_leases import KeptConnection, KeptLeases
+from feedapi_client.stores.scripts import Script
 from feedapi_client.stores.stored_format import STORE_FORMAT
 
 if TYPE_CHECKING:
@@ -44,9 +48,11 @@ T = TypeVar("T")
 
 _NAME = "the cursor database"
 _CREATE_ATTEMPTS = 6
+_LEASE_CONNECTIONS = 2
+"""Those of the pool that are kept while an instance has joined."""
 
 
-class PostgresCursorStore(PostgresLeases, ScriptedStore):
+class PostgresCursorStore(KeptLeases):
     """Keeps positions in a table of the application's PostgreSQL database, without SQLAlchemy.
 
     The tables are those of `SQLAlchemyCursorStore`: one store can be exchanged for the other, and
@@ -94,11 +100,16 @@ class PostgresCursorStore(PostgresLeases, ScriptedStore):
         timeout: float = 30.0,
     ) -> None:
         self.database = database_of(pool)
-        self._tables = PositionTables(table, schema, journal=journal is not None)
-        self._scripts = PostgresScripts(self._tables, journal)
+        self._scripts = PostgresScripts(table, schema, journal)
+        self._table = table
         self._format = FormatTable(table, schema, STORE_FORMAT)
         self._format_is_known = False
-        super().__init__(self.database, LeaseTables(table, schema), self._operation)
+        connections = _LeaseConnections(self.database)
+        super().__init__(
+            LeaseScripts("postgresql", named(table, schema)),
+            KeptConnection(connections),
+            KeptConnection(connections),
+        )
         self.pool = pool
         self.schema = schema
         self._timeout = timeout
@@ -129,6 +140,16 @@ class PostgresCursorStore(PostgresLeases, ScriptedStore):
         """
         self._scripts.lock_waits[feed] = seconds
 
+    async def join(self, feed: FeedKey, instance: str, seconds: float, options: str = "") -> None:
+        """See `LeaseStore.join`."""
+        if self.database.size is not None and self.database.size <= _LEASE_CONNECTIONS:
+            raise StoreError(
+                f"the pool has at most {self.database.size} connections, and leases keep "
+                f"{_LEASE_CONNECTIONS} of them: give it a larger max_size",
+                feed=feed.url,
+            )
+        await super().join(feed, instance, seconds, options)
+
     async def load(self, feed: FeedKey) -> dict[int, Position]:
         """See `CursorStore.load`."""
         if not self._format_is_known:
@@ -137,37 +158,6 @@ class PostgresCursorStore(PostgresLeases, ScriptedStore):
             self._format_is_known = True
         return await super().load(feed)
 
-    async def save_passing(
-        self,
-        feed: FeedKey,
-        positions: Mapping[int, Position],
-        passed: Mapping[int, Collection[str]],
-        *,
-        transaction: Any = None,
-    ) -> None:
-        """See `DoneStore.save_passing`.
-
-        `transaction` is an `AsyncConnection` or a `Connection` of psycopg, or a `Connection` of
-        asyncpg, with an open transaction.
-        """
-        check_storable(feed, positions)
-        if transaction is not None:
-            async with self._within(feed, transaction) as run:
-                if positions:
-                    await self._save(feed, positions, passed, run)
-        elif positions:
-            async with self._operation(feed):
-                await self._save(feed, positions, passed)
-
-    async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
-        """See `DoneStore.done`. `transaction` as `save_passing` takes it."""
-        if transaction is None:
-            async with self._operation(feed):
-                await self._done(feed, event)
-            return
-        async with self._within(feed, transaction) as run:
-            await self._done(feed, event, run)
-
     async def aclose(self) -> None:
         """See `Closable.aclose`. Closes nothing of the caller's."""
         await self.database.aclose()
@@ -175,8 +165,14 @@ class PostgresCursorStore(PostgresLeases, ScriptedStore):
     # Transactions
 
     @asynccontextmanager
-    async def _within(self, feed: FeedKey, transaction: Any) -> AsyncIterator[Run]:
-        """Give what runs a script in the caller's transaction."""
+    async def _within(self, feed: FeedKey, transaction: Any) -> AsyncIterator[Run | None]:
+        only = None if transaction is None else needs_asyncio(transaction)
+        async with self._operation(feed, asyncio_only=only):
+            yield await self._runner(feed, transaction)
+
+    async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
+        if transaction is None:
+            return None
         run = runner_on(transaction)
         if run is None:
             raise StoreError(
@@ -184,35 +180,24 @@ class PostgresCursorStore(PostgresLeases, ScriptedStore):
                 f"Connection of asyncpg, not a {type(transaction).__name__}",
                 feed=feed.url,
             )
-        async with self._operation(feed, asyncio_only=needs_asyncio(transaction)):
-            if await is_autocommit(transaction):
-                raise StoreError(
-                    "no transaction is open on the connection, which is in autocommit mode: "
-                    "save within `async with connection.transaction()`",
-                    feed=feed.url,
-                )
-            yield run
-
-    async def _find_conflict(
-        self, feed: FeedKey, positions: Mapping[int, Position], within: Run | None
-    ) -> int | None:
-        try:
-            return await super()._find_conflict(feed, positions, within)
-        except FencedError as error:
-            if within is not None:
-                await check_same_database(
-                    feed, error, positions, lambda: self._run_alone(self._scripts.load(feed))
-                )
-            raise
+        if await is_autocommit(transaction):
+            raise StoreError(
+                "no transaction is open on the connection, which is in autocommit mode: "
+                "save within `async with connection.transaction()`",
+                feed=feed.url,
+            )
+        return run
 
     async def _run_alone(self, script: Script[T]) -> T:
         return await self.database.transact(script)
 
+    async def _beside(self, feed: FeedKey) -> dict[int, Position]:
+        return await self._run_alone(self._scripts.load(feed))
+
     def _create(self) -> Script[None]:
         yield from self._format.create()
-        done = self._scripts.done.create
-        for statement in (*self._tables.create, done, *self._lease_tables.create):
-            yield Query(statement)
+        yield from self._scripts.create()
+        yield from self._lease_scripts.create()
 
     @asynccontextmanager
     async def _operation(
@@ -245,13 +230,30 @@ class PostgresCursorStore(PostgresLeases, ScriptedStore):
 
     def _reason(self, error: BaseException) -> str:
         text = server_message(error)
-        if self._tables.name in text:
+        if self._table in text:
             return f"{text} (has create_tables() been called?)"
         problem = store_problem(error)
         return text if problem is None else f"{problem} ({text})"
 
     def __repr__(self) -> str:
-        return f"<PostgresCursorStore {self.database.name}, table {self._tables.cursors}>"
+        return (
+            f"<PostgresCursorStore {self.database.name}, table {quoted(self._table, self.schema)}>"
+        )
+
+
+class _LeaseConnections:
+    """Connections of the pool. Statements bound their waits themselves."""
+
+    def __init__(self, database: Database) -> None:
+        self.acquire = database.acquire
+        self.release = database.release
+
+    async def run(self, connection: Any, script: Script[T], lock_seconds: float) -> T:  # noqa: ARG002
+        """See `Connections.run`."""
+        run = runner_on(connection)
+        assert run is not None
+        result: T = await run(script)
+        return result
 
 
 def server_message(error: BaseException) -> str:

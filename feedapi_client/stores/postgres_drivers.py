@@ -16,7 +16,14 @@ from typing import Any, Protocol, TypeVar
 import anyio
 
 from feedapi_client.stores.caller_thread import in_callers_thread
-from feedapi_client.stores.scripts import Query, Script, run_steps, run_steps_async
+from feedapi_client.stores.scripts import (
+    CountedChange,
+    Query,
+    Script,
+    run_steps,
+    run_steps_async,
+    with_placeholders,
+)
 from feedapi_client.stores.threads import in_thread
 
 T = TypeVar("T")
@@ -123,6 +130,10 @@ async def is_autocommit(connection: Any) -> bool:
 # Scripts on connections. psycopg's raw cursors take PostgreSQL's own parameters, as asyncpg does.
 
 
+def _numbered(step: Query | CountedChange) -> str:
+    return with_placeholders(step.sql, "$")
+
+
 async def _receive(connection: Any) -> None:
     """In pipeline mode receive the results of all statements: a pipeline within does that."""
     if connection.info.pipeline_status:
@@ -140,10 +151,12 @@ async def _run_psycopg(connection: Any, script: Script[T]) -> T:
     import psycopg
     from psycopg.rows import tuple_row
 
-    async def execute(query: Query) -> list[Any]:
+    async def execute(step: Query | CountedChange) -> Any:
         async with psycopg.AsyncRawCursor(connection, row_factory=tuple_row) as cursor:
-            await cursor.execute(query.sql.encode(), query.parameters or None)
+            await cursor.execute(_numbered(step).encode(), step.parameters or None)
             await _receive(connection)
+            if isinstance(step, CountedChange):
+                return cursor.rowcount
             return await cursor.fetchall() if cursor.description else []
 
     return await run_steps_async(script, execute)
@@ -153,10 +166,12 @@ def _run_psycopg_here(connection: Any, script: Script[T]) -> T:
     import psycopg
     from psycopg.rows import tuple_row
 
-    def execute(query: Query) -> list[Any]:
+    def execute(step: Query | CountedChange) -> Any:
         with psycopg.RawCursor(connection, row_factory=tuple_row) as cursor:
-            cursor.execute(query.sql.encode(), query.parameters or None)
+            cursor.execute(_numbered(step).encode(), step.parameters or None)
             _receive_here(connection)
+            if isinstance(step, CountedChange):
+                return cursor.rowcount
             return cursor.fetchall() if cursor.description else []
 
     return run_steps(script, execute)
@@ -170,8 +185,12 @@ async def _run_psycopg_of_caller(connection: Any, script: Script[T]) -> T:
 async def _run_asyncpg(connection: Any, script: Script[T]) -> T:
     record = import_module("asyncpg").Record
 
-    async def execute(query: Query) -> list[Any]:
-        return list(await connection.fetch(query.sql, *query.parameters, record_class=record))
+    async def execute(step: Query | CountedChange) -> Any:
+        sql = _numbered(step)
+        if isinstance(step, CountedChange):
+            status = await connection.execute(sql, *step.parameters)
+            return int(status.rpartition(" ")[2])
+        return list(await connection.fetch(sql, *step.parameters, record_class=record))
 
     return await run_steps_async(script, execute)
 

@@ -30,7 +30,7 @@ from feedapi_client.stores.base import (
     stored_position,
 )
 from feedapi_client.stores.moving import already_stored, check_moves
-from feedapi_client.stores.redis_leases import RedisLeases
+from feedapi_client.stores.redis_leases import RedisLeases, text_of
 from feedapi_client.stores.stored_format import STORE_FORMAT, check_format
 
 # KEYS[1]: the feed's hash. ARGV[1]: the feed as JSON; then for each position: partition, the
@@ -155,7 +155,7 @@ class RedisCursorStore(RedisLeases, Closable):
         """See `CursorStore.load`."""
         async with self._operation(feed):
             fields = await self._client.hgetall(self._key(feed))
-            texts = {_text(name): _text(value) for name, value in fields.items()}
+            texts = {text_of(name): text_of(value) for name, value in fields.items()}
             if (described := texts.pop(_FEED_FIELD, None)) is not None:
                 version = orjson.loads(described).get("format")
                 check_format("these cursors in Redis", version, STORE_FORMAT, feed)
@@ -231,7 +231,7 @@ class RedisCursorStore(RedisLeases, Closable):
                 keys=[self._key(key) for pair in pairs for key in pair],
                 args=[b"1" if overwrite else b"0", *(_description(new) for _, new in pairs)],
             )
-        if _text(answer[0]) == "refused":
+        if text_of(answer[0]) == "refused":
             raise already_stored(pairs[int(answer[1]) - 1][1])
         return {new: await self.load(new) for _, new in pairs}
 
@@ -246,7 +246,7 @@ class RedisCursorStore(RedisLeases, Closable):
 
     async def _described(self, key: Any) -> Any:
         # A key of another application may begin with the prefix, too.
-        if _text(await self._client.type(key)) != "hash":
+        if text_of(await self._client.type(key)) != "hash":
             return None
         return await self._client.hget(key, _FEED_FIELD)
 
@@ -286,11 +286,6 @@ def _description(feed: FeedKey, **more: str) -> bytes:
     """Return the field ``feed`` of the feed's hash."""
     key = {"url": feed.url, "name": feed.name, "filters": feed.filters}
     return orjson.dumps({**key, "format": STORE_FORMAT, **more})
-
-
-def _text(value: Any) -> str:
-    # The caller's client may or may not decode responses.
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _escape_pattern(prefix: str) -> str:

@@ -208,7 +208,7 @@ class RedisLeases:
 
     async def _read(self, feed: FeedKey, key: int) -> tuple[int, dict[str, str]]:
         now, fields = await self._call(_READ, feed, key)
-        texts = [_text(field) for field in fields]
+        texts = [text_of(field) for field in fields]
         return int(now), dict(zip(texts[::2], texts[1::2], strict=True))
 
     async def _call(self, script: str, feed: FeedKey, *arguments: str | int) -> Any:
@@ -220,5 +220,6 @@ class RedisLeases:
             )
 
 
-def _text(value: Any) -> str:
+def text_of(value: Any) -> str:
+    """Return a text of Redis: the caller's client may or may not decode responses."""
     return value.decode() if isinstance(value, bytes) else str(value)

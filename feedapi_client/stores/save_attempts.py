@@ -104,7 +104,7 @@ def is_worth_another_attempt(error: Exception) -> bool:
 def give_up(feed: FeedKey, error: Exception) -> NoReturn:
     """Raise the error of a refused save that no stored revision explains."""
     if isinstance(error, RefusedError):
-        raise StoreError(
+        raise error.__cause__ or StoreError(
             "the positions changed while they were being saved: load them and try again",
             feed=feed.url,
         ) from None

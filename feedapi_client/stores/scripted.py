@@ -1,22 +1,37 @@
-"""A cursor store whose work in a transaction is written as scripts.
+"""A cursor store in a SQL database, whose work in a transaction is written as scripts.
 
-`PostgresCursorStore` and `feedapi_client.django.DjangoCursorStore` are such stores.
+A store of this kind knows its connections and transactions, and nothing of statements.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime
-from typing import Any, Protocol, TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
-from feedapi_client.errors import StoreError
+from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import Closable, check_storable, consumer_interferes, stored_key
+from feedapi_client.stores.base import (
+    Closable,
+    check_same_database,
+    check_storable,
+    consumer_interferes,
+    stored_key,
+)
 from feedapi_client.stores.done import Claim, DoneEvent, already_done
-from feedapi_client.stores.done_statements import DoneScripts
 from feedapi_client.stores.journal import microseconds
 from feedapi_client.stores.moving import check_moves
+from feedapi_client.stores.position_scripts import PositionScripts
 from feedapi_client.stores.save_attempts import (
     ADMIN_ATTEMPTS,
     RefusedError,
@@ -35,85 +50,28 @@ Run = Callable[[Script[Any]], Awaitable[Any]]
 """Runs a script on a connection, within its transaction."""
 
 
-class Scripts(Protocol):
-    """Makes the scripts of a store. Each has to run within one transaction."""
-
-    lock_waits: dict[FeedKey, float]
-    """How long a save may wait for another's row lock, see `LockingStore`."""
-    done: DoneScripts
-    """On the table of what is done ahead of the cursor."""
-
-    def load(self, feed: FeedKey) -> Script[dict[int, Position]]:
-        """Return all positions."""
-        ...
-
-    def feeds(self) -> Script[list[Any]]:
-        """Return URL, consumer's name and filters (JSON) of every feed."""
-        ...
-
-    def save_alone(self, feed: FeedKey, positions: Mapping[int, Position]) -> Script[None]:
-        """Save in a transaction of the store's own.
-
-        Raises:
-            RefusedError, FencedError: a stored revision is not the expected one. Roll back.
-        """
-        ...
-
-    def save_within(self, feed: FeedKey, positions: Mapping[int, Position]) -> Script[None]:
-        """Save in the caller's transaction, which keeps nothing of it when it is refused.
-
-        Raises:
-            RefusedError, FencedError: a stored revision is not the expected one.
-        """
-        ...
-
-    def bound_waits(self, feed: FeedKey) -> Script[None]:
-        """Bound how long this transaction of the store's own waits for rows, and holds its own."""
-        ...
-
-    def find_conflict(self, feed: FeedKey, positions: Mapping[int, Position]) -> Script[int | None]:
-        """Raise the `FencedError` of the first position that is refused, if one is found.
-
-        Returns a partition whose row another transaction holds, if the save may not wait for it.
-        """
-        ...
-
-    def delete(self, feed: FeedKey, partitions: set[int] | None) -> Script[None]:
-        """Delete the positions of the partitions, or of all."""
-        ...
-
-    def replace(
-        self, feed: FeedKey, positions: Mapping[int, Position]
-    ) -> Script[dict[int, Position]]:
-        """Save the positions, whatever is stored; return them as saved."""
-        ...
-
-    def move(
-        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool
-    ) -> Script[dict[FeedKey, dict[int, Position]]]:
-        """Move the positions of each key to another one; return them as saved."""
-        ...
-
-    def positions_at(self, feed: FeedKey, when: datetime) -> Script[dict[int, Position]]:
-        """Return the positions of a time, see `JournalledStore.positions_at`."""
-        ...
-
-    def rewind(self, feed: FeedKey, to: datetime) -> Script[dict[int, Position]]:
-        """Make the positions of a time the current ones; return them as saved."""
-        ...
-
-
 class ScriptedStore(Closable):
-    """Implements `JournalledStore` and `DoneStore`, but for `save_passing` and `done`.
+    """Implements `JournalledStore` and `DoneStore`.
 
-    A subclass sets `_scripts`, defines `_run_alone` and `_operation`, and calls `_save` and
-    `_done`.
+    A subclass sets `_scripts`, and defines `_run_alone`, `_runner` and `_operation`.
     """
 
-    _scripts: Scripts
+    _scripts: PositionScripts
 
     async def _run_alone(self, script: Script[T]) -> T:
         """Run a script in a transaction of the store's own."""
+        raise NotImplementedError
+
+    async def _read(self, script: Script[T]) -> T:
+        """Run a script that only reads, and takes no lock that others could wait for."""
+        return await self._run_alone(script)
+
+    async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
+        """Return what runs a script in the caller's transaction; None if none is given.
+
+        Raises:
+            StoreError: the save can't be part of that transaction.
+        """
         raise NotImplementedError
 
     def _operation(
@@ -121,6 +79,23 @@ class ScriptedStore(Closable):
     ) -> AbstractAsyncContextManager[None]:
         """Bound the block in time, finish it although it is cancelled, and translate errors."""
         raise NotImplementedError
+
+    @asynccontextmanager
+    async def _within(self, feed: FeedKey, transaction: Any) -> AsyncIterator[Run | None]:
+        """Do as `_operation`, and give what `_runner` returns."""
+        async with self._operation(feed):
+            yield await self._runner(feed, transaction)
+
+    async def load(self, feed: FeedKey) -> dict[int, Position]:
+        """See `CursorStore.load`."""
+        async with self._operation(feed, shield=False):
+            return await self._read(self._scripts.load(feed))
+
+    async def save(
+        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
+    ) -> None:
+        """See `CursorStore.save`. What `transaction` may be is said by the class."""
+        await self.save_passing(feed, positions, {}, transaction=transaction)
 
     async def save_passing(
         self,
@@ -130,19 +105,13 @@ class ScriptedStore(Closable):
         *,
         transaction: Any = None,
     ) -> None:
-        """See `DoneStore.save_passing`."""
-        raise NotImplementedError
-
-    async def save(
-        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
-    ) -> None:
-        """See `CursorStore.save`. `transaction` as `save_passing` takes it."""
-        await self.save_passing(feed, positions, {}, transaction=transaction)
-
-    async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """See `CursorStore.load`."""
-        async with self._operation(feed, shield=False):
-            return await self._run_alone(self._scripts.load(feed))
+        """See `DoneStore.save_passing`. `transaction` as in `save`."""
+        check_storable(feed, positions)
+        async with self._within(feed, transaction) as run:
+            if positions:
+                await self._save(feed, positions, passed, run)
+            elif run is not None:
+                await run(_nothing())
 
     async def take_over(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Claim:
         """See `DoneStore.take_over`."""
@@ -157,18 +126,23 @@ class ScriptedStore(Closable):
         except StoreError as error:
             raise_held(feed, partitions[0], self._scripts.lock_waits.get(feed), error)
             raise
-        async with self._operation(feed):
+        async with self._operation(feed, shield=False):
             return Claim(number, await self._run_alone(done.load(feed, partitions, revision)))
+
+    async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
+        """See `DoneStore.done`. `transaction` as in `save`."""
+        async with self._within(feed, transaction) as run:
+            await self._done(feed, event, run)
 
     async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
         """See `DoneStore.is_done`."""
-        async with self._operation(feed):
-            return await self._run_alone(self._scripts.done.is_done(feed, event))
+        async with self._operation(feed, shield=False):
+            return await self._read(self._scripts.done.is_done(feed, event))
 
     async def feeds(self) -> list[FeedKey]:
         """See `AdministrableStore.feeds`."""
         async with self._operation(None):
-            rows = await self._run_alone(self._scripts.feeds())
+            rows = await self._read(self._scripts.feeds())
             return sorted((stored_key(*row) for row in rows), key=str)
 
     async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
@@ -201,7 +175,7 @@ class ScriptedStore(Closable):
         microseconds(to)
         return await self._administer(feed, lambda: self._scripts.rewind(feed, to))
 
-    async def _done(self, feed: FeedKey, event: DoneEvent, within: Run | None = None) -> None:
+    async def _done(self, feed: FeedKey, event: DoneEvent, within: Run | None) -> None:
         """Remember in the caller's transaction, or in one of the store's own."""
         run = self._run_alone if within is None else within
         try:
@@ -216,21 +190,15 @@ class ScriptedStore(Closable):
         feed: FeedKey,
         positions: Mapping[int, Position],
         passed: Mapping[int, Collection[str]],
-        within: Run | None = None,
+        within: Run | None,
     ) -> None:
         """Save in the caller's transaction, or in one of the store's own."""
         save = self._scripts.save_alone if within is None else self._scripts.save_within
-
-        def script(feed: FeedKey, positions: Mapping[int, Position]) -> Script[None]:
-            yield from save(feed, positions)
-            yield from self._scripts.done.forget(feed, passed)
-
         run = self._run_alone if within is None else within
-        bound = self._scripts.lock_waits.get(feed)
-        attempts = SaveAttempts(feed, positions, bound)
+        attempts = SaveAttempts(feed, positions, self._scripts.lock_waits.get(feed))
         while True:
             try:
-                await run(script(feed, positions))
+                await run(save(feed, positions, passed))
             except Exception as error:
                 attempts.stop_at(error)
                 repeatable = isinstance(error, RefusedError) or is_integrity_error(error)
@@ -247,10 +215,19 @@ class ScriptedStore(Closable):
     async def _find_conflict(
         self, feed: FeedKey, positions: Mapping[int, Position], within: Run | None
     ) -> int | None:
-        """See `Scripts.find_conflict`."""
+        """See `PositionScripts.find_conflict`."""
         run = self._run_alone if within is None else within
-        held: int | None = await run(self._scripts.find_conflict(feed, positions))
+        try:
+            held: int | None = await run(self._scripts.find_conflict(feed, positions))
+        except FencedError as error:
+            if within is not None:
+                await check_same_database(feed, error, positions, partial(self._beside, feed))
+            raise
         return held
+
+    async def _beside(self, feed: FeedKey) -> dict[int, Position]:  # noqa: ARG002
+        """Load outside of the caller's transaction; nothing where that would tell nothing."""
+        return {}
 
     async def _administer(self, feed: FeedKey | None, script: Callable[[], Script[T]]) -> T:
         """Do an operator's work in a transaction; again while consumers interfere."""
@@ -262,3 +239,7 @@ class ScriptedStore(Closable):
                     if not is_worth_another_attempt(error):
                         raise
             raise consumer_interferes(feed)
+
+
+def _nothing() -> Script[None]:
+    yield from ()

@@ -1,19 +1,33 @@
 """Scripts: what happens in a transaction, written once for each kind of connection.
 
-A script is a generator that yields statements and receives the rows found. Nothing here knows a
-database: who runs a script gives the function that executes a statement.
+A script is a generator that yields statements and receives the rows found, or their number. Nothing
+here knows a database: who runs a script gives the function that executes a statement. Parameters
+are `?`; statements of PostgreSQL alone may have its own, `$1`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Generator, Sequence
+from functools import lru_cache
+from itertools import count
 from typing import Any, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
+_CACHED = 64
+_QUOTED_OR_PLACEHOLDER = re.compile(r"""\?|"[^"]*"|'[^']*'|`[^`]*`|\[[^\]]*\]""")
+
 
 class Query(NamedTuple):
     """A statement and its parameters."""
+
+    sql: str
+    parameters: Sequence[Any] = ()
+
+
+class CountedChange(NamedTuple):
+    """A statement and its parameters, of which the number of changed rows is wanted."""
 
     sql: str
     parameters: Sequence[Any] = ()
@@ -26,11 +40,25 @@ class StatementRows(NamedTuple):
     rows: list[tuple[Any, ...]]
 
 
-Step = Query | StatementRows
-Script = Generator[Step, list[Any], T]
+Step = Query | CountedChange | StatementRows
+Script = Generator[Any, Any, T]
 
 
-def run_steps(script: Script[T], execute: Callable[[Any], list[Any]]) -> T:
+def just(step: Any) -> Script[Any]:
+    """Return the script of one statement."""
+    return (yield step)
+
+
+@lru_cache(_CACHED)
+def with_placeholders(sql: str, prefix: str) -> str:
+    """Replace each `?` by the prefix and its number, but not within quoted names and texts."""
+    numbers = count(1)
+    return _QUOTED_OR_PLACEHOLDER.sub(
+        lambda found: found[0] if found[0] != "?" else f"{prefix}{next(numbers)}", sql
+    )
+
+
+def run_steps(script: Script[T], execute: Callable[[Any], Any]) -> T:
     """Run a script, and return its result. An error of a statement is raised within the script."""
     try:
         step = next(script)
@@ -46,7 +74,7 @@ def run_steps(script: Script[T], execute: Callable[[Any], list[Any]]) -> T:
         return result
 
 
-async def run_steps_async(script: Script[T], execute: Callable[[Any], Awaitable[list[Any]]]) -> T:
+async def run_steps_async(script: Script[T], execute: Callable[[Any], Awaitable[Any]]) -> T:
     """Do as `run_steps`, with an asynchronous function."""
     try:
         step = next(script)

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-import anyio
 import sqlalchemy as sa
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_scoped_session
 from sqlalchemy.orm import Session
 
 from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
 from feedapi_client.stores.caller_thread import in_callers_thread
-from feedapi_client.stores.save_attempts import is_conflict, is_lock_timeout
+from feedapi_client.stores.scripts import (
+    CountedChange,
+    Script,
+    StatementRows,
+    run_steps_async,
+    with_placeholders,
+)
+from feedapi_client.stores.sql_dialects import MYSQL
 from feedapi_client.stores.sql_threads import ThreadConnection, ThreadEngine, is_of_one_thread
 from feedapi_client.stores.threads import in_thread
-
-_ATTEMPTS = 10
-_MYSQL = ("mysql", "mariadb")
 
 AnyConnection = AsyncConnection | ThreadConnection
 AnyEngine = AsyncEngine | ThreadEngine
@@ -90,147 +91,88 @@ async def is_autocommit(connection: AnyConnection) -> bool:
     return autocommit
 
 
-def lock_timeout(dialect: str, seconds: float) -> sa.TextClause | None:
-    """Return the statement that bounds the wait for row locks in a session; None if it has none."""
-    if dialect == "postgresql":
-        return sa.text(f"SET lock_timeout = {max(1, round(seconds * 1000))}")
-    if dialect in _MYSQL:
+def _lock_timeout(dialect: str, seconds: float) -> sa.TextClause | None:
+    """Return the statement that bounds the wait for row locks in a session.
+
+    None where statements do it themselves, or nothing can.
+    """
+    if dialect in MYSQL:
         return sa.text(f"SET SESSION innodb_lock_wait_timeout = {max(1, round(seconds))}")
     if dialect == "mssql":
         return sa.text(f"SET LOCK_TIMEOUT {max(1, round(seconds * 1000))}")
     return None
 
 
-async def bound_transaction(connection: AnyConnection, locks: float, idle: float) -> None:
-    """Bound how long a transaction of the store's own waits for row locks, and holds its own.
+async def run_on(connection: AnyConnection, script: Script[T]) -> T:
+    """Run a script on a connection, and return its result.
 
-    PostgreSQL ends one that has been idle for so many seconds: its process is paused, or its
-    machine is gone. Other databases have no such limit for one transaction.
+    A step may also be a statement of SQLAlchemy.
     """
-    if connection.dialect.name == "postgresql":
-        limits = {"lock_timeout": locks, "idle_in_transaction_session_timeout": idle}
-        columns = ", ".join(
-            f"set_config('{name}', '{max(1, round(seconds * 1000))}ms', true)"
-            for name, seconds in limits.items()
-        )
-        await connection.execute(sa.text(f"SELECT {columns}"))
+
+    async def execute(step: Any) -> Any:
+        if isinstance(step, sa.Executable):
+            return await connection.execute(step)
+        sql = sa.text(with_placeholders(step.sql.replace(":", "\\:"), ":p"))
+        if isinstance(step, StatementRows):
+            return await connection.execute(sql, [_parameters(row) for row in step.rows])
+        result = await connection.execute(sql, _parameters(step.parameters))
+        if isinstance(step, CountedChange):
+            return result.rowcount
+        without_rows = isinstance(result, sa.CursorResult) and not result.returns_rows
+        return [] if without_rows else result.all()
+
+    return await run_steps_async(script, execute)
 
 
-@asynccontextmanager
-async def bounded_lock_waits(connection: AnyConnection, seconds: float) -> AsyncIterator[None]:
-    """Bound the wait for row locks within the caller's transaction, and restore what was set.
-
-    Where PostgreSQL has ended the transaction it restores that itself.
-    """
-    dialect = connection.dialect.name
-    if dialect == "postgresql":
-        setting, set_it = "current_setting('lock_timeout')", "SET LOCAL lock_timeout = '{}'"
-        value: object = f"{max(1, round(seconds * 1000))}ms"
-    elif dialect in _MYSQL:
-        setting = "@@SESSION.innodb_lock_wait_timeout"
-        set_it, value = "SET SESSION innodb_lock_wait_timeout = {}", max(1, round(seconds))
-    else:
-        yield
-        return
-    before = (await connection.execute(sa.text(f"SELECT {setting}"))).scalar_one()
-    await connection.execute(sa.text(set_it.format(value)))
-    try:
-        yield
-    except DBAPIError:
-        if dialect != "postgresql":
-            await connection.execute(sa.text(set_it.format(before)))
-        raise
-    await connection.execute(sa.text(set_it.format(before)))
+def _parameters(values: Sequence[Any]) -> dict[str, Any]:
+    return {f"p{number}": value for number, value in enumerate(values, 1)}
 
 
-class OwnConnection:
-    """A connection of the store's own, outside of the application's pool.
+def named(engine: AnyEngine, table: str, schema: str | None) -> Callable[[str], str]:
+    """Return what `PositionScripts` takes; the schema is the one that the engine maps it to."""
+    preparer = engine.dialect.identifier_preparer
+    schemas = engine.sync_engine.get_execution_options().get("schema_translate_map") or {}
+    schema = schemas.get(schema, schema)
+    prefix = f"{preparer.quote_schema(schema)}." if schema else ""
+    return lambda suffix: prefix + preparer.quote(f"{table}{suffix}")
+
+
+class LeaseConnections:
+    """Connections of the store's own, outside of the application's pool.
 
     Each statement commits itself: a process that is paused between two of them holds no lock.
     SQLite has one writer at a time, and no server that would end a statement: there one connection
     of the application's engine is used, in a transaction.
-
-    Concurrency: operations wait for each other.
     """
 
     def __init__(self, engine: AnyEngine) -> None:
         self._transacts = engine.dialect.name == "sqlite"
         self._engine = engine if self._transacts else _with_own_pool(engine)
-        self._lock = anyio.Lock()
-        self._connection: AnyConnection | None = None
         self._bound: float | None = None
 
-    async def run(
-        self,
-        work: Callable[[AnyConnection], Awaitable[T]],
-        *,
-        lock_seconds: float,
-        keep: Callable[[], bool],
-    ) -> T:
-        """Return what `work` returns. After a deadlock it is called again.
+    async def acquire(self) -> AnyConnection:
+        """See `Connections.acquire`."""
+        self._bound = None
+        return await self._engine.connect()
 
-        Arguments:
-            work: executes statements.
-            lock_seconds: the longest wait of a statement for another's row lock.
-            keep: whether the connection stays open for the next operation.
-        """
-        async with self._lock:
-            for attempt in range(1, _ATTEMPTS + 1):
-                try:
-                    return await self._attempt(work, lock_seconds, keep)
-                except DBAPIError as error:
-                    if attempt == _ATTEMPTS or not is_conflict(error):
-                        raise
-            raise AssertionError("unreachable")
-
-    async def close(self) -> None:
-        """Close the connection, if it is open. The next operation opens another one."""
-        async with self._lock:
-            await self._drop()
-
-    async def _attempt(
-        self,
-        work: Callable[[AnyConnection], Awaitable[T]],
-        lock_seconds: float,
-        keep: Callable[[], bool],
-    ) -> T:
-        try:
-            connection = await self._open(lock_seconds)
-            if self._transacts:
-                async with connection.begin():
-                    result = await work(connection)
-            else:
-                result = await work(connection)
-        except BaseException as error:
-            passes = isinstance(error, DBAPIError) and (
-                is_conflict(error) or is_lock_timeout(error)
-            )
-            if not passes:
-                await self._drop(broken=True)
-            raise
-        if not keep():
-            await self._drop()
-        return result
-
-    async def _open(self, lock_seconds: float) -> AnyConnection:
-        if self._connection is None:
-            self._connection, self._bound = await self._engine.connect(), None
+    async def run(self, connection: AnyConnection, script: Script[T], lock_seconds: float) -> T:
+        """See `Connections.run`."""
+        if self._transacts:
+            async with connection.begin():
+                return await run_on(connection, script)
         if self._bound != lock_seconds:
-            statement = lock_timeout(self._engine.dialect.name, lock_seconds)
-            if statement is not None:
-                await self._connection.execute(statement)
+            if (statement := _lock_timeout(self._engine.dialect.name, lock_seconds)) is not None:
+                await connection.execute(statement)
             self._bound = lock_seconds
-        return self._connection
+        return await run_on(connection, script)
 
-    async def _drop(self, *, broken: bool = False) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            with anyio.CancelScope(shield=True):
-                if broken and not self._transacts and not connection.invalidated:
-                    await connection.invalidate()
-                await connection.close()
-                if not self._transacts:
-                    await self._engine.dispose()
+    async def release(self, connection: AnyConnection, *, broken: bool) -> None:
+        """See `Connections.release`."""
+        if broken and not self._transacts and not connection.invalidated:
+            await connection.invalidate()
+        await connection.close()
+        if not self._transacts:
+            await self._engine.dispose()
 
 
 def _with_own_pool(engine: AnyEngine) -> AnyEngine:

@@ -65,6 +65,23 @@ def journal_table(name: str, metadata: sa.MetaData, schema: str | None = None) -
     )
 
 
+def done_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
+    """Return the table of what is done ahead of the cursor, see `feedapi_client.stores.done`.
+
+    One row for each event, and one without an event for the claim of each partition.
+    """
+    return sa.Table(
+        name,
+        metadata,
+        sa.Column("feed_id", sa.CHAR(64), primary_key=True),
+        sa.Column("partition_id", sa.Integer, primary_key=True, autoincrement=False),
+        sa.Column("event_id", sa.String(64), primary_key=True),
+        sa.Column("claim", sa.BigInteger, nullable=False),
+        schema=schema,
+        **TABLE_OPTIONS,
+    )
+
+
 def instance_table(name: str, metadata: sa.MetaData, schema: str | None = None) -> sa.Table:
     """Return the table of instances that share a feed, one row a process.
 

@@ -72,14 +72,15 @@ class ThreadConnection:
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[sa.Transaction]:
         """Begin a transaction, which ends with the block."""
-        async with self._block(await self._call(self.sync_connection.begin)) as transaction:
+        transaction = await self._call(self.sync_connection.begin)
+        try:
             yield transaction
-
-    @asynccontextmanager
-    async def begin_nested(self) -> AsyncIterator[sa.Transaction]:
-        """Begin a savepoint, which ends with the block."""
-        async with self._block(await self._call(self.sync_connection.begin_nested)) as savepoint:
-            yield savepoint
+        except BaseException:
+            if not self._abandoned:
+                with anyio.CancelScope(shield=True):
+                    await self._call(transaction.rollback)
+            raise
+        await self._call(transaction.commit)
 
     async def invalidate(self) -> None:
         """Give up the connection to the server."""
@@ -104,17 +105,6 @@ class ThreadConnection:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
-
-    @asynccontextmanager
-    async def _block(self, transaction: sa.Transaction) -> AsyncIterator[sa.Transaction]:
-        try:
-            yield transaction
-        except BaseException:
-            if not self._abandoned:
-                with anyio.CancelScope(shield=True):
-                    await self._call(transaction.rollback)
-            raise
-        await self._call(transaction.commit)
 
     async def _call(self, function: Callable[[], T]) -> T:
         """Call a function in a thread. Of the store's own connections it is not waited for."""

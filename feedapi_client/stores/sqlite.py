@@ -1,7 +1,6 @@
 """Cursors in a SQLite file, with the standard library only.
 
-Here are threads and transactions; the statements are in
-`feedapi_client.stores.sqlite_statements`.
+Here are threads and transactions; the statements are in `feedapi_client.stores.position_scripts`.
 """
 
 from __future__ import annotations
@@ -9,8 +8,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -18,16 +17,13 @@ import anyio
 import anyio.lowlevel
 
 from feedapi_client.errors import FeedError, StoreError
-from feedapi_client.model import FeedKey, Position
-from feedapi_client.stores.base import (
-    Closable,
-    check_storable,
-    stored_key,
-)
+from feedapi_client.model import FeedKey
 from feedapi_client.stores.caller_thread import in_callers_thread
-from feedapi_client.stores.done import Claim, DoneEvent
-from feedapi_client.stores.journal import Journal, microseconds
-from feedapi_client.stores.moving import check_moves
+from feedapi_client.stores.journal import Journal
+from feedapi_client.stores.lease_scripts import LeaseScripts
+from feedapi_client.stores.position_scripts import PositionScripts
+from feedapi_client.stores.scripted import Run, ScriptedStore
+from feedapi_client.stores.scripted_leases import ScriptedLeases
 from feedapi_client.stores.scripts import Query, Script
 from feedapi_client.stores.sqlite_connection import (
     SQLiteFile,
@@ -35,13 +31,12 @@ from feedapi_client.stores.sqlite_connection import (
     run_script_on_aiosqlite,
     transact,
 )
-from feedapi_client.stores.sqlite_leases import SQLiteLeases, create_lease_tables
-from feedapi_client.stores.sqlite_statements import CursorScripts
+from feedapi_client.stores.stored_format import STORE_FORMAT, note_format
 
 T = TypeVar("T")
 
 
-class SQLiteCursorStore(SQLiteLeases, Closable):
+class SQLiteCursorStore(ScriptedLeases, ScriptedStore):
     """Keeps positions in a SQLite file.
 
     Runs on asyncio and trio. Several processes may share the file. It keeps leases, too
@@ -71,129 +66,77 @@ class SQLiteCursorStore(SQLiteLeases, Closable):
         journal: Journal | None = None,
     ) -> None:
         self.path = os.fspath(path)
-        self._scripts = CursorScripts(journal)
-        self._file = SQLiteFile(self.path, busy_timeout, self._scripts.create_tables)
-        super().__init__(SQLiteFile(self.path, busy_timeout, create_lease_tables))
-
-    async def load(self, feed: FeedKey) -> dict[int, Position]:
-        """See `CursorStore.load`."""
-        return await self._read(feed, self._scripts.load(feed))
-
-    async def save(
-        self, feed: FeedKey, positions: Mapping[int, Position], *, transaction: Any = None
-    ) -> None:
-        """See `CursorStore.save`.
-
-        `transaction` is a `sqlite3.Connection` or an `aiosqlite.Connection` to the same file.
-        """
-        await self.save_passing(feed, positions, {}, transaction=transaction)
-
-    async def take_over(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Claim:
-        """See `DoneStore.take_over`."""
-        done = self._scripts.done
-        number = await self._write(feed, done.claim(feed, partitions, revision))
-        return Claim(number, await self._write(feed, done.load(feed, partitions, revision)))
-
-    async def done(self, feed: FeedKey, event: DoneEvent, *, transaction: Any = None) -> None:
-        """See `DoneStore.done`. `transaction` as in `save`."""
-        script = self._scripts.done.done(feed, event)
-        if transaction is not None:
-            await self._run_within(feed, script, transaction)
-        else:
-            await self._write(feed, script)
-
-    async def is_done(self, feed: FeedKey, event: DoneEvent) -> bool:
-        """See `DoneStore.is_done`."""
-        return await self._read(feed, self._scripts.done.is_done(feed, event))
-
-    async def save_passing(
-        self,
-        feed: FeedKey,
-        positions: Mapping[int, Position],
-        passed: Mapping[int, Collection[str]],
-        *,
-        transaction: Any = None,
-    ) -> None:
-        """See `DoneStore.save_passing`. `transaction` as in `save`."""
-        check_storable(feed, positions)
-        if transaction is not None:
-            script = self._scripts.save_passing(feed, positions, passed) if positions else None
-            await self._run_within(feed, script, transaction)
-        elif positions:
-            await self._write(feed, self._scripts.save_passing(feed, positions, passed))
-
-    async def feeds(self) -> list[FeedKey]:
-        """See `AdministrableStore.feeds`."""
-        rows = await self._read(None, self._scripts.feeds())
-        return sorted((stored_key(*row) for row in rows), key=str)
-
-    async def delete(self, feed: FeedKey, partitions: Iterable[int] | None = None) -> None:
-        """See `AdministrableStore.delete`."""
-        wanted = None if partitions is None else set(partitions)
-        await self._write(feed, self._scripts.delete(feed, wanted))
-
-    async def replace(
-        self, feed: FeedKey, positions: Mapping[int, Position]
-    ) -> dict[int, Position]:
-        """See `AdministrableStore.replace`."""
-        check_storable(feed, positions)
-        return await self._write(feed, self._scripts.replace(feed, positions))
-
-    async def move(
-        self, keys: Mapping[FeedKey, FeedKey], *, overwrite: bool = False
-    ) -> dict[FeedKey, dict[int, Position]]:
-        """See `AdministrableStore.move`."""
-        check_moves(keys)
-        return await self._write(None, self._scripts.move(keys, overwrite=overwrite))
-
-    async def positions_at(self, feed: FeedKey, when: datetime) -> dict[int, Position]:
-        """See `JournalledStore.positions_at`."""
-        microseconds(when)
-        return await self._write(feed, self._scripts.positions_at(feed, when))
-
-    async def rewind(self, feed: FeedKey, to: datetime) -> dict[int, Position]:
-        """See `JournalledStore.rewind`."""
-        microseconds(to)
-        return await self._write(feed, self._scripts.rewind(feed, to))
+        self._scripts = PositionScripts("sqlite", "feedapi_cursors{}".format, journal)
+        self._file = SQLiteFile(self.path, busy_timeout, self._create)
+        self._lease_scripts = LeaseScripts("sqlite", "feedapi_cursors{}".format)
+        # On a connection of its own, so that no save delays a renewal.
+        self._lease_file = SQLiteFile(self.path, busy_timeout, self._lease_scripts.create)
 
     async def aclose(self) -> None:
         """See `Closable.aclose`."""
         await self._file.aclose()
         await self._lease_file.aclose()
 
-    async def _read(self, feed: FeedKey | None, script: Script[T]) -> T:
-        return await self._file.run(feed, lambda connection: run_script(connection, script))
+    async def _read(self, script: Script[T]) -> T:
+        return await self._file.run(partial(run_script, script=script))
 
-    async def _write(self, feed: FeedKey | None, script: Script[T]) -> T:
-        return await self._file.run(feed, lambda connection: transact(connection, script))
+    async def _run_alone(self, script: Script[T]) -> T:
+        return await self._file.run(partial(transact, script=script))
 
-    # The caller's connection
+    async def _lease(
+        self,
+        feed: FeedKey,
+        script: Callable[[], Script[T]],
+        *,
+        renewing: bool = False,  # noqa: ARG002
+        reads: bool = False,
+    ) -> T:
+        run = run_script if reads else transact
+        async with self._operation(feed):
+            return await self._lease_file.run(lambda connection: run(connection, script()))
 
-    async def _run_within(self, feed: FeedKey, work: Script[None] | None, transaction: Any) -> None:
+    @asynccontextmanager
+    async def _operation(
+        self,
+        feed: FeedKey | None,
+        *,
+        shield: bool = True,  # noqa: ARG002 - what runs in a thread is finished
+    ) -> AsyncIterator[None]:
         await anyio.lowlevel.checkpoint_if_cancelled()
-        script = self._in_transaction(feed, work, transaction)
-        aiosqlite = sys.modules.get("aiosqlite")
         try:
-            if isinstance(transaction, sqlite3.Connection):
-                await in_callers_thread(partial(run_script, transaction, script))
-            elif aiosqlite is not None and isinstance(transaction, aiosqlite.Connection):
-                with anyio.CancelScope(shield=True):
-                    await run_script_on_aiosqlite(transaction, script)
-            else:
-                kind = type(transaction).__name__
-                raise StoreError(
-                    "transaction must be a sqlite3.Connection or an aiosqlite.Connection, "
-                    f"not a {kind}",
-                    feed=feed.url,
-                )
+            yield
         except FeedError:
             raise
         except Exception as error:
             raise self._file.failure(feed, error) from error
 
-    def _in_transaction(
-        self, feed: FeedKey, work: Script[None] | None, connection: Any
-    ) -> Script[None]:
+    # The caller's connection
+
+    async def _runner(self, feed: FeedKey, transaction: Any) -> Run | None:
+        if transaction is None:
+            return None
+        aiosqlite = sys.modules.get("aiosqlite")
+        if isinstance(transaction, sqlite3.Connection):
+            return lambda script: in_callers_thread(
+                partial(run_script, transaction, self._in_transaction(feed, script, transaction))
+            )
+        if aiosqlite is not None and isinstance(transaction, aiosqlite.Connection):
+            return lambda script: self._run_on_aiosqlite(
+                transaction, self._in_transaction(feed, script, transaction)
+            )
+        kind = type(transaction).__name__
+        raise StoreError(
+            f"transaction must be a sqlite3.Connection or an aiosqlite.Connection, not a {kind}",
+            feed=feed.url,
+        )
+
+    @staticmethod
+    async def _run_on_aiosqlite(connection: Any, script: Script[T]) -> T:
+        with anyio.CancelScope(shield=True):
+            return await run_script_on_aiosqlite(connection, script)
+        raise AssertionError("the scope is never cancelled")
+
+    def _in_transaction(self, feed: FeedKey, script: Script[T], connection: Any) -> Script[T]:
         databases = yield Query("PRAGMA database_list")
         self._check_file(feed, next(row[2] for row in databases if row[1] == "main"))
         if not connection.in_transaction:
@@ -210,19 +153,13 @@ class SQLiteCursorStore(SQLiteLeases, Closable):
             # writer; this one waits for it.
             yield Query("BEGIN IMMEDIATE")
         if not self._file.is_open:
-            yield from self._scripts.create_tables()
-        if work is None:
-            return
-        yield Query("SAVEPOINT feedapi_save")
-        try:
-            yield from work
-        except Exception:
-            # A failure such as a full disk has already rolled back everything, also the savepoint.
-            if connection.in_transaction:
-                yield Query("ROLLBACK TO feedapi_save")
-                yield Query("RELEASE feedapi_save")
-            raise
-        yield Query("RELEASE feedapi_save")
+            yield from self._create()
+        return (yield from script)
+
+    def _create(self) -> Script[None]:
+        """Create the tables that do not exist yet."""
+        yield from note_format("feedapi_cursors", STORE_FORMAT)
+        yield from self._scripts.create()
 
     def _check_file(self, feed: FeedKey, file: str) -> None:
         if not file or os.path.realpath(file) != os.path.realpath(self.path):

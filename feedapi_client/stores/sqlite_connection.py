@@ -19,9 +19,16 @@ from anyio.lowlevel import RunVar
 
 from feedapi_client.arguments import OneProcess
 from feedapi_client.causes import store_problem
-from feedapi_client.errors import FeedError, StoreError
+from feedapi_client.errors import StoreError
 from feedapi_client.model import FeedKey
-from feedapi_client.stores.scripts import Query, Script, Step, run_steps, run_steps_async
+from feedapi_client.stores.scripts import (
+    CountedChange,
+    Script,
+    StatementRows,
+    Step,
+    run_steps,
+    run_steps_async,
+)
 
 BUSY_CODES = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 """Error codes of a file that another connection holds."""
@@ -56,12 +63,12 @@ class SQLiteFile:
         """Whether there is a connection, and so the tables."""
         return self._connection is not None
 
-    async def run(self, feed: FeedKey | None, function: Callable[[sqlite3.Connection], T]) -> T:
-        """Call the function in a worker thread. Raises `StoreError`.
+    async def run(self, function: Callable[[sqlite3.Connection], T]) -> T:
+        """Call the function in a worker thread. What it raises is translated by `failure`.
 
         A cancelled task leaves the queue, but a call that has begun is finished.
         """
-        return await anyio.to_thread.run_sync(self._locked, feed, function, limiter=self._queue())
+        return await anyio.to_thread.run_sync(self._locked, function, limiter=self._queue())
 
     async def aclose(self) -> None:
         """Close the connection. The next use opens another one."""
@@ -97,30 +104,25 @@ class SQLiteFile:
             self._limiter.set(limiter)
             return limiter
 
-    def _locked(self, feed: FeedKey | None, function: Callable[[sqlite3.Connection], T]) -> T:
+    def _locked(self, function: Callable[[sqlite3.Connection], T]) -> T:
         with self._lock:
-            try:
-                if self._opened is not None and self._connection is not None:
-                    process, path, file = self._opened
-                    process.check(f"the cursor database {self.path}", error=self._refused)
-                    if file != _identity(path):
-                        raise self._refused(
-                            f"the cursor database {self.path} was replaced or deleted while it "
-                            "was in use: nothing is saved to the file that is gone. Start again"
-                        )
-                if self._connection is None:
-                    self._connection = open_connection(
-                        self.path, self._busy_timeout, self._create_tables
+            if self._opened is not None and self._connection is not None:
+                process, path, file = self._opened
+                process.check(f"the cursor database {self.path}", error=self._refused)
+                if file != _identity(path):
+                    raise self._refused(
+                        f"the cursor database {self.path} was replaced or deleted while it "
+                        "was in use: nothing is saved to the file that is gone. Start again"
                     )
-                    path = os.path.abspath(self.path)
-                    self._opened = OneProcess(), path, _identity(path)
-                    # A store that is never closed must not end with a ResourceWarning.
-                    self._finalizer = weakref.finalize(self, self._connection.close)
-                return function(self._connection)
-            except FeedError:
-                raise
-            except Exception as error:
-                raise self.failure(feed, error) from error
+            if self._connection is None:
+                self._connection = open_connection(
+                    self.path, self._busy_timeout, self._create_tables
+                )
+                path = os.path.abspath(self.path)
+                self._opened = OneProcess(), path, _identity(path)
+                # A store that is never closed must not end with a ResourceWarning.
+                self._finalizer = weakref.finalize(self, self._connection.close)
+            return function(self._connection)
 
     @staticmethod
     def _refused(text: str) -> StoreError:
@@ -194,13 +196,13 @@ def run_script(connection: sqlite3.Connection, script: Script[T]) -> T:
     return run_steps(script, partial(_execute, connection))
 
 
-def _execute(connection: sqlite3.Connection, step: Step) -> list[Any]:
+def _execute(connection: sqlite3.Connection, step: Step) -> Any:
     """Rows are tuples of `str`, whatever factories the caller's connection has."""
     cursor, text_factory = connection.cursor(), connection.text_factory
     cursor.row_factory, connection.text_factory = None, str
     try:
-        (cursor.execute if isinstance(step, Query) else cursor.executemany)(*step)
-        return cursor.fetchall()
+        (cursor.executemany if isinstance(step, StatementRows) else cursor.execute)(*step)
+        return cursor.rowcount if isinstance(step, CountedChange) else cursor.fetchall()
     finally:
         connection.text_factory = text_factory
         cursor.close()
@@ -211,12 +213,13 @@ async def run_script_on_aiosqlite(connection: Any, script: Script[T]) -> T:
     return await run_steps_async(script, partial(_execute_on_aiosqlite, connection))
 
 
-async def _execute_on_aiosqlite(connection: Any, step: Step) -> list[Any]:
+async def _execute_on_aiosqlite(connection: Any, step: Step) -> Any:
     cursor, text_factory = await connection.cursor(), connection.text_factory
     cursor.row_factory, connection.text_factory = None, str
     try:
-        await (cursor.execute if isinstance(step, Query) else cursor.executemany)(*step)
-        return list(await cursor.fetchall())
+        many = isinstance(step, StatementRows)
+        await (cursor.executemany if many else cursor.execute)(*step)
+        return cursor.rowcount if isinstance(step, CountedChange) else list(await cursor.fetchall())
     finally:
         connection.text_factory = text_factory
         await cursor.close()

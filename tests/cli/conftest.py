@@ -16,7 +16,6 @@ import pytest
 
 from tests import warm
 from tests.cli.invoke import Invoked, invoke
-from tests.servers import redis_server  # noqa: F401
 
 Feedapi = Callable[..., Any]
 Spawn = Callable[..., subprocess.Popen[bytes]]

@@ -15,7 +15,7 @@ def test_an_adapter_parses_its_own_arguments(
     feedapi: Feedapi, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (tmp_path / "adapter_of_the_test.py").write_text(
-        "def main(arguments):\n    print(arguments)\n    return 3\n"
+        "def main(arguments, report):\n    report(arguments)\n    return 3\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(extras, "import_module", lambda name: __import__("adapter_of_the_test"))

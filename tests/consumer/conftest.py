@@ -1,25 +1,11 @@
 from __future__ import annotations
 
-import ssl
 from collections.abc import Callable
 
-import httpx
 import pytest
 
 from feedapi_client.testing import Publisher
 from tests.consumer.helpers import RecordingStore
-
-_TLS = httpx.create_ssl_context()
-
-
-@pytest.fixture(autouse=True)
-def _one_tls_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading the certificates takes longer than most of these tests, which speak plain HTTP."""
-
-    def shared(*_: object, **__: object) -> ssl.SSLContext:
-        return _TLS
-
-    monkeypatch.setattr("httpx._transports.default.create_ssl_context", shared)
 
 
 @pytest.fixture

@@ -138,7 +138,7 @@ async def test_r10_two_versions_with_tokens_of_their_own_answer_in_turn(
         serving(InTurn(*map(Version, versions))) as server,
         consumer_of(server) as consumer,
     ):
-        await reads_all(consumer, 30)
+        await reads_all(consumer, 12)
     assert server.counts[409] > 0
 
 
@@ -147,7 +147,7 @@ async def test_r10_version_1_beside_version_2_in_turn() -> None:
         serving(InTurn(Version1(), Version("t2"))) as server,
         consumer_of(server, v1_partitions=1) as consumer,
     ):
-        await reads_all(consumer, 30)
+        await reads_all(consumer, 12)
     assert server.counts[404] + server.counts[400] > 0
 
 
@@ -158,7 +158,7 @@ async def test_r10_version_1_comes_up_beside_a_version_2_that_runs() -> None:
         events = aiter(consumer)
         assert n_of(await take(events)) == [0]
         server.respond = InTurn(Version1(), version2, Version("t3"))
-        assert n_of(await take(events, 20)) == list(range(1, 21))
+        assert n_of(await take(events, 10)) == list(range(1, 11))
 
 
 @pytest.mark.parametrize("lag", [3, 8])

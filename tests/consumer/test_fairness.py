@@ -150,12 +150,12 @@ async def _read_on(consumer: FeedConsumer) -> None:
 
 
 @pytest.mark.slow
-async def test_r14_a_thousand_partitions_that_hang_at_the_start_are_passed_by() -> None:
+async def test_r14_hundreds_of_partitions_that_hang_at_the_start_are_passed_by() -> None:
     """By shorter and shorter turns, not by one `slot_timeout` for each 64 of them."""
-    feed = Feed(1001, healthy={1000})
+    feed = Feed(401, healthy={400})
     slow = Limits(max_concurrent_fetches=64, slot_timeout=2, discovery_interval=3600)
     async with serving(feed), consumer_of(feed, limits=slow) as consumer:
-        await healthy_numbers(consumer, {1000})
+        await healthy_numbers(consumer, {400})
         # Each partition was asked once: nobody who hung had a second turn before.
         assert max(feed.asked.values()) <= 2
 
@@ -213,7 +213,7 @@ async def test_r14_failures_are_logged_at_a_bounded_rate(
             anyio.create_task_group() as tasks,
         ):
             tasks.start_soon(_read_on, consumer)
-            await wait_until(lambda: feed.asked.total() >= 200)
+            await wait_until(lambda: feed.asked.total() >= 100)
             tasks.cancel_scope.cancel()
     ours = [each for each in caplog.records if each.name.startswith("feedapi_client.")]
     records = [record for record in ours if record.levelno >= logging.WARNING]

@@ -478,12 +478,11 @@ async def test_r16_tiny_limits_lose_and_repeat_nothing(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("anyio_backend", ["asyncio"])
-async def test_r16_two_thousand_partitions_are_read_by_few_requests_at_once(
+async def test_r16_hundreds_of_partitions_are_read_by_few_requests_at_once(
     serve: Callable[..., Publisher],
 ) -> None:
-    count = 2000
+    count = 500
     publisher = serve(count)
     for partition in range(count):
         numbers(publisher, partition, [partition])

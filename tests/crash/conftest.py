@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash.application import DJANGO
-from tests.servers import MariaDB, Postgres, mariadb, postgres
-
-__all__ = ["mariadb", "postgres"]
+from tests.servers import MariaDB, Postgres
 
 
 @pytest.fixture

@@ -42,8 +42,9 @@ _STEPS_BY_KEY = 0.2
 """By key a step is an event's: most are not announced, so that a run gets somewhere."""
 _SLOW_BY_KEY = 0.05
 _SLOW_SECONDS = 0.3
-# Small batches and short pauses: many steps to be killed at.
-LIMITS = Limits(poll_interval=0.01, max_poll_interval=0.1, max_batch_bytes=500)
+# Small batches and short pauses: many steps to be killed at. Ends are followed at once, not after
+# the 10 s of the default, which are longer than a consumer lives.
+LIMITS = Limits(poll_interval=0.01, max_poll_interval=0.1, max_batch_bytes=500, settle_time=0.3)
 
 
 class PoisonError(Exception):

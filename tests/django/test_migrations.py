@@ -82,6 +82,7 @@ def test_the_tables_are_those_of_sqlalchemys_stores(
                 "WHERE table_name LIKE 'feedapi\\_%' AND collation_name IS NOT NULL"
             )
             assert execute(using, query) == [("utf8mb4_bin",)]
+        drop(using)
 
 
 @pytest.mark.parametrize("server", SERVERS)

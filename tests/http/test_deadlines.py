@@ -23,26 +23,20 @@ pytestmark = [
 ]
 
 SHORT = Limits(request_timeout=1)
-ENDLESS_HEADERS = [
-    pytest.param(Reply(b"", drip=itertools.repeat(b"H")), id="status line"),
-    pytest.param(
-        Reply(b"HTTP/1.1 200 OK\r\nX-Long: ", drip=itertools.repeat(b"a")), id="one header"
-    ),
-    pytest.param(
-        Reply(b"HTTP/1.1 200 OK\r\n", drip=itertools.repeat(b"X-Many: a\r\n")), id="many headers"
-    ),
-    pytest.param(
-        Reply(b"", drip=itertools.repeat(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50)), id="1xx flood"
-    ),
-]
+ENDLESS_HEADERS = {
+    "status line": (b"", b"H", page_of),
+    "one header": (b"HTTP/1.1 200 OK\r\nX-Long: ", b"a", discovery_of),
+    "many headers": (b"HTTP/1.1 200 OK\r\n", b"X-Many: a\r\n", page_of),
+    "1xx flood": (b"", b"HTTP/1.1 103 Early Hints\r\n\r\n" * 50, discovery_of),
+}
 
 
-@pytest.mark.parametrize("reply", ENDLESS_HEADERS)
-async def test_r14_headers_without_an_end_are_no_answer(reply: Reply, sync: bool) -> None:
-    async with wire(lambda _: reply) as server:
-        for ask in (page_of, discovery_of):
-            with pytest.raises(FeedUnavailableError, match=r"not complete after 0\.5 s"):
-                await ask(server.url, sync=sync, limits=Limits(request_timeout=0.5))
+@pytest.mark.parametrize("kind", ENDLESS_HEADERS)
+async def test_r14_headers_without_an_end_are_no_answer(kind: str, sync: bool) -> None:
+    head, piece, ask = ENDLESS_HEADERS[kind]
+    async with wire(lambda _: Reply(head, drip=itertools.repeat(piece))) as server:
+        with pytest.raises(FeedUnavailableError, match=r"not complete after 0\.5 s"):
+            await ask(server.url, sync=sync, limits=Limits(request_timeout=0.5))
 
 
 async def test_r14_a_discovery_without_an_end_is_torn(sync: bool) -> None:

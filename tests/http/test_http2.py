@@ -32,7 +32,7 @@ def url(certificate: Certificate) -> Iterator[str]:
         server = subprocess.Popen(
             [
                 *(sys.executable, "-m", "hypercorn", "tests.http.http2_feed:app"),
-                *("--bind", f"fd://{number}", "--log-level", "ERROR"),
+                *("--bind", f"fd://{number}", "--log-level", "ERROR", "--workers", "0"),
                 *("--certfile", certificate.path, "--keyfile", certificate.key),
             ],
             pass_fds=[number],
@@ -47,6 +47,7 @@ def url(certificate: Certificate) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("anyio_backend", ["asyncio"])
 async def test_r14_small_pages_keep_a_slow_handler_from_delaying_others_over_http2(
     url: str, certificate: Certificate
 ) -> None:

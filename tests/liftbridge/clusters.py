@@ -21,16 +21,16 @@ from feedapi_client.testing.liftbridge import (
 from tests import components
 from tests.http.certificates import Certificate
 
-# The real broker cleans up often and notices soon that a member of a group is gone, so that no test
-# waits long for it. Segments are large: what is cut off a log is in one of them.
+# The real broker notices soon that a member of a group is gone, so that no test waits long for it.
+# Segments are large: what is cut off a log is in one of them.
 SETTINGS: Mapping[str, Any] = {
-    "streams.cleaner.interval": "200ms",
     "metadata.cache.max.age": "1s",
     "cursors.stream.partitions": 2,
     "groups.consumer.timeout": "2s",
     "groups.coordinator.timeout": "2s",
 }
-
+CLEANS_OFTEN: Mapping[str, Any] = {**SETTINGS, "streams.cleaner.interval": "200ms"}
+"""A broker that removes and compacts soon. With many streams it is never idle."""
 
 # Several brokers: one that is dead is noticed sooner than by default. A follower that is caught up
 # asks its leader every `max.idle.wait`, which has to be below the two limits before it.

@@ -55,7 +55,9 @@ def nats_server() -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-async def broker(nats_server: NatsServer, anyio_backend: str) -> AsyncIterator[LiftbridgeBroker]:
+async def broker(
+    nats_server: NatsServer, anyio_backend: str, no_calls_left: None
+) -> AsyncIterator[LiftbridgeBroker]:
     async with LiftbridgeBroker(nats_server.url) as broker:
         yield broker
 
@@ -83,7 +85,10 @@ async def faults(broker: LiftbridgeBroker, publisher: LiftbridgePublisher) -> As
 
 @pytest.fixture
 async def no_calls_left(anyio_backend: str) -> AsyncIterator[None]:
-    """Keep the event loop until the calls over gRPC have ended."""
+    """Keep the event loop until the calls over gRPC have ended.
+
+    Brokers come after this and go before: their tasks would be taken for calls.
+    """
     yield
     await calls_end()
 

@@ -65,6 +65,14 @@ async def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
     return process.returncode, errors
 
 
+def usage_error(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what the command writes in this process, which ends it with exit code 2."""
+    with pytest.raises(SystemExit) as ended:
+        app(["relay", *arguments])
+    assert ended.value.code == 2
+    return capsys.readouterr().err
+
+
 def numbers(broker: LiftbridgeBroker) -> list[int]:
     return [orjson.loads(message.value)["n"] for message in broker.messages("s")]
 
@@ -204,11 +212,10 @@ async def test_a_broker_that_refuses_is_one_line_and_exit_code_one(
         (["--exactly-once", "sometimes"], "batch"),
     ],
 )
-async def test_wrong_arguments_are_one_clear_line_and_exit_code_two(
-    relay: Start, arguments: list[str], says: str
+def test_wrong_arguments_are_one_clear_line_and_exit_code_two(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
 ) -> None:
-    code, errors = await ended(relay("--stream", "s", *arguments))
-    assert code == 2
+    errors = usage_error("http://h/feed", "--stream", "s", *arguments, capsys=capsys)
     assert says in errors.splitlines()[-1]
     assert "Traceback" not in errors
 
@@ -253,18 +260,14 @@ def test_r19_a_wrong_command_line_is_one_line_with_exit_code_2(
     arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     store = str(tmp_path / "cursors.db")
-    with pytest.raises(SystemExit) as ended:
-        app(["relay", *arguments, "--stream", "s", "--store", store])
-    code = ended.value.code
-    errors = capsys.readouterr().err
-    assert code == 2
+    errors = usage_error(*arguments, "--stream", "s", "--store", store, capsys=capsys)
     assert errors.startswith("feedapi: ")
     assert errors.rstrip("\n").isprintable()
     assert "secret" not in errors
 
 
 async def test_r8_relay_takes_the_edges_that_a_feed_leaves_out(
-    feedapi_publisher: Publisher, relay: Start, broker: LiftbridgeBroker, tmp_path: Path
+    feedapi_publisher: Publisher, nats_server: NatsServer, broker: LiftbridgeBroker, tmp_path: Path
 ) -> None:
     await broker.create_stream("s")
     feedapi_publisher.quirks = Quirks(omit_parent_zero=True)
@@ -272,7 +275,15 @@ async def test_r8_relay_takes_the_edges_that_a_feed_leaves_out(
     feedapi_publisher.split(0, into=(9,), method="starts-after")
     feedapi_publisher.append(9, {"n": 1})
     store = str(tmp_path / "cursors.db")
-    code, errors = await ended(relay("--stream", "s", "--store", store, "--lineage", "9:0"))
+    # The command has no option for how long it waits for the end of a partition: 10 seconds.
+    program = (
+        "from feedapi_client.options import Limits\n"
+        "Limits.__init__.__kwdefaults__['settle_time'] = 0.3\n"
+        "from feedapi_client.cli import main; main()"
+    )
+    command = [sys.executable, "-W", "error", "-c", program, "relay", feedapi_publisher.url or ""]
+    command += ["--nats", nats_server.url, "--stream", "s", "--store", store, "--lineage", "9:0"]
+    code, errors = await ended(process(command))
     assert (code, numbers(broker)) == (0, [0, 1]), errors
     assert "closed and no partition starts after" not in errors
 
@@ -345,10 +356,30 @@ async def test_a_missing_stream_is_named_where_the_api_is_given(
         ),
     ],
 )
-async def test_options_of_the_api_that_do_not_fit_are_refused(
-    relay: Start, tmp_path: Path, arguments: list[str], message: str
+def test_options_of_the_api_that_do_not_fit_are_refused(
+    nats_server: NatsServer,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
 ) -> None:
     store = [] if "--exactly-once" in arguments else ["--store", str(tmp_path / "c.db")]
-    code, errors = await ended(relay("--stream", "s", *store, *arguments))
-    assert code == 2
-    assert message in errors
+    more = ("--nats", nats_server.url, "--stream", "s", *store, *arguments)
+    assert message in usage_error("http://h/feed", *more, capsys=capsys)
+
+
+async def test_a_key_that_no_event_has_is_said(
+    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
+    await broker.create_stream("s")
+    arguments = ["--stream", "s", "--store", str(tmp_path / "c.db"), "--key", "entty", "--quiet"]
+    feedapi_publisher.extend(0, [{"entity": f"e{n}", "n": n} for n in range(1003)])
+    code, errors = await ended(relay(*arguments))
+    assert (code, errors.count("\n"), len(numbers(broker))) == (0, 1, 1003), errors
+    assert "of 1,000 events none has the field entty of --key" in errors
+    feedapi_publisher.append(0, {"n": 1003})
+    code, errors = await ended(relay(*arguments))
+    assert "of 1 events none has" in errors
+    feedapi_publisher.append(0, {"n": 1004})
+    feedapi_publisher.append(0, {"n": 1005, "entty": "e"})
+    assert await ended(relay(*arguments)) == (0, "")

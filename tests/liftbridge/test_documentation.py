@@ -1,7 +1,7 @@
 """The blocks of the documentation's page on Liftbridge run, with addresses of the tests.
 
-They run against the stand-in and against the real broker. Nothing is there before: neither streams
-nor files, and of the broker's settings only the one that the page asks for.
+They run against the real broker. Nothing is there before: neither streams nor files, and of the
+broker's settings only the one that the page asks for.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,13 +19,17 @@ import pytest
 
 from feedapi_client.liftbridge import LiftbridgeApi
 from feedapi_client.testing import Publisher
-from feedapi_client.testing.liftbridge import LiftbridgeBroker, LiftbridgeServer, NatsServer
+from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
 from tests import warm
 from tests.docs.snippets import blocks, python_blocks
 from tests.liftbridge.clusters import require_liftbridge
 from tests.liftbridge.helpers import SAFETY_NET
 
-pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("no_calls_left"),
+]
 
 PAGE = "docs/pages/liftbridge.md"
 SNIPPETS = python_blocks(PAGE)
@@ -41,21 +45,10 @@ class Addresses:
 
 
 @pytest.fixture
-def real_broker() -> Iterator[Addresses]:
+def new_broker() -> Iterator[Addresses]:
     require_liftbridge()
     with NatsServer() as nats, LiftbridgeServer(nats.url, settings=SETTINGS) as server:
         yield Addresses(server.address, nats.url)
-
-
-@pytest.fixture(params=["stand-in", "real"])
-async def new_broker(
-    request: pytest.FixtureRequest, nats_server: NatsServer, no_calls_left: None
-) -> AsyncIterator[Addresses]:
-    if request.param == "real":
-        yield request.getfixturevalue("real_broker")
-        return
-    async with LiftbridgeBroker(nats_server.url, grpc=True) as broker:
-        yield Addresses(broker.address, nats_server.url)
 
 
 @pytest.mark.parametrize("program", SNIPPETS, ids=range(1, len(SNIPPETS) + 1))

@@ -168,6 +168,7 @@ async def test_a_second_run_continues_after_the_committed_cursor(
     assert numbers(broker) == list(range(600))
 
 
+@pytest.mark.usefixtures("short_waits")
 async def test_splits_are_followed_in_order(
     feedapi_publisher: Publisher, broker: LiftbridgeBroker, publisher: LiftbridgePublisher
 ) -> None:
@@ -348,3 +349,17 @@ def test_a_relay_needs_a_stream_and_acks() -> None:
         Relay(consumer, LiftbridgePublisher())
     with pytest.raises(ValueError, match="acks"):
         Relay(consumer, LiftbridgePublisher(ack_policy=AckPolicy.NONE), "s")
+
+
+@pytest.mark.parametrize("argument", ["key", "headers"])
+async def test_a_function_that_returns_text_is_named(
+    feedapi_publisher: Publisher,
+    broker: LiftbridgeBroker,
+    publisher: LiftbridgePublisher,
+    argument: str,
+) -> None:
+    await broker.create_stream("s")
+    feedapi_publisher.append(0, {"n": 0})
+    text: Any = {"key": lambda event: "e", "headers": lambda event: {"source": "docs"}}[argument]
+    with pytest.raises(TypeError, match=f"{argument} of the relay returned str, and a message"):
+        await relay(feedapi_publisher, publisher, **{argument: text})

@@ -7,11 +7,7 @@ import pytest
 
 from feedapi_client import SQLiteCursorStore
 from feedapi_client.testing import Publisher
-from tests.consumer.conftest import _one_tls_context
 from tests.quarantine.helpers import Ledger
-from tests.servers import postgres
-
-__all__ = ["_one_tls_context", "postgres"]
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ from feedapi_client.quarantine import (
 from feedapi_client.quarantine.record import QuarantinedEvent, quarantined
 from feedapi_client.quarantine.sql_quarantine import SQLAlchemyQuarantineStore
 from feedapi_client.testing import Publisher
-from tests.postgres_pools import POOLS, execute, opened
+from tests.postgres_pools import execute, opened
 from tests.quarantine.helpers import PoisonError, kept, numbers, run
 
 pytestmark = pytest.mark.anyio
@@ -61,6 +61,7 @@ def record(
     )
 
 
+POOLS = ("psycopg", "psycopg in threads", "asyncpg")
 SERVED = [pytest.param(name, marks=pytest.mark.slow) for name in ("postgresql", *POOLS)]
 
 

@@ -8,11 +8,7 @@ import pytest
 
 from feedapi_client import CursorStore, MemoryCursorStore, SQLiteCursorStore
 from feedapi_client.testing import Publisher
-from tests.consumer.conftest import _one_tls_context
-from tests.servers import mariadb, postgres, redis_server
 from tests.testing.virtual_time import virtual_backend
-
-__all__ = ["_one_tls_context", "mariadb", "postgres", "redis_server"]
 
 
 @pytest.fixture(params=["asyncio", "trio"])

@@ -42,7 +42,7 @@ def database(kind: str, lease: float) -> Iterator[Database]:
     Servers end a transaction that is idle for a lease, as the page on database settings says.
     """
     if kind in ("postgresql", "asyncpg"):
-        with run_postgres() as server:
+        with run_postgres(on_disk=False) as server:
             _psql(server, f"ALTER SYSTEM SET idle_in_transaction_session_timeout = '{lease}s'")
             _psql(server, "SELECT pg_reload_conf()")
             driver = "psycopg" if kind == "postgresql" else kind
@@ -51,7 +51,7 @@ def database(kind: str, lease: float) -> Iterator[Database]:
             )
     elif kind == "mariadb":
         idle = f"--idle-transaction-timeout={max(1, round(lease))}"
-        with run_mariadb(options=(idle,)) as maria:
+        with run_mariadb(on_disk=False, options=(idle,)) as maria:
             yield Database(maria.url(), lambda: _kill(maria), maria.restart)
     elif kind == "redis":
         with run_redis() as redis:

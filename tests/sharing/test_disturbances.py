@@ -47,9 +47,10 @@ async def test_a_server_that_crashes_and_sessions_that_end_leave_each_event_exac
     assert outcome.waits.keys() >= {"save", "renew", "claim"}, outcome
 
 
-async def test_graceful_restarts_repeat_nothing_without_any_transaction(where: str) -> None:
+async def test_graceful_restarts_repeat_nothing_without_any_transaction(tmp_path: Path) -> None:
+    """Who hands over does not depend on the store."""
     outcome = await run_disturbances(
-        where,
+        str(tmp_path / "app.db"),
         events=EVENTS // 2,
         processes=3,
         kinds=("restart",),

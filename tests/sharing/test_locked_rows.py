@@ -30,7 +30,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow, pytest.mark.timeout(120)]
 FEED = FeedKey("https://service.test/locked", "shared")
 LEASE = 20.0
 """Nothing below waits longer than a part of it. The database's own limits are 50 s or none."""
-PARTITIONS = 4096
+PARTITIONS = 1_100
+"""More than two statements' worth."""
 
 
 @pytest.fixture
@@ -91,8 +92,9 @@ async def test_a_claim_does_not_wait_for_a_row_that_another_transaction_holds(ur
 
 
 async def test_a_renewal_does_not_wait_for_a_claim(url: str) -> None:
+    lease = LEASE / 2  # the claim waits for a third of it
     async with opened(url) as store:
-        await store.join(FEED, "a", LEASE)
+        await store.join(FEED, "a", lease)
         row = {"feed_id": FEED.id, "owner": "x", "epoch": 1, "ended": 0, "changed_at": 0}
         insert = sa.insert(store.lease_table).values(partition_id=3, **row)
         async with paused(store.engine, insert), anyio.create_task_group() as tasks:
@@ -103,9 +105,8 @@ async def test_a_renewal_does_not_wait_for_a_claim(url: str) -> None:
 
             tasks.start_soon(claim)
             await anyio.sleep(0.1)
-            began = time.monotonic()
-            assert await store.renew(FEED, "a", LEASE)
-            assert time.monotonic() - began < LEASE / 10
+            assert await store.renew(FEED, "a", lease)
+            assert not claimed
             with anyio.fail_after(LEASE):
                 await until(lambda: claimed)
         assert claimed.keys() == set(range(64)) - {3}

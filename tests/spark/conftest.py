@@ -15,6 +15,8 @@ from tests import components
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.spark.lake import Lake
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -40,3 +42,13 @@ def spark(_jvm: None) -> SparkSession:
     from tests.spark.sessions import local_session
 
     return local_session()
+
+
+@pytest.fixture(scope="module")
+def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+    """A feed and the Delta tables of one query, which all tests of a module use."""
+    from tests.spark.lake import Lake
+
+    lake = Lake(spark, tmp_path_factory.mktemp("lake"))
+    with lake.publisher.serve():
+        yield lake

@@ -15,19 +15,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from feedapi_client.spark.ingest import Ingest, MicroBatchError
-from tests.spark import jvm
+from tests.spark.sessions import configuration
 from tests.spark.slow_workers import run
 
 
 def main(given: dict[str, Any]) -> None:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder: Any = SparkSession.builder.remote("local[2]")
-    for name, value in {
-        "spark.ui.enabled": "false",
-        "spark.driver.memory": "600m",
-        "spark.driver.extraJavaOptions": jvm.options(),
-        "spark.sql.shuffle.partitions": "2",
-    }.items():
+    for name, value in configuration().items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     results: dict[str, Any] = {"session": type(spark).__module__}

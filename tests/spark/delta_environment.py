@@ -42,6 +42,8 @@ CONFIGURATION = {
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "1",
     "spark.ui.showConsoleProgress": "false",
+    # As with checkpoints in `sessions`: for one JVM.
+    "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
 }
 
 

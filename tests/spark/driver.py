@@ -30,7 +30,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from feedapi_client.spark import ingest
 from feedapi_client.spark.ingest import Ingest
 from tests.spark.refetching import RefetchingSource
-from tests.spark.sessions import session
+from tests.spark.sessions import OF_SEVERAL, session
 from tests.spark.slow_workers import despite_slow_workers
 
 
@@ -136,7 +136,7 @@ def main(arguments: list[str]) -> None:
     threading.Thread(target=end_with_parent, daemon=True).start()
     serving = arguments[0] == "--serve"
     given = {"master": arguments[1]} if serving else json.loads(arguments[0])
-    spark = session(given["master"])
+    spark = session(given["master"], OF_SEVERAL)
     spark.dataSource.register(RefetchingSource)
     if serving:
         serve(spark)

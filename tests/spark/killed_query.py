@@ -30,7 +30,7 @@ KILLS = int(os.environ.get("FEEDAPI_SPARK_KILLS", "1"))
 """How often the driver is killed, in each test that does so.
 
 The long run is `FEEDAPI_SPARK_KILLS=25 FEEDAPI_SPARK_EXECUTOR_KILLS=100 pytest -n 0
--o faulthandler_timeout=0` of `test_process_kills.py` and of `test_delta.py`: a hundred drivers.
+-o faulthandler_timeout=0` of `test_process_kills.py` and `test_delta_writes.py`: a hundred drivers.
 """
 TIMEOUT = 600.0
 """Seconds for one step: a safety net, not an expectation."""
@@ -227,7 +227,7 @@ def kill_drivers(
         if point == "random":
             time.sleep(chance.uniform(0, 2))
         killed.kill()
-        killed.kill_rival(chance.uniform(0, 20))
+        killed.kill_rival(chance.uniform(0, 8))
         disturb(killed.publisher, number)
     killed.publish(500, mixed=mixed)
 

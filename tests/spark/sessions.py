@@ -21,7 +21,17 @@ LOCAL = "local[2,8]"
 CLUSTER = "local-cluster[2,1,1024]"
 """Two executors in JVMs of their own."""
 
+_CHECKPOINTS = "spark.sql.streaming.checkpointFileManagerClass"
+_MANAGER = "org.apache.spark.sql.execution.streaming.checkpointing.{}CheckpointFileManager"
+OF_SEVERAL = {
+    _CHECKPOINTS: _MANAGER.format("FileContextBased"),
+    "spark.delta.logStore.file.impl": "io.delta.storage.HDFSLogStore",
+}
+"""The defaults, for JVMs that write to the same checkpoint or table."""
 _CONFIGURATION = {
+    # By default Hadoop starts `readlink` eight times for each file of a checkpoint. On a busy
+    # machine each of these processes takes 0.1 s.
+    _CHECKPOINTS: _MANAGER.format("FileSystemBased"),
     "spark.ui.enabled": "false",
     "spark.driver.memory": "600m",
     "spark.executor.memory": "1024m",
@@ -37,13 +47,17 @@ _CONFIGURATION = {
 }
 
 
+def configuration() -> dict[str, str]:
+    """Return what is set for every JVM of the tests."""
+    kinds = ("driver", "executor")
+    return _CONFIGURATION | {f"spark.{kind}.extraJavaOptions": jvm.options() for kind in kinds}
+
+
 def session(master: str, more: Mapping[str, str] | None = None) -> SparkSession:
     """Start a session with the source registered, and with `more` configuration."""
     builder: Any = SparkSession.builder.master(master)
     builder = builder.config("spark.executorEnv.PYTHONPATH", os.environ.get("PYTHONPATH", ""))
-    for kind in ("driver", "executor"):
-        builder = builder.config(f"spark.{kind}.extraJavaOptions", jvm.options())
-    for name, value in {**_CONFIGURATION, **(more or {})}.items():
+    for name, value in {**configuration(), **(more or {})}.items():
         builder = builder.config(name, value)
     spark: SparkSession = builder.getOrCreate()
     spark.sparkContext.setLogLevel("ERROR")

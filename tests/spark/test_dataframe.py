@@ -46,7 +46,8 @@ def publish(publisher: Publisher, count: int, *, first: int = 0) -> None:
 @pytest.fixture
 def read(spark: SparkSession, publisher: Publisher) -> Read:
     def read(**options: str) -> DataFrame:
-        return spark.read.format("feedapi").options(**{"url": publisher.url, **options}).load()
+        own = {"url": publisher.url, "settleTime": "0.5", **options}
+        return spark.read.format("feedapi").options(**own).load()
 
     return read
 

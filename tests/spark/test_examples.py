@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from feedapi_client.testing import Publisher
+from feedapi_client.testing import Publisher, Quirks
 from tests.docs.snippets import python_blocks
 from tests.spark.conftest import ROOT
 from tests.spark.slow_workers import despite_slow_workers
@@ -35,7 +35,8 @@ def example() -> Any:
 
 @pytest.fixture
 def publisher() -> Iterator[Publisher]:
-    publisher = Publisher(partitions=2, seed=3)
+    # The end of a closed partition is certain at once.
+    publisher = Publisher(partitions=2, seed=3, quirks=Quirks(last_cursor="closed"))
     with publisher.serve():
         yield publisher
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import signal
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow.parquet as pq
 import pytest
+from pyspark.errors import StreamingQueryException
 from pyspark.sql.datasource import EqualTo, GreaterThan, In
 
 from feedapi_client.spark.batch import FeedReader, FilteringFeedReader
@@ -18,8 +17,6 @@ from feedapi_client.spark.source_options import parse_options
 from feedapi_client.testing import Publisher
 from tests.spark import driver
 from tests.spark.micro_batches import Row, problems
-from tests.spark.processes import DriverProcess
-from tests.spark.sessions import LOCAL
 from tests.spark.slow_workers import despite_slow_workers
 
 if TYPE_CHECKING:
@@ -97,7 +94,7 @@ def test_feed_is_a_column_where_the_option_says_so(
 def test_several_feeds_are_a_union(spark: SparkSession, publishers: list[Publisher]) -> None:
     publishers[1].split(0, into=2, method="starts-after")
     publish(publishers[1], 200)
-    reader = spark.read.format("feedapi").option("feedColumn", "true")
+    reader = spark.read.format("feedapi").options(feedColumn="true", settleTime="0.5")
     first, second = (reader.load(str(publisher.url)) for publisher in publishers)
     rows = despite_slow_workers(first.union(second).orderBy("feed", "depth", "sequence").collect)
     assert wrong(publishers, [row.asDict() for row in rows]) == []
@@ -106,27 +103,24 @@ def test_several_feeds_are_a_union(spark: SparkSession, publishers: list[Publish
 @pytest.mark.spark
 @pytest.mark.timeout(TIMEOUT)
 @pytest.mark.slow
-def test_stream_of_two_feeds_is_exact_through_a_kill_and_a_split(
+def test_stream_of_two_feeds_is_exact_through_a_failure_and_a_split(
     spark: SparkSession, publishers: list[Publisher], tmp_path: Path
 ) -> None:
     given: dict[str, Any] = {
-        "master": LOCAL,
         "format": "feedapi",
         "sink": "foreach",
         "options": {
             "feedColumn": "true",
             "stagingLocation": (tmp_path / "staging").as_uri(),
             "maxEventsPerPartition": "60",
+            "settleTime": "0.5",
         },
         "urls": [str(publisher.url) for publisher in publishers],
         "checkpoint": str(tmp_path / "checkpoint"),
         "output": str(tmp_path / "output"),
     }
-    killed = DriverProcess([json.dumps({**given, "die": "written", "at": 1})], tmp_path / "log")
-    try:
-        assert killed.wait(TIMEOUT) == -signal.SIGKILL, killed.log()
-    finally:
-        killed.kill()
+    with pytest.raises(StreamingQueryException, match="after the sink has written"):
+        driver.run(spark, {**given, "die": "error", "at": 1})
     publishers[1].split(0, into=2, method="starts-after")
     for publisher in publishers:
         publish(publisher, 200)

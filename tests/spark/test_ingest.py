@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,19 +21,22 @@ from feedapi_client.spark.ingest import (
     IngestError,
     MicroBatchError,
     Summary,
+    ingest_command,
     main,
     plain_message,
     trigger_options,
 )
+from feedapi_client.spark.ingest.ingest_command import _job, parser
 from feedapi_client.testing import Publisher
-from tests.spark import jvm, transforms
-from tests.spark.conftest import ROOT, needs_jvm
+from tests.spark import transforms
+from tests.spark.conftest import ROOT
 from tests.spark.micro_batches import problems
 from tests.spark.python_path import python_path
-from tests.spark.slow_workers import run
+from tests.spark.sessions import configuration
+from tests.spark.slow_workers import SLOW_WORKER, run
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -50,9 +55,10 @@ def publish(publisher: Publisher, count: int, *, first: int = 0) -> None:
         publisher.publish(entity, {"entity": entity, "n": n})
 
 
-def job(publisher: Publisher, tmp_path: Path, **more: object) -> Ingest:
+def job(publisher: Publisher, tmp_path: Path, **more: Any) -> Ingest:
+    options = {"settleTime": "0.5", **more.pop("options", {})}
     given: Any = {"url": publisher.url, "output": str(tmp_path / "table"), **more}
-    return Ingest(**given)
+    return Ingest(options=options, **given)
 
 
 def test_next_run_adds_only_new_events(
@@ -133,9 +139,8 @@ def test_failure_is_one_line(spark: SparkSession, publisher: Publisher, tmp_path
 
 
 @pytest.mark.slow
-@needs_jvm
-def test_command_of_the_guide_runs_twice_in_an_empty_folder(
-    publisher: Publisher, tmp_path: Path
+def test_command_of_the_guide_begins_in_an_empty_folder_and_goes_on(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     publisher.append(0, {"n": 1})
     command = command_of_the_guide("feedapi ingest https://service/orders /data/orders")
@@ -144,8 +149,11 @@ def test_command_of_the_guide_runs_twice_in_an_empty_folder(
     first = shell(f"{command} --json", tmp_path)
     assert (first["rows"], first["unparsed"], first["apart"]) == (120, 1, True)
     publish(publisher, 5, first=120)
-    second = shell(f"{command} --json", tmp_path)
-    assert (second["rows"], second["unparsed"], second["batches"]) == (5, 0, 1)
+    arguments = shlex.split(command.replace("\\\n", ""))[2:]
+    given = vars(parser().parse_args(arguments))
+    del given["json"], given["conf"]
+    second = run(spark, _job(given))
+    assert (second.rows, second.unparsed, second.batches) == (5, 0, 1)
     # What only informs fails nothing.
     third = shell(
         f"{command} --json > /dev/full 2> told; sed -n 's/.* is done: //p' told", tmp_path
@@ -157,10 +165,8 @@ def shell(command: str, folder: Path) -> dict[str, Any]:
     """Run a command that prints a summary. What a test needs of Spark is in its own settings."""
     settings = folder / "conf" / "spark-defaults.conf"
     settings.parent.mkdir(exist_ok=True)
-    settings.write_text(
-        "spark.master local[1]\nspark.ui.enabled false\nspark.driver.memory 600m\n"
-        f"spark.driver.extraJavaOptions {jvm.options()}\n"
-    )
+    given = {**configuration(), "spark.master": "local[1]"}
+    settings.write_text("".join(f"{name} {value}\n" for name, value in given.items()))
     programs = Path(sys.executable).parent
     done = subprocess.run(
         ["bash", "-euc", command],
@@ -265,3 +271,33 @@ def test_summary_says_what_was_written() -> None:
         str(Summary("/data", 1, 1, 2, 0.0, apart=True))
         == "1 row and 2 rejected in 1 micro-batch to /data in 0.0 s"
     )
+
+
+# ---------------------------------------------------------------------- signals
+
+
+def test_run_that_a_signal_stopped_says_so_and_has_its_exit_code(
+    spark: SparkSession,
+    publisher: Publisher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(ingest_command, "_session", lambda conf: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
+    monkeypatch.setattr(transforms, "only_odd", ends_this_process)
+    arguments = [str(publisher.url), str(tmp_path / "table")]
+    stopped = ["--trigger", "1h", "--transform", "tests.spark.transforms:only_odd"]
+    while (code := main([*arguments, *stopped])) == 1:  # a slow worker
+        assert SLOW_WORKER in capsys.readouterr().err
+    assert code == 128 + signal.SIGTERM
+    written, errors = capsys.readouterr()
+    assert f" to {tmp_path}/table in " in written
+    assert "feedapi ingest: SIGTERM stopped the query, and the next run goes on\n" in errors
+    run(spark, job(publisher, tmp_path))
+    assert spark.read.parquet(str(tmp_path / "table")).count() == 120
+
+
+def ends_this_process(rows: DataFrame, number: int) -> DataFrame:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return rows

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from feedapi_client.spark.ingest import (
     plain_message,
     read_table,
 )
+from feedapi_client.spark.ingest.columns import payload_schema
 from feedapi_client.spark.ingest.files import FileTable
 from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.names import as_url
@@ -183,6 +185,11 @@ GOLD: dict[str, Any] = {"gold": "g", "rejected": "r", "key": ["k"]}
             DELTA,
             "columns v have a type that delta can't store",
         ),
+        (
+            lambda df: df.selectExpr("array(id COLLATE UTF8_LCASE) AS a"),
+            DELTA,
+            "columns a have a type that delta can't store",
+        ),
     ],
 )
 def test_columns_that_a_transform_must_not_make(
@@ -260,12 +267,17 @@ def test_path_of_any_other_name_is_written_and_read(
         ({"feed": "ø" * 50}, "too long for a folder"),
         ({"writer_options": {"partitionOverwriteMode": "dynamic"}}, "set by the pipeline"),
         ({"writer_options": {"ReplaceWhere": "true"}}, "set by the pipeline"),
+        ({**DELTA, "output": "delta.`/lake/t`"}, "output delta.`/lake/t` is a path, and format"),
         ({"options": {"endingCursors": '{"0": "c"}'}}, "leave out option endingCursors"),
+        (
+            {"append": True, "options": {"startingCursors": '{"0": "c"}'}},
+            "--append .* leave out option startingCursors",
+        ),
     ],
 )
 def test_places_and_options_that_do_not_go_together(given: dict[str, Any], message: str) -> None:
     with pytest.raises(IngestError, match=message):
-        Ingest(url="http://x/feed", output="/lake/t", schema="id INT", **given)
+        Ingest(**{"url": "http://x/feed", "output": "/lake/t", "schema": "id INT", **given})
 
 
 def test_r10_folder_is_the_same_in_all_its_spellings(tmp_path: Path) -> None:
@@ -430,3 +442,33 @@ def commits(*texts: str) -> list[Any]:
 )
 def test_r09_what_the_history_of_a_table_says_it_holds(history: list[str], found: Any) -> None:
     assert last_written(commits(*history), "a") == found
+
+
+@pytest.mark.parametrize("transform", [None, lambda rows, number: rows])
+@pytest.mark.parametrize("place", ["part-0.parquet", "day=1/part-0.parquet"])
+def test_r10_folder_with_files_of_another_program_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, place: str, transform: Any
+) -> None:
+    file = tmp_path / "table" / place
+    file.parent.mkdir(parents=True)
+    file.write_bytes(b"PAR1")
+    bronze = str(tmp_path / "bronze")
+    given: dict[str, Any] = {"schema": "id STRING", "bronze": bronze, "transform": transform}
+    with pytest.raises(
+        (IngestError, MicroBatchError), match="table holds files of another program"
+    ):
+        run(spark, job(publisher, tmp_path, **given))
+    assert written(tmp_path) == [file]
+    assert list(tmp_path.glob("bronze/_feedapi/attempts/*/*")) == []
+    file.unlink()
+    assert run(spark, job(publisher, tmp_path, **given)).rows == 1
+
+
+# ---------------------------------------------------------------------- gold
+
+
+def test_key_of_gold_is_one_of_the_payload(spark: SparkSession) -> None:
+    made = Ingest(url="http://x/feed", schema="id STRING, `n.m` INT", **DELTA, **GOLD)
+    with pytest.raises(IngestError, match="key names k, which the schema does not have"):
+        payload_schema(spark, made)
+    assert payload_schema(spark, replace(made, key=["ID", "n.m"])) is not None

@@ -257,7 +257,10 @@ def test_wrong_schema_is_found_before_the_query_starts(
     ("given", "message"),
     [
         ({"partition_by": ["country"]}, "partition_by names country, which output does not have"),
-        ({"format": "delta"}, "format delta is not installed in this Spark"),
+        (
+            {"format": "delta", "output": "lake.t"},
+            "format delta is not installed in this Spark",
+        ),
     ],
 )
 def test_r10_what_can_be_checked_is_checked_before_the_first_batch(
@@ -350,3 +353,41 @@ def test_r09_folder_older_than_its_checkpoint_is_refused(
     shutil.rmtree(query)  # all are old
     publish(publisher, 2, first=2000)
     assert run(spark, job(publisher, tmp_path)).rows == 2
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "url",
+        "output",
+        "schema",
+        "bronze",
+        "rejected",
+        "gold",
+        "delete_when",
+        "feed",
+        "checkpoint",
+        "staging",
+        "key",
+        "partition_by",
+        "transform",
+        "ca_file",
+    ],
+)
+def test_argument_of_a_variable_that_is_not_set_is_refused(
+    capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    given = {"url": "http://service/feed", "output": "lake.t", "checkpoint": "/c", "staging": "/s"}
+    given[name] = ""
+    places = [given.pop("url"), given.pop("output"), "--format", "delta"]
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    assert main([*places, *options]) == 2
+    said = capsys.readouterr().err
+    assert f"{name} is empty" in said or f"--{name.replace('_', '-')}" in said
+
+
+def test_text_of_a_pipeline_holds_no_secret() -> None:
+    options = {"header.Authorization": "secret"}
+    url = "https://me:secret@service/orders?token=secret"
+    given = Ingest(url=url, output="/tmp/x", options=options, writer_options={"key": "secret"})
+    assert "secret" not in repr(given)

@@ -13,8 +13,8 @@ import pytest
 
 from feedapi_client.spark import ensure_java
 from feedapi_client.testing import Publisher
-from tests.spark import jvm
 from tests.spark.conftest import ROOT, needs_jvm
+from tests.spark.sessions import configuration
 
 
 def python(code: str, *paths: Path | str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -144,9 +144,8 @@ def test_spark_submit_needs_the_wheel_only_and_no_registration(wheel: Path, tmp_
     program.write_text(PROGRAM)
     submit = [str(Path(pyspark.__file__).parent / "bin" / "spark-submit")]
     submit += ["--master", "local-cluster[1,1,1024]", "--deploy-mode", "client"]
-    submit += ["--driver-memory", "600m"]
-    submit += ["--conf", "spark.ui.enabled=false", "--driver-java-options", jvm.options()]
-    submit += ["--conf", f"spark.executor.extraJavaOptions={jvm.options()}"]
+    for name, value in configuration().items():
+        submit += ["--conf", f"{name}={value}"]
     publisher = Publisher(partitions=2)
     for n in range(30):
         publisher.publish(f"e{n}", {"n": n})

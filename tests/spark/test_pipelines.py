@@ -17,15 +17,10 @@ from feedapi_client.testing import Publisher
 from tests.spark import jvm
 from tests.spark.conftest import ROOT, needs_jvm
 from tests.spark.python_path import python_path
+from tests.spark.sessions import configuration
 from tests.spark.slow_workers import SLOW_WORKER
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, needs_jvm]
-
-CONFIGURATION = (
-    "spark.sql.catalogImplementation=hive",
-    "spark.ui.enabled=false",
-    "spark.driver.memory=600m",
-)
 
 
 def publish(publisher: Publisher, numbers: range) -> None:
@@ -38,10 +33,12 @@ def publish(publisher: Publisher, numbers: range) -> None:
 def run(project: Path, url: str) -> None:
     """Run the project. Run it again when a Python worker was too slow."""
     command = [str(Path(sys.executable).with_name("spark-pipelines")), "run"]
-    configuration = [*CONFIGURATION, f"spark.driver.extraJavaOptions={jvm.options()}"]
+    given = {**configuration(), "spark.sql.catalogImplementation": "hive"}
+    for name, value in given.items():
+        command += ["--conf", f"{name}={value}"]
     while True:
         done = subprocess.run(
-            [*command, *(argument for one in configuration for argument in ("--conf", one))],
+            command,
             capture_output=True,
             text=True,
             timeout=850,

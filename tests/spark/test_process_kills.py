@@ -17,6 +17,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from feedapi_client.spark.ingest import latest
+from feedapi_client.spark.staging.lease import QueryLease
 from tests.spark import driver
 from tests.spark.conftest import needs_jvm
 from tests.spark.killed_query import (
@@ -174,7 +175,7 @@ def test_driver_is_killed_while_it_ingests_into_tables(
 
 
 def test_r08_driver_that_wakes_up_late_writes_nothing(
-    spark: SparkSession, killed: Callable[..., KilledQuery]
+    spark: SparkSession, killed: Callable[..., KilledQuery], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = killed("ingest")
     late.publish(800, mixed=True)
@@ -183,6 +184,7 @@ def test_r08_driver_that_wakes_up_late_writes_nothing(
     assert late.driver is not None
     late.driver.signal(signal.SIGSTOP)
     late.publish(500, mixed=True)
+    monkeypatch.setattr(QueryLease.__init__, "__defaults__", (0.5, 3.0, None))  # seconds
     late.finish(spark)
     late.driver.signal(signal.SIGCONT)
     assert late.driver.wait(TIMEOUT) != 0

@@ -104,7 +104,9 @@ def test_every_event_is_delivered_once_from_s3(server: str) -> None:
             raise Crash
 
     with publisher.serve() as url:
-        options = parse_options({"url": str(url), "maxEventsPerPartition": "30"})
+        options = parse_options(
+            {"url": str(url), "maxEventsPerPartition": "30", "settleTime": "0.5"}
+        )
         engine = MicroBatchEngine(lambda: FeedStreamReader(options, LOCATION), crash_at)
         engine.run()
     assert coming == "none"

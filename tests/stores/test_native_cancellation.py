@@ -44,13 +44,11 @@ async def application(
     if driver == "psycopg":
         async with psycopg_pool.AsyncConnectionPool(postgres.dsn, max_size=8) as pool:
             store = PostgresCursorStore(pool)
-            await store.create_tables()
             statement = "INSERT INTO effects VALUES (%s)"
             yield store, pool.connection, lambda each, n: each.execute(statement, [n])
     elif driver == "asyncpg":
         async with asyncpg.create_pool(postgres.dsn, min_size=1, max_size=8) as pool:
             store = PostgresCursorStore(pool)
-            await store.create_tables()
 
             @asynccontextmanager
             async def begin() -> AsyncIterator[Any]:
@@ -61,7 +59,6 @@ async def application(
     else:
         engine = create_async_engine(postgres.url(driver.removeprefix("sqlalchemy+")))
         store = SQLAlchemyCursorStore(engine)
-        await store.create_tables()
         insert = sa.text("INSERT INTO effects VALUES (:n)")
         try:
             yield store, engine.begin, lambda each, n: each.execute(insert, {"n": n})
@@ -77,6 +74,8 @@ async def test_r5_a_natively_cancelled_commit_happens_with_its_effects_or_not_at
 ) -> None:
     execute(postgres.dsn, *(f"DROP TABLE IF EXISTS {table}" for table in TABLES))
     execute(postgres.dsn, "CREATE TABLE effects (n integer)")
+    async with PostgresCursorStore(postgres.dsn) as creates:
+        await creates.create_tables()
     publisher = Publisher(4, checkpoint_every=5, page_size=20, seed=1)
     fill(publisher, EVENTS, entities=12)
     random, cancelled = Random(driver), 0

@@ -33,12 +33,16 @@ from feedapi_client.testing.contracts import (
     advanced,
     opening,
 )
+from feedapi_client.testing.contracts.fencing import FencingTests
+from feedapi_client.testing.contracts.storage_failures import FailureTests
+from feedapi_client.testing.contracts.transactions import TransactionTests
 from tests.postgres_pools import POOLS, execute, opened
 from tests.servers import Postgres
 from tests.stores.journal_contract import AGING, JournalContract, Make
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 FEED = FeedKey("https://service.test/feed")
+TABLES = ("", "_journal", "_done", "_instances", "_leases")
 DROP = "DROP TABLE IF EXISTS {0}, {0}_journal, {0}_done, {0}_instances, {0}_leases, effects"
 
 
@@ -52,6 +56,18 @@ def dsn(postgres: Postgres) -> Iterator[str]:
     execute(postgres.dsn, DROP.format("feedapi_cursors"))
     yield postgres.dsn
     execute(postgres.dsn, DROP.format("feedapi_cursors"))
+
+
+@pytest.fixture
+async def emptied(postgres: Postgres) -> str:
+    """A DSN, and empty tables, which are those of the test before if there are such."""
+    try:
+        execute(postgres.dsn, *(f"DELETE FROM feedapi_cursors{name}" for name in TABLES))
+    except psycopg.errors.UndefinedTable:
+        execute(postgres.dsn, DROP.format("feedapi_cursors"))
+        async with opened("psycopg in threads", postgres.dsn) as pool:  # on trio, too
+            await PostgresCursorStore(pool, journal=Journal()).create_tables()
+    return postgres.dsn
 
 
 @pytest.fixture(params=POOLS)
@@ -144,7 +160,7 @@ def kind(request: pytest.FixtureRequest) -> type[Transaction]:
 # ---------------------------------------------------------------- the contracts
 
 
-class PostgresContract(AdministrableStoreContract, DoneStoreContract):
+class PostgresStore:
     supports_transactions = True
     supports_second_handle = True
     supports_failure_injection = True
@@ -152,10 +168,9 @@ class PostgresContract(AdministrableStoreContract, DoneStoreContract):
     transaction: type[Transaction]
 
     @pytest.fixture
-    async def store(self, dsn: str) -> AsyncIterator[PostgresCursorStore]:
-        self.dsn = dsn
-        async with opened(self.pool, dsn) as pool, PostgresCursorStore(pool) as store:
-            await store.create_tables()
+    async def store(self, emptied: str) -> AsyncIterator[PostgresCursorStore]:
+        self.dsn = emptied
+        async with opened(self.pool, self.dsn) as pool, PostgresCursorStore(pool) as store:
             yield store
 
     @asynccontextmanager
@@ -184,6 +199,10 @@ class PostgresContract(AdministrableStoreContract, DoneStoreContract):
         execute(self.dsn, "ALTER TABLE feedapi_cursors DROP CONSTRAINT fire")
 
 
+class PostgresContract(PostgresStore, AdministrableStoreContract, DoneStoreContract):
+    pass
+
+
 class TestPsycopg(PostgresContract):
     pool, transaction = "psycopg", OfPsycopg
 
@@ -192,7 +211,9 @@ class TestPsycopgInThreads(PostgresContract):
     pool, transaction = "psycopg in threads", OfPsycopgThreads
 
 
-class TestPsycopgInThreadsOnTrio(PostgresContract):
+class TestPsycopgInThreadsOnTrio(PostgresStore, FencingTests, TransactionTests, FailureTests):
+    """What depends on the event loop: waiting, concurrency and cancellation."""
+
     pool, transaction = "psycopg in threads", OfPsycopgThreads
 
     @pytest.fixture
@@ -204,7 +225,9 @@ class TestAsyncpg(PostgresContract):
     pool, transaction = "asyncpg", OfAsyncpg
 
 
-class TestDSN(PostgresContract):
+class TestDSN(PostgresStore, FencingTests, TransactionTests):
+    """The pool is one of `TestPsycopg`'s, which the store opens."""
+
     pool, transaction = "a DSN", OfPsycopgRows
 
 
@@ -213,10 +236,9 @@ class PostgresLeaseContract(LeaseStoreContract):
     pool: str
 
     @pytest.fixture
-    async def store(self, dsn: str) -> AsyncIterator[LeaseStore]:
-        self.dsn = dsn
+    async def store(self, emptied: str) -> AsyncIterator[LeaseStore]:
+        self.dsn = emptied
         async with self.handle() as store:
-            await store.create_tables()
             yield store
 
     @asynccontextmanager
@@ -248,14 +270,12 @@ class PostgresJournal(JournalContract):
     pool: str
 
     @pytest.fixture
-    async def make(self, dsn: str) -> AsyncIterator[Make]:
-        self.dsn = dsn
-        async with opened(self.pool, dsn) as pool:
+    async def make(self, emptied: str) -> AsyncIterator[Make]:
+        self.dsn = emptied
+        async with opened(self.pool, self.dsn) as pool:
 
             async def make(journal: Journal | None) -> PostgresCursorStore:
-                store = PostgresCursorStore(pool, journal=journal)
-                await store.create_tables()
-                return store
+                return PostgresCursorStore(pool, journal=journal)
 
             yield make
 
@@ -268,10 +288,6 @@ class PostgresJournal(JournalContract):
 
 class TestJournalWithPsycopg(PostgresJournal):
     pool = "psycopg"
-
-
-class TestJournalWithPsycopgInThreads(PostgresJournal):
-    pool = "psycopg in threads"
 
 
 class TestJournalWithAsyncpg(PostgresJournal):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,9 @@ from sqlalchemy.schema import CreateTable
 from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import Journal, JournalledStore
+from feedapi_client.stores.position_scripts import PositionScripts
+from feedapi_client.stores.scripts import Script, run_steps
 from feedapi_client.stores.sql import SQLAlchemyCursorStore
-from feedapi_client.stores.sql_statements import CursorStatements
 from feedapi_client.testing.contracts import (
     AdministrableStoreContract,
     DoneStoreContract,
@@ -39,6 +41,11 @@ from tests.stores.journal_contract import AGING, JournalContract, Make
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 FEED = FeedKey("https://service.test/feed")
+TABLES = tuple(
+    f"feedapi_cursors{suffix}" for suffix in ("", "_journal", "_done", "_instances", "_leases")
+)
+METADATA = sa.MetaData()
+"""Of all contracts, so that an engine compiles each statement once."""
 
 
 @pytest.fixture(params=["asyncio"])
@@ -58,9 +65,31 @@ def open_engine(url: str | sa.URL) -> AsyncEngine:
     return engine
 
 
+kept_engine = cache(open_engine)
+
+
+@asynccontextmanager
+async def emptied(url: str) -> AsyncIterator[AsyncEngine]:
+    """Give an engine, and empty tables, which are those of the test before if there are such."""
+    engine = kept_engine(url)
+    clear = "TRUNCATE TABLE" if engine.dialect.name == "mysql" else "DELETE FROM"
+    try:
+        await execute(engine, *(f"{clear} {table}" for table in TABLES))
+    except DBAPIError:
+        await drop_tables(engine)
+        whole = SQLAlchemyCursorStore(engine, metadata=METADATA, journal=Journal())
+        await whole.create_tables()
+    yield engine
+    await engine.dispose()  # each test has an event loop of its own
+
+
+@pytest.fixture(scope="module")
+def sqlite_url(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite+aiosqlite:///{tmp_path_factory.mktemp('kept')}/cursors.db"
+
+
 async def drop_tables(engine: AsyncEngine) -> None:
-    tables = ("feedapi_cursors", "feedapi_cursors_journal", "feedapi_cursors_done", "effects")
-    await execute(engine, *(f"DROP TABLE IF EXISTS {table}" for table in tables))
+    await execute(engine, *(f"DROP TABLE IF EXISTS {table}" for table in (*TABLES, "effects")))
 
 
 async def execute(engine: AsyncEngine, *statements: str, **parameters: Any) -> None:
@@ -80,12 +109,8 @@ class SQLContract(AdministrableStoreContract, DoneStoreContract):
 
     @pytest.fixture
     async def store(self, url: str) -> AsyncIterator[SQLAlchemyCursorStore]:
-        engine = open_engine(url)
-        store = SQLAlchemyCursorStore(engine)
-        await drop_tables(engine)
-        await store.create_tables()
-        yield store
-        await engine.dispose()
+        async with emptied(url) as engine:
+            yield SQLAlchemyCursorStore(engine, metadata=METADATA)
 
     @asynccontextmanager
     async def second_handle(
@@ -131,8 +156,8 @@ class TestPostgresWithAsyncpg(SQLContract):
 
 class TestSQLiteWithAiosqlite(SQLContract):
     @pytest.fixture
-    def url(self, tmp_path: Path) -> str:
-        return f"sqlite+aiosqlite:///{tmp_path}/cursors.db"
+    def url(self, sqlite_url: str) -> str:
+        return sqlite_url
 
     @asynccontextmanager
     async def failing(self, store: SQLAlchemyCursorStore) -> AsyncIterator[None]:
@@ -171,16 +196,12 @@ class SQLJournal(JournalContract):
 
     @pytest.fixture
     async def make(self, url: str) -> AsyncIterator[Make]:
-        engine = open_engine(url)
-        await drop_tables(engine)
+        async with emptied(url) as engine:
 
-        async def make(journal: Journal | None) -> SQLAlchemyCursorStore:
-            store = SQLAlchemyCursorStore(engine, journal=journal)
-            await store.create_tables()
-            return store
+            async def make(journal: Journal | None) -> SQLAlchemyCursorStore:
+                return SQLAlchemyCursorStore(engine, metadata=METADATA, journal=journal)
 
-        yield make
-        await engine.dispose()
+            yield make
 
     async def journal_rows(self, store: JournalledStore) -> int:
         assert isinstance(store, SQLAlchemyCursorStore)
@@ -208,8 +229,8 @@ class TestJournalOnPostgresWithAsyncpg(SQLJournal):
 
 class TestJournalOnSQLite(SQLJournal):
     @pytest.fixture
-    def url(self, tmp_path: Path) -> str:
-        return f"sqlite+aiosqlite:///{tmp_path}/cursors.db"
+    def url(self, sqlite_url: str) -> str:
+        return sqlite_url
 
 
 class TestJournalOnMariaDB(SQLJournal):
@@ -465,19 +486,28 @@ def test_statements_compile_for_every_dialect(dialect: Any) -> None:
     assert store.journal_table is not None
     for table in (store.table, store.journal_table):
         assert "feed_cursor" in str(CreateTable(table).compile(dialect=dialect))
-    for number in (1, 500):
+    for number in (1, 490):
         positions = {
             p: Position(f"c{p}", "drained" if p % 2 else "open", p + 2) for p in range(number)
         }
-        statements = CursorStatements(store.table, store.journal_table)
-        matching = statements.matching(FEED, {p: new.revision for p, new in positions.items()})
-        statement = statements.update_positions(matching, positions, 1).compile(
-            dialect=dialect, compile_kwargs={"render_postcompile": True}
-        )
-        assert len(statement.params) < 2_100
-        assert str(statement).startswith("UPDATE feedapi_cursors SET")
+        scripts = PositionScripts(dialect.name, "feedapi_cursors{}".format)
+        (update,) = recorded(scripts.save_alone(FEED, positions, {}), number)
+        assert len(update.parameters) < 2_100
+        assert update.sql.startswith("UPDATE feedapi_cursors SET")
     created = str(CreateTable(store.table).compile(dialect=dialect))
     assert {"mssql": "NVARCHAR(max)", "mysql": "LONGTEXT"}.get(dialect.name, "TEXT") in created
+
+
+def recorded(script: Script[None], changed: int) -> list[Any]:
+    """Return the statements of a script, each of which changes so many rows."""
+    statements: list[Any] = []
+
+    def execute(step: Any) -> int:
+        statements.append(step)
+        return changed
+
+    run_steps(script, execute)
+    return statements
 
 
 # Bad input

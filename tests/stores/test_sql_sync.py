@@ -6,7 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import anyio.from_thread
 import anyio.to_thread
 import pytest
 import sqlalchemy as sa
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import Session
 
@@ -29,6 +30,7 @@ from feedapi_client.testing.contracts import (
     advanced,
     opening,
 )
+from feedapi_client.testing.contracts.transactions import TransactionTests
 from tests.servers import MariaDB, Postgres
 from tests.stores.journal_contract import AGING, JournalContract, Make
 
@@ -36,6 +38,8 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 FEED = FeedKey("https://service.test/feed")
 TABLES = ("", "_journal", "_done", "_instances", "_leases")
 SERVERS = ("sqlite", "postgres", "mariadb")
+METADATA = sa.MetaData()
+"""Of all contracts, so that an engine compiles each statement once."""
 
 
 @pytest.fixture(params=["asyncio"])
@@ -71,30 +75,46 @@ def drop(engine: sa.Engine) -> None:
     execute(engine, *(f"DROP TABLE IF EXISTS {table}" for table in (*tables, "effects")))
 
 
+kept_engine = cache(open_engine)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("kept")
+
+
 class Synchronous:
-    """The fixture `engine` of a server."""
+    """The fixture `engine` of a server, with empty tables.
+
+    They are those of the test before, if there are such.
+    """
 
     server: str
 
     @pytest.fixture
-    def engine(self, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[sa.Engine]:
-        engine = open_engine(url_of(self.server, request, tmp_path))
-        drop(engine)
+    async def engine(
+        self, request: pytest.FixtureRequest, folder: Path
+    ) -> AsyncIterator[sa.Engine]:
+        engine = kept_engine(url_of(self.server, request, folder))
+        clear = "TRUNCATE TABLE" if engine.dialect.name == "mysql" else "DELETE FROM"
+        try:
+            execute(engine, *(f"{clear} feedapi_cursors{suffix}" for suffix in TABLES))
+        except DBAPIError:
+            drop(engine)
+            store = SQLAlchemyCursorStore(engine, metadata=METADATA, journal=Journal())
+            await store.create_tables()
         yield engine
-        drop(engine)
         engine.dispose()
 
 
-class SyncContract(Synchronous, AdministrableStoreContract, DoneStoreContract):
+class SyncStore(Synchronous):
     supports_transactions = True
     supports_second_handle = True
     supports_failure_injection = True
 
     @pytest.fixture
     async def store(self, engine: sa.Engine) -> SQLAlchemyCursorStore:
-        store = SQLAlchemyCursorStore(engine)
-        await store.create_tables()
-        return store
+        return SQLAlchemyCursorStore(engine, metadata=METADATA)
 
     @asynccontextmanager
     async def second_handle(self, store: Any) -> AsyncIterator[SQLAlchemyCursorStore]:
@@ -135,6 +155,10 @@ class SyncContract(Synchronous, AdministrableStoreContract, DoneStoreContract):
         execute(store.engine, "DROP TRIGGER fail_INSERT", "DROP TRIGGER fail_UPDATE")
 
 
+class SyncContract(SyncStore, AdministrableStoreContract, DoneStoreContract):
+    pass
+
+
 class TestConnectionOfSQLite(SyncContract):
     server = "sqlite"
 
@@ -147,7 +171,7 @@ class TestConnectionOfMariaDB(SyncContract):
     server = "mariadb"
 
 
-class TestSessionOfPostgres(SyncContract):
+class TestSessionOfPostgres(SyncStore, TransactionTests):
     server = "postgres"
 
     async def begin(self, store: Any) -> Any:
@@ -159,8 +183,7 @@ class SyncLeases(Synchronous, LeaseStoreContract):
 
     @pytest.fixture
     async def store(self, engine: sa.Engine) -> AsyncIterator[LeaseStore]:
-        store = SQLAlchemyCursorStore(engine)
-        await store.create_tables()
+        store = SQLAlchemyCursorStore(engine, metadata=METADATA)
         yield store
         await leave_all(store)
 
@@ -192,9 +215,7 @@ class SyncJournal(Synchronous, JournalContract):
     @pytest.fixture
     async def make(self, engine: sa.Engine) -> Make:
         async def make(journal: Journal | None) -> SQLAlchemyCursorStore:
-            store = SQLAlchemyCursorStore(engine, journal=journal)
-            await store.create_tables()
-            return store
+            return SQLAlchemyCursorStore(engine, metadata=METADATA, journal=journal)
 
         return make
 
@@ -209,15 +230,9 @@ class SyncJournal(Synchronous, JournalContract):
         execute(store.engine, *(each.replace(":by", f"{seconds}000000") for each in AGING))
 
 
-class TestJournalOfSQLite(SyncJournal):
-    server = "sqlite"
-
-
-class TestJournalOfPostgres(SyncJournal):
-    server = "postgres"
-
-
 class TestJournalOfMariaDB(SyncJournal):
+    """The drivers of the other servers are those of `test_sql`."""
+
     server = "mariadb"
 
 

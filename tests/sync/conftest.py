@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from feedapi_client.testing import Publisher
-from tests.consumer.conftest import _one_tls_context, publisher, serve, store
+from tests.consumer.conftest import publisher, serve, store
 from tests.sync.helpers import wait_until
 
-__all__ = ["_one_tls_context", "publisher", "serve", "store"]
+__all__ = ["publisher", "serve", "store"]
 
 
 @pytest.fixture

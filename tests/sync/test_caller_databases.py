@@ -16,9 +16,7 @@ from sqlalchemy.orm import Session
 from feedapi_client import PostgresCursorStore, SQLAlchemyCursorStore, SyncFeedConsumer
 from feedapi_client.testing import Publisher
 from tests.postgres_pools import execute
-from tests.servers import Postgres, postgres
-
-__all__ = ["postgres"]
+from tests.servers import Postgres
 
 pytestmark = pytest.mark.slow
 DROP = "DROP TABLE IF EXISTS feedapi_cursors, feedapi_journal, sync_effects"

@@ -26,10 +26,8 @@ from feedapi_client.testing import Publisher
 from tests.consumer.helpers import fill
 from tests.django import databases
 from tests.postgres_pools import execute
-from tests.servers import Postgres, postgres
+from tests.servers import Postgres
 from tests.sync.helpers import consume, ns
-
-__all__ = ["postgres"]
 
 databases.set_up()
 

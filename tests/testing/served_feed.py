@@ -5,8 +5,11 @@ Neither uses the library.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
 from typing import Any
 
@@ -21,10 +24,11 @@ TIMEOUT = 100.0
 class ServedFeed:
     """A served publisher, and a client that speaks its dialect over real HTTP."""
 
-    def __init__(self, publisher: Publisher, http: httpx.Client) -> None:
-        assert publisher.url is not None
+    def __init__(self, publisher: Publisher, http: httpx.Client, url: str | None = None) -> None:
+        found = url or publisher.url
+        assert found is not None
         self.publisher = publisher
-        self.url = publisher.url
+        self.url = found
         self.http = http
 
     def discover(self) -> dict[str, Any]:
@@ -73,6 +77,30 @@ class ServedFeed:
             if not events and then == cursor:
                 return found
             cursor = then
+
+
+class _InProcess(httpx.BaseTransport):
+    """Calls the application of a publisher."""
+
+    def __init__(self, publisher: Publisher, runner: asyncio.Runner) -> None:
+        self._transport = httpx.ASGITransport(publisher.asgi)
+        self._runner = runner
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        return self._runner.run(self._answer(request))
+
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
+        answer = await self._transport.handle_async_request(request)
+        return httpx.Response(
+            answer.status_code, headers=answer.headers, content=await answer.aread()
+        )
+
+
+@contextmanager
+def called(publisher: Publisher) -> Iterator[ServedFeed]:
+    """The feed without a server: for tests with thousands of requests that are not about HTTP."""
+    with asyncio.Runner() as runner, httpx.Client(transport=_InProcess(publisher, runner)) as http:
+        yield ServedFeed(publisher, http, "http://feed/feed")
 
 
 def parse(text: str) -> list[tuple[list[Any], str | None]]:

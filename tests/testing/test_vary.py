@@ -10,13 +10,12 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-import httpx
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from feedapi_client.testing import Publisher
-from tests.testing.served_feed import PlainConsumer, ServedFeed, parse
+from tests.testing.served_feed import PlainConsumer, ServedFeed, called, parse
 
 MakeFeed = Callable[..., ServedFeed]
 ENTITIES = 12
@@ -144,10 +143,7 @@ STEPS = st.lists(
 )
 
 
-@settings(
-    max_examples=min(60, settings().max_examples),
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=min(60, settings().max_examples))
 @given(
     steps=STEPS,
     seed=st.integers(0, 2**16),
@@ -156,12 +152,12 @@ STEPS = st.lists(
     vary=st.booleans(),
 )
 def test_every_event_once_and_in_order_through_any_history(
-    http: httpx.Client, steps: list[str], seed: int, page_size: int, every: int, vary: bool
+    steps: list[str], seed: int, page_size: int, every: int, vary: bool
 ) -> None:
     publisher = Publisher(2, page_size=page_size, checkpoint_every=every, seed=seed)
     publisher.vary = vary
-    with publisher.serve():
-        consumer = PlainConsumer(ServedFeed(publisher, http), seed)
+    with called(publisher) as feed:
+        consumer = PlainConsumer(feed, seed)
         History(publisher, consumer, seed).run(["append", *steps])
     assert consumer.seen == published(publisher)
 

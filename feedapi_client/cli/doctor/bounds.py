@@ -31,8 +31,12 @@ class Bounds:
     """Pages read of each of these partitions, from its first event on."""
     attempts: int = 3
     """Attempts at a request that fails in a way that may pass."""
+    base_delay: float = 0.1
+    """Seconds of the longest first pause between two of these attempts."""
     limited_attempts: int = 6
-    """Attempts at a request that is refused by a rate limit, with longer pauses."""
+    """Attempts at a request that is refused by a rate limit."""
+    limited_base_delay: float = 0.5
+    """Seconds of the longest first pause between two of these attempts."""
     max_retry_after: float = 5.0
     """Seconds that a Retry-After may ask for; a longer one is cut to this."""
     unanswered: int = 3

@@ -81,12 +81,13 @@ class Prober:
     async def ask(self, question: ProbeRequest) -> ProbeResponse:
         """Make a request, again after a failure that may pass. Never raises for what comes."""
 
-        failures = Backoff(base_delay=0.1, max_delay=1.0, attempts=self.bounds.attempts)
+        bounds = self.bounds
+        failures = Backoff(base_delay=bounds.base_delay, max_delay=1.0, attempts=bounds.attempts)
         limits = Backoff(
-            base_delay=0.5,
+            base_delay=bounds.limited_base_delay,
             max_delay=4.0,
-            max_retry_after=self.bounds.max_retry_after,
-            attempts=self.bounds.limited_attempts,
+            max_retry_after=bounds.max_retry_after,
+            attempts=bounds.limited_attempts,
         )
         while True:
             answer = await self._ask_once(question)

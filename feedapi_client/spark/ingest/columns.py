@@ -13,6 +13,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import (
     ArrayType,
+    ByteType,
     DataType,
     DateType,
     DecimalType,
@@ -66,9 +67,16 @@ def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
         raise IngestError(f"schema {job.schema!r} can't be parsed: {first_line(error)}") from error
     if not isinstance(schema, StructType):
         raise IngestError(f"schema {job.schema!r} must be columns, such as 'id STRING, n INT'")
+    fold = folded(spark, job)
+    unknown = [name for name in job.key if fold(name) not in map(fold, schema.names)]
+    if unknown:
+        raise IngestError(
+            f"key names {', '.join(unknown)}, which the schema does not have: an event without its "
+            "key is rejected before a transform could make one"
+        )
     ours = [f"{job.prefix}{name}" for name in (*IDENTITY, *EVENT, *(["data"] * job.keep_data))]
     try:
-        check_names(schema, [*ours, CORRUPT], folded(spark, job))
+        check_names(schema, [*ours, CORRUPT], fold)
     except ValueError as error:
         raise IngestError(f"schema {error}") from error
     for name, sound in _SETTINGS.items():
@@ -163,7 +171,7 @@ _PARSING = {
 taken for a number of days, nor texts for numbers."""
 
 _TIMES = (TimestampType, TimestampNTZType, DateType)
-_READ_OTHERWISE = (*_TIMES, DecimalType)
+_READ_OTHERWISE = (*_TIMES, DecimalType, ByteType)
 """Types of which Spark takes texts and numbers that mean something else."""
 
 _FRACTION = r"[:,\[]\s*-?\d+(\.\d|[eE])"
@@ -179,6 +187,7 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
       other units come out in any year. Text without a date gets that of the day.
     - A DATE loses a time that is sent with it. All times get a month and a day where none is sent.
     - A DECIMAL is rounded, and ``1,5`` read as 15.
+    - A TINYINT takes 128 to 255 for -128 to -1.
     - A STRING gets numbers with a fraction, also those in lists and objects, by way of DOUBLE.
     - A number that is too large for DOUBLE or FLOAT becomes infinite.
     - Fields of a struct that must not be NULL are.
@@ -204,7 +213,9 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
     if isinstance(kind, StringType):
         same = (text == F.try_parse_json(parsed).cast("string")) & ~parsed.startswith('"')
         return _true((text != parsed) & ~_true(same))
-    if isinstance(kind, DecimalType):
+    if isinstance(kind, ByteType):
+        same = text.try_cast("tinyint") == parsed
+    elif isinstance(kind, DecimalType):
         scale = min(38, max(kind.scale + 10, 38 - kind.precision + kind.scale))
         wide = f"decimal(38, {scale})"
         exact = text.try_cast(wide) == parsed.try_cast(wide)

@@ -113,6 +113,11 @@ class FileTable(Table):
                 if begun.isdecimal() and int(begun) < number:  # those are published
                     folder.delete(f"{attempts}/{name}")
 
+    def order(self, spark: SparkSession) -> dict[str, int]:
+        """Return the queries that wrote here, with numbers that rise in the order they began in."""
+        queries = _notes(spark, self.name).get("queries", {})
+        return {query: number for number, query in enumerate(queries)}
+
     def _noted_uri(self, spark: SparkSession) -> str:
         """Return the URI of the folder as Spark resolves it, nothing before the first note."""
         notes = paths(spark, f"{self.name}/{_NOTES}")
@@ -156,15 +161,19 @@ class FileTable(Table):
     def _compare(
         self, spark: SparkSession, noted: dict[str, Any], schema: StructType | None, who: Identity
     ) -> None:
+        if not noted:
+            if schema is not None:  # else a transform may have written here by itself
+                self._check_no_other_files(spark, who)
+            return
         ours = {"format": self.job.format, "partition_by": self.partition_by, "prefix": who.prefix}
         for name, value in ours.items():
-            if noted and noted[name] != value:
+            if noted[name] != value:
                 raise IngestError(
                     f"{self.name} was written with {name} {noted[name]!r}, not {value!r}: files "
                     "of both can't be read as one table. Keep it, or write to another folder"
                 )
         fold = folded(spark, self.job)
-        columns = {fold(name): kind for name, kind in noted.get("columns", {}).items()}
+        columns = {fold(name): kind for name, kind in noted["columns"].items()}
         self.check_types(
             columns,
             schema,
@@ -172,6 +181,16 @@ class FileTable(Table):
             "column {} was {} and would become {}: files of both can't be read as one table. "
             "Keep the type, or write to another folder",
         )
+
+    def _check_no_other_files(self, spark: SparkSession, who: Identity) -> None:
+        """Raise where readers see files that would not be rows of this table, or hide its rows."""
+        ours = [f"/{who.column(name)}=" for name in ("feed", "query", "batch")]
+        others = [p for p in paths(spark, self.name) if not all(name in p for name in ours)]
+        if others:
+            raise IngestError(
+                f"{self.name} holds files of another program, such as {others[0]}: they and the "
+                "table's own can't be read as one table. Write to another folder"
+            )
 
     def _note(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         noted = _notes(spark, self.name)

@@ -97,7 +97,8 @@ class GoldTable(CatalogTable):
             retry_conflicts(lambda: self._merge(source, newest.columns, who))
 
     def _merge(self, source: DataFrame, columns: Sequence[str], who: Identity) -> None:
-        same = [column(name) == column(f"{_NEW}{name}") for name in self.job.key]
+        # As in `latest`, NULL is a key, too: a transform may make it.
+        same = [column(name).eqNullSafe(column(f"{_NEW}{name}")) for name in self.job.key]
         newer = _later(who.column("depth"), who.column("sequence"))
         values = {quoted(name): column(f"{_NEW}{name}") for name in columns}
         deleted = F.col(_DELETED)

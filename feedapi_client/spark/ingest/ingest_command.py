@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -17,7 +18,7 @@ from pyspark.sql import SparkSession
 from feedapi_client.arguments import import_function
 from feedapi_client.errors import FeedError
 from feedapi_client.spark.certificates import certificates_in
-from feedapi_client.spark.ingest.ingest_errors import plain_message
+from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.job import Ingest, Summary
 from feedapi_client.spark.ingest.pipeline import Run
 from feedapi_client.spark.java import JavaError, ensure_java
@@ -95,7 +96,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None, report: Callable[[str], None] = print) -> int:
     """Run the command and return its exit code.
 
-    0: success. 1: the pipeline failed. 2: wrong arguments. One line on stderr says why.
+    0: success. 1: the pipeline failed. 2: wrong arguments. 130 and 143: SIGINT and SIGTERM stopped
+    the query. One line on stderr says why.
 
     Arguments:
         report: called with the summary of what is written.
@@ -110,14 +112,19 @@ def main(argv: Sequence[str] | None = None, report: Callable[[str], None] = prin
     spark: SparkSession | None = None
     try:
         spark = _session(conf)
-        summary = _run_until_signal(spark, job)
+        summary, stopped = _run_until_signal(spark, job)
     except (ValueError, FeedError, JavaError, PySparkException) as error:
         return _fail(error, 2 if isinstance(error, ValueError) else 1)
     finally:
         if spark is not None:
             spark.stop()
     report(json.dumps(asdict(summary)) if as_json else str(summary))
-    return 0
+    if stopped is None:
+        return 0
+    sys.stderr.write(
+        f"feedapi ingest: {stopped.name} stopped the query, and the next run goes on\n"
+    )
+    return 128 + stopped  # as other commands
 
 
 def _job(given: dict[str, Any]) -> Ingest:
@@ -126,7 +133,7 @@ def _job(given: dict[str, Any]) -> Ingest:
     writer_options = _pairs("--writer-option", given.pop("writer_option"))
     return Ingest(
         **given,
-        transform=import_function(transform, "--transform") if transform else None,
+        transform=None if transform is None else import_function(transform, "--transform"),
         options=options,
         writer_options=writer_options,
     )
@@ -134,12 +141,13 @@ def _job(given: dict[str, Any]) -> Ingest:
 
 def _trusted(ca_file: str | None) -> dict[str, str]:
     """Return the option with the certificates of the file, which executors may not have."""
-    ca_file = ca_file or os.environ.get(_CA_FILE)
-    if not ca_file:
+    if ca_file is None:
+        ca_file = os.environ.get(_CA_FILE) or None
+    if ca_file is None:
         return {}
     try:
         return {"caCertificates": certificates_in(ca_file)}
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise ValueError(f"--ca-file: {error}") from None
 
 
@@ -155,24 +163,29 @@ def _session(conf: Mapping[str, str]) -> SparkSession:
     return spark
 
 
-def _run_until_signal(spark: SparkSession, job: Ingest) -> Summary:
-    """As `run`. SIGINT and SIGTERM stop the query; the next run repeats an unfinished batch."""
+def _run_until_signal(spark: SparkSession, job: Ingest) -> tuple[Summary, signal.Signals | None]:
+    """As `run`. SIGINT and SIGTERM stop the query; the next run repeats an unfinished batch.
+
+    Returns what was written, and the signal that stopped the query before it ended by itself.
+    """
     stopping: list[int] = []
+    stopped: signal.Signals | None = None
     handlers = {
         number: signal.signal(number, lambda *signalled: stopping.append(signalled[0]))
         for number in (signal.SIGINT, signal.SIGTERM)
     }
     try:
         running = Run(spark, job)
-        while not stopping and not running.wait(1):
-            pass
-        if running.query.isActive:
-            running.query.stop()
-            running.wait(1)  # gives the lease back
+        while stopped is None and not running.wait(1):
+            if stopping:
+                stopped = signal.Signals(stopping[0])
+                running.query.stop()
+                with suppress(MicroBatchError):  # a micro-batch in flight fails
+                    running.wait(1)  # gives the lease back
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-    return running.summary()
+    return running.summary(), stopped
 
 
 def _pairs(argument: str, given: Sequence[str]) -> dict[str, str]:

@@ -70,7 +70,7 @@ class Ingest:
         IngestError: arguments contradict each other, or one is missing.
     """
 
-    url: str
+    url: str = field(repr=False)  # it may hold a password, as may options
     output: str
     format: str = "parquet"
     schema: str | None = None
@@ -89,8 +89,8 @@ class Ingest:
     transform: Transform | None = None
     checkpoint: str | None = None
     staging: str | None = None
-    options: Mapping[str, str] = field(default_factory=dict)
-    writer_options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    writer_options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         trigger_options(self.trigger)
@@ -108,6 +108,10 @@ class Ingest:
             raise IngestError(problem)
 
     def _problems(self) -> Iterator[str]:
+        for name, given in vars(self).items():
+            values = given if name in ("key", "partition_by") else [given]
+            if name != "prefix" and any(isinstance(one, str) and not one.strip() for one in values):
+                yield f"{name} is empty: leave it out, or was a variable to be set?"
         yield from problems_of_locations(self)
         if self.schema is None and (self.bronze or self.rejected):
             yield "bronze and rejected need a schema: without one, output holds every event"
@@ -115,6 +119,13 @@ class Ingest:
             yield (
                 "--resume-from-table needs a table of every event with its partition, cursor and "
                 "sequence: bronze, or output without rejected and transform"
+            )
+        later = self._given.get("startingcursors", "first").strip().lower() != "first"
+        if later and (self.append or self.resume_from_table):
+            yield (
+                "with --append and --resume-from-table partitions begin at their first event, or "
+                "where the table ends, so that column sequence tells which event is the later one: "
+                "leave out option startingCursors"
             )
         ours = [name for name in self.writer_options if name.lower() in _OWN_WRITER_OPTIONS]
         if ours:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +24,7 @@ from pyspark.sql.types import (
     DayTimeIntervalType,
     MapType,
     NullType,
+    StringType,
     StructField,
     StructType,
     TimestampType,
@@ -37,8 +38,12 @@ if TYPE_CHECKING:
 
 Fold = Callable[[str], str]
 
+TABLES = ("output", "bronze", "rejected", "gold")
+"""Arguments of `Ingest`."""
+
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 _PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
+_PART = re.compile(r"(?:`[^`]*`)+|[^.`]+")
 _NOT_IN_FOLDER = re.compile(r"^\.|[/\\=*?\[\]{}%:#\"\x00-\x1f\x7f]")
 FOLDER_BYTES = 255
 _OWN = "_feedapi"
@@ -51,6 +56,23 @@ def as_url(path: str) -> str:
     if _SCHEME.match(path):
         return f"s3{path[3:]}" if path.startswith("s3a:") else path
     return Path(path or "/").resolve().as_uri()
+
+
+def in_catalog(spark: SparkSession, table: str) -> str:
+    """Return the name of a table with its catalog and schema, as the session completes it."""
+    first, *others = _PART.findall(table)
+    if len(others) > 1 or spark.conf.get(f"spark.sql.catalog.{first.strip('`')}", None):
+        return table
+    here = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()]
+    return ".".join([*here[: 2 - len(others)], table])
+
+
+def same_tables(spark: SparkSession, job: Ingest, tables: Iterable[str | None]) -> set[str]:
+    """Return names of tables that are the same for all their spellings."""
+    named = filter(None, tables)
+    if job.is_files:
+        return set(map(as_url, named))
+    return {in_catalog(spark, name).replace("`", "").lower() for name in named}
 
 
 def folded(spark: SparkSession, job: Ingest) -> Fold:
@@ -83,15 +105,22 @@ def fields_in(kind: DataType) -> Iterator[StructField]:
 
 def problems_of_locations(job: Ingest) -> Iterator[str]:
     """Yield what is wrong with the places of the tables and of the query's own files."""
-    given = {name: getattr(job, name) for name in (_TABLES if job.is_files else ())}
-    for name, path in {**given, "checkpoint": job.checkpoint}.items():
+    given = {name: getattr(job, name) for name in TABLES}
+    places = {**(given if job.is_files else {}), "checkpoint": job.checkpoint}
+    for name, path in places.items():
         if path and _PATTERN.search(path):
             yield (
                 f"{name} {path!r} can't be read back: Spark takes [ ] {{ }} * ? and \\ in a path "
                 "for a pattern. Name another folder"
             )
-    if not job.is_files:
-        return  # names in a catalog are compared where there is a session
+    if not job.is_files:  # names in a catalog are compared where there is a session
+        paths = [f"{name} {path}" for name, path in given.items() if path and "/" in path]
+        if paths:
+            yield (
+                f"{', '.join(paths)} is a path, and format {job.format} writes to tables of a "
+                "catalog: CREATE SCHEMA ... LOCATION names the folder of its tables"
+            )
+        return
     tables = {name: as_url(path) for name, path in given.items() if path}
     if len(set(tables.values())) < len(tables):
         yield "output, bronze, rejected and gold must be different tables"
@@ -104,9 +133,6 @@ def problems_of_locations(job: Ingest) -> Iterator[str]:
         if (place != table and (other in tables or not hidden)) or (other in own and not hidden):
             yield f"{other} lies inside of {name}, where readers would take it for rows"
     yield from _problems_of_folders(job)
-
-
-_TABLES = ("output", "bronze", "rejected", "gold")
 
 
 def _problems_of_folders(job: Ingest) -> Iterator[str]:
@@ -187,4 +213,6 @@ def _not_stored(job: Ingest, kind: DataType) -> bool:
         return not kind.fields
     if isinstance(kind, UserDefinedType):
         return not job.is_files
+    if isinstance(kind, StringType):
+        return not job.is_files and kind.collation != StringType().collation
     return isinstance(kind, _NOT_STORED) or kind.typeName() == "time"

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -35,7 +36,7 @@ from feedapi_client.spark.ingest.job import (
     Summary,
     trigger_options,
 )
-from feedapi_client.spark.ingest.names import as_url
+from feedapi_client.spark.ingest.names import TABLES, in_catalog, same_tables
 from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows, check_session
 from feedapi_client.spark.ingest.tables import CatalogTable, column
@@ -43,6 +44,7 @@ from feedapi_client.spark.registration import is_connect, register, store_settin
 from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.staging.lease import QueryLease
+from feedapi_client.spark.staging.location import harmless
 from feedapi_client.spark.stream import ReadSoFar, seed
 
 _log = logging.getLogger(__name__)
@@ -132,21 +134,35 @@ class BatchWriter:
         several = self.job.bronze or self.job.rejected or self.job.gold
         if several:
             rows.parsed = rows.parsed.persist()  # the staged events are read and parsed once
+        written: list[WrittenFiles] = []
         try:
-            return list(self._write_rows(tables, rows, number))
+            self._write_rows(tables, rows, number, written)
+        except BaseException:
+            self._discard(rows.spark, written)
+            raise
         finally:
             if several:
                 rows.parsed.unpersist()
+        return written
 
-    def _write_rows(self, tables: Tables, rows: Rows, number: int) -> Iterator[WrittenFiles]:
+    @staticmethod
+    def _discard(spark: SparkSession, written: Sequence[WrittenFiles]) -> None:
+        """Delete what no decision can name, so that failing again and again takes no space."""
+        for one in written:
+            with harmless(f"{one.attempt} in {one.table} was not deleted"):
+                open_folder(one.table, store_settings(spark, one.table)).delete(one.attempt)
+
+    def _write_rows(
+        self, tables: Tables, rows: Rows, number: int, written: list[WrittenFiles]
+    ) -> None:
         who, output = tables.who, self._transformed(rows.output(), number)
         if tables.bronze is not None:
-            yield from tables.bronze.write(rows.bronze(), who, number)
+            written += tables.bronze.write(rows.bronze(), who, number)
         if tables.rejected is not None:
-            yield from tables.rejected.write(rows.rejected(), who, number)
+            written += tables.rejected.write(rows.rejected(), who, number)
         if output is None:
             return
-        yield from tables.output.write(output, tables.typed, number)
+        written += tables.output.write(output, tables.typed, number)
         if tables.gold is not None:
             tables.gold.merge(output, tables.typed, number)
 
@@ -183,10 +199,10 @@ class Run:
 
     def __init__(self, spark: SparkSession, job: Ingest) -> None:
         self.spark = spark
-        self.job = job
         self._began = time.monotonic()
         parse_options({**job.options, "url": job.url})
         check_session(spark, job)
+        self.job = job = _beside_views(spark, job)
         schema = payload_schema(spark, job)
         location = job.staging_location
         self._lease = QueryLease(location, job.lease_name, settings=store_settings(spark, location))
@@ -266,10 +282,10 @@ class Run:
         batches of the query. And what a run left out lacks batches that others have.
         """
         job, spark, checkpoint = self.job, self.spark, self.job.checkpoint_location
-        made = _keys(job, [job.output, job.gold])
-        tables = made | _keys(job, [job.bronze, job.rejected])
+        made = same_tables(spark, job, [job.output, job.gold])
+        tables = made | same_tables(spark, job, [job.bronze, job.rejected])
         before = noted(spark, checkpoint, "outputs")
-        known = _keys(job, before.get("tables", ()))
+        known = same_tables(spark, job, before.get("tables", ()))
         left_out: dict[str, int] = before.get("left_out", {})
         late = [name for name in tables & left_out.keys() if left_out[name] < who.last_batch]
         if late:
@@ -293,37 +309,38 @@ class Run:
                 "--resume-from-table begins a new checkpoint: give a location that holds none, and "
                 "leave it out in later runs. It does not work over Spark Connect"
             )
-        options = parse_options({**job.options, "url": job.url})
-        if options.start != "first":
-            raise IngestError(
-                "--resume-from-table reads partitions of which the table holds nothing from their "
-                "first event: leave out option startingCursors, if that is meant"
-            )
-        name = str(job.whole_table)
-        table = read_table(spark, name) if job.is_files else spark.table(name)
-        own = replace(who, epoch=self._lease.epoch)
-        if job.bronze is None:
-            own = replace(own, prefix=job.prefix if job.schema else "")
-        rows = table.where(column(own.column("feed")) == own.feed)
-        if job.bronze is not None:
-            self._complete(rows, own, schema)
-        read = _read_so_far(rows, own)
+        tables = Tables(job, replace(who, epoch=self._lease.epoch))
+        whole, own = tables.output, tables.typed
+        if tables.bronze is not None:
+            whole, own = tables.bronze, tables.who
+        table = read_table(spark, whole.name) if job.is_files else spark.table(whole.name)
+        rows, order = table.where(column(own.column("feed")) == own.feed), whole.order(spark)
+        if tables.bronze is not None:
+            self._complete(rows, own, order, schema)
+        read = _read_so_far(rows, own, order)
         if not read:
             raise IngestError(
-                f"{name} holds no event of feed {own.feed}: there is nothing to go on from. Leave "
-                "out --resume-from-table, or name the feed as before with --feed"
+                f"{whole.name} holds no event of feed {own.feed}: there is nothing to go on from. "
+                "Leave out --resume-from-table, or name the feed as before with --feed"
             )
+        options = parse_options({**job.options, "url": job.url})
         begun = seed(options, job.staging_location, read)
         note(spark, job.checkpoint_location, "resumed", run=begun)
 
-    def _complete(self, bronze: DataFrame, who: Identity, schema: StructType | None) -> None:
-        """Write the last micro-batch of each query in bronze to the other tables.
+    def _complete(
+        self, bronze: DataFrame, who: Identity, order: Mapping[str, int], schema: StructType | None
+    ) -> None:
+        """Write the last micro-batch of the last query in bronze to the other tables.
 
-        They may lack that of the last query. Which one that is, only clocks would tell.
+        They may lack that one only. An earlier one would bring back what was deleted since.
         """
         job = replace(self.job, bronze=None, resume_from_table=False)
         writer = BatchWriter(job, schema, self._lease)
-        for query, number in bronze.groupBy("query").agg(F.max("batch")).collect():
+        found = bronze.groupBy("query").agg(F.max("batch")).collect()
+        newest = max((order.get(query, 0) for query, _ in found), default=0)
+        for query, number in found:
+            if order.get(query, 0) < newest:
+                continue  # several are left only in a copy of a table, which has no order
             own = (column("query") == query) & (column("batch") == number)
             batch = bronze.where(own).select(*EVENT, "data")
             tables = Tables(job, replace(who, query=query))
@@ -362,16 +379,29 @@ def run(spark: SparkSession, job: Ingest) -> Summary:
     return running.summary()
 
 
-def _keys(job: Ingest, tables: Iterable[str | None]) -> set[str]:
-    """Return names of tables that are the same for all their spellings."""
-    named = filter(None, tables)
-    return {as_url(name) if job.is_files else name.replace("`", "").lower() for name in named}
+def _beside_views(spark: SparkSession, job: Ingest) -> Ingest:
+    """Return the job with names of tables that no temporary view can have.
+
+    Where a view has a table's name, a part of what Spark does would concern the view.
+    """
+    tables: dict[str, Any] = {name: getattr(job, name) for name in TABLES}
+    for name, table in tables.items():
+        if table and "." not in table and not job.is_files:
+            tables[name] = in_catalog(spark, table)
+    return replace(job, **tables)
 
 
-def _read_so_far(rows: DataFrame, who: Identity) -> dict[int, ReadSoFar]:
-    """Return how far each partition was read, as a table of all events of the feed tells."""
+def _read_so_far(rows: DataFrame, who: Identity, order: Mapping[str, int]) -> dict[int, ReadSoFar]:
+    """Return how far each partition was read, as a table of all events of the feed tells.
+
+    Arguments:
+        order: of the queries. The last one that read a partition tells: those before it may have
+            counted its events from another one on.
+    """
     cursor, sequence, depth = (column(who.column(n)) for n in ("cursor", "sequence", "depth"))
     newest = F.max_by(F.struct(cursor, sequence + 1, depth), sequence)
-    partition = column(who.column("partition")).alias("partition")
-    found = rows.groupBy(partition).agg(newest.alias("last"))
-    return {row["partition"]: ReadSoFar(*row["last"]) for row in found.collect()}
+    by = [column(who.column(name)) for name in ("partition", "query")]
+    found = rows.groupBy(*by).agg(newest).collect()
+    read = [(order.get(query, 0), partition, ReadSoFar(*last)) for partition, query, last in found]
+    read.sort(key=lambda one: (one[0], one[2].events))
+    return {partition: last for _, partition, last in read}

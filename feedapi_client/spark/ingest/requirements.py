@@ -12,7 +12,7 @@ from feedapi_client.spark.ingest.gold import ORDER, latest
 from feedapi_client.spark.ingest.identity import forgotten
 from feedapi_client.spark.ingest.ingest_errors import first_line
 from feedapi_client.spark.ingest.job import Ingest, IngestError
-from feedapi_client.spark.ingest.names import check_output, folded
+from feedapi_client.spark.ingest.names import check_output, folded, same_tables
 from feedapi_client.spark.schema import spark_schema
 
 _DELTA_JAR = re.compile(r"delta-spark_(\d+\.\d+)_2\.13")
@@ -118,8 +118,8 @@ def _check_delta_settings(spark: SparkSession) -> None:
 
 def _check_schemas(spark: SparkSession, job: Ingest) -> None:
     names = [name for name in (job.output, job.bronze, job.rejected, job.gold) if name]
-    here = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()]
-    if len({_qualified(name, here) for name in names}) < len(names):
+    if len(same_tables(spark, job, names)) < len(names):
+        here = spark.catalog.currentCatalog(), spark.catalog.currentDatabase()
         raise IngestError(
             f"output, bronze, rejected and gold must be different tables: of {', '.join(names)} "
             f"two are the same in {'.'.join(here)}"
@@ -137,9 +137,3 @@ def _check_schemas(spark: SparkSession, job: Ingest) -> None:
                 f'there is no schema {schema} for table {table}: spark.sql("CREATE SCHEMA '
                 f'{schema}"){forgotten(spark)}'
             )
-
-
-def _qualified(table: str, here: list[str]) -> str:
-    """Return the table's name with catalog and schema, which are `here` unless it names them."""
-    parts = table.replace("`", "").lower().split(".")
-    return ".".join([*here[: max(0, 3 - len(parts))], *parts])

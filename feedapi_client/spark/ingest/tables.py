@@ -1,8 +1,8 @@
 """`CatalogTable`: a Delta table of a catalog.
 
 Every row has the columns ``feed``, ``query`` and ``batch``. One commit of the table replaces the
-rows of a micro-batch. A table property for each query says which feed it writes, also when none of
-its rows is in the table.
+rows of a micro-batch. Table properties for each query say which feed it writes, also when none of
+its rows is in the table, and which of the queries began first.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
@@ -43,6 +43,7 @@ _BEING_CREATED = re.compile(
 )
 _ATTEMPTS_TO_CREATE = 8
 _PROPERTY = "feedapi.query."
+_ORDER = "feedapi.order."
 _APPEND_ONLY = "delta.appendOnly"
 _MAPPING = "delta.columnMapping.mode"
 _CHANGES = "delta.enableChangeDataFeed"
@@ -164,14 +165,23 @@ class CatalogTable(Table):
         feed = self._properties(spark).get(f"{_PROPERTY}{query}")
         return None if feed is None else unquote(feed)
 
+    def order(self, spark: SparkSession) -> dict[str, int]:
+        """Return the queries that wrote here, with numbers that rise in the order they began in."""
+        return {
+            name.removeprefix(_ORDER): int(value)
+            for name, value in self._properties(spark).items()
+            if name.startswith(_ORDER)
+        }
+
     def _note(self, spark: SparkSession, who: Identity) -> None:
         """Note the query, unless `_create` did. It changes metadata, once in a query's life."""
         if self._feed_of(spark, str(who.query)) is None:
-            self._set_properties(spark, {f"{_PROPERTY}{who.query}": quote(who.feed, safe="")})
+            number = 1 + max(self.order(spark).values(), default=0)
+            self._set_properties(spark, _noted(who, number))
 
     def _create(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         # SQL, because `DataFrameWriterV2.partitionedBy` parses names, quoted or not.
-        properties = {f"{_PROPERTY}{who.query}": quote(who.feed, safe=""), _APPEND_ONLY: "false"}
+        properties = {**_noted(who, 1), _APPEND_ONLY: "false"}
         if self._needs_mapping(schema):
             properties[_MAPPING] = "name"
         sql = f"CREATE TABLE IF NOT EXISTS {self.name} ({_columns(schema)}) USING delta"
@@ -228,6 +238,16 @@ class CatalogTable(Table):
                 f"{self.name} is partitioned by {found}, not by {self.partition_by}: keep that, "
                 "or write to another table"
             )
+
+
+def _noted(who: Identity, number: int) -> dict[str, str]:
+    """Return the properties that a query is known by: which feed it writes, and its number.
+
+    Every byte is percent-encoded: Spark does not show values that hold words such as ``token`` or
+    ``url`` (spark.redaction.regex, spark.sql.redaction.options.regex).
+    """
+    feed = "".join(f"%{byte:02X}" for byte in who.feed.encode())
+    return {f"{_PROPERTY}{who.query}": feed, f"{_ORDER}{who.query}": str(number)}
 
 
 def quoted(name: str) -> str:

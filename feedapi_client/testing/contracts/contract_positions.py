@@ -8,6 +8,8 @@ from feedapi_client.model import FIRST, FeedKey, Position
 
 FEED = FeedKey("https://service.test/feed", "contract")
 ALL_PARTITIONS = range(32_767)
+MANY = range(2_500)
+"""Some times what a store saves with one statement. Saving all partitions takes seconds."""
 
 SPECIAL_TEXTS = {
     "empty": "",

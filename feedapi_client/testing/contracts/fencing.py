@@ -21,16 +21,14 @@ CONSUMERS = 8
 class FencingTests(StoreContract):
     """A save is refused, as a whole, when one of its positions is not the next one."""
 
-    @pytest.mark.parametrize("revision", [1, 2, 3, 5, 100])
-    async def test_r17_a_revision_that_is_not_the_next_is_refused(
-        self, store: CursorStore, revision: int
-    ) -> None:
+    async def test_r17_a_revision_that_is_not_the_next_is_refused(self, store: CursorStore) -> None:
         stored = {0: Position("c3", revision=3)}
         for number in (1, 2, 3):
             await store.save(FEED, {0: Position(f"c{number}", revision=number)})
-        with pytest.raises(FencedError):
-            await store.save(FEED, {0: Position("other", revision=revision)})
-        assert await store.load(FEED) == stored
+        for revision in (1, 2, 3, 5, 100):
+            with pytest.raises(FencedError):
+                await store.save(FEED, {0: Position("other", revision=revision)})
+            assert await store.load(FEED) == stored
 
     async def test_r17_a_later_revision_on_nothing_is_refused(self, store: CursorStore) -> None:
         with pytest.raises(FencedError):
@@ -48,15 +46,16 @@ class FencingTests(StoreContract):
             await store.save(FEED, {**advanced(opening(range(2))), 2: Position("x")})
         assert (refused.value.feed, refused.value.partition) == (FEED.url, 2)
 
-    @pytest.mark.parametrize("stale", [0, 4, 9])
-    async def test_r17_one_stale_position_refuses_all(self, store: CursorStore, stale: int) -> None:
+    async def test_r17_one_stale_position_refuses_all(self, store: CursorStore) -> None:
         positions = opening(range(10))
-        await store.save(FEED, positions)
-        winner = advanced({stale: positions[stale]}, "winner")
-        await store.save(FEED, winner)
-        with pytest.raises(FencedError):
-            await store.save(FEED, {**advanced(positions), 10: Position("new")})
-        assert await store.load(FEED) == {**positions, **winner}
+        for stale in (0, 4, 9):
+            feed = FeedKey(FEED.url, f"{stale} is stale")
+            await store.save(feed, positions)
+            winner = advanced({stale: positions[stale]}, "winner")
+            await store.save(feed, winner)
+            with pytest.raises(FencedError):
+                await store.save(feed, {**advanced(positions), 10: Position("new")})
+            assert await store.load(feed) == {**positions, **winner}
 
     async def test_r17_a_partition_that_is_not_new_refuses_the_new_ones(
         self, store: CursorStore

@@ -51,7 +51,7 @@ class FailureTests(StoreContract):
         assert await store.load(FEED) == advanced(positions)
 
     async def test_a_cancelled_save_has_saved_all_or_nothing(self, store: CursorStore) -> None:
-        expected = opening(range(2_000))
+        expected = opening(range(1_000))
         await store.save(FEED, expected)
         for delay in CANCELLATION_DELAYS:
             later = advanced(expected)
@@ -68,7 +68,7 @@ class FailureTests(StoreContract):
         for delay in CANCELLATION_DELAYS:
             transaction = await self.begin(store)
             with anyio.move_on_after(delay):
-                await store.save(FEED, opening(range(2_000)), transaction=transaction)
+                await store.save(FEED, opening(range(1_000)), transaction=transaction)
             await self.rollback(transaction)
             assert await store.load(FEED) == {}
         await store.save(FEED, opening())

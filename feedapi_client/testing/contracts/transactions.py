@@ -12,8 +12,8 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import Position
 from feedapi_client.stores.base import CursorStore
 from feedapi_client.testing.contracts.contract_positions import (
-    ALL_PARTITIONS,
     FEED,
+    MANY,
     advanced,
     opening,
 )
@@ -109,9 +109,9 @@ class TransactionTests(StoreContract):
         await store.save(FEED, advanced(winner))
         assert await store.load(FEED) == {**positions, **advanced(winner)}
 
-    async def test_all_partitions_in_one_transaction(self, store: CursorStore) -> None:
+    async def test_many_partitions_in_one_transaction(self, store: CursorStore) -> None:
         self._need("supports_transactions")
-        positions = opening(ALL_PARTITIONS)
+        positions = opening(MANY)
         for finish in (self.rollback, self.commit):
             transaction = await self.begin(store)
             await store.save(FEED, positions, transaction=transaction)

@@ -5,12 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
+from feedapi_client.cli.doctor.bounds import Bounds
 from feedapi_client.testing import Publisher, Quirks, RateLimit, Request, Response, faults
 from feedapi_client.testing.publisher.handler import handle
 
 Change = Callable[[Publisher], object]
+
+
+# A doctor that waits no longer than it has to, for publishers that are found unsound anyway.
+HURRIED = partial(
+    Bounds, base_delay=0.01, limited_base_delay=0.01, max_retry_after=0.1, stream_milliseconds=50
+)
+# One to whom no answer is late, however slow the machine is.
+PATIENT = partial(Bounds, stream_milliseconds=20_000)
 
 
 @dataclass(frozen=True)
@@ -26,11 +36,13 @@ class Case:
     dialects: tuple[str, ...] = ("v1", "v2-draft", "v2-token")
     settings: dict[str, Any] = field(default_factory=dict)
     options: tuple[str, ...] = ()
+    bounds: Callable[..., Bounds] = HURRIED
 
 
 V2 = ("v2-draft", "v2-token")
 DRAFT = ("v2-draft",)
 TOKEN = ("v2-token",)
+V1 = ("v1",)
 FAST = ("--timeout", "0.3")
 
 
@@ -337,13 +349,16 @@ CASES = [
     Case("reset", "fetch-first", on_fetch(faults.Reset())),
     Case("409 for a current token", "token-current", on_fetch(409), TOKEN),
     Case("200 for strangers", "auth-status", needs_bearer(404), V2, options=("--auth-env", "WHO")),
-    Case("hang", "http-time", on_fetch(faults.Hang()), options=FAST),
-    Case("hang within a page", "http-time", on_fetch(faults.Hang(after_lines=1)), options=FAST),
-    Case("delay", "http-time", on_fetch(faults.Delay(5)), options=FAST),
-    Case("trickle", "http-time", on_fetch(faults.Trickle(1, 0.1)), options=FAST),
+    # Each takes seconds, and no dialect has a part in it.
+    Case("hang", "http-time", on_fetch(faults.Hang()), V1, options=FAST),
+    Case(
+        "hang within a page", "http-time", on_fetch(faults.Hang(after_lines=1)), DRAFT, options=FAST
+    ),
+    Case("delay", "http-time", on_fetch(faults.Delay(5)), TOKEN, options=FAST),
+    Case("trickle", "http-time", on_fetch(faults.Trickle(1, 0.1)), TOKEN, options=FAST),
     Case("503 once", "http-stable", lambda publisher: publisher.fail(503)),
     Case("reset once", "http-stable", lambda publisher: publisher.fail(faults.Reset())),
-    Case("rate limit", "http-rate", limited, TOKEN),
+    Case("rate limit", "http-rate", limited, TOKEN, bounds=Bounds),
     Case("429 at times", "http-rate", refused_at_times(429)),
     Case("503 with Retry-After at times", "http-rate", refused_at_times(503)),
     Case(
@@ -375,7 +390,7 @@ CASES = [
         "wrong partition",
         "line-partition",
         rewritten(rb'"partition":.', rb'"partition":9'),
-        ("v1",),
+        V1,
     ),
     Case("empty cursor", "cursor-text", rewritten(rb'"cursor":"[^"]*"', rb'"cursor":""')),
     Case("numeric cursor", "cursor-text", rewritten(rb'"cursor":"[^"]*"', rb'"cursor":7')),
@@ -457,18 +472,16 @@ CASES = [
     Case("no stream", "stream-accepted", where(lambda r: r.stream is not None, 400), V2),
     Case("stream without cursor", "stream-cursor", stream(body=b""), V2),
     Case("stream without end", "stream-ends", stream(seconds=None), V2, options=("--timeout", "1")),
-    Case("stream not held", "stream-held", stream(body=b'{"cursor":"x"}\n'), V2),
+    Case("stream not held", "stream-held", stream(body=b'{"cursor":"x"}\n'), V2, bounds=PATIENT),
     Case("buffered stream", "stream-buffered", quirk(stream_buffer=1 << 20), V2),
-    Case("no headers", "v1-headers", where(lambda r: "headers" in r.query, 400), ("v1",)),
+    Case("no headers", "v1-headers", where(lambda r: "headers" in r.query, 400), V1),
     Case("500 for a partition", "partition-unknown", quirk(unknown_partition=500)),
     Case(
         "500 for a cursor",
         "cursor-refused",
         where(lambda r: str(r.cursor).startswith("feedapi-doctor"), 500),
     ),
-    Case(
-        "n ignored", "v1-count", where(lambda r: r.query.get("n") == "3", page_of(n="2")), ("v1",)
-    ),
+    Case("n ignored", "v1-count", where(lambda r: r.query.get("n") == "3", page_of(n="2")), V1),
 ]
 
 HARMLESS = {

@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
+from feedapi_client.cli.doctor import bounds
 from feedapi_client.cli.doctor.bounds import MAX_REQUESTS
 from feedapi_client.cli.doctor.report import CHECKS, SECTIONS
 from feedapi_client.testing import Publisher, Quirks, faults
@@ -124,6 +125,7 @@ def test_what_the_specification_allows_is_not_found(
 def test_a_fault_is_found(
     feedapi: Feedapi, make: Make, case: Case, dialect: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(bounds, "Bounds", case.bounds)
     monkeypatch.setenv("WHO", "Bearer me")
     publisher = make(dialect, **case.settings)
     case.change(publisher)

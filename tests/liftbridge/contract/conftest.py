@@ -28,7 +28,7 @@ async def one_loop(anyio_backend: str) -> AsyncIterator[None]:
     await calls_end()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def real_server(nats_server: NatsServer) -> Iterator[LiftbridgeServer]:
     require_liftbridge()
     with LiftbridgeServer(nats_server.url, settings=SETTINGS) as server:

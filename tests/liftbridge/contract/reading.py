@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Any
 
 import orjson
+import pytest
 
 from feedapi_client.liftbridge import (
     LiftbridgeApi,
@@ -58,3 +59,9 @@ async def relayed(api: LiftbridgeApi, name: str, count: int, **options: Any) -> 
             if len(found) >= count:
                 break
     return found
+
+
+def look_often(patch: pytest.MonkeyPatch) -> None:
+    """Let relays look at the end of their streams often, and soon after a save."""
+    patch.setattr("feedapi_client.liftbridge.relay._LOOK_SECONDS", 0.1)
+    patch.setitem(StreamCursorStore.keep.__kwdefaults__, "idle_seconds", 0.2)

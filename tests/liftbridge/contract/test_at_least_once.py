@@ -18,7 +18,7 @@ from feedapi_client.liftbridge import (
 )
 from feedapi_client.testing import Publisher
 from tests.liftbridge.clusters import Cluster
-from tests.liftbridge.contract.reading import read
+from tests.liftbridge.contract.reading import look_often, read
 from tests.liftbridge.helpers import SAFETY_NET
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
@@ -92,7 +92,9 @@ async def test_a_stream_that_is_created_again_with_other_partitions_ends_the_rel
     name: str,
     feed: Publisher,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    look_often(monkeypatch)
     await api.create_stream(Stream(name, partitions=2))
     async with FeedConsumer(feed.url or "") as consumer:
         running = Relay(consumer, publisher, Stream(name, partitions=2), api=api)
@@ -134,7 +136,9 @@ async def test_messages_that_the_broker_loses_after_its_ack_are_published_again(
     feed: Publisher,
     more: int,
     caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    look_often(monkeypatch)
     await api.create_stream(name)
     async with FeedConsumer(feed.url or "") as consumer:
         # Without the API the next messages show it, which get the same offsets.

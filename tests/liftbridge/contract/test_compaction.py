@@ -12,7 +12,7 @@ from feedapi_client.liftbridge import (
     StreamOptions,
 )
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
-from tests.liftbridge.clusters import SETTINGS, Cluster, require_liftbridge
+from tests.liftbridge.clusters import CLEANS_OFTEN, Cluster, require_liftbridge
 from tests.liftbridge.contract.reading import relayed
 from tests.liftbridge.helpers import SAFETY_NET
 
@@ -78,7 +78,7 @@ async def test_a_ledger_is_not_compacted_or_paused_where_the_broker_does_that_by
 ) -> None:
     require_liftbridge()
     settings = {
-        **SETTINGS,
+        **CLEANS_OFTEN,
         "streams.segment.max.bytes": 1024,
         "streams.compact.enabled": True,
         "streams.auto.pause.time": "200ms",

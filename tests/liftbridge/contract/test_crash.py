@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
 
@@ -21,10 +22,25 @@ from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores.moving import adopt
 from feedapi_client.testing import Publisher
 from tests.liftbridge.clusters import Cluster
-from tests.liftbridge.contract.reading import FORMATS, KEY, read, relayed, save, store_of
+from tests.liftbridge.contract.reading import (
+    FORMATS,
+    KEY,
+    look_often,
+    read,
+    relayed,
+    save,
+    store_of,
+)
 from tests.liftbridge.helpers import SAFETY_NET
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
+
+
+@pytest.fixture
+async def impatient(cluster: Cluster) -> AsyncIterator[LiftbridgePublisher]:
+    """A publisher for saves that crashes interrupt: they are repeated until they are acked."""
+    async with LiftbridgePublisher(cluster.nats_url, ack_timeout=0.3) as publisher:
+        yield publisher
 
 
 @pytest.mark.parametrize("format", FORMATS)
@@ -59,10 +75,10 @@ async def test_positions_that_a_crash_hides_are_adopted_by_the_name_of_their_fee
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_running_relay_survives_a_crash_of_the_broker(
-    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+    cluster: Cluster, api: LiftbridgeApi, impatient: LiftbridgePublisher, name: str, format: str
 ) -> None:
     await api.create_stream(name, concurrency_control=True)
-    store = store_of(publisher, api, name, format)
+    store = store_of(impatient, api, name, format)
     await store.load(KEY)
     for revision in range(1, 3):
         await cluster.stop()
@@ -76,10 +92,10 @@ async def test_a_running_relay_survives_a_crash_of_the_broker(
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_save_that_a_crash_of_the_broker_interrupts_is_finished(
-    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+    cluster: Cluster, api: LiftbridgeApi, impatient: LiftbridgePublisher, name: str, format: str
 ) -> None:
     await api.create_stream(name, concurrency_control=True)
-    store = store_of(publisher, api, name, format)
+    store = store_of(impatient, api, name, format)
     await store.load(KEY)
     saved, crashes = 0, 3
     over = anyio.Event()
@@ -103,7 +119,7 @@ async def test_a_save_that_a_crash_of_the_broker_interrupts_is_finished(
     assert saved >= 5 * crashes
     assert await relayed(api, name, 2 * saved) == list(range(2 * saved))
     position = Position(f"c{saved}", revision=saved)
-    assert await store_of(publisher, api, name, format).load(KEY) == {0: position}
+    assert await store_of(impatient, api, name, format).load(KEY) == {0: position}
 
 
 @pytest.mark.parametrize("start", [5, "new"])
@@ -255,7 +271,7 @@ async def test_a_running_relay_of_an_idle_feed_does_that_by_itself(
     feed: Publisher,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("feedapi_client.liftbridge.relay._LOOK_SECONDS", 0.2)
+    look_often(monkeypatch)
     await api.create_stream(name, concurrency_control=True)
     store = store_of(publisher, api, name, "events")
     async with FeedConsumer(feed.url or "", store=store) as consumer:

@@ -155,8 +155,13 @@ async def test_both_publishers_refuse_and_take_the_same(
 
 
 async def test_a_relay_over_grpc_to_a_missing_stream_ends_soon(
-    cluster: Cluster, grpc_publisher: LiftbridgeGrpcPublisher, name: str, feed: Publisher
+    cluster: Cluster,
+    grpc_publisher: LiftbridgeGrpcPublisher,
+    name: str,
+    feed: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.at_least_once._LOOKED_FOR", 1.0)
     with anyio.fail_after(SAFETY_NET):
         async with FeedConsumer(feed.url or "", follow=False) as consumer:
             with pytest.raises(NoStreamError, match="no such stream"):

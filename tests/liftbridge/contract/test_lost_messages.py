@@ -72,10 +72,16 @@ async def test_a_subscription_that_read_too_many_lost_messages_says_so(
 
 @pytest.mark.parametrize("format", FORMATS)
 async def test_a_relay_says_that_its_messages_are_lost_and_the_next_one_writes_them_again(
-    cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
+    cluster: Cluster,
+    api: LiftbridgeApi,
+    publisher: LiftbridgePublisher,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    format: str,
 ) -> None:
+    monkeypatch.setattr("feedapi_client.liftbridge.ledger._LOST_AFTER", 1.0)
     await api.create_stream(name, concurrency_control=True)
-    store = store_of(publisher, api, name, format, give_up_after=5)
+    store = store_of(publisher, api, name, format)
     await store.load(KEY)
     for n in range(1, 4):
         await save(store, n, n)
@@ -94,7 +100,7 @@ async def test_an_idle_relay_says_so_too_instead_of_hiding_it_with_a_message_of_
     cluster: Cluster, api: LiftbridgeApi, publisher: LiftbridgePublisher, name: str, format: str
 ) -> None:
     await api.create_stream(name, concurrency_control=True)
-    store = store_of(publisher, api, name, format, give_up_after=5)
+    store = store_of(publisher, api, name, format, give_up_after=2)
     await store.load(KEY)
     await save(store, 1, 1)
     await save(store, 2, 2)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import anyio
 import anyio.to_thread
@@ -118,28 +120,54 @@ async def test_an_event_over_the_limit_is_put_aside_with_a_report(
     assert [event.raw.startswith(b'{"n":7,') for event in kept] == [True] * (policy != "skip")
 
 
-class Grown:
-    """A broker that takes less than NATS does, and a publisher that does not know it."""
+class Limited(NamedTuple):
+    """NATS and a broker of which one takes larger messages than the other."""
 
-    def __init__(self, server: LiftbridgeServer, nats: NatsServer) -> None:
-        self.server, self.nats = server, nats
+    server: LiftbridgeServer
+    nats: NatsServer
 
 
-@pytest.fixture
-async def large_nats(tmp_path: Path) -> AsyncIterator[Grown]:
+@contextmanager
+def limited(folder: Path, max_payload: str, **settings: int) -> Iterator[Limited]:
     require_liftbridge()
-    configuration = tmp_path / "nats.conf"
-    configuration.write_text("max_payload: 8MB\n")
+    configuration = folder / "nats.conf"
+    configuration.write_text(f"max_payload: {max_payload}\n")
     with (
         NatsServer("-c", str(configuration)) as nats,
-        LiftbridgeServer(nats.url, settings=SETTINGS) as server,
+        LiftbridgeServer(nats.url, settings={**SETTINGS, **settings}) as server,
     ):
-        yield Grown(server, nats)
+        yield Limited(server, nats)
+
+
+@pytest.fixture(scope="module")
+def large_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
+    with limited(tmp_path_factory.mktemp("nats"), "8MB") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def large_limits(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
+    replicated = {"clustering.replication.max.bytes": 2**25}
+    with limited(tmp_path_factory.mktemp("nats"), "32MB", **replicated) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def small_nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
+    with limited(tmp_path_factory.mktemp("nats"), "65536") as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def small_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Limited]:
+    replicated = {"clustering.replication.max.bytes": 65536}
+    with limited(tmp_path_factory.mktemp("nats"), "1MB", **replicated) as made:
+        yield made
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_an_event_that_only_the_broker_finds_too_large_is_put_aside_too(
-    large_nats: Grown, name: str, mode: str, large_feed: Publisher
+    large_nats: Limited, name: str, mode: str, large_feed: Publisher
 ) -> None:
     async with (
         LiftbridgeApi(large_nats.server.address, timeout=SAFETY_NET) as api,
@@ -162,38 +190,24 @@ async def test_an_event_that_only_the_broker_finds_too_large_is_put_aside_too(
         assert list(dict.fromkeys(reversed(found))) == [n for n in reversed(range(20)) if n != 7]
 
 
-@pytest.fixture
-async def large_limits(tmp_path: Path) -> AsyncIterator[Grown]:
-    """NATS and a broker with raised limits."""
-    require_liftbridge()
-    configuration = tmp_path / "nats.conf"
-    configuration.write_text("max_payload: 32MB\n")
-    settings = {**SETTINGS, "clustering.replication.max.bytes": 2**25}
-    with (
-        NatsServer("-c", str(configuration)) as nats,
-        LiftbridgeServer(nats.url, settings=settings) as server,
-    ):
-        yield Grown(server, nats)
-
-
 @pytest.mark.parametrize("mode", MODES)
 async def test_the_command_relays_what_fits_where_all_limits_are_raised(
-    large_limits: Grown, tmp_path: Path, large_feed: Publisher, mode: str
+    large_limits: Limited, name: str, tmp_path: Path, large_feed: Publisher, mode: str
 ) -> None:
     once = ["--exactly-once", mode, "--max-batch-bytes", "1000000"]
     command = [sys.executable, "-m", "feedapi_client.cli", "relay", large_feed.url or ""]
     command += ["--nats", large_limits.nats.url, "--api", large_limits.server.address, "--create"]
-    command += ["--stream", "s", "--max-message-bytes", "2000000"]
+    command += ["--stream", name, "--max-message-bytes", "2000000"]
     command += ["--store", str(tmp_path / "r.db")] if mode == "at least once" else once
     done = await anyio.to_thread.run_sync(lambda: warm.run(command, capture_output=True))
     assert done.returncode == 0, done.stderr.decode()
     async with LiftbridgeApi(large_limits.server.address, timeout=SAFETY_NET) as api:
-        assert await numbers(api, "s", mode) == list(range(20))
+        assert await numbers(api, name, mode) == list(range(20))
 
 
 @pytest.mark.parametrize("format", ["batch", "events"])
 async def test_a_message_of_many_megabytes_is_read_back(
-    large_limits: Grown, name: str, feedapi_publisher: Publisher, format: str
+    large_limits: Limited, name: str, feedapi_publisher: Publisher, format: str
 ) -> None:
     feedapi_publisher.extend(0, [{"n": 0, "text": "x" * 20_000_000}])
     limits = Limits(max_line_bytes=2**25, max_batch_bytes=2**24)
@@ -213,42 +227,27 @@ async def test_a_message_of_many_megabytes_is_read_back(
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_broker_below_nats_gets_a_batch_once_more_and_no_oftener(
-    name: str, mode: str, feedapi_publisher: Publisher
+    small_broker: Limited, name: str, mode: str, feedapi_publisher: Publisher
 ) -> None:
     feedapi_publisher.extend(0, [{"n": n, "x": "x" * 70_000 * (n % 4 == 0)} for n in range(100)])
-    require_liftbridge()
-    settings = {**SETTINGS, "clustering.replication.max.bytes": 65536}
-    with NatsServer() as nats, LiftbridgeServer(nats.url, settings=settings) as server:
-        async with (
-            LiftbridgeApi(server.address, timeout=SAFETY_NET) as api,
-            LiftbridgePublisher(nats.url) as publisher,
-        ):
-            await api.create_stream(name, concurrency_control=mode != "at least once")
-            store = store_for(mode, publisher, api, name)
-            async with consumer_of(feedapi_publisher, store) as consumer:
-                done = await Relay(consumer, publisher, name, on_oversized="skip").run()
-            assert (done.events, done.put_aside) == (75, 25)
-            found = await numbers(api, name, mode)
-            assert sorted(set(found)) == [n for n in range(100) if n % 4]
-            stored = (await api.partition_metadata(name)).newest_offset + 1
-            assert stored <= 2 * 75 + 10
-
-
-@pytest.fixture
-async def small_nats(tmp_path: Path) -> AsyncIterator[Grown]:
-    require_liftbridge()
-    configuration = tmp_path / "nats.conf"
-    configuration.write_text("max_payload: 65536\n")
-    with (
-        NatsServer("-c", str(configuration)) as nats,
-        LiftbridgeServer(nats.url, settings=SETTINGS) as server,
+    async with (
+        LiftbridgeApi(small_broker.server.address, timeout=SAFETY_NET) as api,
+        LiftbridgePublisher(small_broker.nats.url) as publisher,
     ):
-        yield Grown(server, nats)
+        await api.create_stream(name, concurrency_control=mode != "at least once")
+        store = store_for(mode, publisher, api, name)
+        async with consumer_of(feedapi_publisher, store) as consumer:
+            done = await Relay(consumer, publisher, name, on_oversized="skip").run()
+        assert (done.events, done.put_aside) == (75, 25)
+        found = await numbers(api, name, mode)
+        assert sorted(set(found)) == [n for n in range(100) if n % 4]
+        stored = (await api.partition_metadata(name)).newest_offset + 1
+        assert stored <= 2 * 75 + 10
 
 
 @pytest.mark.parametrize("way", ["nats", "grpc"])
 async def test_positions_are_divided_by_the_limit_that_nats_has(
-    small_nats: Grown, name: str, way: str
+    small_nats: Limited, name: str, way: str
 ) -> None:
     async with (
         LiftbridgeApi(small_nats.server.address, timeout=SAFETY_NET) as api,

@@ -20,7 +20,7 @@ from feedapi_client.liftbridge import (
 )
 from feedapi_client.model import Position
 from feedapi_client.testing.liftbridge import LiftbridgeServer, NatsServer
-from tests.liftbridge.clusters import SETTINGS, require_liftbridge
+from tests.liftbridge.clusters import CLEANS_OFTEN, require_liftbridge
 from tests.liftbridge.contract.reading import FORMATS, KEY, save, store_of
 from tests.liftbridge.helpers import SAFETY_NET, eventually
 
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 _AGE = 2.0
 # As the broker's defaults do in 7 days.
 _SETTINGS = {
-    **SETTINGS,
+    **CLEANS_OFTEN,
     "streams.segment.max.bytes": 1024,
     "streams.retention.max.age": f"{_AGE:g}s",
     "streams.segment.max.age": "500ms",

@@ -25,7 +25,7 @@ Feeds = Callable[..., Publisher]
 Make = Callable[..., StreamCursorStore]
 FORMATS = ["batch", "events"]
 KEY = FeedKey("http://localhost/feed")
-SMALL = Limits(max_batch_bytes=2000)
+SMALL = Limits(max_batch_bytes=2000, settle_time=0.3)
 
 
 def events(count: int, start: int = 0) -> list[dict[str, Any]]:

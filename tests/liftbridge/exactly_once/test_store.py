@@ -385,6 +385,8 @@ async def test_a_stream_of_others_is_refused_and_nothing_is_appended(
     await broker.create_stream("orders")
     for count in range(1, 30):
         await publisher.publish("orders", b"order", headers={"feedapi-partition": b"0"})
+        if count not in (1, 2, 16, 17, 18, 29):  # the last 1 are read, the last 17, and so on
+            continue
         store = StreamCursorStore(publisher, api, "orders")
         for look in (store.feeds(), store.load(KEY), store.replace(KEY, {0: Position("c")})):
             with pytest.raises(StreamError, match="no relay wrote any of them exactly once"):

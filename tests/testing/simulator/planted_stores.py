@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from feedapi_client.model import Batch
-from feedapi_client.stores import memory, sqlite, sqlite_statements
+from feedapi_client.stores import memory, sqlite
+from feedapi_client.stores.position_scripts import PositionScripts
+from feedapi_client.stores.scripts import Query
 from feedapi_client.testing.simulator.process import Process
 from feedapi_client.testing.simulator.store import Effect, SimulatedDatabase
 
@@ -83,7 +85,14 @@ def memory_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
 
 def sqlite_store_does_not_fence(patch: pytest.MonkeyPatch) -> None:
     """SQLiteCursorStore saves a position whatever revision it holds."""
-    patch.setattr(sqlite_statements, "check_predecessor", lambda *args: None)
+    matching = PositionScripts._matching
+
+    def of_any_revision(*args: Any) -> Any:
+        sql, parameters = matching(*args)
+        sql = sql.partition(" AND revision")[0]
+        return Query(sql, parameters[: sql.count("?")])
+
+    patch.setattr(PositionScripts, "_matching", of_any_revision)
 
 
 def sqlite_store_saves_one_by_one(patch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,8 @@ One row for each event, and one for the claim of each partition, whose `event_id
 
 from __future__ import annotations
 
-import re
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import count
 from typing import TypeVar
 
 from feedapi_client.model import FeedKey, Position
@@ -23,19 +21,13 @@ from feedapi_client.stores.done import (
     claimed_anew,
 )
 from feedapi_client.stores.scripts import Query, Script
+from feedapi_client.stores.sql_dialects import MYSQL, SKIPS_LOCKED, feed_condition, listed, typed
 
 Named = TypeVar("Named", int, str)
 
-TABLE = "feedapi_cursors_done"
-_NAMED_PER_STATEMENT = 500
+_NAMED_PER_STATEMENT = 490
+"""SQLite before 3.32 takes 999 parameters a statement, and a position has two."""
 _CLAIM_BITS = 62
-_CASTS = {
-    "feed": "char(64)",
-    "partition": "integer",
-    "claim": "bigint",
-    "id": "text",
-    "ids": "text[]",
-}
 
 
 def in_parts(named: Iterable[Named]) -> Iterator[list[Named]]:
@@ -54,15 +46,11 @@ class DoneScripts:
     """Makes the scripts of a store. Each has to run within one transaction.
 
     Arguments:
+        dialect: the kind of database, by SQLAlchemy's name.
         table, cursors: the tables of done events and of positions, quoted.
-        postgres: write parameters as `$1`, insert by ON CONFLICT, and hold claims by FOR SHARE.
-        lock, share: end a SELECT of rows to be changed, and of rows that nobody else may change.
     """
 
-    def __init__(
-        self, table: str, cursors: str, *, postgres: bool = False, lock: str = "", share: str = ""
-    ) -> None:
-        self._postgres = postgres
+    def __init__(self, dialect: str, table: str, cursors: str) -> None:
         self.create = f"""
             CREATE TABLE IF NOT EXISTS {table} (
                 feed_id CHAR(64) NOT NULL,
@@ -71,36 +59,31 @@ class DoneScripts:
                 claim BIGINT NOT NULL,
                 PRIMARY KEY (feed_id, partition_id, event_id)
             )"""
-        its = "feed_id = {feed} AND partition_id = {partition}"
-        claim = f"SELECT claim FROM {table} WHERE {its} AND event_id = ''"
-        self._claim = self._sql(claim + lock)
-        self._hold = self._sql(claim + share)
-        self._update = self._sql(
-            f"UPDATE {table} SET claim = {{claim}} WHERE {its} AND event_id = ''"
-        )
+        self._adds = dialect == "postgresql"
+        self._feed = feed_condition(dialect)
+        self._id = id = typed(dialect, "VARCHAR(64)")
+        its = f"{self._feed} AND partition_id = ?"
+        # SQL Server has no FOR SHARE: there a hint keeps the lock until the transaction ends.
+        hint = " WITH (REPEATABLEREAD)" if dialect == "mssql" else ""
+        share = " FOR SHARE" if dialect == "postgresql" else ""
+        share = " LOCK IN SHARE MODE" if dialect in MYSQL else share
+        claim = f"WHERE {its} AND event_id = ''"
+        select = f"SELECT claim FROM {table}"
+        self._claim = f"{select} {claim}{' FOR UPDATE' if dialect in SKIPS_LOCKED else ''}"
+        self._hold = f"{select}{hint} {claim}{share}"
+        self._update = f"UPDATE {table} SET claim = ? {claim}"
         insert = f"INSERT INTO {table} (feed_id, partition_id, event_id, claim)"
-        self._insert = self._sql(f"{insert} VALUES ({{feed}}, {{partition}}, {{id}}, {{claim}})")
-        self._load = self._sql(f"SELECT event_id FROM {table} WHERE {its} AND event_id <> ''")
-        self._revision = self._sql(f"SELECT revision FROM {cursors} WHERE {its}")
-        self._find = self._sql(f"SELECT 1 FROM {table} WHERE {its} AND event_id = {{id}}")
-        self._add = self._sql(
-            f"""WITH held AS ({claim} AND claim = {{claim}}{share})
-            {insert} SELECT {{feed}}, {{partition}}, {{id}}, claim FROM held
+        self._insert = f"{insert} VALUES (?, ?, ?, ?)"
+        self._load = f"SELECT event_id FROM {table} WHERE {its} AND event_id <> ''"
+        self._revision = f"SELECT revision FROM {cursors} WHERE {its}"
+        self._find = f"SELECT 1 FROM {table} WHERE {its} AND event_id = {id}"
+        feed, partition = typed(dialect, "CHAR(64)"), typed(dialect, "INTEGER")
+        self._add = f"""WITH held AS ({select} {claim} AND claim = ?{share})
+            {insert} SELECT {feed}, {partition}, {id}, claim FROM held
             ON CONFLICT DO NOTHING RETURNING event_id"""
-        )
-        self._forget = self._sql(f"DELETE FROM {table} WHERE {its} AND event_id")
-        self._forget_all = self._sql(f"DELETE FROM {table} WHERE {its} AND event_id = ANY({{ids}})")
-        self._move = self._sql(f"UPDATE {table} SET feed_id = {{feed}} WHERE feed_id = {{feed}}")
-        self._delete = self._sql(f"DELETE FROM {table} WHERE feed_id = {{feed}}")
-
-    def _sql(self, template: str) -> str:
-        """Return the statement with the database's placeholders."""
-        numbers = count(1)
-
-        def placeholder(found: re.Match[str]) -> str:
-            return f"${next(numbers)}::{_CASTS[found[1]]}" if self._postgres else "?"
-
-        return re.sub(r"\{(\w+)\}", placeholder, template)
+        self._forget = f"DELETE FROM {table} WHERE {its} AND event_id"
+        self._move = f"UPDATE {table} SET feed_id = ? WHERE {self._feed}"
+        self._delete = f"DELETE FROM {table} WHERE {self._feed}"
 
     def claim(self, feed: FeedKey, partitions: Sequence[int], revision: int) -> Script[int]:
         """Claim the partitions, and return the number. A transaction of its own.
@@ -148,14 +131,14 @@ class DoneScripts:
             FencedError, AlreadyDoneError: it is not accepted. Nothing was changed.
         """
         partition, claim, id = event
-        if self._postgres:
+        if self._adds:  # for an error of a statement PostgreSQL would end the transaction
             row = (feed.id, partition, claim, feed.id, partition, id)
             if (yield Query(self._add, row)):
                 return
         held = yield Query(self._hold, (feed.id, partition))
         if not held or held[0][0] != claim:
             raise claimed_anew(feed, partition)
-        if self._postgres or (yield Query(self._find, (feed.id, partition, id))):
+        if self._adds or (yield Query(self._find, (feed.id, partition, id))):
             raise already_done(feed, partition)
         yield Query(self._insert, (feed.id, partition, id, claim))
 
@@ -166,11 +149,8 @@ class DoneScripts:
     def forget(self, feed: FeedKey, passed: Mapping[int, Collection[str]]) -> Script[None]:
         """Forget what the saved cursors have passed."""
         for partition, ids in sorted(passed.items()):
-            if self._postgres:
-                yield Query(self._forget_all, (feed.id, partition, sorted(ids)))
-                continue
             for some in in_parts(ids):
-                marks = ", ".join("?" * len(some))
+                marks = ", ".join([self._id] * len(some))
                 yield Query(f"{self._forget} IN ({marks})", (feed.id, partition, *some))
 
     def delete(self, feed: FeedKey, partitions: Collection[int] | None) -> Script[None]:
@@ -179,8 +159,8 @@ class DoneScripts:
             yield Query(self._delete, (feed.id,))
         else:
             for some in in_parts(partitions):
-                listed = ", ".join(map(str, map(int, some)))
-                yield Query(f"{self._delete} AND partition_id IN ({listed})", (feed.id,))
+                named = f"{self._delete} AND partition_id IN ({listed(some)})"
+                yield Query(named, (feed.id,))
 
     def move(self, old: FeedKey, new: FeedKey) -> Script[None]:
         """Let what is done under one key be done under another."""

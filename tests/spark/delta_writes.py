@@ -1,0 +1,256 @@
+"""Single writes to Delta tables: of an attempt that is repeated, of a late run, of two at once."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
+from pyspark.sql.functions import udf
+
+from feedapi_client.spark.ingest import tables
+from feedapi_client.spark.ingest.gold import GoldTable
+from feedapi_client.spark.ingest.identity import Identity
+from feedapi_client.spark.ingest.tables import CatalogTable
+from tests.spark.lake import Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+
+def test_key_that_a_transform_makes_null_is_one_entity(spark: SparkSession, lake: Lake) -> None:
+    job = lake.job(gold="lake.no_key", key=["entity", "partition"], delete_when="n >= 20")
+    gold, who = GoldTable(job, "lake.no_key"), Identity("feed", "query", epoch=1)
+    for number in range(3):
+        rows = events(spark, number * 10, 10).withColumn("entity", F.lit(None).cast("string"))
+        gold.merge(rows, who, number)
+        found = [row.n for row in spark.table("lake.no_key").collect()]
+        assert found == ([number * 10 + 9] if number < 2 else [])
+
+
+def test_table_compacts_itself_where_its_property_says_so(spark: SparkSession, lake: Lake) -> None:
+    job, who = lake.job(output="lake.compacted"), Identity("feed", "query", epoch=1)
+    table = CatalogTable(job, job.output)
+    table.write(events(spark, 0, 10), who, 0)
+    (property,) = re.findall(
+        r"SET\s+TBLPROPERTIES\s*(\(.*?\))",
+        Path("docs/pages/lakehouse.md").read_text(encoding="utf-8"),
+    )
+    spark.sql(f"ALTER TABLE {job.output} SET TBLPROPERTIES {property}")
+    spark.conf.set("spark.databricks.delta.autoCompact.minNumFiles", "2")
+    try:
+        for number in range(1, 4):
+            table.write(events(spark, number * 10, 10), who, number)
+        again = replace(who, epoch=2)
+        table.write(events(spark, 30, 10), again, 3)  # a replay, whose rows lie in a joined file
+    finally:
+        spark.conf.unset("spark.databricks.delta.autoCompact.minNumFiles")
+    assert len(spark.table(job.output).inputFiles()) <= 2
+    assert sorted(row.n for row in spark.table(job.output).collect()) == list(range(40))
+
+
+def events(spark: SparkSession, first: int, count: int) -> DataFrame:
+    """Typed events, as `output` gets them."""
+    return spark.range(first, first + count).selectExpr(
+        "'e' || id % 7 AS entity",
+        "int(id) AS n",
+        "0 AS partition",
+        "id AS sequence",
+        "0 AS depth",
+        "map('from', 'feed') AS headers",
+    )
+
+
+def test_two_feeds_in_one_table_at_once(spark: SparkSession, lake: Lake) -> None:
+    job = lake.job(output="lake.two_feeds")
+
+    def write(feed: str) -> None:
+        table = CatalogTable(job, job.output)
+        for number in (0, 1, 1):  # a replay, too
+            table.write(events(spark, number * 10, 10), Identity(feed, str(len(feed))), number)
+
+    feeds = ["host:80/a", "it's \\b", "https://auth.example/tokens?url=password"]
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(write, feeds))
+    rows = spark.table(job.output).groupBy("feed", "query").count().collect()
+    assert sorted(tuple(row) for row in rows) == sorted((f, str(len(f)), 20) for f in feeds)
+    for feed in feeds:  # each query is known there
+        CatalogTable(job, job.output).check(spark, Identity(feed, str(len(feed)), 1, 1), None)
+
+
+@pytest.mark.parametrize("other", ["commits", "is no table"])
+def test_folder_of_the_table_is_there_and_no_commit_yet(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """As while another query creates the table, or where other files are."""
+    job = lake.job(output=f"lake.other_{other.replace(' ', '_')}")
+    seen: list[bool] = []
+    is_being_created = tables._is_being_created
+    file = lake.folder / "lake" / job.output.removeprefix("lake.") / "file"
+    file.parent.mkdir(parents=True)
+    file.touch()
+
+    def looked(error: Exception) -> bool:
+        seen.append(is_being_created(error))
+        if other == "commits":
+            file.unlink(missing_ok=True)
+        return seen[-1]
+
+    monkeypatch.setattr(tables, "_is_being_created", looked)
+    monkeypatch.setattr(tables, "_ATTEMPTS_TO_CREATE", 2)
+    table = CatalogTable(job, job.output)
+    if other == "commits":
+        table.write(events(spark, 0, 10), Identity("feed", "query"), 0)
+        assert spark.table(job.output).count() == 10
+        assert seen == [True]
+    else:
+        with pytest.raises(Exception, match="is not empty"):
+            table.write(events(spark, 0, 10), Identity("feed", "query"), 0)
+        assert file.exists()
+        assert seen == [True] * len(seen)
+
+
+def test_another_writer_changes_rows_during_a_merge(
+    spark: SparkSession, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gold = GoldTable(lake.job(gold="lake.merged", delete_when=None), "lake.merged")
+    who = Identity("feed", "query")
+    gold.merge(events(spark, 0, 10), who, 0)
+    reading, changed = tmp_path / "reading", tmp_path / "changed"
+    conflicts: list[bool] = []
+    is_conflict = tables._is_conflict
+
+    def recorded(error: Exception) -> bool:
+        conflicts.append(is_conflict(error))
+        return conflicts[-1]
+
+    monkeypatch.setattr(tables, "_is_conflict", recorded)
+
+    @udf("int", useArrow=False)
+    def wait(n: int) -> int:
+        """Read the events of the merge only when the other writer has committed."""
+        reading.touch()
+        while not changed.exists():
+            time.sleep(0.01)
+        return n
+
+    slow = events(spark, 10, 10).coalesce(1).withColumn("n", wait("n"))
+    with ThreadPoolExecutor() as pool:
+        merging = pool.submit(gold.merge, slow, who, 1)
+        while not (reading.exists() or merging.done()):
+            time.sleep(0.01)
+        other = spark.newSession()  # as the micro-batches of a query have one of their own
+        other.sql("UPDATE lake.merged SET headers = map('from', 'correction')")
+        changed.touch()
+        merging.result()
+    assert conflicts == [True]
+    gold.merge(events(spark, 10, 10), who, 1)  # a replay, too
+    assert {row.entity: row.n for row in spark.table("lake.merged").collect()} == {
+        f"e{n % 7}": n for n in range(20)
+    }
+
+
+def test_r08_late_run_changes_nothing(spark: SparkSession, lake: Lake) -> None:
+    """Its merge would bring back an entity that a later micro-batch deleted."""
+    job = lake.job(output="lake.late_silver", gold="lake.late_gold", delete_when="n >= 10")
+    late, now = Identity("feed", "query", epoch=7), Identity("feed", "query", epoch=8)
+    silver, gold = CatalogTable(job, job.output), GoldTable(job, "lake.late_gold")
+    for who, number in ((late, 0), (now, 1)):
+        silver.write(events(spark, number * 10, 10), who, number)
+        gold.merge(events(spark, number * 10, 10), who, number)
+    assert spark.table("lake.late_gold").isEmpty()
+    slow = CatalogTable(job, job.output), GoldTable(job, "lake.late_gold")
+    slow[0].write(events(spark, 0, 0), late, 0)
+    slow[1].merge(events(spark, 0, 10), late, 0)
+    assert spark.table("lake.late_gold").isEmpty()
+    assert spark.table(job.output).count() == 20
+    silver.write(events(spark, 10, 3), now, 1)  # a replay of the run that may write
+    assert spark.table(job.output).count() == 20
+    later = Identity("feed", "query", epoch=9)
+    silver.write(events(spark, 10, 3), later, 1)  # as is that of the next run
+    assert spark.table(job.output).count() == 13
+
+
+def test_r10_one_odd_name_in_each_place_is_written(spark: SparkSession, lake: Lake) -> None:
+    sent = spark.createDataFrame(
+        [(json.dumps({"id": "a", "geo.lat": 59.9, "s": {"a.b": 1}, "a": [{"x y": 1}]}),)],
+        "data STRING",
+    )
+    for number, schema in enumerate(
+        ("id STRING, `geo.lat` DOUBLE", "s STRUCT<`a.b`: INT>", "a ARRAY<STRUCT<`x y`: INT>>")
+    ):
+        job = lake.job(output=f"lake.odd{number}")
+        rows = sent.select(F.from_json("data", schema).alias("event")).select("event.*")
+        CatalogTable(job, job.output).write(rows, Identity("feed", "query", epoch=1), 0)
+        [[*_, written]] = spark.table(job.output).collect()
+        assert written is not None
+
+
+def test_r10_columns_of_a_transform_that_come_from_another_table_and_later(
+    spark: SparkSession, lake: Lake
+) -> None:
+    metadata = {"CURRENT_DEFAULT": "7", "EXISTS_DEFAULT": "7", "comment": "of an 'order'\\"}
+    job, who = lake.job(output="lake.grown"), Identity("feed", "query", epoch=1)
+    table = CatalogTable(job, job.output)
+    rows = spark.range(3).select(F.col("id").alias("n", metadata=metadata))
+    table.write(rows, who, 0)
+    table.write(rows.select("*", F.lit("x").alias("select", metadata=metadata)), who, 1)
+    table.write(rows, who, 2)
+    found = [(row["batch"], row["select"]) for row in spark.table(job.output).collect()]
+    assert Counter(found) == {(0, None): 3, (1, "x"): 3, (2, None): 3}
+
+
+def test_repeated_batch_is_exact_where_the_session_overwrites_partitions(
+    spark: SparkSession, lake: Lake
+) -> None:
+    job = lake.job(output="lake.dynamic", partition_by=["day"])
+    table, who = CatalogTable(job, job.output, ["day"]), Identity("feed", "query", epoch=3)
+    spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
+    spark.conf.set("spark.databricks.delta.write.txnAppId", "of the application")
+    spark.conf.set("spark.databricks.delta.write.txnVersion", "7")
+    try:
+        for epoch, day in ((3, "2026-11-24"), (4, "2026-11-25")):
+            rows = events(spark, 0, 10).selectExpr("*", f"'{day}' AS day")
+            table.write(rows, replace(who, epoch=epoch), 0)
+        GoldTable(lake.job(delete_when=None), "lake.dynamic_gold").merge(
+            events(spark, 0, 10), who, 0
+        )
+        assert spark.conf.get("spark.databricks.delta.write.txnAppId") == "of the application"
+    finally:
+        spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
+        spark.conf.unset("spark.databricks.delta.write.txnAppId")
+        spark.conf.unset("spark.databricks.delta.write.txnVersion")
+    found = spark.table(job.output).groupBy("day").count().collect()
+    assert [tuple(row) for row in found] == [("2026-11-25", 10)]
+
+
+def test_r11_columns_that_a_replay_is_found_by_have_statistics(
+    spark: SparkSession, lake: Lake
+) -> None:
+    wide = [f"int(id) AS c{n}" for n in range(34)]
+    job = lake.job(output="lake.wide")
+    table, who = CatalogTable(job, job.output), Identity("feed", "query", epoch=1)
+    table.write(spark.range(0).selectExpr(*wide), who, 0)
+    assert spark.table(job.output).columns[:3] == ["feed", "query", "batch"]
+    # 20 micro-batches, a file each, in one commit.
+    batches = spark.range(20).repartitionByRange(20, "id")
+    batches = batches.selectExpr("'feed' AS feed", "'query' AS query", "id AS batch", *wide)
+    batches.writeTo(job.output).append()
+    assert len(spark.table(job.output).inputFiles()) == 20
+    found = spark.table(job.output).where("query = 'query' AND batch = 15")
+    assert len(found.inputFiles()) == 1
+    table.write(spark.range(7).selectExpr(*wide), who, 20)
+    table.write(spark.range(7).selectExpr(*wide), replace(who, epoch=2), 20)  # a replay
+    assert spark.table(job.output).count() == 27
+    last = spark.sql("DESCRIBE HISTORY lake.wide LIMIT 1").first()
+    assert last is not None
+    assert int(last.operationMetrics["numRemovedFiles"]) <= 2

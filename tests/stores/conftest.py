@@ -1,7 +1,0 @@
-"""The servers that stores are tested against."""
-
-from __future__ import annotations
-
-from tests.servers import mariadb, postgres, redis_server
-
-__all__ = ["mariadb", "postgres", "redis_server"]
