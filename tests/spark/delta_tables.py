@@ -363,3 +363,28 @@ def test_guide(lake: Lake, tmp_path: Path) -> None:
     gold = lake.spark.table("lake.orders").where("status is not null")
     assert {row.entity: row.status for row in gold.collect()} == {"o0": "paid", "o1": "paid"}
     assert lake.spark.table("orders").where("status is not null").count() == 2
+
+
+def test_r09_micro_batch_that_leaves_nothing_in_a_table_is_no_restore(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    publisher = Publisher(partitions=1)
+    spark.sql(f"CREATE DATABASE nothing LOCATION '{tmp_path / 'nothing'}'")
+    with publisher.serve() as url:
+        job = Ingest(
+            url=str(url),
+            output="nothing.silver",
+            rejected="nothing.rejected",
+            gold="nothing.gold",
+            format="delta",
+            schema=SCHEMA,
+            key=["entity"],
+            checkpoint=str(tmp_path / "checkpoint"),
+            staging=(tmp_path / "staging").as_uri(),
+        )
+        for event in ({"entity": "a", "n": 1}, {"entity": "a", "n": "x"}, {"entity": "b", "n": 2}):
+            publisher.append(0, event)
+            run(spark, job)
+    assert [row.n for row in spark.table("nothing.silver").orderBy("n").collect()] == [1, 2]
+    assert spark.table("nothing.gold").count() == 2
+    assert spark.table("nothing.rejected").count() == 1

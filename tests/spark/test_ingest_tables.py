@@ -355,6 +355,17 @@ def test_r09_folder_older_than_its_checkpoint_is_refused(
     assert run(spark, job(publisher, tmp_path)).rows == 2
 
 
+def test_r09_micro_batch_that_leaves_nothing_in_a_folder_is_no_backup(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    given = {"schema": "n INT", "rejected": str(tmp_path / "rejected")}
+    run(spark, job(publisher, tmp_path, **given))
+    for event in ({"n": "x"}, {"n": "x"}, {"n": 1}):
+        publisher.append(0, event)
+        run(spark, job(publisher, tmp_path, **given))
+    assert spark.read.parquet(given["rejected"]).count() == 2
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -14,8 +14,12 @@ class MicroBatchError(StreamingQueryException):
 _OURS = re.compile(r"^(?:\w+\.)*feedapi_client\.[\w.]+(?:Error|Exception): (.+)$", re.MULTILINE)
 _RAISED = re.compile(r"^(?:[\w<>]+\.)*(\w+)(:[ \t]*(?:\n\s*)?\S.*)?$", re.MULTILINE)
 """The first line of a traceback that is not indented; some messages begin with a line end."""
-_JAVA_CAUSE = re.compile(r"^(?:Caused by)?: (?:[\w$]+\.)*([\w$]+: .+)$", re.MULTILINE)
-"""In the text of py4j's errors, which PySpark does not translate where Delta raises them."""
+_JAVA_CAUSE = re.compile(
+    r"^(?:Caused by)?: (?:[\w$]+\.)*([\w$]+: (?:\[\w+\]\s+)?.+(?:\n(?!Caused by)\S.*)*)",
+    re.MULTILINE,
+)
+"""In the text of py4j's errors, which PySpark does not translate where Delta raises them. Delta
+breaks the lines of its messages."""
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -42,7 +46,7 @@ def plain_message(error: Exception) -> str:
     kind = type(error).__name__ if found is None else found[1]
     causes = _JAVA_CAUSE.findall(raised) if kind == "Py4JJavaError" else []
     if causes:
-        return str(causes[-1]).strip()
+        return " ".join(causes[-1].split())
     if found is None:
         return first_line(error)
     return f"{found[1]}{' '.join((found[2] or '').split())}"
