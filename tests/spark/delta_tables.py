@@ -277,6 +277,54 @@ def test_r10_delta_for_another_spark_is_refused(
         filled.ingest()
 
 
+def test_r09_table_older_than_its_checkpoint_is_refused(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    names = ["lake.old", "lake.old_gold"]
+    own = {"output": names[0], "gold": names[1], "bronze": None, "rejected": "lake.old_rejected"}
+    own |= {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
+    first: dict[str, int] = {}
+    for n in (0, 1, "many"):  # the last is one that none of both gets rows of
+        lake.publish("e1", n=n)
+        lake.ingest(**own)
+        for name in names:
+            first.setdefault(name, lake.rows(f"DESCRIBE HISTORY {name} LIMIT 1")[0].version)
+    spark.sql("DELETE FROM lake.old WHERE batch = 0")
+    spark.sql("OPTIMIZE lake.old")
+    spark.sql("VACUUM lake.old")
+    spark.sql("ALTER TABLE lake.old ADD COLUMNS (of_mine INT)")
+    lake.ingest(**own)
+    for name in names:
+        last = lake.rows(f"DESCRIBE HISTORY {name} LIMIT 1")[0].timestamp
+        for version, ends in ((first[name], "ends with micro-batch 0"), (0, "holds none")):
+            spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {version}")
+            message = f"{name} is older than the checkpoint: it {ends}, .* micro-batch 2. Was it"
+            with pytest.raises(IngestError, match=message):
+                lake.ingest(**own)
+        spark.sql(f"RESTORE TABLE {name} TO TIMESTAMP AS OF '{last}'")
+    lake.ingest(**own)
+
+
+def test_r10_what_delta_says_in_a_write_only_is_refused_before(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    own: dict[str, Any] = {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
+    own |= {"bronze": None, "rejected": None, "gold": None, "key": (), "delete_when": None}
+    own |= {"output": "lake.changes", "schema": "entity STRING, _change_type STRING"}
+    changes = "spark.databricks.delta.properties.defaults.enableChangeDataFeed"
+    spark.conf.set(changes, "true")
+    try:
+        with pytest.raises(IngestError, match=r"lake\.changes can't be written .*_change_type"):
+            lake.ingest(**own)
+        lake.ingest(**own | {"schema": "entity STRING"})
+    finally:
+        spark.conf.unset(changes)
+    with pytest.raises(IngestError, match=r"lake\.changes can't be written .*_change_type"):
+        lake.ingest(**own)
+    with pytest.raises(IngestError, match=r"with these columns, compression: .*none at all"):
+        lake.ingest(**own | {"writer_options": {"compression": "none at all"}, "schema": None})
+
+
 def test_table_of_another_program_is_refused(filled: Lake) -> None:
     filled.spark.sql("CREATE TABLE lake.theirs (entity STRING) USING delta")
     with pytest.raises(IngestError, match="has no column feed string"):
@@ -318,3 +366,28 @@ def test_guide(lake: Lake, tmp_path: Path) -> None:
     gold = lake.spark.table("lake.orders").where("status is not null")
     assert {row.entity: row.status for row in gold.collect()} == {"o0": "paid", "o1": "paid"}
     assert lake.spark.table("orders").where("status is not null").count() == 2
+
+
+def test_r09_micro_batch_that_leaves_nothing_in_a_table_is_no_restore(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    publisher = Publisher(partitions=1)
+    spark.sql(f"CREATE DATABASE nothing LOCATION '{tmp_path / 'nothing'}'")
+    with publisher.serve() as url:
+        job = Ingest(
+            url=str(url),
+            output="nothing.silver",
+            rejected="nothing.rejected",
+            gold="nothing.gold",
+            format="delta",
+            schema=SCHEMA,
+            key=["entity"],
+            checkpoint=str(tmp_path / "checkpoint"),
+            staging=(tmp_path / "staging").as_uri(),
+        )
+        for event in ({"entity": "a", "n": 1}, {"entity": "a", "n": "x"}, {"entity": "b", "n": 2}):
+            publisher.append(0, event)
+            run(spark, job)
+    assert [row.n for row in spark.table("nothing.silver").orderBy("n").collect()] == [1, 2]
+    assert spark.table("nothing.gold").count() == 2
+    assert spark.table("nothing.rejected").count() == 1

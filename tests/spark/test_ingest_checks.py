@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,7 @@ from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.names import as_url
 from feedapi_client.spark.ingest.publishing import TableFolder, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows
+from feedapi_client.spark.ingest.tables import last_written
 from feedapi_client.testing import Publisher
 from tests.spark.slow_workers import run
 from tests.spark.test_ingest import job
@@ -219,9 +221,11 @@ def test_what_a_transform_makes_is_checked_before_anything_is_written(
 def test_write_that_fails_notes_nothing(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
-    given = {"schema": "id STRING", "writer_options": {"compression": "none at all"}}
-    with pytest.raises(MicroBatchError):
-        run(spark, job(publisher, tmp_path, **given))
+    def fails(rows: DataFrame, _: int) -> DataFrame:
+        return rows.selectExpr("*", "raise_error('odd') AS odd")
+
+    with pytest.raises(MicroBatchError, match="odd"):
+        run(spark, job(publisher, tmp_path, schema="id STRING", transform=fails))
     assert not (tmp_path / "table/_feedapi/table").exists()
     assert run(spark, job(publisher, tmp_path, schema="id INT")).rows == 1
 
@@ -376,6 +380,68 @@ def test_files_that_nobody_reads_any_more_and_that_can_not_be_deleted_fail_nothi
     shutil.copytree(attempts, attempts / "0-1-left")
     publisher.append(0, {"id": "b"})
     assert run(spark, job(publisher, tmp_path)).rows == 1
+
+
+# ---------------------------------------------------------------------- options of the format
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("compression", "none at all"), ("maxRecordsPerFile", "many"), ("parquet.block.size", "big")],
+)
+def test_r10_writer_option_that_can_not_work_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, name: str, value: str
+) -> None:
+    given: dict[str, Any] = {"schema": "id STRING", "checkpoint": str(tmp_path / "c")}
+    with pytest.raises(IngestError, match=f"table can't be written with these columns, {name}: "):
+        run(spark, job(publisher, tmp_path, writer_options={name: value}, **given))
+    assert not (tmp_path / "c/offsets").exists()
+    given["writer_options"] = {"compression": "gzip"}
+    for _ in range(2):
+        assert run(spark, job(publisher, tmp_path, **given)).uncounted == ""
+    assert written(tmp_path / "table")
+
+
+# ---------------------------------------------------------------------- what a Delta table holds
+
+
+def commits(*texts: str) -> list[Any]:
+    """The history of a table. ``a7``: query a wrote batch 7; ``>2``, ``@2``: back to version 2."""
+    day = [datetime(2026, 11, 1 + version, tzinfo=UTC) for version in range(len(texts))]
+    history = []
+    for version, text in enumerate(texts):
+        back = int(text[1:]) if text[0] in ">@" else 0
+        history.append(
+            {
+                "version": version,
+                "timestamp": day[version].replace(tzinfo=None),
+                "operation": "RESTORE" if text[0] in ">@" else "WRITE",
+                "userMetadata": f"mine feedapi-{text[0]} {text[1:]}" if text[0] in "ab" else None,
+                "to_version": back if text[0] == ">" else None,
+                "to_time": day[back].replace(hour=5, tzinfo=None) if text[0] == "@" else None,
+            }
+        )
+    return history[::-1]
+
+
+@pytest.mark.parametrize(
+    ("history", "found"),
+    [
+        ([], (None, -1)),
+        (["-", "b3"], (None, -1)),
+        (["a0", "a1", "-", "b7"], (1, 1)),
+        (["a0", "a1", "a1"], (1, 1)),
+        (["-", "a0", "a1", "a2", ">2"], (1, 2)),
+        (["-", "a0", "a1", "a2", "@2"], (1, 2)),
+        (["-", "a0", "a1", "a2", ">0"], (None, 2)),
+        (["a0", "a1", "-", ">1"], (1, 1)),
+        (["a0", "a1", "a2", ">0", "-", ">2"], (2, 2)),
+        (["a0", "a1", "a2", ">0", ">2", "@3"], (0, 2)),
+        (["a0", "a1", "a2", ">0", "a1"], (1, 1)),
+    ],
+)
+def test_r09_what_the_history_of_a_table_says_it_holds(history: list[str], found: Any) -> None:
+    assert last_written(commits(*history), "a") == found
 
 
 @pytest.mark.parametrize("transform", [None, lambda rows, number: rows])

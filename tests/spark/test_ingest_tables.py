@@ -331,6 +331,41 @@ def test_name_of_the_feed_holds_no_secret() -> None:
     assert Ingest(url=url, output="/tmp/x").feed_name == "service:8443/orders"
 
 
+# ---------------------------------------------------------------------- a folder of earlier
+
+
+def test_r09_folder_older_than_its_checkpoint_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    for number in range(3):
+        publish(publisher, 10, first=100 * number)
+        run(spark, job(publisher, tmp_path))
+    (query,) = (tmp_path / "table").glob("feed=*/query=*")
+    (query / "batch=2").rename(tmp_path / "newest")
+    publish(publisher, 1, first=1000)
+    with pytest.raises(
+        IngestError, match="is older than the checkpoint: it ends with micro-batch 1"
+    ):
+        run(spark, job(publisher, tmp_path))
+    (tmp_path / "newest").rename(query / "batch=2")
+    shutil.rmtree(query / "batch=0")  # of old rows
+    assert run(spark, job(publisher, tmp_path)).rows == 1
+    shutil.rmtree(query)  # all are old
+    publish(publisher, 2, first=2000)
+    assert run(spark, job(publisher, tmp_path)).rows == 2
+
+
+def test_r09_micro_batch_that_leaves_nothing_in_a_folder_is_no_backup(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    given = {"schema": "n INT", "rejected": str(tmp_path / "rejected")}
+    run(spark, job(publisher, tmp_path, **given))
+    for event in ({"n": "x"}, {"n": "x"}, {"n": 1}):
+        publisher.append(0, event)
+        run(spark, job(publisher, tmp_path, **given))
+    assert spark.read.parquet(given["rejected"]).count() == 2
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -59,8 +59,13 @@ class FileTable(Table):
                 self.refuse_new_query(who)
         else:
             self._check_query(spark, who, noted.get("queries", {}).get(who.query))
-            self.check_old_checkpoint(who, self._last_batch(spark, who))
+            last = self._last_batch(spark, who)
+            self.check_old_checkpoint(who, last)
+            # Where none is left, old ones were deleted.
+            self.check_old_table(who, None if last < 0 else last)
         self._compare(spark, noted, schema, who)
+        if self.job.writer_options:
+            self.try_out(spark, schema)
         if "://" in self.name:
             open_folder(self.name, store_settings(spark, self.name))
 

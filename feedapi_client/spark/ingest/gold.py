@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 
@@ -13,6 +13,7 @@ from pyspark.sql.types import StructType
 from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.tables import (
+    USER_METADATA,
     CatalogTable,
     column,
     identified,
@@ -92,7 +93,7 @@ class GoldTable(CatalogTable):
         source = newest.withColumn(_DELETED, deleted).withColumnsRenamed(
             {name: f"{_NEW}{name}" for name in newest.columns}
         )
-        with _settings(named.sparkSession, transaction(who, number)):
+        with _settings(named.sparkSession, who, number):
             retry_conflicts(lambda: self._merge(source, newest.columns, who))
 
     def _merge(self, source: DataFrame, columns: Sequence[str], who: Identity) -> None:
@@ -108,12 +109,14 @@ class GoldTable(CatalogTable):
 
 
 @contextmanager
-def _settings(spark: SparkSession, options: Mapping[str, str]) -> Iterator[None]:
+def _settings(spark: SparkSession, who: Identity, number: int) -> Iterator[None]:
     """Give Delta's MERGE options of a writer, which it takes from the session only.
 
     Each streaming query writes its micro-batches in a session of its own.
     """
-    names = {f"spark.databricks.delta.write.{name}": value for name, value in options.items()}
+    options = transaction(spark, who, number)
+    names = {USER_METADATA: options.pop("userMetadata")}
+    names |= {f"spark.databricks.delta.write.{name}": value for name, value in options.items()}
     before: dict[str, str | None] = {name: spark.conf.get(name, None) for name in names}
     for name, value in names.items():
         spark.conf.set(name, value)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
 
+from feedapi_client.spark.ingest.checkpoint import WRITING
+from feedapi_client.spark.ingest.ingest_errors import plain_message
 from feedapi_client.spark.ingest.job import Ingest, IngestError
 from feedapi_client.spark.ingest.names import Fold
+
+_NONE: Mapping[str, str] = {}
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,29 @@ class Table:
         """Whether a new query may add to what the table holds of its feed."""
         return self.job.append or who.resumed
 
+    def try_out(
+        self, spark: SparkSession, schema: StructType | None, properties: Mapping[str, str] = _NONE
+    ) -> None:
+        """Raise `IngestError` when no table can have these columns and writer options.
+
+        A format says so only when it writes: an empty table, beside the checkpoint.
+
+        Arguments:
+            properties: of the table.
+        """
+        columns = schema or StructType().add("n", "int")
+        options = {**properties, **self.job.writer_options, **WRITING}
+        table = hashlib.sha256(f"{columns.json()}{properties}".encode()).hexdigest()[:16]
+        place = f"{self.job.checkpoint_location.rstrip('/')}/feedapi/tried/{table}"
+        rows = spark.createDataFrame([], columns).write.format(self.job.format)
+        try:
+            rows.options(**options).mode("overwrite").save(place)
+        except Exception as error:  # Delta's are py4j's
+            what = ", ".join(["these columns", *self.job.writer_options])
+            raise IngestError(
+                f"{self.name} can't be written with {what}: {plain_message(error)}"
+            ) from error
+
     def refuse_new_query(self, who: Identity) -> None:
         """Raise: a new query would write events again that the table holds.
 
@@ -101,12 +129,28 @@ class Table:
         """
         if last <= who.last_offset:
             return
-        known = f"ends with micro-batch {who.last_offset}" if who.last_offset >= 0 else "holds none"
         raise IngestError(
-            f"the checkpoint is older than {self.name}: it {known}, and the table holds "
-            f"micro-batch {last} of the same query {who.query}. Was a backup restored, or offsets/ "
-            "lost? Events would be written twice. Give the newest checkpoint; or give a new one, "
-            "with --resume-from-table, which goes on where the table ends"
+            f"the checkpoint is older than {self.name}: it {_ends(who.last_offset)}, and the table "
+            f"holds micro-batch {last} of the same query {who.query}. Was a backup restored, or "
+            "offsets/ lost? Events would be written twice. Give the newest checkpoint; or give a "
+            "new one, with --resume-from-table, which goes on where the table ends"
+        )
+
+    def check_old_table(self, who: Identity, last: int | None, ever: int = -1) -> None:
+        """Raise when the table lacks the micro-batches that the query committed last.
+
+        Arguments:
+            last: the last micro-batch of the query in the table; None when nothing tells.
+            ever: the last one that was ever written to it, -1 when nothing tells.
+        """
+        committed = min(ever, who.last_batch) if self.optional else who.last_batch
+        if last is None or last >= committed:
+            return
+        raise IngestError(
+            f"{self.name} is older than the checkpoint: it {_ends(last)}, and query {who.query} "
+            f"committed micro-batch {committed}. Was it restored? Events would be missing. Give "
+            "its newest state back; or put all tables of the query back to one micro-batch, and "
+            "give a new checkpoint and staging, with --resume-from-table"
         )
 
     def check_types(
@@ -123,6 +167,10 @@ class Table:
             old, new = before.get(fold(field.name)), field.dataType.simpleString()
             if old not in (None, new):
                 raise IngestError(f"{self.name}: {problem.format(field.name, old, new)}")
+
+
+def _ends(last: int) -> str:
+    return f"ends with micro-batch {last}" if last >= 0 else "holds none"
 
 
 def forgotten(spark: SparkSession) -> str:

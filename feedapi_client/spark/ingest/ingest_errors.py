@@ -14,8 +14,12 @@ class MicroBatchError(StreamingQueryException):
 _OURS = re.compile(r"^(?:\w+\.)*feedapi_client\.[\w.]+(?:Error|Exception): (.+)$", re.MULTILINE)
 _RAISED = re.compile(r"^(?:[\w<>]+\.)*(\w+)(:[ \t]*(?:\n\s*)?\S.*)?$", re.MULTILINE)
 """The first line of a traceback that is not indented; some messages begin with a line end."""
-_JAVA_CAUSE = re.compile(r"^(?:Caused by)?: (?:[\w$]+\.)*([\w$]+: .+)$", re.MULTILINE)
-"""In the text of py4j's errors, which PySpark does not translate where Delta raises them."""
+_JAVA_CAUSE = re.compile(
+    r"^(?:Caused by)?: (?:[\w$]+\.)*([\w$]+: (?:\[\w+\]\s+)?.+(?:\n(?!Caused by)\S.*)*)",
+    re.MULTILINE,
+)
+"""In the text of py4j's errors, which PySpark does not translate where Delta raises them. Delta
+breaks the lines of its messages."""
 _TRACEBACK = "Traceback (most recent call last):"
 
 
@@ -31,7 +35,7 @@ def plain_message(error: Exception) -> str:
 
     Spark wraps the error of a micro-batch in tracebacks of several languages. The result is the
     text of this library's error if there is one, else the type and the first line of the error that
-    the last Python traceback ends with, else the first line.
+    the last Python traceback ends with, or of a Java cause, else the first line.
     """
     text = str(error)
     ours = _OURS.findall(text)
@@ -39,9 +43,10 @@ def plain_message(error: Exception) -> str:
         return str(ours[-1]).strip()
     _, traceback, raised = text.rpartition(_TRACEBACK)
     found = _RAISED.search(raised) if traceback else None
+    kind = type(error).__name__ if found is None else found[1]
+    causes = _JAVA_CAUSE.findall(raised) if kind == "Py4JJavaError" else []
+    if causes:
+        return " ".join(causes[-1].split())
     if found is None:
         return first_line(error)
-    causes = _JAVA_CAUSE.findall(raised) if found[1] == "Py4JJavaError" else []
-    if causes:
-        return str(causes[-1]).strip()
     return f"{found[1]}{' '.join((found[2] or '').split())}"

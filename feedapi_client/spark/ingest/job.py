@@ -21,7 +21,7 @@ CORRUPT = "_corrupt"
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
 _OWN_FOLDER = "_feedapi"
 _OWN_WRITER_OPTIONS = frozenset(
-    ["partitionoverwritemode", "replacewhere", "txnappid", "txnversion", "path"]
+    ["partitionoverwritemode", "replacewhere", "txnappid", "txnversion", "usermetadata", "path"]
 )
 
 

@@ -7,11 +7,13 @@ its rows is in the table, and which of the queries began first.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from urllib.parse import unquote
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import (
     ArrayType,
@@ -44,9 +46,18 @@ _PROPERTY = "feedapi.query."
 _ORDER = "feedapi.order."
 _APPEND_ONLY = "delta.appendOnly"
 _MAPPING = "delta.columnMapping.mode"
+_CHANGES = "delta.enableChangeDataFeed"
 _NOT_IN_FILES = frozenset(" ,;{}()\n\t=.")
 _BATCHES = 2**30
 """Micro-batches in an epoch of a run, in the number of a transaction."""
+_HISTORY = (10, 1000)
+"""So many of a table's newest commits are searched for those of a query."""
+_COMMIT = (
+    *("version", "timestamp", "operation", "userMetadata"),
+    "try_cast(operationParameters['version'] AS BIGINT) AS to_version",
+    "try_cast(operationParameters['timestamp'] AS TIMESTAMP) AS to_time",
+)
+USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
 class CatalogTable(Table):
@@ -62,9 +73,12 @@ class CatalogTable(Table):
         """
         if not spark.catalog.tableExists(self.name):
             self.check_missing(who, forgotten(spark) if who.last_batch >= 0 else "")
+            self._try_columns(spark, schema, schema, {})
             return
         self._compare(spark, schema, who)
-        if self._properties(spark).get(_APPEND_ONLY) == "true":
+        properties = self._properties(spark)
+        self._try_columns(spark, schema, self._new_columns(spark, schema), properties)
+        if properties.get(_APPEND_ONLY) == "true":
             raise IngestError(
                 f"{self.name} has the property {_APPEND_ONLY}, and a repeated micro-batch replaces "
                 f"rows: ALTER TABLE {self.name} SET TBLPROPERTIES ('{_APPEND_ONLY}' = 'false')"
@@ -80,6 +94,19 @@ class CatalogTable(Table):
         elif feed != who.feed:
             self.refuse_other_feed(who)
         self.check_old_checkpoint(who, self._last_unknown_batch(spark, who))
+        self.check_old_table(who, *self._history(spark, who))
+
+    def _try_columns(
+        self,
+        spark: SparkSession,
+        schema: StructType | None,
+        new: StructType | None,
+        properties: Mapping[str, str],
+    ) -> None:
+        if self.job.writer_options or new:
+            own = {_MAPPING: "name", _APPEND_ONLY: "false"}
+            own |= {name: properties[name] for name in (_CHANGES,) if name in properties}
+            self.try_out(spark, schema, own)
 
     def _last_unknown_batch(self, spark: SparkSession, who: Identity) -> int:
         """Return the last micro-batch that the checkpoint does not know, -1 without one."""
@@ -88,12 +115,23 @@ class CatalogTable(Table):
         found = spark.table(self.name).where(unknown).agg(F.max(batch)).first()
         return -1 if found is None or found[0] is None else int(found[0])
 
+    def _history(self, spark: SparkSession, who: Identity) -> tuple[int | None, int]:
+        """Return what `last_written` does of the table."""
+        ever = -1
+        for commits in _HISTORY:
+            history = spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT {commits}")
+            last, ever = last_written(history.selectExpr(*_COMMIT).collect(), str(who.query))
+            if last is not None:
+                return last, ever
+        return None if ever < 0 else -1, ever
+
     def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
         """Write a micro-batch in place of an earlier attempt. Nothing is left to be published."""
         named = identified(rows, who, number)
         self.prepare(named.sparkSession, named.schema, who)
         own = (column(who.column("query")) == who.query) & (column(who.column("batch")) == number)
-        options = {**self.job.writer_options, **WRITING, **transaction(who, number)}
+        options = transaction(named.sparkSession, who, number)
+        options = {**self.job.writer_options, **WRITING, **options}
         retry_conflicts(lambda: named.writeTo(self.name).options(**options).overwrite(own))
         return []
 
@@ -157,14 +195,17 @@ class CatalogTable(Table):
         retry_conflicts(lambda: retry_sync(lambda: spark.sql(sql), creating))
 
     def _add_columns(self, spark: SparkSession, schema: StructType) -> None:
-        known = {name.lower() for name in spark.table(self.name).columns}
-        new = StructType([field for field in schema if field.name.lower() not in known])
+        new = self._new_columns(spark, schema)
         if not new.fields:
             return
         if self._needs_mapping(new):
             self._set_properties(spark, {_MAPPING: "name"})
         sql = f"ALTER TABLE {self.name} ADD COLUMNS ({_columns(new)})"
         retry_conflicts(lambda: spark.sql(sql))
+
+    def _new_columns(self, spark: SparkSession, schema: StructType | None) -> StructType:
+        known = {name.lower() for name in spark.table(self.name).columns}
+        return StructType([field for field in schema or () if field.name.lower() not in known])
 
     def _set_properties(self, spark: SparkSession, properties: Mapping[str, str]) -> None:
         # Quoted, because parameters of SQL are not allowed here.
@@ -259,14 +300,42 @@ def identified(rows: DataFrame, who: Identity, number: int) -> DataFrame:
     )
 
 
-def transaction(who: Identity, number: int) -> dict[str, str]:
+def transaction(spark: SparkSession, who: Identity, number: int) -> dict[str, str]:
     """Return what lets Delta drop a write to a table that a later run has written to.
 
     Delta keeps the number of the last transaction of each application in the table, and compares
-    it in the commit itself: a run that wakes up late changes nothing, however late it is.
+    it in the commit itself: a run that wakes up late changes nothing, however late it is. The
+    table's history shows the metadata, after that which the session sets.
     """
-    version = who.epoch * _BATCHES + number
-    return {"txnAppId": f"feedapi-{who.query}", "txnVersion": str(version)}
+    version, application = who.epoch * _BATCHES + number, f"feedapi-{who.query}"
+    metadata = f"{spark.conf.get(USER_METADATA, None) or ''} {application} {number}".strip()
+    return {"txnAppId": application, "txnVersion": str(version), "userMetadata": metadata}
+
+
+def last_written(history: Sequence[Row], query: str) -> tuple[int | None, int]:
+    """Return the query's last micro-batch that a table holds, and the last ever written to it.
+
+    RESTORE goes back to an earlier version of the table, which holds nothing of those between.
+    None, and -1, where no commit tells.
+
+    Arguments:
+        history: commits, the newest first: columns of DESCRIBE HISTORY, and the version or time
+            that a RESTORE went back to.
+    """
+    own, ever = re.compile(rf"\bfeedapi-{re.escape(query)} (\d+)$"), -1
+    version, time = math.inf, datetime.max
+    for commit in history:
+        found = own.search(commit["userMetadata"] or "")
+        if found:
+            ever = max(ever, int(found[1]))
+        if commit["version"] > version or commit["timestamp"] > time:
+            continue
+        if commit["operation"] == "RESTORE":
+            version = math.inf if commit["to_version"] is None else commit["to_version"]
+            time = commit["to_time"] or datetime.max
+        elif found:
+            return int(found[1]), ever
+    return None, ever
 
 
 def retry_conflicts(write: Callable[[], object]) -> None:
