@@ -8,6 +8,7 @@ import re
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -43,9 +44,11 @@ async def connect(
     Raises:
         BrokerUnavailableError: no server could be reached within `timeout` seconds, or one refuses
             the credentials, or its certificate is not trusted.
-        LiftbridgeError: the credentials need a package that is not installed.
+        LiftbridgeError: the credentials need a package that is not installed, or their file can't
+            be read, or is none.
     """
     urls = [servers] if isinstance(servers, str) else list(servers)
+    _check_files(options.get("user_credentials"))
     problems = _Problems(len(urls), on_error)
 
     async def reconnected() -> None:
@@ -96,6 +99,26 @@ async def connect(
             # nats-py 2.16 leaves the socket of an attempt open that fails or is cancelled.
             with suppress(Exception):
                 await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
+
+
+def _check_files(credentials: Any) -> None:
+    """Raise `LiftbridgeError` for a file that nats-py 2.16 would try for ever, or read for ever."""
+    files = credentials if isinstance(credentials, tuple) else [credentials]
+    for file in files:
+        if not isinstance(file, str | Path):
+            continue
+        try:
+            content = Path(file).read_bytes()
+        except OSError as error:
+            raise LiftbridgeError(
+                f"user_credentials (--nats-creds): {file}: {error.strerror}"
+            ) from error
+        for part in (b"NATS USER JWT", b"USER NKEY SEED") if file is credentials else ():
+            if b"BEGIN " + part not in content:
+                raise LiftbridgeError(
+                    f"user_credentials (--nats-creds): {file} is no file of credentials: it has no "
+                    f"line BEGIN {part.decode()}"
+                )
 
 
 def _credentials(urls: Sequence[str], options: Mapping[str, Any]) -> dict[str, str]:

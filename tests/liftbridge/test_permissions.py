@@ -38,6 +38,11 @@ from tests.liftbridge.helpers import SAFETY_NET, eventually
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way_through_nats_py")]
 
 
+_JWT = "-----BEGIN NATS USER JWT-----\nx\n------END NATS USER JWT------\n"
+_SEED = "-----BEGIN USER NKEY SEED-----\nx\n------END USER NKEY SEED------\n"
+_NOWHERE = "nats://127.0.0.1:1"
+
+
 class Users:
     """A NATS server whose user `app` may do what a test says, with a broker on it."""
 
@@ -241,11 +246,32 @@ async def test_a_password_among_the_options_wins_over_that_of_the_url(users: Any
 
 @pytest.mark.parametrize("option", ["user_credentials", "nkeys_seed", "nkeys_seed_str"])
 async def test_credentials_that_need_a_package_say_which(
-    monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, option: str
+    monkeypatch: pytest.MonkeyPatch, nats_server: NatsServer, tmp_path: Path, option: str
 ) -> None:
     monkeypatch.setitem(sys.modules, "nkeys", None)
+    file = tmp_path / "x.creds"
+    file.write_text(f"{_JWT}{_SEED}")
     with pytest.raises(LiftbridgeError, match=r"pip install 'nats-py\[nkeys\]'"):
-        await LiftbridgePublisher(nats_server.url, options={option: "x"}).__aenter__()
+        await LiftbridgePublisher(nats_server.url, options={option: str(file)}).__aenter__()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"x\.creds: No such file or directory"),
+        (_JWT, r"x\.creds is no file of credentials: it has no line BEGIN USER NKEY SEED"),
+        (_SEED, r"x\.creds is no file of credentials: it has no line BEGIN NATS USER JWT"),
+    ],
+)
+async def test_credentials_in_a_file_that_is_none_are_no_outage(
+    tmp_path: Path, content: str | None, message: str
+) -> None:
+    file = tmp_path / "x.creds"
+    if content is not None:
+        file.write_text(content)
+    for given in (file, str(file)) if content else (file, (str(file), str(file))):
+        with pytest.raises(LiftbridgeError, match=message):
+            await LiftbridgePublisher(_NOWHERE, options={"user_credentials": given}).__aenter__()
 
 
 @pytest.mark.parametrize("url", ["", "nats://", "nats://app:pw@127.0.0.1:port"])

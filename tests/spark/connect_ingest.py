@@ -14,9 +14,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from feedapi_client.spark.ingest import Ingest, MicroBatchError
+from feedapi_client.spark.ingest import Ingest, MicroBatchError, files
 from tests.spark.sessions import configuration
 from tests.spark.slow_workers import run
+
+
+def no_folder(*arguments: Any) -> Any:
+    raise AssertionError(f"the client looks into a folder of the server: {arguments}")
 
 
 def main(given: dict[str, Any]) -> None:
@@ -28,6 +32,8 @@ def main(given: dict[str, Any]) -> None:
     results: dict[str, Any] = {"session": type(spark).__module__}
     try:
         results["first"] = asdict(run(spark, Ingest(**given)))
+        # The client may lack the server's credentials, and its folders.
+        files.open_folder = no_folder
         results["second"] = asdict(run(spark, Ingest(**given)))
         try:
             run(spark, Ingest(**{**given, "url": "http://127.0.0.1:9/feed", "feed": "x"}))

@@ -295,14 +295,42 @@ def test_r09_table_older_than_its_checkpoint_is_refused(
     spark.sql("ALTER TABLE lake.old ADD COLUMNS (of_mine INT)")
     lake.ingest(**own)
     for name in names:
-        last = lake.rows(f"DESCRIBE HISTORY {name} LIMIT 1")[0].timestamp
+        last = lake.rows(f"DESCRIBE HISTORY {name} LIMIT 1")[0]
         for version, ends in ((first[name], "ends with micro-batch 0"), (0, "holds none")):
             spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {version}")
             message = f"{name} is older than the checkpoint: it {ends}, .* micro-batch 2. Was it"
             with pytest.raises(IngestError, match=message):
                 lake.ingest(**own)
-        spark.sql(f"RESTORE TABLE {name} TO TIMESTAMP AS OF '{last}'")
+        spark.sql(f"RESTORE TABLE {name} TO TIMESTAMP AS OF '{last.timestamp}'")
+        with pytest.raises(IngestError, match=f"{name} was put back to a time, .* TO VERSION AS"):
+            lake.ingest(**own)
+        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {last.version}")
     lake.ingest(**own)
+
+
+def test_r09_table_put_back_from_its_clone_is_refused_where_it_is_older(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    own: dict[str, Any] = {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
+    own |= {"bronze": None, "rejected": None, "gold": None, "key": (), "delete_when": None}
+    own["output"] = "lake.cloned"
+    for place in ("lake.backup", f"delta.`{tmp_path}/backup`"):
+        lake.publish("e1")
+        lake.ingest(**own)
+        rows = spark.table("lake.cloned").count()
+        spark.sql(f"CREATE TABLE {place} SHALLOW CLONE lake.cloned")
+        spark.sql("DELETE FROM lake.cloned")
+        spark.sql(f"CREATE OR REPLACE TABLE lake.cloned SHALLOW CLONE {place}")
+        assert lake.ingest(**own).rows == 0
+        lake.publish("e1")
+        assert lake.ingest(**own).rows == 1
+        newest = lake.rows("DESCRIBE HISTORY lake.cloned LIMIT 1")[0].version
+        spark.sql("DELETE FROM lake.cloned")
+        spark.sql(f"CREATE OR REPLACE TABLE lake.cloned SHALLOW CLONE {place}")
+        assert spark.table("lake.cloned").count() == rows
+        with pytest.raises(IngestError, match=r"cloned is older than the checkpoint: it ends with"):
+            lake.ingest(**own)
+        spark.sql(f"RESTORE TABLE lake.cloned TO VERSION AS OF {newest}")
 
 
 def test_r10_what_delta_says_in_a_write_only_is_refused_before(

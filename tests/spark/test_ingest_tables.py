@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -364,6 +365,59 @@ def test_r09_micro_batch_that_leaves_nothing_in_a_folder_is_no_backup(
         publisher.append(0, event)
         run(spark, job(publisher, tmp_path, **given))
     assert spark.read.parquet(given["rejected"]).count() == 2
+
+
+def test_r09_folder_of_a_transform_lacks_what_the_transform_left_in_it(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    def ingest(transform: Any = transforms.leaves_out_the_third) -> list[int]:
+        publish(publisher, 1, first=next(first))
+        run(spark, job(publisher, tmp_path, schema="n INT", transform=transform))
+        return numbers(spark, tmp_path / "table")
+
+    first = itertools.count(100)
+    held = [ingest() for _ in range(3)][2]
+    (query,) = (tmp_path / "table").glob("feed=*/query=*")
+    assert not (query / "batch=2").exists()
+    (query / "batch=1").rename(tmp_path / "batch=1")
+    for transform in (None, transforms.leaves_out_the_third):
+        with pytest.raises(IngestError, match=r"older than the checkpoint: it ends with .* 0, and"):
+            ingest(transform)
+    (tmp_path / "batch=1").rename(query / "batch=1")
+    assert set(held) < set(ingest(None))
+
+
+def test_r09_resumption_does_not_begin_a_table_that_lacks_what_bronze_holds(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    def ingest(number: int, **tables: str) -> None:
+        own = {"checkpoint": str(tmp_path / f"c{number}"), "staging": str(tmp_path / f"s{number}")}
+        given = {"schema": "n INT", "bronze": str(tmp_path / "bronze"), **own, **tables}
+        run(spark, job(publisher, tmp_path, resume_from_table=number > 0, **given))
+
+    ingest(0)
+    publish(publisher, 1, first=100)
+    ingest(0)
+    publish(publisher, 1, first=101)
+    for other in ({"output": str(tmp_path / "tabel")}, {"rejected": str(tmp_path / "rejected")}):
+        with pytest.raises(IngestError, match=r"was never written by query .*bronze: earlier even"):
+            ingest(1, **other)
+    assert not (tmp_path / "tabel").exists()
+    ingest(2)
+    assert numbers(spark, tmp_path / "table") == [*range(60), 100, 101]
+
+
+def test_table_that_is_renamed_and_renamed_back_is_the_same(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    own = {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
+    names = ["table", "elsewhere"] * 2
+    for number, (before, name) in enumerate(zip(["table", *names], names, strict=False)):
+        if before != name:
+            (tmp_path / before).rename(tmp_path / name)
+        publish(publisher, 1, first=100 + number)
+        run(spark, job(publisher, tmp_path, output=str(tmp_path / name), **own))
+    assert spark.read.parquet(str(tmp_path / "elsewhere")).count() == 64
 
 
 @pytest.mark.parametrize(

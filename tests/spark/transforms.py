@@ -12,3 +12,7 @@ def only_odd(batch: DataFrame, number: int) -> DataFrame:
 
 def writes_by_itself(batch: DataFrame, number: int) -> None:
     batch.write.format("noop").mode("append").save()
+
+
+def leaves_out_the_third(batch: DataFrame, number: int) -> DataFrame | None:
+    return None if number == 2 else batch

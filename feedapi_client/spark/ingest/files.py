@@ -29,11 +29,12 @@ from feedapi_client.spark.ingest.identity import Identity, Table
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.names import folded
 from feedapi_client.spark.ingest.publishing import (
+    Decisions,
     TableFolder,
     WrittenFiles,
     open_folder,
 )
-from feedapi_client.spark.registration import store_settings
+from feedapi_client.spark.registration import is_connect, store_settings
 from feedapi_client.spark.staging.location import harmless
 
 _NOTES = "_feedapi/table"
@@ -62,11 +63,12 @@ class FileTable(Table):
             last = self._last_batch(spark, who)
             self.check_old_checkpoint(who, last)
             # Where none is left, old ones were deleted.
-            self.check_old_table(who, None if last < 0 else last)
+            if last >= 0 and self._lacks(spark, who, last):
+                self.check_old_table(who, last, who.last_batch)
         self._compare(spark, noted, schema, who)
         if self.job.writer_options:
             self.try_out(spark, schema)
-        if "://" in self.name:
+        if "://" in self.name and not is_connect(spark):
             open_folder(self.name, store_settings(spark, self.name))
 
     def _check_query(self, spark: SparkSession, who: Identity, feed: str | None) -> None:
@@ -129,13 +131,32 @@ class FileTable(Table):
     def _last_batch(self, spark: SparkSession, who: Identity) -> int:
         """Return the last micro-batch of the query that readers see, -1 without one."""
         uri, folder = self._noted_uri(spark), _folder_of(who)
-        if uri:
+        if uri and not is_connect(spark):  # whose server reaches the folder, and this need not
             names = self._open(spark, uri).names(folder)
         else:
             files = paths(spark, f"{self.name}/{folder}")
             names = {file.rpartition(f"/{folder}/")[2].partition("/")[0] for file in files}
         prefix = f"{who.column('batch')}="
         return max((int(n.removeprefix(prefix)) for n in names if n.startswith(prefix)), default=-1)
+
+    def _lacks(self, spark: SparkSession, who: Identity, last: int) -> bool:
+        """Whether the table lacks a micro-batch that the query committed after `last`.
+
+        A transform may have left nothing of it, which the decisions tell.
+        """
+        if last >= who.last_batch:
+            return False
+        if is_connect(spark):  # Spark does not show a partitioned micro-batch without rows
+            return not (self.optional or self.partition_by)
+        location, uri = self.job.staging_location, self._noted_uri(spark)
+        decisions = Decisions(location, str(who.query), store_settings(spark, location))
+        for number in range(who.last_batch, last - 1, -1):
+            decision = decisions.find(number)
+            if decision is None:
+                break
+            if any(written.table == uri for written in decision.tables):
+                return number > last
+        return not self.optional
 
     def batches(
         self, spark: SparkSession, who: Identity, numbers: Sequence[int]

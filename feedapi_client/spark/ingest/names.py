@@ -63,7 +63,10 @@ def in_catalog(spark: SparkSession, table: str) -> str:
     first, *others = _PART.findall(table)
     if len(others) > 1 or spark.conf.get(f"spark.sql.catalog.{first.strip('`')}", None):
         return table
-    here = [spark.catalog.currentCatalog(), spark.catalog.currentDatabase()]
+    catalog = spark.catalog.currentCatalog()
+    if not catalog.isidentifier():  # Spark quotes the schema where it must, the catalog never
+        catalog = f"`{catalog}`"
+    here = [catalog, spark.catalog.currentDatabase()]
     return ".".join([*here[: 2 - len(others)], table])
 
 

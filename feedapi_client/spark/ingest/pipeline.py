@@ -297,7 +297,8 @@ class Run:
         optional = job.transform is not None and made <= known
         Tables(job, who, optional=optional).check(spark, rows)
         if tables != known:
-            left_out |= dict.fromkeys(known, who.last_batch)
+            if not tables - known:  # else a table has another name, and its checks passed
+                left_out |= dict.fromkeys(known, who.last_batch)
             kept = {name: batch for name, batch in left_out.items() if name not in tables}
             note(spark, checkpoint, "outputs", tables=sorted(tables), left_out=kept)
 
@@ -338,6 +339,9 @@ class Run:
         writer = BatchWriter(job, schema, self._lease)
         found = bronze.groupBy("query").agg(F.max("batch")).collect()
         newest = max((order.get(query, 0) for query, _ in found), default=0)
+        several = [query for query, number in found if number and query in order]
+        if several and job.transform is None:
+            self._check_others(job, who, max(several, key=order.__getitem__))
         for query, number in found:
             if order.get(query, 0) < newest:
                 continue  # several are left only in a copy of a table, which has no order
@@ -345,6 +349,17 @@ class Run:
             batch = bronze.where(own).select(*EVENT, "data")
             tables = Tables(job, replace(who, query=query))
             writer.publish(self.spark, writer.write(tables, batch, number))
+
+    def _check_others(self, job: Ingest, who: Identity, query: str) -> None:
+        """Raise where another table than bronze lacks what a query wrote, but for the last."""
+        tables = Tables(job, who)
+        for table in filter(None, (tables.output, tables.rejected, tables.gold)):
+            if query not in table.order(self.spark):
+                raise IngestError(
+                    f"{table.name} was never written by query {query}, which wrote "
+                    f"{self.job.bronze}: earlier events would be missing. Give the table that they "
+                    "are in, or leave it out"
+                )
 
     def _start(self, schema: StructType | None) -> StreamingQuery:
         job = self.job

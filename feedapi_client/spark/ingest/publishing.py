@@ -15,10 +15,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 import obstore
+from obstore.exceptions import BaseError
 from pyarrow import fs
 
 from feedapi_client.spark.ingest.job import IngestError
-from feedapi_client.spark.staging.location import Staging, harmless, listed, open_store
+from feedapi_client.spark.staging.location import Staging, harmless, listed, open_store, reason
 from feedapi_client.spark.staging.staging_errors import (
     MissingObjectError,
     StagingError,
@@ -32,6 +33,8 @@ _KEPT = 100
 """Decisions that are kept for runs that wake up late."""
 _OBJECT_STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 _COPIES = 16
+_COPIED_AT_ONCE = 5 * 2**30
+"""Bytes of an object that S3 copies in one request."""
 
 
 class _RenamingFolder:
@@ -79,10 +82,16 @@ class _CopyingFolder:
     """
 
     def __init__(self, url: str, settings: Mapping[str, str]) -> None:
+        self._url = url
         self._store = open_store(url, settings)
 
     def names(self, path: str) -> set[str]:
-        found = obstore.list_with_delimiter(self._store, prefix=f"{path}/")
+        try:
+            found = obstore.list_with_delimiter(self._store, prefix=f"{path}/")
+        except (BaseError, OSError) as error:
+            raise IngestError(
+                f"could not list {path} of a table: {reason(error, self._url)}"
+            ) from None
         keys = [entry["path"] for entry in found["objects"]] + list(found["common_prefixes"])
         return {key.rstrip("/").rpartition("/")[2] for key in keys}
 
@@ -97,16 +106,21 @@ class _CopyingFolder:
             raise _gone(attempt)
 
         def copy(key: str) -> None:
-            obstore.copy(self._store, f"{attempt}/{key}", f"{final}/{key}")
+            source, target = f"{attempt}/{key}", f"{final}/{key}"
+            if written[key] <= _COPIED_AT_ONCE:
+                obstore.copy(self._store, source, target)
+            else:
+                obstore.put(self._store, target, obstore.get(self._store, source).stream())
 
-        if there <= written:  # else it is another attempt's, and whole
+        if there.keys() <= written.keys():  # else it is another attempt's, and whole
             with ThreadPoolExecutor(_COPIES, "feedapi-publish") as pool:
-                list(pool.map(copy, sorted(written - there)))
+                list(pool.map(copy, sorted(written.keys() - there.keys())))
         with harmless(f"{attempt} was not deleted"):
             self.delete(attempt)
 
-    def _below(self, path: str) -> set[str]:
-        return {key.removeprefix(f"{path}/") for key, _, _ in listed(self._store, path)}
+    def _below(self, path: str) -> dict[str, int]:
+        """Return the objects below a path, and their sizes in bytes."""
+        return {key.removeprefix(f"{path}/"): size for key, size, _ in listed(self._store, path)}
 
 
 TableFolder = _RenamingFolder | _CopyingFolder

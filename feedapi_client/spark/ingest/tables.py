@@ -10,9 +10,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from urllib.parse import unquote
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import (
@@ -56,7 +57,11 @@ _COMMIT = (
     *("version", "timestamp", "operation", "userMetadata"),
     "try_cast(operationParameters['version'] AS BIGINT) AS to_version",
     "try_cast(operationParameters['timestamp'] AS TIMESTAMP) AS to_time",
+    "trim('\"' FROM operationParameters['source']) AS source",
+    "try_cast(operationParameters['sourceVersion'] AS BIGINT) AS source_version",
 )
+_ZONES = timedelta(hours=26)
+"""Between the first and the last time zone."""
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
@@ -117,13 +122,14 @@ class CatalogTable(Table):
 
     def _history(self, spark: SparkSession, who: Identity) -> tuple[int | None, int]:
         """Return what `last_written` does of the table."""
-        ever = -1
-        for commits in _HISTORY:
-            history = spark.sql(f"DESCRIBE HISTORY {self.name} LIMIT {commits}")
-            last, ever = last_written(history.selectExpr(*_COMMIT).collect(), str(who.query))
-            if last is not None:
-                return last, ever
-        return None if ever < 0 else -1, ever
+        query = str(who.query)
+        first, second = (_written(spark, self.name, query, zone) for zone in (-_ZONES, _ZONES))
+        if first != second:
+            raise IngestError(
+                f"{self.name} was put back to a time, and its history does not say in which time "
+                "zone: put it back to a version, with RESTORE TABLE ... TO VERSION AS OF"
+            )
+        return first
 
     def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
         """Write a micro-batch in place of an earlier attempt. Nothing is left to be published."""
@@ -157,6 +163,8 @@ class CatalogTable(Table):
         self._prepared = schema
 
     def _properties(self, spark: SparkSession) -> dict[str, str]:
+        if not spark.catalog.tableExists(self.name):
+            return {}
         rows = spark.sql(f"SHOW TBLPROPERTIES {self.name}").collect()
         return {row["key"]: row["value"] for row in rows}
 
@@ -312,15 +320,47 @@ def transaction(spark: SparkSession, who: Identity, number: int) -> dict[str, st
     return {"txnAppId": application, "txnVersion": str(version), "userMetadata": metadata}
 
 
-def last_written(history: Sequence[Row], query: str) -> tuple[int | None, int]:
+def _written(
+    spark: SparkSession, table: str, query: str, zone: timedelta, until: float = math.inf
+) -> tuple[int | None, int]:
+    """Return what `last_written` does of a table's commits until a version."""
+
+    def source(commit: Row) -> tuple[int | None, int]:
+        name = commit["source"]
+        path = "/" in name and "`" not in name
+        try:
+            return _written(
+                spark, f"delta.`{name}`" if path else name, query, zone, commit["source_version"]
+            )
+        except AnalysisException:  # it was deleted
+            return None, -1
+
+    ever = -1
+    for commits in _HISTORY:
+        history = spark.sql(f"DESCRIBE HISTORY {table} LIMIT {commits}").selectExpr(*_COMMIT)
+        rows = [row for row in history.collect() if row["version"] <= until]
+        last, ever = last_written(rows, query, zone, source)
+        if last is not None:
+            return last, ever
+    return None if ever < 0 else -1, ever
+
+
+def last_written(
+    history: Sequence[Row],
+    query: str,
+    zone: timedelta,
+    source: Callable[[Row], tuple[int | None, int]],
+) -> tuple[int | None, int]:
     """Return the query's last micro-batch that a table holds, and the last ever written to it.
 
-    RESTORE goes back to an earlier version of the table, which holds nothing of those between.
-    None, and -1, where no commit tells.
+    RESTORE goes back to an earlier version of the table, which holds nothing of those between, and
+    CLONE to a version of another one. None, and -1, where no commit tells.
 
     Arguments:
-        history: commits, the newest first: columns of DESCRIBE HISTORY, and the version or time
-            that a RESTORE went back to.
+        history: commits, the newest first: columns of DESCRIBE HISTORY, the version or time that
+            a RESTORE went back to, and the table and version that a CLONE is of.
+        zone: added to the time of a RESTORE, which is noted without its time zone.
+        source: returns the same of a CLONE's table.
     """
     own, ever = re.compile(rf"\bfeedapi-{re.escape(query)} (\d+)$"), -1
     version, time = math.inf, datetime.max
@@ -332,9 +372,12 @@ def last_written(history: Sequence[Row], query: str) -> tuple[int | None, int]:
             continue
         if commit["operation"] == "RESTORE":
             version = math.inf if commit["to_version"] is None else commit["to_version"]
-            time = commit["to_time"] or datetime.max
+            time = datetime.max if commit["to_time"] is None else commit["to_time"] + zone
         elif found:
             return int(found[1]), ever
+        elif commit["operation"] == "CLONE":
+            last, earlier = source(commit)
+            return last, max(ever, earlier)
     return None, ever
 
 

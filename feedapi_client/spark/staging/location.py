@@ -187,8 +187,8 @@ class Staging:
         except (BaseError, OSError) as error:
             if isinstance(error, FileNotFoundError) and verb != "write":
                 raise MissingObjectError(f"staged object {key} is not there") from error
-            reason = _reason(error, self.location)
-            raise StagingError(f"could not {verb} the staged object {key}: {reason}") from error
+            why = reason(error, self.location)
+            raise StagingError(f"could not {verb} the staged object {key}: {why}") from error
 
 
 def open_store(location: str, settings: Mapping[str, str] | None = None) -> Any:
@@ -218,7 +218,7 @@ def open_store(location: str, settings: Mapping[str, str] | None = None) -> Any:
     except (BaseError, OSError, ValueError, TypeError) as error:
         # The chained error would quote the URL, which may hold a secret.
         raise StagingError(
-            f"the staging location ({scheme}://…) can't be opened: {_reason(error, url)}"
+            f"the staging location ({scheme}://…) can't be opened: {reason(error, url)}"
         ) from None
 
 
@@ -230,11 +230,11 @@ def listed(store: Any, prefix: str | None = None) -> Iterator[tuple[str, int, da
                 yield entry["path"], entry["size"], entry["last_modified"]
     except (BaseError, OSError) as error:
         raise StagingError(
-            f"could not list the staging location: {type(error).__name__}: {_reason(error, '')}"
+            f"could not list the staging location: {type(error).__name__}: {reason(error, '')}"
         ) from error
 
 
-def _reason(error: Exception, url: str) -> str:
+def reason(error: Exception, url: str) -> str:
     """Return the first line of an object store's error, without what a URL in it may hold."""
     text = str(error).strip().split("\n", 1)[0]
     text = _URL_IN_TEXT.sub(r"\1://…", text)
