@@ -14,9 +14,10 @@ from feedapi_client.errors import FencedError
 from feedapi_client.spark import ingest
 from feedapi_client.spark.ingest import Ingest, MicroBatchError, pipeline
 from feedapi_client.spark.ingest.columns import payload_schema
+from feedapi_client.spark.ingest.files import FileTable
 from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.pipeline import BatchWriter
-from feedapi_client.spark.ingest.publishing import TableFolder, open_folder
+from feedapi_client.spark.ingest.publishing import Decision, Decisions, TableFolder, open_folder
 from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.stream import ReadSoFar
 from feedapi_client.testing import Publisher
@@ -97,10 +98,36 @@ def test_r08_failed_attempt_leaves_nothing(
     left = tmp_path / "bronze/_feedapi/attempts"
     (next(left.iterdir()) / "0-1-killed").mkdir()
     run(spark, typed(publisher, tmp_path))
+    assert not list(tmp_path.glob("*/_feedapi/attempts/*/*"))
     assert counts(spark, tmp_path)["bronze"] == 60
     publish(publisher, 5, first=60)
     run(spark, typed(publisher, tmp_path))
     assert not list(tmp_path.glob("*/_feedapi/attempts/*/*"))
+
+
+def test_r08_runs_that_are_killed_again_and_again_leave_one_attempt(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    job = typed(publisher, tmp_path)
+    decisions = Decisions(job.staging_location, "query", {})
+    written = []
+    for epoch in (1, 2, 3):
+        who = Identity("feed", "query", epoch=epoch)
+        written.append(FileTable(job, job.output).write(spark.range(1), who, 0))
+        assert len(list(tmp_path.glob("table/_feedapi/attempts/query/*"))) == 1
+    for late in (1, 2):  # they were paused, and wake up
+        with pytest.raises(FencedError, match="a later run took the place of this one"):
+            decisions.decide(0, Decision(late, written[late - 1]))
+    third = Decision(3, written[2])
+    assert decisions.decide(0, third) == third
+    FileTable(job, job.output).write(spark.range(1), Identity("feed", "query", epoch=4), 0)
+    assert (
+        tmp_path / "table" / third.tables[0].attempt
+    ).exists()  # it counts, and is not shown yet
+    for number in range(1, 102):
+        decisions.decide(number, Decision(4, []))
+    assert decisions.find(1) is None
+    assert not list(tmp_path.glob("staging/**/000000000001-4"))
 
 
 def test_r08_attempt_that_counts_is_published_by_the_next_run(

@@ -7,6 +7,7 @@ What can't be changed later is noted in the folder ``_feedapi/table``, one line 
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +28,7 @@ from feedapi_client.spark.ingest.checkpoint import (
 )
 from feedapi_client.spark.ingest.identity import Identity, Table
 from feedapi_client.spark.ingest.job import IngestError
-from feedapi_client.spark.ingest.names import folded
+from feedapi_client.spark.ingest.names import as_url, folded
 from feedapi_client.spark.ingest.publishing import (
     Decisions,
     TableFolder,
@@ -39,6 +40,7 @@ from feedapi_client.spark.staging.location import harmless
 
 _NOTES = "_feedapi/table"
 _ATTEMPTS = "_feedapi/attempts"
+_ATTEMPT = re.compile(r"(\d+)-(\d+)-")
 
 
 class FileTable(Table):
@@ -92,6 +94,7 @@ class FileTable(Table):
         columns_are_new = rows.schema != self._noted
         if columns_are_new:
             self._compare(spark, _notes(spark, self.name), rows.schema, who)
+            self._delete_old_attempts(spark, who, number)
         options = {**self.job.writer_options, **WRITING}
         writer = rows.write.format("parquet").options(**options)
         if self.partition_by:
@@ -100,20 +103,25 @@ class FileTable(Table):
         attempt = f"{_ATTEMPTS}/{who.query}/{name}"
         writer.save(f"{self.name}/{attempt}")
         if columns_are_new:  # what a write that failed would have noted can't be changed later
-            self._prepare(rows, who, number)
+            self._note(spark, rows.schema, who)
+            self._uri, self._noted = self._noted_uri(spark), rows.schema
         final = f"{_folder_of(who)}/{who.column('batch')}={number}"
         return [WrittenFiles(self._uri, attempt, final)]
 
-    def _prepare(self, rows: DataFrame, who: Identity, number: int) -> None:
-        spark = rows.sparkSession
-        self._note(spark, rows.schema, who)
-        self._uri, self._noted = self._noted_uri(spark), rows.schema
-        folder, attempts = self._open(spark, self._uri), f"{_ATTEMPTS}/{who.query}"
+    def _delete_old_attempts(self, spark: SparkSession, who: Identity, number: int) -> None:
+        """Delete what runs left that were killed: none of it counts, or it is published."""
+        attempts, decisions = f"{_ATTEMPTS}/{who.query}", self._decisions(spark, who)
         with harmless(f"old attempts in {self.name} were not deleted"):
-            for name in folder.names(attempts):
-                begun, _, _ = name.partition("-")
-                if begun.isdecimal() and int(begun) < number:  # those are published
-                    folder.delete(f"{attempts}/{name}")
+            folder = self._open(spark, self._noted_uri(spark) or as_url(self.name))
+            for attempt in filter(None, map(_ATTEMPT.match, folder.names(attempts))):
+                of, epoch = int(attempt[1]), int(attempt[2])
+                again = of == number and epoch < who.epoch
+                if of < number or (again and decisions.close(number, epoch)):
+                    folder.delete(f"{attempts}/{attempt.string}")
+
+    def _decisions(self, spark: SparkSession, who: Identity) -> Decisions:
+        location = self.job.staging_location
+        return Decisions(location, str(who.query), store_settings(spark, location))
 
     def order(self, spark: SparkSession) -> dict[str, int]:
         """Return the queries that wrote here, with numbers that rise in the order they began in."""
@@ -148,8 +156,7 @@ class FileTable(Table):
             return False
         if is_connect(spark):  # Spark does not show a partitioned micro-batch without rows
             return not (self.optional or self.partition_by)
-        location, uri = self.job.staging_location, self._noted_uri(spark)
-        decisions = Decisions(location, str(who.query), store_settings(spark, location))
+        decisions, uri = self._decisions(spark, who), self._noted_uri(spark)
         for number in range(who.last_batch, last - 1, -1):
             decision = decisions.find(number)
             if decision is None:

@@ -18,6 +18,7 @@ import obstore
 from obstore.exceptions import BaseError
 from pyarrow import fs
 
+from feedapi_client.errors import FencedError
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.staging.location import Staging, harmless, listed, open_store, reason
 from feedapi_client.spark.staging.staging_errors import (
@@ -208,14 +209,33 @@ class Decisions:
         return found
 
     def decide(self, number: int, own: Decision) -> Decision:
-        """Return `own`, or what another attempt decided first. Raises `StagingError`."""
+        """Return `own`, or what another attempt decided first.
+
+        Raises:
+            FencedError: a later run has closed this one's attempts, and may have deleted them.
+            StagingError: the location failed.
+        """
+        if self._settle(number, own.epoch, b"open") == b"closed":
+            raise FencedError(f"a later run took the place of this one at micro-batch {number}")
         if self._staging.create(self._key(number), msgspec.json.encode(own)):
             with harmless("old decisions were not deleted"):
-                for old in self._staging.numbers(self._prefix):
-                    if old <= number - _KEPT:
-                        self._staging.delete(self._key(old))
+                for key, _, _ in list(listed(self._staging.store, self._prefix)):
+                    if int(key.rpartition("/")[2].partition("-")[0]) <= number - _KEPT:
+                        self._staging.delete(key)
             return own
         return self.find(number) or own
+
+    def close(self, number: int, epoch: int) -> bool:
+        """Return whether the attempts of an earlier run at a micro-batch will never count.
+
+        The run may still be writing: it is told so when it decides.
+        """
+        return self._settle(number, epoch, b"closed") == b"closed"
+
+    def _settle(self, number: int, epoch: int, wanted: bytes) -> bytes:
+        """Return what was settled first on the attempts of a run: open, or closed."""
+        key = f"{self._key(number)}-{epoch}"
+        return wanted if self._staging.create(key, wanted) else self._staging.read(key)
 
     def _key(self, number: int) -> str:
         return f"{self._prefix}/{number:012d}"
