@@ -124,7 +124,7 @@ class FileTable(Table):
         return Decisions(location, str(who.query), store_settings(spark, location))
 
     def order(self, spark: SparkSession) -> dict[str, int]:
-        """Return the queries that wrote here, with numbers that rise in the order they began in."""
+        """As `Table.order`."""
         queries = _notes(spark, self.name).get("queries", {})
         return {query: number for number, query in enumerate(queries)}
 

@@ -61,6 +61,10 @@ class Table:
         self.partition_by = list(partition_by)
         self.optional = optional
 
+    def order(self, spark: SparkSession) -> dict[str, int]:
+        """Return the queries that wrote here, with numbers that rise in the order they began in."""
+        raise NotImplementedError
+
     def may_add(self, who: Identity) -> bool:
         """Whether a new query may add to what the table holds of its feed."""
         return self.job.append or who.resumed

@@ -174,7 +174,7 @@ class CatalogTable(Table):
         return None if feed is None else unquote(feed)
 
     def order(self, spark: SparkSession) -> dict[str, int]:
-        """Return the queries that wrote here, with numbers that rise in the order they began in."""
+        """As `Table.order`."""
         return {
             name.removeprefix(_ORDER): int(value)
             for name, value in self._properties(spark).items()
