@@ -280,57 +280,84 @@ def test_r10_delta_for_another_spark_is_refused(
 def test_r09_table_older_than_its_checkpoint_is_refused(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
+    publisher = Publisher(partitions=1)
     names = ["lake.old", "lake.old_gold"]
-    own = {"output": names[0], "gold": names[1], "bronze": None, "rejected": "lake.old_rejected"}
-    own |= {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
-    first: dict[str, int] = {}
-    for n in (0, 1, "many"):  # the last is one that none of both gets rows of
-        lake.publish("e1", n=n)
-        lake.ingest(**own)
-        for name in names:
-            first.setdefault(name, lake.rows(f"DESCRIBE HISTORY {name} LIMIT 1")[0].version)
-    spark.sql("DELETE FROM lake.old WHERE batch = 0")
-    spark.sql("OPTIMIZE lake.old")
-    spark.sql("VACUUM lake.old")
-    spark.sql("ALTER TABLE lake.old ADD COLUMNS (of_mine INT)")
-    lake.ingest(**own)
-    for name in names:
-        last = lake.rows(f"DESCRIBE HISTORY {name} LIMIT 1")[0]
-        for version, ends in ((first[name], "ends with micro-batch 0"), (0, "holds none")):
+    with publisher.serve() as url:
+        job = lake.job(
+            url=str(url),
+            output=names[0],
+            gold=names[1],
+            bronze=None,
+            rejected="lake.old_rejected",
+            checkpoint=str(tmp_path / "c"),
+            staging=(tmp_path / "s").as_uri(),
+        )
+        first: dict[str, int] = {}
+        for n in (0, 1, "many"):  # the last is one that none of both gets rows of
+            publisher.append(0, {"entity": "e1", "n": n})
+            run(spark, job)
+            for name in names:
+                first.setdefault(name, newest(lake, name).version)
+        spark.sql("DELETE FROM lake.old WHERE batch = 0")
+        spark.sql("OPTIMIZE lake.old")
+        spark.sql("VACUUM lake.old")
+        spark.sql("ALTER TABLE lake.old ADD COLUMNS (of_mine INT)")
+        run(spark, job)
+        for name, version, ends in (
+            (names[0], first[names[0]], "ends with micro-batch 0"),
+            (names[0], 0, "holds none"),
+            (names[1], first[names[1]], "ends with micro-batch 0"),
+        ):
+            last = newest(lake, name)
             spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {version}")
             message = f"{name} is older than the checkpoint: it {ends}, .* micro-batch 2. Was it"
             with pytest.raises(IngestError, match=message):
-                lake.ingest(**own)
-        spark.sql(f"RESTORE TABLE {name} TO TIMESTAMP AS OF '{last.timestamp}'")
-        with pytest.raises(IngestError, match=f"{name} was put back to a time, .* TO VERSION AS"):
-            lake.ingest(**own)
-        spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {last.version}")
-    lake.ingest(**own)
+                run(spark, job)
+            spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {last.version}")
+        last = newest(lake, "lake.old")
+        spark.sql("RESTORE TABLE lake.old TO VERSION AS OF 0")
+        spark.sql(f"RESTORE TABLE lake.old TO TIMESTAMP AS OF '{last.timestamp}'")
+        with pytest.raises(IngestError, match=r"lake.old was put back to a time, .* TO VERSION AS"):
+            run(spark, job)
+
+
+def newest(lake: Lake, table: str) -> Any:
+    """The newest commit in the history of a table."""
+    return lake.rows(f"DESCRIBE HISTORY {table} LIMIT 1")[0]
 
 
 def test_r09_table_put_back_from_its_clone_is_refused_where_it_is_older(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
-    own: dict[str, Any] = {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
-    own |= {"bronze": None, "rejected": None, "gold": None, "key": (), "delete_when": None}
-    own["output"] = "lake.cloned"
-    for place in ("lake.backup", f"delta.`{tmp_path}/backup`"):
-        lake.publish("e1")
-        lake.ingest(**own)
-        rows = spark.table("lake.cloned").count()
-        spark.sql(f"CREATE TABLE {place} SHALLOW CLONE lake.cloned")
-        spark.sql("DELETE FROM lake.cloned")
-        spark.sql(f"CREATE OR REPLACE TABLE lake.cloned SHALLOW CLONE {place}")
-        assert lake.ingest(**own).rows == 0
-        lake.publish("e1")
-        assert lake.ingest(**own).rows == 1
-        newest = lake.rows("DESCRIBE HISTORY lake.cloned LIMIT 1")[0].version
-        spark.sql("DELETE FROM lake.cloned")
-        spark.sql(f"CREATE OR REPLACE TABLE lake.cloned SHALLOW CLONE {place}")
-        assert spark.table("lake.cloned").count() == rows
-        with pytest.raises(IngestError, match=r"cloned is older than the checkpoint: it ends with"):
-            lake.ingest(**own)
-        spark.sql(f"RESTORE TABLE lake.cloned TO VERSION AS OF {newest}")
+    publisher = Publisher(partitions=1)
+    with publisher.serve() as url:
+        job = lake.job(
+            url=str(url),
+            output="lake.cloned",
+            bronze=None,
+            rejected=None,
+            gold=None,
+            key=(),
+            delete_when=None,
+            checkpoint=str(tmp_path / "c"),
+            staging=(tmp_path / "s").as_uri(),
+        )
+        for place in ("lake.backup", f"delta.`{tmp_path}/backup`"):
+            publisher.append(0, {"entity": "e1", "n": 1})
+            run(spark, job)
+            spark.sql(f"CREATE TABLE {place} SHALLOW CLONE lake.cloned")
+            spark.sql("DELETE FROM lake.cloned")
+            spark.sql(f"CREATE OR REPLACE TABLE lake.cloned SHALLOW CLONE {place}")
+            publisher.append(0, {"entity": "e1", "n": 2})
+            assert run(spark, job).rows == 1  # the clone lacks nothing
+            last = newest(lake, "lake.cloned")
+            spark.sql("DELETE FROM lake.cloned")
+            spark.sql(f"CREATE OR REPLACE TABLE lake.cloned SHALLOW CLONE {place}")
+            with pytest.raises(
+                IngestError, match="cloned is older than the checkpoint: it ends with"
+            ):
+                run(spark, job)
+            spark.sql(f"RESTORE TABLE lake.cloned TO VERSION AS OF {last.version}")
 
 
 def test_r10_what_delta_says_in_a_write_only_is_refused_before(

@@ -14,5 +14,5 @@ def writes_by_itself(batch: DataFrame, number: int) -> None:
     batch.write.format("noop").mode("append").save()
 
 
-def leaves_out_the_third(batch: DataFrame, number: int) -> DataFrame | None:
-    return None if number == 2 else batch
+def leaves_out_2(batch: DataFrame, number: int) -> DataFrame | None:
+    return batch if batch.where("n = 2").isEmpty() else None

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
+from functools import cache
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
@@ -98,8 +99,10 @@ class CatalogTable(Table):
             self.check_missing(who)
         elif feed != who.feed:
             self.refuse_other_feed(who)
-        self.check_old_checkpoint(who, self._last_unknown_batch(spark, who))
-        self.check_old_table(who, *self._history(spark, who))
+        last, ever = self._history(spark, who)
+        held = self._last_unknown_batch(spark, who) if last is None else last
+        self.check_old_checkpoint(who, held)
+        self.check_old_table(who, last, ever)
 
     def _try_columns(
         self,
@@ -122,8 +125,14 @@ class CatalogTable(Table):
 
     def _history(self, spark: SparkSession, who: Identity) -> tuple[int | None, int]:
         """Return what `last_written` does of the table."""
+
+        @cache
+        def commits(table: str, limit: int) -> list[Row]:
+            history = spark.sql(f"DESCRIBE HISTORY {table} LIMIT {limit}")
+            return history.selectExpr(*_COMMIT).collect()
+
         query = str(who.query)
-        first, second = (_written(spark, self.name, query, zone) for zone in (-_ZONES, _ZONES))
+        first, second = (_written(commits, self.name, query, zone) for zone in (-_ZONES, _ZONES))
         if first != second:
             raise IngestError(
                 f"{self.name} was put back to a time, and its history does not say in which time "
@@ -321,24 +330,31 @@ def transaction(spark: SparkSession, who: Identity, number: int) -> dict[str, st
 
 
 def _written(
-    spark: SparkSession, table: str, query: str, zone: timedelta, until: float = math.inf
+    commits: Callable[[str, int], Sequence[Row]],
+    table: str,
+    query: str,
+    zone: timedelta,
+    until: float = math.inf,
 ) -> tuple[int | None, int]:
-    """Return what `last_written` does of a table's commits until a version."""
+    """Return what `last_written` does of a table's commits until a version.
+
+    Arguments:
+        commits: returns so many of a table's newest commits.
+    """
 
     def source(commit: Row) -> tuple[int | None, int]:
         name = commit["source"]
         path = "/" in name and "`" not in name
         try:
             return _written(
-                spark, f"delta.`{name}`" if path else name, query, zone, commit["source_version"]
+                commits, f"delta.`{name}`" if path else name, query, zone, commit["source_version"]
             )
         except AnalysisException:  # it was deleted
             return None, -1
 
     ever = -1
-    for commits in _HISTORY:
-        history = spark.sql(f"DESCRIBE HISTORY {table} LIMIT {commits}").selectExpr(*_COMMIT)
-        rows = [row for row in history.collect() if row["version"] <= until]
+    for limit in _HISTORY:
+        rows = [row for row in commits(table, limit) if row["version"] <= until]
         last, ever = last_written(rows, query, zone, source)
         if last is not None:
             return last, ever
