@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -408,22 +407,18 @@ def test_r10_writer_option_that_can_not_work_is_refused(
 def commits(*texts: str) -> list[Any]:
     """The history of a table.
 
-    ``a7``: query a wrote batch 7; ``>2``, ``@2``: back to version 2; ``=2``: a clone, which holds
-    batch 2.
+    ``a7``: query a wrote batch 7; ``>2``: back to version 2; ``@7``: to a time, or a clone, which
+    hold batch 7.
     """
-    day = [datetime(2026, 11, 1 + version, tzinfo=UTC) for version in range(len(texts))]
     history = []
     for version, text in enumerate(texts):
-        back = int(text[1:]) if text[0] in ">@=" else 0
         history.append(
             {
                 "version": version,
-                "timestamp": day[version].replace(tzinfo=None),
                 "operation": {">": "RESTORE", "@": "RESTORE", "=": "CLONE"}.get(text[0], "WRITE"),
                 "userMetadata": f"mine feedapi-{text[0]} {text[1:]}" if text[0] in "ab" else None,
-                "to_version": back if text[0] == ">" else None,
-                "to_time": day[back].replace(hour=5, tzinfo=None) if text[0] == "@" else None,
-                "source_version": back,
+                "to_version": int(text[1:]) if text[0] == ">" else None,
+                "holds": text[1:],
             }
         )
     return history[::-1]
@@ -437,29 +432,20 @@ def commits(*texts: str) -> list[Any]:
         (["a0", "a1", "-", "b7"], (1, 1)),
         (["a0", "a1", "a1"], (1, 1)),
         (["-", "a0", "a1", "a2", ">2"], (1, 2)),
-        (["-", "a0", "a1", "a2", "@2"], (1, 2)),
         (["-", "a0", "a1", "a2", ">0"], (None, 2)),
         (["a0", "a1", "-", ">1"], (1, 1)),
         (["a0", "a1", "a2", ">0", "-", ">2"], (2, 2)),
-        (["a0", "a1", "a2", ">0", ">2", "@3"], (0, 2)),
         (["a0", "a1", "a2", ">0", "a1"], (1, 1)),
+        (["a0", "a1", "a2", "@1"], (1, 7)),
+        (["a0", "a1", ">0", "@1", ">3"], (1, 7)),
+        (["a0", "a1", "@0", "a1"], (1, 1)),
         (["a0", "a1", "a2", "=0"], (0, 7)),
         (["a0", "=0", "a1", "a2", ">1"], (0, 7)),
         (["a0", "=0", "a1", "a2", ">0"], (0, 2)),
-        (["a0", "=0", "a1"], (1, 1)),
     ],
 )
 def test_r09_what_the_history_of_a_table_says_it_holds(history: list[str], found: Any) -> None:
-    def source(commit: Any) -> tuple[int, int]:
-        return commit["source_version"], 7
-
-    assert last_written(commits(*history), "a", timedelta(), source) == found
-
-
-@pytest.mark.parametrize(("hours", "found"), [(-26, (0, 2)), (-4, (1, 2)), (26, (2, 2))])
-def test_r09_time_of_a_restore_is_in_a_zone_that_nothing_tells(hours: int, found: Any) -> None:
-    history = commits("a0", "a1", "a2", "-", "@1")
-    assert last_written(history, "a", timedelta(hours=hours), lambda _: (None, -1)) == found
+    assert last_written(commits(*history), "a", lambda commit: (int(commit["holds"]), 7)) == found
 
 
 @pytest.mark.parametrize("transform", [None, lambda rows, number: rows])

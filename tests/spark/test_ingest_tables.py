@@ -342,14 +342,13 @@ def test_r09_folder_older_than_its_checkpoint_is_refused(
         publish(publisher, 10, first=100 * number)
         run(spark, job(publisher, tmp_path))
     (query,) = (tmp_path / "table").glob("feed=*/query=*")
-    (query / "batch=2").rename(tmp_path / "newest")
+    oldest, *_, newest = sorted(query.glob("batch=*"))
+    newest.rename(tmp_path / "newest")
     publish(publisher, 1, first=1000)
-    with pytest.raises(
-        IngestError, match="is older than the checkpoint: it ends with micro-batch 1"
-    ):
+    with pytest.raises(IngestError, match="is older than the checkpoint: it ends with"):
         run(spark, job(publisher, tmp_path))
-    (tmp_path / "newest").rename(query / "batch=2")
-    shutil.rmtree(query / "batch=0")  # of old rows
+    (tmp_path / "newest").rename(newest)
+    shutil.rmtree(oldest)  # of old rows
     assert run(spark, job(publisher, tmp_path)).rows == 1
     shutil.rmtree(query)  # all are old
     publish(publisher, 2, first=2000)

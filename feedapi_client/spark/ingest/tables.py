@@ -10,8 +10,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime, timedelta
-from functools import cache
 from urllib.parse import unquote
 
 from pyspark.errors import AnalysisException
@@ -55,14 +53,11 @@ _BATCHES = 2**30
 _HISTORY = (10, 1000)
 """So many of a table's newest commits are searched for those of a query."""
 _COMMIT = (
-    *("version", "timestamp", "operation", "userMetadata"),
+    *("version", "operation", "userMetadata"),
     "try_cast(operationParameters['version'] AS BIGINT) AS to_version",
-    "try_cast(operationParameters['timestamp'] AS TIMESTAMP) AS to_time",
     "trim('\"' FROM operationParameters['source']) AS source",
     "try_cast(operationParameters['sourceVersion'] AS BIGINT) AS source_version",
 )
-_ZONES = timedelta(hours=26)
-"""Between the first and the last time zone."""
 USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 
 
@@ -99,8 +94,8 @@ class CatalogTable(Table):
             self.check_missing(who)
         elif feed != who.feed:
             self.refuse_other_feed(who)
-        last, ever = self._history(spark, who)
-        held = self._last_unknown_batch(spark, who) if last is None else last
+        last, ever = self._history(spark, who, self.name)
+        held = self._last_batch(spark, who, after=who.last_offset) if last is None else last
         self.check_old_checkpoint(who, held)
         self.check_old_table(who, last, ever)
 
@@ -116,29 +111,36 @@ class CatalogTable(Table):
             own |= {name: properties[name] for name in (_CHANGES,) if name in properties}
             self.try_out(spark, schema, own)
 
-    def _last_unknown_batch(self, spark: SparkSession, who: Identity) -> int:
-        """Return the last micro-batch that the checkpoint does not know, -1 without one."""
+    def _last_batch(self, spark: SparkSession, who: Identity, after: int) -> int:
+        """Return the last micro-batch after one that the query's rows are of, -1 without one."""
         batch = column(who.column("batch"))
-        unknown = (column(who.column("query")) == who.query) & (batch > who.last_offset)
-        found = spark.table(self.name).where(unknown).agg(F.max(batch)).first()
+        own = (column(who.column("query")) == who.query) & (batch > after)
+        found = spark.table(self.name).where(own).agg(F.max(batch)).first()
         return -1 if found is None or found[0] is None else int(found[0])
 
-    def _history(self, spark: SparkSession, who: Identity) -> tuple[int | None, int]:
-        """Return what `last_written` does of the table."""
+    def _history(
+        self, spark: SparkSession, who: Identity, table: str, until: float = math.inf
+    ) -> tuple[int | None, int]:
+        """Return what `last_written` does of the commits of a table until a version."""
 
-        @cache
-        def commits(table: str, limit: int) -> list[Row]:
-            history = spark.sql(f"DESCRIBE HISTORY {table} LIMIT {limit}")
-            return history.selectExpr(*_COMMIT).collect()
+        def origin(commit: Row) -> tuple[int | None, int]:
+            source = commit["source"]
+            if source is None:
+                return self._last_batch(spark, who, after=-1), -1
+            name = f"delta.`{source}`" if "/" in source and "`" not in source else source
+            try:
+                return self._history(spark, who, name, commit["source_version"])
+            except AnalysisException:  # it was deleted
+                return None, -1
 
-        query = str(who.query)
-        first, second = (_written(commits, self.name, query, zone) for zone in (-_ZONES, _ZONES))
-        if first != second:
-            raise IngestError(
-                f"{self.name} was put back to a time, and its history does not say in which time "
-                "zone: put it back to a version, with RESTORE TABLE ... TO VERSION AS OF"
-            )
-        return first
+        ever = -1
+        for limit in _HISTORY:
+            history = spark.sql(f"DESCRIBE HISTORY {table} LIMIT {limit}").selectExpr(*_COMMIT)
+            rows = [row for row in history.collect() if row["version"] <= until]
+            last, ever = last_written(rows, str(who.query), origin)
+            if last is not None:
+                return last, ever
+        return None if ever < 0 else -1, ever
 
     def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
         """Write a micro-batch in place of an earlier attempt. Nothing is left to be published."""
@@ -329,43 +331,8 @@ def transaction(spark: SparkSession, who: Identity, number: int) -> dict[str, st
     return {"txnAppId": application, "txnVersion": str(version), "userMetadata": metadata}
 
 
-def _written(
-    commits: Callable[[str, int], Sequence[Row]],
-    table: str,
-    query: str,
-    zone: timedelta,
-    until: float = math.inf,
-) -> tuple[int | None, int]:
-    """Return what `last_written` does of a table's commits until a version.
-
-    Arguments:
-        commits: returns so many of a table's newest commits.
-    """
-
-    def source(commit: Row) -> tuple[int | None, int]:
-        name = commit["source"]
-        path = "/" in name and "`" not in name
-        try:
-            return _written(
-                commits, f"delta.`{name}`" if path else name, query, zone, commit["source_version"]
-            )
-        except AnalysisException:  # it was deleted
-            return None, -1
-
-    ever = -1
-    for limit in _HISTORY:
-        rows = [row for row in commits(table, limit) if row["version"] <= until]
-        last, ever = last_written(rows, query, zone, source)
-        if last is not None:
-            return last, ever
-    return None if ever < 0 else -1, ever
-
-
 def last_written(
-    history: Sequence[Row],
-    query: str,
-    zone: timedelta,
-    source: Callable[[Row], tuple[int | None, int]],
+    history: Sequence[Row], query: str, origin: Callable[[Row], tuple[int | None, int]]
 ) -> tuple[int | None, int]:
     """Return the query's last micro-batch that a table holds, and the last ever written to it.
 
@@ -373,26 +340,24 @@ def last_written(
     CLONE to a version of another one. None, and -1, where no commit tells.
 
     Arguments:
-        history: commits, the newest first: columns of DESCRIBE HISTORY, the version or time that
-            a RESTORE went back to, and the table and version that a CLONE is of.
-        zone: added to the time of a RESTORE, which is noted without its time zone.
-        source: returns the same of a CLONE's table.
+        history: commits, the newest first: `_COMMIT` of DESCRIBE HISTORY.
+        origin: returns the same of what a CLONE, or a RESTORE to a time, went back to. The time is
+            noted without its zone.
     """
     own, ever = re.compile(rf"\bfeedapi-{re.escape(query)} (\d+)$"), -1
-    version, time = math.inf, datetime.max
+    version = math.inf
     for commit in history:
         found = own.search(commit["userMetadata"] or "")
         if found:
             ever = max(ever, int(found[1]))
-        if commit["version"] > version or commit["timestamp"] > time:
+        if commit["version"] > version:
             continue
-        if commit["operation"] == "RESTORE":
-            version = math.inf if commit["to_version"] is None else commit["to_version"]
-            time = datetime.max if commit["to_time"] is None else commit["to_time"] + zone
-        elif found:
+        if found:
             return int(found[1]), ever
-        elif commit["operation"] == "CLONE":
-            last, earlier = source(commit)
+        if commit["operation"] == "RESTORE" and commit["to_version"] is not None:
+            version = commit["to_version"]
+        elif commit["operation"] in ("RESTORE", "CLONE"):
+            last, earlier = origin(commit)
             return last, max(ever, earlier)
     return None, ever
 
