@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -25,7 +26,7 @@ from feedapi_client.spark.ingest import (
 from feedapi_client.spark.ingest.columns import payload_schema
 from feedapi_client.spark.ingest.files import FileTable
 from feedapi_client.spark.ingest.identity import Identity
-from feedapi_client.spark.ingest.names import as_url
+from feedapi_client.spark.ingest.names import as_url, in_catalog
 from feedapi_client.spark.ingest.publishing import TableFolder, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows
 from feedapi_client.spark.ingest.tables import last_written
@@ -466,6 +467,16 @@ def test_r10_folder_with_files_of_another_program_is_refused(
     assert list(tmp_path.glob("bronze/_feedapi/attempts/*/*")) == []
     file.unlink()
     assert run(spark, job(publisher, tmp_path, **given)).rows == 1
+
+
+def test_catalog_of_any_name_completes_the_name_of_a_table() -> None:
+    def session(catalog: str) -> Any:
+        names = {"currentCatalog": lambda: catalog, "currentDatabase": lambda: "`my-schema`"}
+        conf = SimpleNamespace(get=lambda name, default: default)
+        return SimpleNamespace(catalog=SimpleNamespace(**names), conf=conf)
+
+    assert in_catalog(session("dev-lake"), "orders") == "`dev-lake`.`my-schema`.orders"
+    assert in_catalog(session("spark_catalog"), "a.b") == "spark_catalog.a.b"
 
 
 # ---------------------------------------------------------------------- gold

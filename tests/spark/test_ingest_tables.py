@@ -409,17 +409,17 @@ def test_r09_resumption_does_not_begin_a_table_that_lacks_what_bronze_holds(
     assert numbers(spark, tmp_path / "table") == [*range(60), 100, 101]
 
 
-def test_table_that_is_renamed_and_renamed_back_is_the_same(
+def test_r09_copy_of_a_folder_that_a_query_went_on_with_is_not_gone_back_from(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     own = {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
-    names = ["table", "elsewhere"] * 2
-    for number, (before, name) in enumerate(zip(["table", *names], names, strict=False)):
-        if before != name:
-            (tmp_path / before).rename(tmp_path / name)
+    for number, name in enumerate(["table", "copy", "table"]):
         publish(publisher, 1, first=100 + number)
-        run(spark, job(publisher, tmp_path, output=str(tmp_path / name), **own))
-    assert spark.read.parquet(str(tmp_path / "elsewhere")).count() == 64
+        if number < 2:
+            run(spark, job(publisher, tmp_path, output=str(tmp_path / name), **own))
+            shutil.copytree(tmp_path / "table", tmp_path / "copy", dirs_exist_ok=True)
+    with pytest.raises(IngestError, match=r"earlier runs left out .*table"):
+        run(spark, job(publisher, tmp_path, **own))
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,8 @@ def test_r08_runs_that_are_killed_again_and_again_leave_one_attempt(
     for number in range(1, 102):
         decisions.decide(number, Decision(4, []))
     assert decisions.find(1) is None
-    assert not list(tmp_path.glob("staging/**/000000000001-4"))
+    assert not list(tmp_path.rglob("000000000001-4"))
+    assert len(list(tmp_path.rglob("000000000101-4"))) == 1
 
 
 def test_r08_attempt_that_counts_is_published_by_the_next_run(

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from obstore.exceptions import BaseError
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import DataType, LongType, StringType, StructField, StructType
@@ -28,7 +29,7 @@ from feedapi_client.spark.ingest.checkpoint import (
 )
 from feedapi_client.spark.ingest.identity import Identity, Table
 from feedapi_client.spark.ingest.job import IngestError
-from feedapi_client.spark.ingest.names import as_url, folded
+from feedapi_client.spark.ingest.names import as_url, folded, unquoted
 from feedapi_client.spark.ingest.publishing import (
     Decisions,
     TableFolder,
@@ -36,7 +37,7 @@ from feedapi_client.spark.ingest.publishing import (
     open_folder,
 )
 from feedapi_client.spark.registration import is_connect, store_settings
-from feedapi_client.spark.staging.location import harmless
+from feedapi_client.spark.staging.location import harmless, reason
 
 _NOTES = "_feedapi/table"
 _ATTEMPTS = "_feedapi/attempts"
@@ -94,7 +95,8 @@ class FileTable(Table):
         columns_are_new = rows.schema != self._noted
         if columns_are_new:
             self._compare(spark, _notes(spark, self.name), rows.schema, who)
-            self._delete_old_attempts(spark, who, number)
+            if not who.resumed:  # else no decision tells which attempt counts
+                self._delete_old_attempts(spark, who, number)
         options = {**self.job.writer_options, **WRITING}
         writer = rows.write.format("parquet").options(**options)
         if self.partition_by:
@@ -112,7 +114,7 @@ class FileTable(Table):
         """Delete what runs left that were killed: none of it counts, or it is published."""
         attempts, decisions = f"{_ATTEMPTS}/{who.query}", self._decisions(spark, who)
         with harmless(f"old attempts in {self.name} were not deleted"):
-            folder = self._open(spark, self._noted_uri(spark) or as_url(self.name))
+            folder = self._open(spark, self._noted_uri(spark) or unquoted(as_url(self.name)))
             for attempt in filter(None, map(_ATTEMPT.match, folder.names(attempts))):
                 of, epoch = int(attempt[1]), int(attempt[2])
                 again = of == number and epoch < who.epoch
@@ -122,6 +124,10 @@ class FileTable(Table):
     def _decisions(self, spark: SparkSession, who: Identity) -> Decisions:
         location = self.job.staging_location
         return Decisions(location, str(who.query), store_settings(spark, location))
+
+    def holds(self, spark: SparkSession, who: Identity) -> bool:
+        """As `Table.holds`."""
+        return who.query in self.order(spark) or self._found(spark, who)
 
     def order(self, spark: SparkSession) -> dict[str, int]:
         """As `Table.order`."""
@@ -140,7 +146,10 @@ class FileTable(Table):
         """Return the last micro-batch of the query that readers see, -1 without one."""
         uri, folder = self._noted_uri(spark), _folder_of(who)
         if uri and not is_connect(spark):  # whose server reaches the folder, and this need not
-            names = self._open(spark, uri).names(folder)
+            try:
+                names = self._open(spark, uri).names(folder)
+            except (BaseError, OSError) as error:
+                raise IngestError(f"could not list {self.name}: {reason(error, uri)}") from None
         else:
             files = paths(spark, f"{self.name}/{folder}")
             names = {file.rpartition(f"/{folder}/")[2].partition("/")[0] for file in files}
@@ -156,12 +165,14 @@ class FileTable(Table):
             return False
         if is_connect(spark):  # Spark does not show a partitioned micro-batch without rows
             return not (self.optional or self.partition_by)
-        decisions, uri = self._decisions(spark, who), self._noted_uri(spark)
+        if self.name != self.job.output.rstrip("/"):
+            return True
+        decisions, uri = self._decisions(spark, who), as_url(self._noted_uri(spark))
         for number in range(who.last_batch, last - 1, -1):
             decision = decisions.find(number)
             if decision is None:
                 break
-            if any(written.table == uri for written in decision.tables):
+            if any(as_url(written.table) == uri for written in decision.tables):
                 return number > last
         return not self.optional
 

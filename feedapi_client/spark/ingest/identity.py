@@ -65,6 +65,10 @@ class Table:
         """Return the queries that wrote here, with numbers that rise in the order they began in."""
         raise NotImplementedError
 
+    def holds(self, spark: SparkSession, who: Identity) -> bool:
+        """Whether the query wrote here."""
+        raise NotImplementedError
+
     def may_add(self, who: Identity) -> bool:
         """Whether a new query may add to what the table holds of its feed."""
         return self.job.append or who.resumed

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import (
@@ -56,6 +56,11 @@ def as_url(path: str) -> str:
     if _SCHEME.match(path):
         return f"s3{path[3:]}" if path.startswith("s3a:") else path
     return Path(path or "/").resolve().as_uri()
+
+
+def unquoted(url: str) -> str:
+    """Return the URL as Spark names it: in that of a file nothing is quoted."""
+    return unquote(url) if url.startswith("file:") else url
 
 
 def in_catalog(spark: SparkSession, table: str) -> str:

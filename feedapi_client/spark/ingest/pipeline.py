@@ -125,7 +125,7 @@ class BatchWriter:
         if decision is None:
             written = self.write(tables, batch, number)
             self.lease.check()
-            decision = decisions.decide(number, Decision(self.lease.epoch, written))
+            decision = decisions.decide(number, Decision(tables.who.epoch, written))
         self.publish(spark, decision.tables)
 
     def write(self, tables: Tables, batch: DataFrame, number: int) -> list[WrittenFiles]:
@@ -297,8 +297,7 @@ class Run:
         optional = job.transform is not None and made <= known
         Tables(job, who, optional=optional).check(spark, rows)
         if tables != known:
-            if not tables - known:  # else a table has another name, and its checks passed
-                left_out |= dict.fromkeys(known, who.last_batch)
+            left_out |= dict.fromkeys(known, who.last_batch)
             kept = {name: batch for name, batch in left_out.items() if name not in tables}
             note(spark, checkpoint, "outputs", tables=sorted(tables), left_out=kept)
 
@@ -347,14 +346,21 @@ class Run:
                 continue  # several are left only in a copy of a table, which has no order
             own = (column("query") == query) & (column("batch") == number)
             batch = bronze.where(own).select(*EVENT, "data")
-            tables = Tables(job, replace(who, query=query))
+            tables = Tables(job, replace(who, query=query, resumed=True))
             writer.publish(self.spark, writer.write(tables, batch, number))
 
     def _check_others(self, job: Ingest, who: Identity, query: str) -> None:
         """Raise where another table than bronze lacks what a query wrote, but for the last."""
         tables = Tables(job, who)
-        for table in filter(None, (tables.output, tables.rejected, tables.gold)):
-            if query not in table.order(self.spark):
+        typed, plain = tables.typed, tables.who
+        for table, own in (
+            (tables.output, typed),
+            (tables.gold, typed),
+            (tables.rejected, plain),
+        ):
+            if table is None:
+                continue
+            if not table.holds(self.spark, replace(own, query=query)):
                 raise IngestError(
                     f"{table.name} was never written by query {query}, which wrote "
                     f"{self.job.bronze}: earlier events would be missing. Give the table that they "

@@ -15,12 +15,11 @@ from urllib.parse import urlsplit
 
 import msgspec
 import obstore
-from obstore.exceptions import BaseError
 from pyarrow import fs
 
 from feedapi_client.errors import FencedError
 from feedapi_client.spark.ingest.job import IngestError
-from feedapi_client.spark.staging.location import Staging, harmless, listed, open_store, reason
+from feedapi_client.spark.staging.location import Staging, harmless, listed, open_store
 from feedapi_client.spark.staging.staging_errors import (
     MissingObjectError,
     StagingError,
@@ -36,6 +35,8 @@ _OBJECT_STORES = ("s3", "s3a", "gs", "az", "adl", "azure", "abfs", "abfss")
 _COPIES = 16
 _COPIED_AT_ONCE = 5 * 2**30
 """Bytes of an object that S3 copies in one request."""
+_PART = 64 * 2**20
+"""Bytes. S3 takes 10,000 parts of an object."""
 
 
 class _RenamingFolder:
@@ -83,16 +84,10 @@ class _CopyingFolder:
     """
 
     def __init__(self, url: str, settings: Mapping[str, str]) -> None:
-        self._url = url
         self._store = open_store(url, settings)
 
     def names(self, path: str) -> set[str]:
-        try:
-            found = obstore.list_with_delimiter(self._store, prefix=f"{path}/")
-        except (BaseError, OSError) as error:
-            raise IngestError(
-                f"could not list {path} of a table: {reason(error, self._url)}"
-            ) from None
+        found = obstore.list_with_delimiter(self._store, prefix=f"{path}/")
         keys = [entry["path"] for entry in found["objects"]] + list(found["common_prefixes"])
         return {key.rstrip("/").rpartition("/")[2] for key in keys}
 
@@ -110,8 +105,10 @@ class _CopyingFolder:
             source, target = f"{attempt}/{key}", f"{final}/{key}"
             if written[key] <= _COPIED_AT_ONCE:
                 obstore.copy(self._store, source, target)
-            else:
-                obstore.put(self._store, target, obstore.get(self._store, source).stream())
+                return
+            ranges = ((at, min(at + _PART, written[key])) for at in range(0, written[key], _PART))
+            parts = (obstore.get_range(self._store, source, start=a, end=b) for a, b in ranges)
+            obstore.put(self._store, target, parts, chunk_size=_PART)
 
         if there.keys() <= written.keys():  # else it is another attempt's, and whole
             with ThreadPoolExecutor(_COPIES, "feedapi-publish") as pool:
@@ -220,7 +217,8 @@ class Decisions:
         if self._staging.create(self._key(number), msgspec.json.encode(own)):
             with harmless("old decisions were not deleted"):
                 for key, _, _ in list(listed(self._staging.store, self._prefix)):
-                    if int(key.rpartition("/")[2].partition("-")[0]) <= number - _KEPT:
+                    old = key.rpartition("/")[2].partition("-")[0]
+                    if old.isdecimal() and int(old) <= number - _KEPT:
                         self._staging.delete(key)
             return own
         return self.find(number) or own

@@ -12,7 +12,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote
 
-from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import (
@@ -53,7 +52,7 @@ _BATCHES = 2**30
 _HISTORY = (10, 1000)
 """So many of a table's newest commits are searched for those of a query."""
 _COMMIT = (
-    *("version", "operation", "userMetadata"),
+    *("version", "timestamp", "operation", "userMetadata"),
     "try_cast(operationParameters['version'] AS BIGINT) AS to_version",
     "trim('\"' FROM operationParameters['source']) AS source",
     "try_cast(operationParameters['sourceVersion'] AS BIGINT) AS source_version",
@@ -119,9 +118,9 @@ class CatalogTable(Table):
         return -1 if found is None or found[0] is None else int(found[0])
 
     def _history(
-        self, spark: SparkSession, who: Identity, table: str, until: float = math.inf
+        self, spark: SparkSession, who: Identity, table: str, clone: Row | None = None
     ) -> tuple[int | None, int]:
-        """Return what `last_written` does of the commits of a table until a version."""
+        """Return what `last_written` does of a table's commits, or of those that a clone is of."""
 
         def origin(commit: Row) -> tuple[int | None, int]:
             source = commit["source"]
@@ -129,14 +128,21 @@ class CatalogTable(Table):
                 return self._last_batch(spark, who, after=-1), -1
             name = f"delta.`{source}`" if "/" in source and "`" not in source else source
             try:
-                return self._history(spark, who, name, commit["source_version"])
-            except AnalysisException:  # it was deleted
+                return self._history(spark, who, name, commit)
+            except Exception:  # noqa: BLE001 - it was deleted, or is another user's: nothing tells
                 return None, -1
 
         ever = -1
         for limit in _HISTORY:
             history = spark.sql(f"DESCRIBE HISTORY {table} LIMIT {limit}").selectExpr(*_COMMIT)
-            rows = [row for row in history.collect() if row["version"] <= until]
+            rows = history.collect()
+            if clone is not None:  # a table of that name may be a later one
+                rows = [
+                    row
+                    for row in rows
+                    if row["version"] <= clone["source_version"]
+                    and row["timestamp"] < clone["timestamp"]
+                ]
             last, ever = last_written(rows, str(who.query), origin)
             if last is not None:
                 return last, ever
@@ -183,6 +189,12 @@ class CatalogTable(Table):
         """Return which feed the query writes here, None when it never wrote."""
         feed = self._properties(spark).get(f"{_PROPERTY}{query}")
         return None if feed is None else unquote(feed)
+
+    def holds(self, spark: SparkSession, who: Identity) -> bool:
+        """As `Table.holds`."""
+        if who.query in self.order(spark):
+            return True
+        return spark.catalog.tableExists(self.name) and self._last_batch(spark, who, after=-1) >= 0
 
     def order(self, spark: SparkSession) -> dict[str, int]:
         """As `Table.order`."""
