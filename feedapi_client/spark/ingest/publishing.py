@@ -9,7 +9,8 @@ see, whenever a run is paused, killed, or wakes up.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -106,15 +107,24 @@ class _CopyingFolder:
             if written[key] <= _COPIED_AT_ONCE:
                 obstore.copy(self._store, source, target)
                 return
-            ranges = ((at, min(at + _PART, written[key])) for at in range(0, written[key], _PART))
-            parts = (obstore.get_range(self._store, source, start=a, end=b) for a, b in ranges)
-            obstore.put(self._store, target, parts, chunk_size=_PART)
+            asyncio.run(self._upload(source, target, written[key]))
 
         if there.keys() <= written.keys():  # else it is another attempt's, and whole
             with ThreadPoolExecutor(_COPIES, "feedapi-publish") as pool:
                 list(pool.map(copy, sorted(written.keys() - there.keys())))
         with harmless(f"{attempt} was not deleted"):
             self.delete(attempt)
+
+    async def _upload(self, source: str, target: str, size: int) -> None:
+        async def parts() -> AsyncIterator[bytes]:
+            for start in range(0, size, _PART):
+                length = min(_PART, size - start)
+                part = await obstore.get_range_async(
+                    self._store, source, start=start, length=length
+                )
+                yield bytes(part)
+
+        await obstore.put_async(self._store, target, parts(), chunk_size=_PART)
 
     def _below(self, path: str) -> dict[str, int]:
         """Return the objects below a path, and their sizes in bytes."""
