@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
 
+import anyio
 import nats.errors
 from nats.aio.client import Client
 
 from feedapi_client.causes import network_problem
 from feedapi_client.liftbridge.liftbridge_errors import BrokerUnavailableError, LiftbridgeError
 from feedapi_client.protocol.text import printable
+from feedapi_client.runtime.cancellation import beside
 
 logger = logging.getLogger(__name__)
 
@@ -55,31 +57,35 @@ async def connect(
         problems.refusals = 0
         await on_reconnect()
 
-    client = Client()
-    connecting = asyncio.ensure_future(
-        client.connect(
-            # Older versions of nats-py add a missing scheme or port to a string only.
-            servers if isinstance(servers, str) else urls,
-            error_cb=problems.note,
-            reconnected_cb=reconnected,
-            closed_cb=on_closed,
-            **{
-                "max_reconnect_attempts": -1,
-                "reconnect_time_wait": 0.1,
-                "name": "feedapi-client",
-                **_credentials(urls, options),
-                **options,
-            },
-        )
-    )
-    final = asyncio.ensure_future(problems.final.wait())
+    client, connected = Client(), False
     where = f"no connection to NATS at {', '.join(map(_place, urls))}"
     try:
-        await asyncio.wait(
-            {connecting, final}, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
-        )
-        if connecting.done():
-            connecting.result()
+        with anyio.move_on_after(timeout) as attempt:
+
+            async def give_up() -> None:
+                await problems.final.wait()
+                attempt.cancel()
+
+            # In a scope of anyio, which cancels again: nats-py may lose a cancellation, as
+            # `asyncio.wait_for` does in Python 3.11.
+            await beside(
+                give_up,
+                client.connect(
+                    # Older versions of nats-py add a missing scheme or port to a string only.
+                    servers if isinstance(servers, str) else urls,
+                    error_cb=problems.note,
+                    reconnected_cb=reconnected,
+                    closed_cb=on_closed,
+                    **{
+                        "max_reconnect_attempts": -1,
+                        "reconnect_time_wait": 0.1,
+                        "name": "feedapi-client",
+                        **_credentials(urls, options),
+                        **options,
+                    },
+                ),
+            )
+            connected = True
             return client
         waited = "" if problems.final.is_set() else f" within {timeout:g} s"
         raise BrokerUnavailableError(f"{where}{waited}: {problems.text}")
@@ -91,14 +97,10 @@ async def connect(
     except (OSError, nats.errors.Error) as error:
         raise BrokerUnavailableError(f"{where}: {_text(error)}") from error
     finally:
-        for task in (connecting, final):
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
-        if connecting.cancelled() or connecting.exception() is not None:
+        if not connected:
             # nats-py 2.16 leaves the socket of an attempt open that fails or is cancelled.
-            with suppress(Exception):
-                await asyncio.wait_for(client.close(), _CLOSE_SECONDS)
+            with suppress(Exception), anyio.move_on_after(_CLOSE_SECONDS, shield=True):
+                await client.close()
 
 
 def _check_files(credentials: Any) -> None:

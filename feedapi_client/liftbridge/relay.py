@@ -16,8 +16,7 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
-
-import anyio
+from functools import partial
 
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.liftbridge.api import LiftbridgeApi
@@ -37,6 +36,7 @@ from feedapi_client.liftbridge.stream_rows import OutgoingBatch, message_bytes
 from feedapi_client.liftbridge.stream_store import StreamCursorStore
 from feedapi_client.model import Batch, Event
 from feedapi_client.protocol.text import printable
+from feedapi_client.runtime.cancellation import beside
 
 logger = logging.getLogger(__name__)
 
@@ -169,17 +169,11 @@ class Relay:
         await self._oversized.prepare()
         if self._store is None:
             await self._publishing.check_stream()
-            looking = asyncio.create_task(self._repeatedly(self._publishing.look_for_losses))
+            look: Callable[[], Awaitable[object]] = self._publishing.look_for_losses
             handle = self._relay_at_least_once
         else:
-            looking = asyncio.create_task(self._repeatedly(self._store.keep))
-            handle = self._relay_exactly_once
-        try:
-            await self._consumer.run(handle)
-        finally:
-            looking.cancel()
-            with anyio.CancelScope(shield=True):
-                await asyncio.wait({looking})
+            look, handle = self._store.keep, self._relay_exactly_once
+        await beside(partial(self._repeatedly, look), self._consumer.run(handle))
         if self._fenced is not None:
             raise self._fenced
         return self.progress

@@ -16,12 +16,17 @@ import anyio.abc
 import nats
 import pytest
 
+from feedapi_client import FeedConsumer
 from feedapi_client.liftbridge import (
     AckTimeoutError,
     BrokerUnavailableError,
     LiftbridgeError,
     LiftbridgePublisher,
+    nats_connection,
+    relay,
 )
+from feedapi_client.liftbridge.at_least_once import AcknowledgedPublishing
+from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer, free_port
 from tests.faults.server import Gate
 from tests.liftbridge.helpers import SAFETY_NET, eventually, expire_acks, values
@@ -139,6 +144,47 @@ async def test_a_failed_connection_is_an_error_without_credentials() -> None:
         await publisher.__aenter__()
     assert "secret" not in str(caught.value)
     assert "127.0.0.1:" in str(caught.value)
+
+
+async def lose_a_cancellation() -> None:
+    """Go on although it is cancelled, as `asyncio.wait_for` of Python 3.11 may."""
+    with suppress(asyncio.CancelledError):
+        await asyncio.sleep(SAFETY_NET)
+    await asyncio.sleep(SAFETY_NET)
+
+
+@pytest.mark.timeout(SAFETY_NET / 2)
+async def test_a_cancellation_that_nats_py_loses_does_not_keep_a_publisher_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(nats_connection.Client, "connect", lambda *_, **__: lose_a_cancellation())
+    with pytest.raises(BrokerUnavailableError, match=r"within 0\.01 s"):
+        await LiftbridgePublisher("nats://127.0.0.1:1", connect_timeout=0.01).__aenter__()
+
+
+@pytest.mark.timeout(SAFETY_NET / 2)
+async def test_a_cancellation_that_nats_py_loses_does_not_keep_a_relay_from_its_end(
+    feedapi_publisher: Publisher,
+    broker: LiftbridgeBroker,
+    publisher: LiftbridgePublisher,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looking = anyio.Event()
+
+    async def look(_: object) -> None:
+        looking.set()
+        await lose_a_cancellation()
+
+    monkeypatch.setattr(relay, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(AcknowledgedPublishing, "look_for_losses", look)
+    await broker.create_stream("s")
+    async with (
+        FeedConsumer(feedapi_publisher.url or "") as consumer,
+        anyio.create_task_group() as tasks,
+    ):
+        tasks.start_soon(relay.Relay(consumer, publisher, "s").run)
+        await looking.wait()
+        consumer.stop()
 
 
 @pytest.mark.parametrize("kind", ["silent", "no NATS server", "the user is refused"])

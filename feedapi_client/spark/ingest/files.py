@@ -130,7 +130,7 @@ class FileTable(Table):
         return who.query in self.order(spark) or self._found(spark, who)
 
     def order(self, spark: SparkSession) -> dict[str, int]:
-        """As `Table.order`."""
+        """Return the queries that wrote here, with numbers that rise in the order they began in."""
         queries = _notes(spark, self.name).get("queries", {})
         return {query: number for number, query in enumerate(queries)}
 

@@ -61,10 +61,6 @@ class Table:
         self.partition_by = list(partition_by)
         self.optional = optional
 
-    def order(self, spark: SparkSession) -> dict[str, int]:
-        """Return the queries that wrote here, with numbers that rise in the order they began in."""
-        raise NotImplementedError
-
     def holds(self, spark: SparkSession, who: Identity) -> bool:
         """Whether the query wrote here."""
         raise NotImplementedError

@@ -197,7 +197,7 @@ class CatalogTable(Table):
         return spark.catalog.tableExists(self.name) and self._last_batch(spark, who, after=-1) >= 0
 
     def order(self, spark: SparkSession) -> dict[str, int]:
-        """As `Table.order`."""
+        """Return the queries that wrote here, with numbers that rise in the order they began in."""
         return {
             name.removeprefix(_ORDER): int(value)
             for name, value in self._properties(spark).items()
