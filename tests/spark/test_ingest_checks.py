@@ -29,7 +29,7 @@ from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.names import as_url, in_catalog
 from feedapi_client.spark.ingest.publishing import TableFolder, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows
-from feedapi_client.spark.ingest.tables import last_written
+from feedapi_client.spark.ingest.tables import CatalogTable, last_written
 from feedapi_client.testing import Publisher
 from tests.spark.slow_workers import run
 from tests.spark.test_ingest import job
@@ -447,6 +447,26 @@ def commits(*texts: str) -> list[Any]:
 )
 def test_r09_what_the_history_of_a_table_says_it_holds(history: list[str], found: Any) -> None:
     assert last_written(commits(*history), "a", lambda commit: (int(commit["holds"]), 7)) == found
+
+
+def test_r09_clone_of_a_table_whose_name_another_one_has_now_tells_nothing() -> None:
+    asked: list[str] = []
+    clones = {"silver": ("backup", 0, 2), "backup": ("silver", 7, 1)}  # source, version, time
+
+    def sql(query: str) -> Any:
+        asked.append(query)
+        source, version, time = clones[query.split()[2]]
+        commit = {"version": 0, "timestamp": time, "operation": "CLONE", "userMetadata": None}
+        rows = [{**commit, "to_version": None, "source": source, "source_version": version}]
+        return SimpleNamespace(selectExpr=lambda *_: SimpleNamespace(collect=lambda: rows))
+
+    spark: Any = SimpleNamespace(sql=sql)
+    job = Ingest(
+        url="http://x/feed", output="silver", format="delta", checkpoint="/c", staging="/s"
+    )
+    found = CatalogTable(job, "silver")._history(spark, Identity("feed", "query"), "silver")
+    assert found == (None, -1)
+    assert len(asked) < 20
 
 
 @pytest.mark.parametrize("transform", [None, lambda rows, number: rows])
