@@ -431,25 +431,16 @@ def test_guide(lake: Lake, tmp_path: Path) -> None:
 
 
 def test_r09_micro_batch_that_leaves_nothing_in_a_table_is_no_restore(
-    spark: SparkSession, tmp_path: Path
+    lake: Lake, tmp_path: Path
 ) -> None:
     publisher = Publisher(partitions=1)
-    spark.sql(f"CREATE DATABASE nothing LOCATION '{tmp_path / 'nothing'}'")
     with publisher.serve() as url:
-        job = Ingest(
-            url=str(url),
-            output="nothing.silver",
-            rejected="nothing.rejected",
-            gold="nothing.gold",
-            format="delta",
-            schema=SCHEMA,
-            key=["entity"],
-            checkpoint=str(tmp_path / "checkpoint"),
-            staging=(tmp_path / "staging").as_uri(),
-        )
+        names = {name: f"lake.nothing_{name}" for name in ("output", "rejected", "gold")}
+        places = {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
+        job = lake.job(url=str(url), bronze=None, **names, **places)
         for event in ({"entity": "a", "n": 1}, {"entity": "a", "n": "x"}, {"entity": "b", "n": 2}):
             publisher.append(0, event)
-            run(spark, job)
-    assert [row.n for row in spark.table("nothing.silver").orderBy("n").collect()] == [1, 2]
-    assert spark.table("nothing.gold").count() == 2
-    assert spark.table("nothing.rejected").count() == 1
+            run(lake.spark, job)
+    assert sorted(row.n for row in lake.rows("TABLE lake.nothing_output")) == [1, 2]
+    assert len(lake.rows("TABLE lake.nothing_gold")) == 2
+    assert len(lake.rows("TABLE lake.nothing_rejected")) == 1
