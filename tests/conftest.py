@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import os
+import re
 import signal
 import ssl
 import sys
@@ -39,6 +40,8 @@ _SERVED = {"postgres", "mariadb", "redis_server", "nats_server", "spawn"}
 """Fixtures of servers, and of processes of the library."""
 _LOGGERS = ("root", "feedapi_client", "httpx", "httpcore")
 _QUICK = "not slow"
+_FILE_MARKS = re.compile(r"^pytestmark = (\[[^]]*]|.*)", re.MULTILINE)
+_SLOW_MARK = re.compile(r"pytest\.mark\.(slow|spark)\b")
 TOUCHED = {
     "PostgreSQL and MariaDB": (
         "tests/stores/test_sql.py::test_r5_cursor_and_effect_stand_or_fall_together",
@@ -89,9 +92,6 @@ the Spark session that the remaining files share. A file of one test brings the 
 """
 
 
-_left_out = 0
-
-
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Run the tests of a single file in this process, more of them in up to four processes.
 
@@ -112,8 +112,12 @@ def pytest_configure(config: pytest.Config) -> None:
     if not config.getoption("numprocesses", None):
         os.environ.pop("COVERAGE_PROCESS_START", None)
     # Everything is `pytest tests`; a marker or a path chooses for itself.
-    if config.args_source is config.ArgsSource.TESTPATHS and not config.option.markexpr:
-        config.option.markexpr = _QUICK
+    if config.args_source is config.ArgsSource.TESTPATHS:
+        if not config.option.markexpr:
+            config.option.markexpr = _QUICK
+        elif config.option.markexpr == "touch":
+            names = [name.split("::")[0] for names in TOUCHED.values() for name in names]
+            config.args[:] = dict.fromkeys(names)
     # A shell without job control ignores SIGINT for what it runs in the background, and so would
     # all processes that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -259,29 +263,28 @@ def pytest_sessionstart(session: pytest.Session) -> None:
             components.available(component)
 
 
-def pytest_deselected(items: list[pytest.Item]) -> None:
-    """Count what is left out."""
-    global _left_out
-    _left_out += len(items)
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Import no file for the quick answer that has slow tests only."""
+    if config.option.markexpr != _QUICK or not collection_path.match("test_*.py"):
+        return None
+    marks = _FILE_MARKS.search(collection_path.read_text(encoding="utf-8"))
+    return True if marks and _SLOW_MARK.search(marks[0]) else None
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Take over what a process counted that runs tests. Each of them collects them all."""
-    global _left_out
-    output = getattr(node, "workeroutput", {})
-    components.used.update(output.get("components", ()))
-    _left_out = max(_left_out, output.get("left_out", 0))
+    """Take over what a process noted that runs tests."""
+    components.used.update(getattr(node, "workeroutput", {}).get("components", ()))
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Say at the very end what the quick answer left out."""
     reporter = config.pluginmanager.get_plugin("terminalreporter")
-    if reporter is not None and _left_out and config.option.markexpr == _QUICK:
+    if reporter is not None and config.option.markexpr == _QUICK:
         reporter.write_line(
-            f"left out: {_left_out} tests that need servers, a JVM, a broker, a browser, trio or "
-            "some seconds; `pytest tests` runs everything"
+            "left out: the tests that need servers, a JVM, a broker, a browser, trio or some "
+            "seconds, half of all; `pytest tests` runs everything"
         )
 
 
@@ -290,7 +293,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
     """Fail in CI when a test was skipped because something is not installed."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["components"] = sorted(components.used)
-        session.config.workeroutput["left_out"] = _left_out
     reporter = session.config.pluginmanager.get_plugin("terminalreporter")
     if reporter is None or not os.environ.get("CI") or exitstatus != pytest.ExitCode.OK:
         return

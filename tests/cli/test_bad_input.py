@@ -88,6 +88,7 @@ def test_an_import_of_anything_else_is_a_usage_error(
     assert not (tmp_path / "none.db").exists()
 
 
+@pytest.mark.slow
 @FUZZ
 @given(st.sampled_from([*FEED, *ROW]), ODD_VALUES)
 def test_an_export_with_another_value_is_imported_or_a_usage_error(

@@ -129,6 +129,7 @@ class TestOverHTTP:
             with pytest.raises(NegotiationError, match="longer than"):
                 await transport.get("", [], max_bytes=LIMIT)
 
+    @pytest.mark.slow
     async def test_r16_an_error_body_is_inflated_up_to_its_excerpt(self) -> None:
         reply = ok(gzip.compress(b"sorry " * BOMB), "Content-Encoding: gzip", status="503 No")
         error = await fetch_error(reply)

@@ -25,6 +25,7 @@ from tests.testing.simulator.backends import BACKENDS
 SEEDS = 25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_r17_instances_apply_everything_once_and_do_not_fence_each_other(backend: Any) -> None:
     for seed in range(SEEDS):

@@ -326,6 +326,7 @@ def test_a_failure_tells_its_history_and_how_to_repeat_it() -> None:
     assert str(again.value) == text
 
 
+@pytest.mark.slow
 def test_threads_of_the_application_are_named_as_a_possible_cause_and_others_are_not() -> None:
     def begins_a_thread(store: SQLiteCursorStore) -> Callable[[Batch], Awaitable[None]]:
         threading.Thread(target=over.wait).start()
