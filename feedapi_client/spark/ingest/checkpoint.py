@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from pyspark.errors import AnalysisException
-from pyspark.sql import SparkSession
+from pyspark.sql import Row, SparkSession
 
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.staging.staging_errors import newer_format
@@ -50,65 +51,72 @@ def write_note(
     line.write.mode(mode).options(**WRITING).text(path)
 
 
-def read_text(spark: SparkSession, path: str) -> list[str]:
-    """Return the different lines of a file or folder, none when it does not exist."""
-    return _read(spark, "text", path, "value", {})
+def contents(spark: SparkSession, pattern: str) -> dict[str, str]:
+    """Return the texts of the small files that match, also in sub-folders, by their paths."""
+    found = _read(spark, pattern, "path", "content")
+    return {row["path"]: bytes(row["content"]).decode() for row in found}
 
 
 def paths(spark: SparkSession, pattern: str) -> list[str]:
     """Return the paths of the files that match, also in sub-folders."""
-    return _read(spark, "binaryFile", pattern, "path", {"recursiveFileLookup": "true"})
+    return list(dict.fromkeys(row["path"] for row in _read(spark, pattern, "path")))
 
 
-def _read(
-    spark: SparkSession, format: str, path: str, column: str, options: Mapping[str, str]
-) -> list[str]:
+def _read(spark: SparkSession, pattern: str, *columns: str) -> list[Row]:
     # Spark logs a warning with a stack trace for a single path that does not exist. Spark Connect
     # finds that out in `collect`, not in `load`.
-    files = spark.read.format(format).options(**READING, **options)
+    files = spark.read.format("binaryFile").options(**READING, recursiveFileLookup="true")
     try:
-        return list(
-            dict.fromkeys(row[0] for row in files.load([path, path]).select(column).collect())
-        )
+        return files.load([pattern, pattern]).select(*columns).collect()
     except AnalysisException as error:
         if error.getCondition() == "PATH_NOT_FOUND":
             return []
         raise
 
 
-def query_of(spark: SparkSession, checkpoint: str) -> str | None:
-    """Return the id of the checkpoint's query, None when no query ran with it.
-
-    Spark writes it before the first micro-batch and never changes it.
-    """
-    lines = read_text(spark, f"{checkpoint.rstrip('/')}/metadata")
-    return str(json.loads(lines[0])["id"]) if lines else None
-
-
-def last(spark: SparkSession, checkpoint: str, log: str) -> int:
-    """Return the number of the last micro-batch in a log of the checkpoint, -1 when it is empty.
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint tells of its query, and the notes beside its own files.
 
     Arguments:
-        log: ``commits``, or ``offsets`` of those that were begun.
+        query: id of the query, None when none ran with it. Spark writes it before the first
+            micro-batch and never changes it.
+        begun: the last micro-batch that was begun, -1 before the first.
+        committed: the last one that was committed, -1 before the first.
+        outputs: the tables that the query writes to.
+        resumed: the run where it begins.
     """
-    found = paths(spark, f"{checkpoint.rstrip('/')}/{log}/*")
-    names = (path.rpartition("/")[2] for path in found)
-    return max((int(name) for name in names if name.isdigit()), default=-1)
+
+    query: str | None
+    begun: int
+    committed: int
+    outputs: Mapping[str, Any]
+    resumed: Mapping[str, Any]
 
 
-def noted(spark: SparkSession, checkpoint: str, name: str) -> dict[str, Any]:
-    """Return the last note of that name beside the checkpoint's own files, {} before there is one.
-
-    Arguments:
-        name: ``outputs``, the tables that the query writes to, or ``resumed``, the run where it
-            begins.
-    """
-    path = f"{checkpoint.rstrip('/')}/feedapi/{name}"
-    lines = read_text(spark, path)
-    return checked_note(lines[0], path) if lines else {}
+def read_checkpoint(spark: SparkSession, location: str) -> Checkpoint:
+    """Return what a checkpoint says; nothing where there is none."""
+    folder = location.rstrip("/")
+    texts = contents(spark, f"{folder}/{{metadata,feedapi/{{outputs,resumed}}}}")
+    query: str | None = None
+    notes: dict[str, dict[str, Any]] = {"outputs": {}, "resumed": {}}
+    for path, text in texts.items():
+        *_, name, file = path.split("/")
+        if file == "metadata":
+            query = str(json.loads(text.splitlines()[0])["id"])
+        else:
+            notes[name] = checked_note(text, path)
+    last = {"offsets": -1, "commits": -1}
+    logs = [] if query is None else paths(spark, f"{folder}/{{offsets,commits}}/*")
+    for path in logs:
+        log, _, name = path.rpartition("/")
+        if name.isdigit():
+            log = log.rpartition("/")[2]
+            last[log] = max(last[log], int(name))
+    return Checkpoint(query, last["offsets"], last["commits"], **notes)
 
 
 def note(spark: SparkSession, checkpoint: str, name: str, **content: Any) -> None:
-    """Write a note that `noted` returns."""
+    """Write a note of `Checkpoint`, in place of the one before."""
     path = f"{checkpoint.rstrip('/')}/feedapi/{name}"
     write_note(spark, path, {"version": VERSION, **content})

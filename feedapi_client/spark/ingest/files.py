@@ -23,8 +23,8 @@ from feedapi_client.spark.ingest.checkpoint import (
     VERSION,
     WRITING,
     checked_note,
+    contents,
     paths,
-    read_text,
     write_note,
 )
 from feedapi_client.spark.ingest.identity import Identity, Table
@@ -57,16 +57,16 @@ class FileTable(Table):
         Arguments:
             schema: columns to be written; None when only a transform decides.
         """
-        noted = _notes(spark, self.name)
+        noted, uri = _notes(spark, self.name)
         if who.query is None:
             if not self.may_add(who) and self._found(spark, who, query="*"):
                 self.refuse_new_query(who)
         else:
             self._check_query(spark, who, noted.get("queries", {}).get(who.query))
-            last = self._last_batch(spark, who)
+            last = self._last_batch(spark, who, uri)
             self.check_old_checkpoint(who, last)
             # Where none is left, old ones were deleted.
-            if last >= 0 and self._lacks(spark, who, last):
+            if last >= 0 and self._lacks(spark, who, last, uri):
                 self.check_old_table(who, last, who.last_batch)
         self._compare(spark, noted, schema, who)
         if self.job.writer_options:
@@ -94,9 +94,10 @@ class FileTable(Table):
         spark = rows.sparkSession
         columns_are_new = rows.schema != self._noted
         if columns_are_new:
-            self._compare(spark, _notes(spark, self.name), rows.schema, who)
+            before, uri = _notes(spark, self.name)
+            self._compare(spark, before, rows.schema, who)
             if not who.resumed:  # else no decision tells which attempt counts
-                self._delete_old_attempts(spark, who, number)
+                self._delete_old_attempts(spark, who, number, uri)
         options = {**self.job.writer_options, **WRITING}
         writer = rows.write.format("parquet").options(**options)
         if self.partition_by:
@@ -105,16 +106,17 @@ class FileTable(Table):
         attempt = f"{_ATTEMPTS}/{who.query}/{name}"
         writer.save(f"{self.name}/{attempt}")
         if columns_are_new:  # what a write that failed would have noted can't be changed later
-            self._note(spark, rows.schema, who)
-            self._uri, self._noted = self._noted_uri(spark), rows.schema
+            self._uri, self._noted = self._note(spark, rows.schema, who, before), rows.schema
         final = f"{_folder_of(who)}/{who.column('batch')}={number}"
         return [WrittenFiles(self._uri, attempt, final)]
 
-    def _delete_old_attempts(self, spark: SparkSession, who: Identity, number: int) -> None:
+    def _delete_old_attempts(
+        self, spark: SparkSession, who: Identity, number: int, uri: str
+    ) -> None:
         """Delete what runs left that were killed: none of it counts, or it is published."""
         attempts, decisions = f"{_ATTEMPTS}/{who.query}", self._decisions(spark, who)
         with harmless(f"old attempts in {self.name} were not deleted"):
-            folder = self._open(spark, self._noted_uri(spark) or unquoted(as_url(self.name)))
+            folder = self._open(spark, uri or unquoted(as_url(self.name)))
             for attempt in filter(None, map(_ATTEMPT.match, folder.names(attempts))):
                 of, epoch = int(attempt[1]), int(attempt[2])
                 again = of == number and epoch < who.epoch
@@ -131,20 +133,15 @@ class FileTable(Table):
 
     def order(self, spark: SparkSession) -> dict[str, int]:
         """Return the queries that wrote here, with numbers that rise in the order they began in."""
-        queries = _notes(spark, self.name).get("queries", {})
+        queries = _notes(spark, self.name)[0].get("queries", {})
         return {query: number for number, query in enumerate(queries)}
-
-    def _noted_uri(self, spark: SparkSession) -> str:
-        """Return the URI of the folder as Spark resolves it, nothing before the first note."""
-        notes = paths(spark, f"{self.name}/{_NOTES}")
-        return notes[0].rpartition(f"/{_NOTES}/")[0] if notes else ""
 
     def _open(self, spark: SparkSession, uri: str) -> TableFolder:
         return open_folder(uri, store_settings(spark, uri))
 
-    def _last_batch(self, spark: SparkSession, who: Identity) -> int:
+    def _last_batch(self, spark: SparkSession, who: Identity, uri: str) -> int:
         """Return the last micro-batch of the query that readers see, -1 without one."""
-        uri, folder = self._noted_uri(spark), _folder_of(who)
+        folder = _folder_of(who)
         if uri and not is_connect(spark):  # whose server reaches the folder, and this need not
             try:
                 names = self._open(spark, uri).names(folder)
@@ -156,7 +153,7 @@ class FileTable(Table):
         prefix = f"{who.column('batch')}="
         return max((int(n.removeprefix(prefix)) for n in names if n.startswith(prefix)), default=-1)
 
-    def _lacks(self, spark: SparkSession, who: Identity, last: int) -> bool:
+    def _lacks(self, spark: SparkSession, who: Identity, last: int, uri: str) -> bool:
         """Whether the table lacks a micro-batch that the query committed after `last`.
 
         A transform may have left nothing of it, which the decisions tell.
@@ -167,7 +164,7 @@ class FileTable(Table):
             return not (self.optional or self.partition_by)
         if self.name != self.job.output.rstrip("/"):
             return True
-        decisions, uri = self._decisions(spark, who), as_url(self._noted_uri(spark))
+        decisions, uri = self._decisions(spark, who), as_url(uri)
         for number in range(who.last_batch, last - 1, -1):
             decision = decisions.find(number)
             if decision is None:
@@ -231,13 +228,21 @@ class FileTable(Table):
                 "table's own can't be read as one table. Write to another folder"
             )
 
-    def _note(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
-        noted = _notes(spark, self.name)
-        self._compare(spark, noted, schema, who)
+    def _note(
+        self, spark: SparkSession, schema: StructType, who: Identity, before: dict[str, Any]
+    ) -> str:
+        """Note the columns and the query. Return the URI of the folder as Spark resolves it.
+
+        Arguments:
+            before: what was noted before the write, and fits.
+        """
+        noted, uri = _notes(spark, self.name)
+        if noted != before:
+            self._compare(spark, noted, schema, who)
         columns = {field.name: field.dataType.simpleString() for field in schema}
         known = noted.get("columns", {})
         if noted and {**known, **columns} == known and who.query in noted["queries"]:
-            return
+            return uri
         note = {
             "version": VERSION,
             "revision": int(noted["revision"]) + 1 if noted else 0,
@@ -248,6 +253,7 @@ class FileTable(Table):
             "queries": {who.query: who.feed},
         }
         write_note(spark, f"{self.name}/{_NOTES}", note, "append")
+        return uri or _notes(spark, self.name)[1]
 
 
 def _folder_of(who: Identity) -> str:
@@ -255,16 +261,19 @@ def _folder_of(who: Identity) -> str:
     return f"{who.column('feed')}={quote(who.feed, safe='')}/{who.column('query')}={who.query}"
 
 
-def _notes(spark: SparkSession, folder: str) -> dict[str, Any]:
-    """Return what all notes of a folder say, an empty dictionary without one."""
-    lines = read_text(spark, f"{folder}/{_NOTES}")
-    read = [checked_note(line, f"{folder}/{_NOTES}") for line in lines]
+def _notes(spark: SparkSession, folder: str) -> tuple[dict[str, Any], str]:
+    """Return what all notes of a folder say, and its URI as Spark resolves it.
+
+    Without a note these are an empty dictionary, and nothing.
+    """
+    texts = contents(spark, f"{folder}/{_NOTES}")
+    read = [checked_note(line, path) for path, text in texts.items() for line in text.splitlines()]
     noted: dict[str, Any] = {}
     for note in sorted(read, key=lambda note: int(note["revision"])):
         for name in ("columns", "queries"):
             note[name] = {**noted.get(name, {}), **note[name]}
         noted = note
-    return noted
+    return noted, next((path.rpartition(f"/{_NOTES}/")[0] for path in texts), "")
 
 
 def read_table(spark: SparkSession, folder: str) -> DataFrame:
@@ -277,7 +286,7 @@ def read_table(spark: SparkSession, folder: str) -> DataFrame:
         IngestError: `Ingest` did not write the folder.
     """
     folder = folder.rstrip("/")
-    noted = _notes(spark, folder)
+    noted, _ = _notes(spark, folder)
     if not noted:
         raise IngestError(f"{folder} is no table of feedapi ingest: it has no {_NOTES}")
     reader, prefix = spark.read.options(**READING), noted["prefix"]

@@ -60,6 +60,8 @@ class Table:
         self.name = name.rstrip("/")
         self.partition_by = list(partition_by)
         self.optional = optional
+        self.tried: set[str] = set()
+        """What need not be tried again (see `try_out`)."""
 
     def holds(self, spark: SparkSession, who: Identity) -> bool:
         """Whether the query wrote here."""
@@ -74,14 +76,19 @@ class Table:
     ) -> None:
         """Raise `IngestError` when no table can have these columns and writer options.
 
-        A format says so only when it writes: an empty table, beside the checkpoint.
+        A format says so only when it writes: an empty table, beside the checkpoint. What `output`
+        takes, bronze and rejected take, too, whose columns are ours.
 
         Arguments:
             properties: of the table.
         """
+        if self.name in (self.job.bronze, self.job.rejected):
+            return
         columns = schema or StructType().add("n", "int")
         options = {**properties, **self.job.writer_options, **WRITING}
         table = hashlib.sha256(f"{columns.json()}{properties}".encode()).hexdigest()[:16]
+        if table in self.tried:
+            return
         place = f"{self.job.checkpoint_location.rstrip('/')}/feedapi/tried/{table}"
         rows = spark.createDataFrame([], columns).write.format(self.job.format)
         try:
@@ -91,6 +98,7 @@ class Table:
             raise IngestError(
                 f"{self.name} can't be written with {what}: {plain_message(error)}"
             ) from error
+        self.tried.add(table)
 
     def refuse_new_query(self, who: Identity) -> None:
         """Raise: a new query would write events again that the table holds.

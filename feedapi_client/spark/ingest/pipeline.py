@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from feedapi_client.spark.ingest.checkpoint import last, note, noted, query_of
+from feedapi_client.spark.ingest.checkpoint import Checkpoint, note, read_checkpoint
 from feedapi_client.spark.ingest.columns import EVENT, Rows, payload_schema
 from feedapi_client.spark.ingest.files import FileTable, read_table
 from feedapi_client.spark.ingest.gold import GoldTable
@@ -65,6 +65,8 @@ class Tables:
         self.bronze = kind(job, job.bronze) if job.bronze else None
         self.rejected = kind(job, job.rejected) if job.rejected else None
         self.gold = GoldTable(job, job.gold, optional=optional) if job.gold else None
+        if self.gold is not None:
+            self.gold.tried = self.output.tried  # the columns are the same
 
     def check(self, spark: SparkSession, rows: Rows) -> None:
         """Raise `IngestError` when the query must not write to them."""
@@ -108,7 +110,7 @@ class BatchWriter:
 
     def _tables_of(self, spark: SparkSession) -> Tables:
         if self._tables is None:
-            query = query_of(spark, self.job.checkpoint_location)
+            query = read_checkpoint(spark, self.job.checkpoint_location).query
             if query is None:
                 raise IngestError(
                     f"the checkpoint {self.job.checkpoint_location} has no file metadata with the "
@@ -196,6 +198,7 @@ class Run:
     """
 
     query: StreamingQuery
+    _resumed: str | None
 
     def __init__(self, spark: SparkSession, job: Ingest) -> None:
         self.spark = spark
@@ -245,9 +248,10 @@ class Run:
         return summary
 
     def _count(self, summary: Summary) -> None:
-        job, spark, checkpoint = self.job, self.spark, self.job.checkpoint_location
-        summary.batches = last(spark, checkpoint, "commits") - self._committed
-        tables = Tables(job, Identity(job.feed_name, query_of(spark, checkpoint)))
+        job, spark = self.job, self.spark
+        checkpoint = read_checkpoint(spark, job.checkpoint_location)
+        summary.batches = checkpoint.committed - self._committed
+        tables = Tables(job, Identity(job.feed_name, checkpoint.query))
         numbers = range(self._committed + 1, self._committed + 1 + summary.batches)
         output = tables.output.batches(spark, tables.typed, numbers)
         if output is not None:
@@ -261,32 +265,32 @@ class Run:
 
     def _check(self, schema: StructType | None) -> int:
         """Check everything that the checkpoint says. Return the last committed micro-batch."""
-        job, spark, checkpoint = self.job, self.spark, self.job.checkpoint_location
-        who = Identity(job.feed_name, query_of(spark, checkpoint))
+        job, spark = self.job, self.spark
+        checkpoint = read_checkpoint(spark, job.checkpoint_location)
+        who = Identity(
+            job.feed_name, checkpoint.query, checkpoint.committed, last_offset=checkpoint.begun
+        )
         rows = Rows(job, spark.createDataFrame([], spark_schema()), schema)
         if job.transform is None:
             check_rows(job, rows.output())
+        self._resumed = checkpoint.resumed.get("run")
         if job.resume_from_table:
-            self._resume(who, schema)
-        who = replace(who, resumed=bool(noted(spark, checkpoint, "resumed")))
-        if who.query is not None:
-            begun, committed = (last(spark, checkpoint, log) for log in ("offsets", "commits"))
-            who = replace(who, last_batch=committed, last_offset=begun)
-        self._check_tables(rows, who)
+            self._resumed = self._resume(who, schema)
+        who = replace(who, resumed=self._resumed is not None)
+        self._check_tables(rows, who, checkpoint)
         return who.last_batch
 
-    def _check_tables(self, rows: Rows, who: Identity) -> None:
+    def _check_tables(self, rows: Rows, who: Identity, checkpoint: Checkpoint) -> None:
         """Check the tables, and note them where they changed.
 
         A transform may make any columns, and may write elsewhere, so that `output` need not have
         batches of the query. And what a run left out lacks batches that others have.
         """
-        job, spark, checkpoint = self.job, self.spark, self.job.checkpoint_location
+        job, spark, before = self.job, self.spark, checkpoint.outputs
         made = same_tables(spark, job, [job.output, job.gold])
         tables = made | same_tables(spark, job, [job.bronze, job.rejected])
-        before = noted(spark, checkpoint, "outputs")
         known = same_tables(spark, job, before.get("tables", ()))
-        left_out: dict[str, int] = before.get("left_out", {})
+        left_out: dict[str, int] = dict(before.get("left_out", {}))
         late = [name for name in tables & left_out.keys() if left_out[name] < who.last_batch]
         if late:
             raise IngestError(
@@ -299,10 +303,10 @@ class Run:
         if tables != known:
             left_out |= dict.fromkeys(known, who.last_batch)
             kept = {name: batch for name, batch in left_out.items() if name not in tables}
-            note(spark, checkpoint, "outputs", tables=sorted(tables), left_out=kept)
+            note(spark, job.checkpoint_location, "outputs", tables=sorted(tables), left_out=kept)
 
-    def _resume(self, who: Identity, schema: StructType | None) -> None:
-        """Let a new checkpoint begin where the tables end."""
+    def _resume(self, who: Identity, schema: StructType | None) -> str:
+        """Let a new checkpoint begin where the tables end. Return the run that it begins with."""
         job, spark = self.job, self.spark
         if who.query is not None or is_connect(spark):
             raise IngestError(
@@ -326,6 +330,7 @@ class Run:
         options = parse_options({**job.options, "url": job.url})
         begun = seed(options, job.staging_location, read)
         note(spark, job.checkpoint_location, "resumed", run=begun)
+        return begun
 
     def _complete(
         self, bronze: DataFrame, who: Identity, order: Mapping[str, int], schema: StructType | None
@@ -371,12 +376,11 @@ class Run:
         job = self.job
         staging = job.staging_location
         register(self.spark, staging=staging)
-        run = noted(self.spark, job.checkpoint_location, "resumed").get("run")
         source = (
             self.spark.readStream.format("feedapi")
             .options(**{**job.options, "stagingLocation": staging, "url": job.url})
             .option("fenced", False)  # the pipeline's own lease is that of its tables, too
-            .options(**({} if run is None else {"resumeRun": run}))
+            .options(**({} if self._resumed is None else {"resumeRun": self._resumed}))
             .load()
         )
         writer = source.writeStream.foreachBatch(BatchWriter(job, schema, self._lease)).option(

@@ -76,6 +76,7 @@ class CatalogTable(Table):
             self._try_columns(spark, schema, schema, {})
             return
         self._compare(spark, schema, who)
+        self._check_partitions(spark)
         properties = self._properties(spark)
         self._try_columns(spark, schema, self._new_columns(spark, schema), properties)
         if properties.get(_APPEND_ONLY) == "true":
@@ -88,10 +89,10 @@ class CatalogTable(Table):
             if not self.may_add(who) and not spark.table(self.name).where(own).isEmpty():
                 self.refuse_new_query(who)
             return
-        feed = self._feed_of(spark, who.query)
+        feed = properties.get(f"{_PROPERTY}{who.query}")
         if feed is None:
             self.check_missing(who)
-        elif feed != who.feed:
+        elif unquote(feed) != who.feed:
             self.refuse_other_feed(who)
         last, ever = self._history(spark, who, self.name)
         held = self._last_batch(spark, who, after=who.last_offset) if last is None else last
@@ -185,11 +186,6 @@ class CatalogTable(Table):
         rows = spark.sql(f"SHOW TBLPROPERTIES {self.name}").collect()
         return {row["key"]: row["value"] for row in rows}
 
-    def _feed_of(self, spark: SparkSession, query: str) -> str | None:
-        """Return which feed the query writes here, None when it never wrote."""
-        feed = self._properties(spark).get(f"{_PROPERTY}{query}")
-        return None if feed is None else unquote(feed)
-
     def holds(self, spark: SparkSession, who: Identity) -> bool:
         """As `Table.holds`."""
         if who.query in self.order(spark):
@@ -206,7 +202,7 @@ class CatalogTable(Table):
 
     def _note(self, spark: SparkSession, who: Identity) -> None:
         """Note the query, unless `_create` did. It changes metadata, once in a query's life."""
-        if self._feed_of(spark, str(who.query)) is None:
+        if f"{_PROPERTY}{who.query}" not in self._properties(spark):
             number = 1 + max(self.order(spark).values(), default=0)
             self._set_properties(spark, _noted(who, number))
 
@@ -263,6 +259,8 @@ class CatalogTable(Table):
             str.lower,
             "column {} is {} and would become {}: keep the type, or write to another table",
         )
+
+    def _check_partitions(self, spark: SparkSession) -> None:
         found = [c.name for c in spark.catalog.listColumns(self.name) if c.isPartition]
         if [name.lower() for name in found] != [name.lower() for name in self.partition_by]:
             raise IngestError(
