@@ -93,21 +93,20 @@ need_components() {
     need promtool prometheus
 }
 
-# What is no test. Examples wait for their servers most of the time, so they run beside the checks.
+# What is no test.
 static_checks() {
-    local bin=.venv/bin examples pyright
-    examples >"$scratch/examples" 2>&1 &
-    examples=$!
+    local bin=.venv/bin pyright
     step "format" $bin/ruff format --check .
     step "lint" $bin/ruff check .
     $bin/pyright --pythonpath $bin/python >"$scratch/pyright" 2>&1 &
     pyright=$!
     step "mypy" $bin/mypy
     step "pyright, beside mypy" wait_for "$pyright" "$scratch/pyright"
-    # The variable silences an announcement of the theme's makers.
-    step "documentation" env NO_MKDOCS_2_WARNING=1 \
-        $bin/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
-    step "examples, beside the checks" wait_for "$examples" "$scratch/examples"
+}
+
+# What all tests do, too. The variable silences an announcement of the theme's makers.
+documentation() {
+    NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 }
 
 examples() {

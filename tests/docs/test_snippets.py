@@ -23,8 +23,8 @@ SCRIPTS = sysconfig.get_path("scripts")
 # The tests of the repository that blocks call are run shorter: each takes minutes as it stands.
 SHORTER = {
     r"--kills \d+": "--kills 2",
-    r"--seeds (1000|500|300)\b": "--seeds 8",
-    r"(tests\.exploration .+)": r"\1 --states 300",
+    r"--seeds (1000|500|300)\b": "--seeds 3",
+    r"(tests\.exploration .+)": r"\1 --states 100",
 }
 
 # What a block needs that no wheel brings, by a part of its text.
