@@ -75,7 +75,7 @@ def _read(spark: SparkSession, pattern: str, *columns: str) -> list[Row]:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class QueryCheckpoint:
     """What a checkpoint tells of its query, and the notes beside its own files.
 
     Arguments:
@@ -94,7 +94,7 @@ class Checkpoint:
     resumed: Mapping[str, Any]
 
 
-def read_checkpoint(spark: SparkSession, location: str) -> Checkpoint:
+def read_checkpoint(spark: SparkSession, location: str) -> QueryCheckpoint:
     """Return what a checkpoint says; nothing where there is none."""
     folder = location.rstrip("/")
     texts = contents(spark, f"{folder}/{{metadata,feedapi/{{outputs,resumed}}}}")
@@ -113,10 +113,10 @@ def read_checkpoint(spark: SparkSession, location: str) -> Checkpoint:
         if name.isdigit():
             log = log.rpartition("/")[2]
             last[log] = max(last[log], int(name))
-    return Checkpoint(query, last["offsets"], last["commits"], **notes)
+    return QueryCheckpoint(query, last["offsets"], last["commits"], **notes)
 
 
 def note(spark: SparkSession, checkpoint: str, name: str, **content: Any) -> None:
-    """Write a note of `Checkpoint`, in place of the one before."""
+    """Write a note of `QueryCheckpoint`, in place of the one before."""
     path = f"{checkpoint.rstrip('/')}/feedapi/{name}"
     write_note(spark, path, {"version": VERSION, **content})

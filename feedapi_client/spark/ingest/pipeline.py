@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from feedapi_client.spark.ingest.checkpoint import Checkpoint, note, read_checkpoint
+from feedapi_client.spark.ingest.checkpoint import QueryCheckpoint, note, read_checkpoint
 from feedapi_client.spark.ingest.columns import EVENT, Rows, payload_schema
 from feedapi_client.spark.ingest.files import FileTable, read_table
 from feedapi_client.spark.ingest.gold import GoldTable
@@ -280,7 +280,7 @@ class Run:
         self._check_tables(rows, who, checkpoint)
         return who.last_batch
 
-    def _check_tables(self, rows: Rows, who: Identity, checkpoint: Checkpoint) -> None:
+    def _check_tables(self, rows: Rows, who: Identity, checkpoint: QueryCheckpoint) -> None:
         """Check the tables, and note them where they changed.
 
         A transform may make any columns, and may write elsewhere, so that `output` need not have
