@@ -106,7 +106,8 @@ static_checks() {
 
 # What all tests do, too. The variable silences an announcement of the theme's makers.
 documentation() {
-    NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
+    local bin=.venv/bin
+    NO_MKDOCS_2_WARNING=1 $bin/mkdocs build --strict --quiet --config-file docs/mkdocs.yml
 }
 
 examples() {

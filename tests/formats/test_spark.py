@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from feedapi_client.spark.ingest.checkpoint import checked_note, noted
+from feedapi_client.spark.ingest.checkpoint import checked_note, read_checkpoint
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.publishing import Decision, Decisions
 from feedapi_client.spark.plan.epoch import decode
@@ -41,13 +41,16 @@ def staged(folder: Path, name: str) -> bytes:
 
 
 class Checkpoint:
-    """Takes the place of a Spark session: every text file holds one line."""
+    """Takes the place of a Spark session that finds these notes."""
 
-    def __init__(self, note: Any) -> None:
-        self._lines = [(json.dumps(note),)]
+    def __init__(self, **notes: Any) -> None:
+        self._files = [
+            {"path": f"file:/c/feedapi/{name}/part-0.txt", "content": json.dumps(note).encode()}
+            for name, note in notes.items()
+        ]
 
-    def collect(self) -> list[tuple[str]]:
-        return self._lines
+    def collect(self) -> list[dict[str, Any]]:
+        return self._files
 
     def __getattr__(self, name: str) -> Any:
         return self if name == "read" else lambda *_, **__: self
@@ -108,9 +111,10 @@ def test_an_offset_of_every_version_is_read(golden: Path) -> None:
 
 def test_notes_beside_a_checkpoint_of_every_version_are_read(golden: Path) -> None:
     small = content(golden, "small")
-    outputs, resumed = (Checkpoint(small[name]) for name in ("outputs", "resumed"))
-    assert noted(outputs, "c", "outputs")["tables"] == spark.OUTPUTS  # type: ignore[arg-type]
-    assert noted(resumed, "c", "resumed")["run"] == spark.RUN  # type: ignore[arg-type]
+    stored: Any = Checkpoint(outputs=small["outputs"], resumed=small["resumed"])
+    found = read_checkpoint(stored, "c")
+    assert found.outputs["tables"] == spark.OUTPUTS
+    assert found.resumed["run"] == spark.RUN
 
 
 # The newest golden files are what is written

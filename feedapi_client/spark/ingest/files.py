@@ -92,8 +92,8 @@ class FileTable(Table):
     def write(self, rows: DataFrame, who: Identity, number: int) -> list[WrittenFiles]:
         """Write an attempt of a micro-batch. Readers see it when it is published."""
         spark = rows.sparkSession
-        columns_are_new = rows.schema != self._noted
-        if columns_are_new:
+        before: dict[str, Any] | None = None
+        if rows.schema != self._noted:
             before, uri = _notes(spark, self.name)
             self._compare(spark, before, rows.schema, who)
             if not who.resumed:  # else no decision tells which attempt counts
@@ -105,7 +105,7 @@ class FileTable(Table):
         name = f"{number}-{who.epoch}-{uuid.uuid4().hex[:8]}"
         attempt = f"{_ATTEMPTS}/{who.query}/{name}"
         writer.save(f"{self.name}/{attempt}")
-        if columns_are_new:  # what a write that failed would have noted can't be changed later
+        if before is not None:  # what a write that failed would have noted can't be changed later
             self._uri, self._noted = self._note(spark, rows.schema, who, before), rows.schema
         final = f"{_folder_of(who)}/{who.column('batch')}={number}"
         return [WrittenFiles(self._uri, attempt, final)]
