@@ -52,9 +52,13 @@ def write_note(
 
 
 def contents(spark: SparkSession, pattern: str) -> dict[str, str]:
-    """Return the texts of the small files that match, also in sub-folders, by their paths."""
+    """Return the texts of the small files that match, also in sub-folders, by their paths.
+
+    Files without a text are left out.
+    """
     found = _read(spark, pattern, "path", "content")
-    return {row["path"]: bytes(row["content"]).decode() for row in found}
+    texts = {row["path"]: bytes(row["content"]).decode().strip() for row in found}
+    return {path: text for path, text in texts.items() if text}
 
 
 def paths(spark: SparkSession, pattern: str) -> list[str]:
@@ -103,7 +107,7 @@ def read_checkpoint(spark: SparkSession, location: str) -> QueryCheckpoint:
     for path, text in texts.items():
         *_, name, file = path.split("/")
         if file == "metadata":
-            query = str(json.loads(text.splitlines()[0])["id"])
+            query = str(json.loads(text)["id"])
         else:
             notes[name] = checked_note(text, path)
     last = {"offsets": -1, "commits": -1}
