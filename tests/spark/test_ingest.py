@@ -284,13 +284,13 @@ def test_run_that_a_signal_stopped_says_so_and_has_its_exit_code(
     monkeypatch.setattr(ingest_command, "_session", lambda conf: spark)
     monkeypatch.setattr(type(spark), "stop", lambda self: None)
     monkeypatch.setattr(transforms, "only_odd", ends_this_process)
-    arguments = [str(publisher.url), str(tmp_path / "table")]
+    arguments = [str(publisher.url), str(tmp_path / "table"), "--json"]
     stopped = ["--trigger", "1h", "--transform", "tests.spark.transforms:only_odd"]
     while (code := main([*arguments, *stopped])) == 1:  # a slow worker
         assert SLOW_WORKER in capsys.readouterr().err
     assert code == 128 + signal.SIGTERM
     written, errors = capsys.readouterr()
-    assert f" to {tmp_path}/table in " in written
+    assert json.loads(written)["output"] == f"{tmp_path}/table"
     assert "feedapi ingest: SIGTERM stopped the query, and the next run goes on\n" in errors
     run(spark, job(publisher, tmp_path))
     assert spark.read.parquet(str(tmp_path / "table")).count() == 120

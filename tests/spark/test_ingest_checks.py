@@ -469,6 +469,16 @@ def test_r09_clone_of_a_table_whose_name_another_one_has_now_tells_nothing() -> 
     assert len(asked) < 20
 
 
+def test_r09_table_put_back_to_its_beginning_holds_none() -> None:
+    rows = commits("-", "a1", "a2", ">0")
+    told = SimpleNamespace(selectExpr=lambda *_: SimpleNamespace(collect=lambda: rows))
+    spark: Any = SimpleNamespace(sql=lambda query: told)
+    job = Ingest(
+        url="http://x/feed", output="silver", format="delta", checkpoint="/c", staging="/s"
+    )
+    assert CatalogTable(job, "silver")._history(spark, Identity("feed", "a"), "silver") == (-1, 2)
+
+
 @pytest.mark.parametrize("transform", [None, lambda rows, number: rows])
 @pytest.mark.parametrize("place", ["part-0.parquet", "day=1/part-0.parquet"])
 def test_r10_folder_with_files_of_another_program_is_refused(

@@ -48,17 +48,13 @@ def write_note(
 ) -> None:
     """Write a note into a folder of its own, in place of earlier ones or after them."""
     line = spark.createDataFrame([(json.dumps(note),)], "value STRING").coalesce(1)
-    line.write.mode(mode).options(**WRITING).text(path)
+    line.write.mode(mode).options(**WRITING, compression="none").text(path)
 
 
 def contents(spark: SparkSession, pattern: str) -> dict[str, str]:
-    """Return the texts of the small files that match, also in sub-folders, by their paths.
-
-    Files without a text are left out.
-    """
+    """Return the texts of the small files that match, also in sub-folders, by their paths."""
     found = _read(spark, pattern, "path", "content")
-    texts = {row["path"]: bytes(row["content"]).decode().strip() for row in found}
-    return {path: text for path, text in texts.items() if text}
+    return {row["path"]: bytes(row["content"]).decode().strip() for row in found}
 
 
 def paths(spark: SparkSession, pattern: str) -> list[str]:
@@ -80,44 +76,42 @@ def _read(spark: SparkSession, pattern: str, *columns: str) -> list[Row]:
 
 @dataclass(frozen=True)
 class QueryCheckpoint:
-    """What a checkpoint tells of its query, and the notes beside its own files.
+    """Which query a checkpoint is of, and the notes beside its own files.
 
     Arguments:
         query: id of the query, None when none ran with it. Spark writes it before the first
             micro-batch and never changes it.
-        begun: the last micro-batch that was begun, -1 before the first.
-        committed: the last one that was committed, -1 before the first.
         outputs: the tables that the query writes to.
         resumed: the run where it begins.
     """
 
     query: str | None
-    begun: int
-    committed: int
     outputs: Mapping[str, Any]
     resumed: Mapping[str, Any]
 
 
 def read_checkpoint(spark: SparkSession, location: str) -> QueryCheckpoint:
     """Return what a checkpoint says; nothing where there is none."""
-    folder = location.rstrip("/")
-    texts = contents(spark, f"{folder}/{{metadata,feedapi/{{outputs,resumed}}}}")
     query: str | None = None
     notes: dict[str, dict[str, Any]] = {"outputs": {}, "resumed": {}}
-    for path, text in texts.items():
+    pattern = f"{location.rstrip('/')}/{{metadata,feedapi/{{outputs,resumed}}}}"
+    for path, text in contents(spark, pattern).items():
         *_, name, file = path.split("/")
-        if file == "metadata":
+        if file == "metadata" and text:
             query = str(json.loads(text)["id"])
-        else:
+        elif name in notes and text:
             notes[name] = checked_note(text, path)
+    return QueryCheckpoint(query, **notes)
+
+
+def last_batches(spark: SparkSession, location: str) -> tuple[int, int]:
+    """Return the last micro-batch that was begun, and the last committed; -1 before the first."""
     last = {"offsets": -1, "commits": -1}
-    logs = [] if query is None else paths(spark, f"{folder}/{{offsets,commits}}/*")
-    for path in logs:
-        log, _, name = path.rpartition("/")
-        if name.isdigit():
-            log = log.rpartition("/")[2]
+    for path in paths(spark, f"{location.rstrip('/')}/{{offsets,commits}}"):
+        *_, log, name = path.split("/")
+        if name.isdigit() and log in last:
             last[log] = max(last[log], int(name))
-    return QueryCheckpoint(query, last["offsets"], last["commits"], **notes)
+    return last["offsets"], last["commits"]
 
 
 def note(spark: SparkSession, checkpoint: str, name: str, **content: Any) -> None:

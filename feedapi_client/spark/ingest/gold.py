@@ -73,8 +73,6 @@ class GoldTable(CatalogTable):
         super().check(spark, who, schema)
         if who.resumed or not spark.catalog.tableExists(self.name):
             return
-        if self.order(spark).keys() == {who.query}:  # else its rows tell
-            return
         table = spark.table(self.name)
         if who.query is not None:
             table = table.where(column(who.column("query")) != who.query)

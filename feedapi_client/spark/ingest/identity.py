@@ -76,13 +76,14 @@ class Table:
     ) -> None:
         """Raise `IngestError` when no table can have these columns and writer options.
 
-        A format says so only when it writes: an empty table, beside the checkpoint. What `output`
-        takes, bronze and rejected take, too, whose columns are ours.
+        A format says so only when it writes: an empty table, beside the checkpoint. Columns of ours
+        alone need not be tried.
 
         Arguments:
             properties: of the table.
         """
-        if self.name in (self.job.bronze, self.job.rejected):
+        job, ours = self.job, self.name in (self.job.bronze, self.job.rejected)
+        if ours and not job.writer_options and job.transform is None:
             return
         columns = schema or StructType().add("n", "int")
         options = {**properties, **self.job.writer_options, **WRITING}

@@ -23,7 +23,12 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from feedapi_client.spark.ingest.checkpoint import QueryCheckpoint, note, read_checkpoint
+from feedapi_client.spark.ingest.checkpoint import (
+    QueryCheckpoint,
+    last_batches,
+    note,
+    read_checkpoint,
+)
 from feedapi_client.spark.ingest.columns import EVENT, Rows, payload_schema
 from feedapi_client.spark.ingest.files import FileTable, read_table
 from feedapi_client.spark.ingest.gold import GoldTable
@@ -250,7 +255,7 @@ class Run:
     def _count(self, summary: Summary) -> None:
         job, spark = self.job, self.spark
         checkpoint = read_checkpoint(spark, job.checkpoint_location)
-        summary.batches = checkpoint.committed - self._committed
+        summary.batches = last_batches(spark, job.checkpoint_location)[1] - self._committed
         tables = Tables(job, Identity(job.feed_name, checkpoint.query))
         numbers = range(self._committed + 1, self._committed + 1 + summary.batches)
         output = tables.output.batches(spark, tables.typed, numbers)
@@ -267,9 +272,10 @@ class Run:
         """Check everything that the checkpoint says. Return the last committed micro-batch."""
         job, spark = self.job, self.spark
         checkpoint = read_checkpoint(spark, job.checkpoint_location)
-        who = Identity(
-            job.feed_name, checkpoint.query, checkpoint.committed, last_offset=checkpoint.begun
-        )
+        who = Identity(job.feed_name, checkpoint.query)
+        if who.query is not None:
+            begun, committed = last_batches(spark, job.checkpoint_location)
+            who = replace(who, last_batch=committed, last_offset=begun)
         rows = Rows(job, spark.createDataFrame([], spark_schema()), schema)
         if job.transform is None:
             check_rows(job, rows.output())

@@ -174,6 +174,8 @@ class CatalogTable(Table):
             return
         if spark.catalog.tableExists(self.name):
             self._compare(spark, schema, who)
+            if self._prepared is None:
+                self._check_partitions(spark)
             self._add_columns(spark, schema)
         else:
             self._create(spark, schema, who)
