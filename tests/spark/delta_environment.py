@@ -41,7 +41,7 @@ CONFIGURATION = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.databricks.delta.snapshotPartitions": "1",
-    # VACUUM and RESTORE look for files in as many tasks: 10,000, a minute for a VACUUM.
+    # VACUUM looks for files in as many tasks: 10,000, which take a minute.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "2",
     "spark.ui.showConsoleProgress": "false",
     # As with checkpoints in `sessions`: for one JVM.
