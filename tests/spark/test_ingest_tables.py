@@ -251,6 +251,8 @@ def test_wrong_schema_is_found_before_the_query_starts(
 ) -> None:
     with pytest.raises(IngestError, match=r"schema 'n INTT' can't be parsed: .*INTT"):
         run(spark, job(publisher, tmp_path, schema="n INTT"))
+    with pytest.raises(IngestError, match=r"CHAR or VARCHAR.*take STRING"):
+        run(spark, job(publisher, tmp_path, schema="a ARRAY<VARCHAR(3)>"))
     assert not (tmp_path / "table").exists()
 
 
@@ -353,6 +355,30 @@ def test_r09_folder_older_than_its_checkpoint_is_refused(
     shutil.rmtree(query)  # all are old
     publish(publisher, 2, first=2000)
     assert run(spark, job(publisher, tmp_path)).rows == 2
+
+
+def test_r10_what_others_put_beside_notes_and_batches_tells_nothing(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    checkpoint = tmp_path / "checkpoint"
+    ours = job(publisher, tmp_path, checkpoint=str(checkpoint))
+    publish(publisher, 10, first=0)
+    run(spark, ours)
+    (query,) = (tmp_path / "table").glob("feed=*/query=*")
+    for name in ("batch=tmp", "batch=0 (1)", "batch=7~"):
+        (query / name).mkdir()
+    notes = tmp_path / "table" / "_feedapi" / "table"
+    places = [notes, checkpoint, checkpoint / "feedapi" / "outputs"]
+    for place in places:
+        (place / "notes.txt").write_text("mine")
+        (place / "metadata~").write_text("{")
+    publish(publisher, 1, first=100)
+    assert run(spark, ours).rows == 1
+    (note,) = notes.glob("part-*")
+    note.with_name(f".{note.name}.crc").unlink(missing_ok=True)
+    note.write_text("{}")
+    with pytest.raises(IngestError, match=r"the note .*part-.* is damaged .*from a backup"):
+        run(spark, ours)
 
 
 def test_r09_micro_batch_that_leaves_nothing_in_a_folder_is_no_backup(

@@ -66,6 +66,11 @@ SOUND: list[tuple[str, Any, str]] = [
     ("STRING", "1.0E20", "1.0E20"),
     ("STRING", '"Infinity"', '"Infinity"'),
     ("STRING", {"b": 1.0, "a": [12.5, "x"]}, '{"b":1.0,"a":[12.5,"x"]}'),
+    ("STRING", {"a": "Infinity", "b": 1.5}, '{"a":"Infinity","b":1.5}'),
+    ("STRING", Fragment('{"a": 1, "a": 2}'), '{"a":1,"a":2}'),
+    ("STRING", Fragment(r'"\\ud800"'), r"\ud800"),
+    ("STRING", Fragment(r'"\\\\\ud83d\uDE00"'), "\\\\\U0001f600"),
+    ("VARIANT", {"a": "Infinity", "b": 1.5}, '{"a":"Infinity","b":1.5}'),
     ("STRING", Fragment("12.10"), "12.1"),
     ("STRING", Fragment("-0.0"), "-0.0"),
     (
@@ -106,6 +111,11 @@ UNSOUND: list[tuple[str, Any]] = [
     ("STRING", Fragment("100000000000000000000.5")),
     ("STRING", Fragment("1e400")),
     ("STRING", Fragment('{"a": [12345678901234567890.123456789]}')),
+    ("STRING", Fragment('{"a": 1e400}')),
+    ("STRING", Fragment('{"a": 1, "a": 2, "b": 1.123456789012345678901234}')),
+    ("VARIANT", Fragment("1e400")),
+    ("VARIANT", Fragment('{"a": [-1e400]}')),
+    ("MAP<STRING, VARIANT>", {"a": Fragment("9" * 400)}),
     ("ARRAY<STRING>", [Fragment("123456789.123456789")]),
     ("DOUBLE", "NaN"),
     ("DOUBLE", Fragment("1" + "0" * 400)),
@@ -162,6 +172,22 @@ def test_value_within_an_array_is_found_without_another_column_of_its_kind(
 ) -> None:
     publisher.append(0, {"c": value})
     assert run(spark, job(publisher, tmp_path, schema=f"c {kind}")).unparsed == 1
+
+
+def test_half_of_a_surrogate_pair_is_no_question_mark(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    texts = [r"\ud800", r"\ude00\ud83d", r"\\\udC00", r"\\ud800", r"\uD83d\ude00"]
+    for text in texts:
+        publisher.append(0, b'{"c":"%s"}' % text.encode(), entity="c")
+        publisher.append(0, b'{"m":{"%s":1}}' % text.encode(), entity="c")
+    rejected = str(tmp_path / "rejected")
+    kinds = "c STRING, m MAP<STRING, INT>"
+    assert run(spark, job(publisher, tmp_path, schema=kinds, rejected=rejected)).unparsed == 6
+    reasons = {row.reason for row in spark.read.parquet(rejected).collect()}
+    assert reasons == {"half of a surrogate pair is no character"}
+    rows = spark.read.parquet(str(tmp_path / "table")).where("c IS NOT NULL").orderBy("sequence")
+    assert [row.c for row in rows.collect()] == [r"\ud800", "\U0001f600"]
 
 
 @pytest.mark.parametrize(

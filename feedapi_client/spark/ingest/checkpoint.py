@@ -36,9 +36,15 @@ VERSION = 1
 
 
 def checked_note(line: str, path: str) -> dict[str, Any]:
-    """Return a note. Raises `IngestError` for one of a newer version of this package."""
-    note: dict[str, Any] = json.loads(line)
-    if note["version"] > VERSION:
+    """Return a note. Raises `IngestError` for a damaged one, or one of a newer version."""
+    try:
+        note: dict[str, Any] = json.loads(line)
+        newer = note["version"] > VERSION
+    except (ValueError, TypeError, KeyError) as error:
+        raise IngestError(
+            f"the note {path} is damaged ({type(error).__name__}): put it back from a backup"
+        ) from None
+    if newer:
         raise IngestError(newer_format(f"the note {path}", note["version"], VERSION))
     return note
 
@@ -52,8 +58,11 @@ def write_note(
 
 
 def contents(spark: SparkSession, pattern: str) -> dict[str, str]:
-    """Return the texts of the small files that match, also in sub-folders, by their paths."""
-    found = _read(spark, pattern, "path", "content")
+    """Return the texts of notes and of a checkpoint's metadata that match, by their paths.
+
+    What others put beside them, such as a copy of an editor, is none.
+    """
+    found = _read(spark, pattern, "path", "content", pathGlobFilter="{part-*,metadata}")
     return {row["path"]: bytes(row["content"]).decode().strip() for row in found}
 
 
@@ -62,10 +71,11 @@ def paths(spark: SparkSession, pattern: str) -> list[str]:
     return list(dict.fromkeys(row["path"] for row in _read(spark, pattern, "path")))
 
 
-def _read(spark: SparkSession, pattern: str, *columns: str) -> list[Row]:
+def _read(spark: SparkSession, pattern: str, *columns: str, **more: str) -> list[Row]:
     # Spark logs a warning with a stack trace for a single path that does not exist. Spark Connect
     # finds that out in `collect`, not in `load`.
-    files = spark.read.format("binaryFile").options(**READING, recursiveFileLookup="true")
+    options = {**READING, "recursiveFileLookup": "true", **more}
+    files = spark.read.format("binaryFile").options(**options)
     try:
         return files.load([pattern, pattern]).select(*columns).collect()
     except AnalysisException as error:

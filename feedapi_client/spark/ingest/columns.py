@@ -14,6 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.types import (
     ArrayType,
     ByteType,
+    CharType,
     DataType,
     DateType,
     DecimalType,
@@ -25,6 +26,7 @@ from pyspark.sql.types import (
     StructType,
     TimestampNTZType,
     TimestampType,
+    VarcharType,
     VariantType,
 )
 
@@ -79,6 +81,8 @@ def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
         check_names(schema, [*ours, CORRUPT], fold)
     except ValueError as error:
         raise IngestError(f"schema {error}") from error
+    if any(isinstance(kind, CharType | VarcharType) for kind in types_in(schema)):
+        raise IngestError("schema has CHAR or VARCHAR, which Spark reads no JSON as: take STRING")
     for name, sound in _SETTINGS.items():
         given = str(spark.conf.get(name, sound[0]))
         if given.upper() not in sound:
@@ -129,14 +133,15 @@ class Rows:
 
     def _parse(self, batch: DataFrame, schema: StructType) -> DataFrame:
         kept = StructType([*schema.fields, StructField(CORRUPT, DataType.fromDDL("STRING"))])
-        parsed = F.from_json("data", kept, {"columnNameOfCorruptRecord": CORRUPT, **_PARSING})
+        data = F.when(~_half_a_pair(), F.col("data"))
+        parsed = F.from_json(data, kept, {"columnNameOfCorruptRecord": CORRUPT, **_PARSING})
         required = [field.name for field in schema if not field.nullable]
         if self.job.gold is not None:
             required += [name for name in self.job.key if name not in required]
         rows = batch.withColumn(_PARSED, parsed)
         # What is sent is parsed again only where it can mean something else.
         often = any(isinstance(kind, _READ_OTHERWISE) for kind in types_in(schema))
-        sent = F.from_json("data", _as_sent(schema), _PARSING)
+        sent = F.from_json(data, _as_sent(schema), _PARSING)
         rows = rows.withColumn(_SENT, F.when(F.lit(often) | F.col("data").rlike(_FRACTION), sent))
         changed = list(self._changed_fields(schema))
         rows = rows.withColumn(_REASON, _reason(schema, required, changed))
@@ -175,6 +180,8 @@ _READ_OTHERWISE = (*_TIMES, DecimalType, ByteType)
 """Types of which Spark takes texts and numbers that mean something else."""
 
 _FRACTION = r"[:,\[]\s*-?\d+(\.\d|[eE])"
+_TOO_LARGE = r"\d[eE]\+?\d{3}|\d{309}"
+_HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _DATE = r"^\s*(?!0000)\d{4}-\d{1,2}-\d{1,2}"
 _SECONDS = (-62135596800, 253402300799)
 """Of the years 1 to 9999."""
@@ -189,7 +196,8 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
     - A DECIMAL is rounded, and ``1,5`` read as 15.
     - A TINYINT takes 128 to 255 for -128 to -1.
     - A STRING gets numbers with a fraction, also those in lists and objects, by way of DOUBLE.
-    - A number that is too large for DOUBLE or FLOAT becomes infinite.
+    - A number that is too large for DOUBLE or FLOAT becomes infinite, and in a STRING or VARIANT
+      the text "Infinity".
     - Fields of a struct that must not be NULL are.
 
     Arguments:
@@ -207,12 +215,18 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
         return _changed_inside(kind.elementType, parsed, sent)
     if isinstance(kind, DoubleType | FloatType):
         return _true(F.abs(parsed) == F.lit(math.inf))
+    if isinstance(kind, VariantType):
+        return _true(_infinite(parsed.cast("string")))
     if not isinstance(kind, (*_READ_OTHERWISE, StringType)):
         return None
     text = sent.cast("string")
     if isinstance(kind, StringType):
         same = (text == F.try_parse_json(parsed).cast("string")) & ~parsed.startswith('"')
-        return _true((text != parsed) & ~_true(same))
+        other = (text != parsed) & ~_true(same)
+        # No VARIANT holds a name twice, and no list or object is compared with what it was then.
+        inside = parsed.rlike(r"^[\[{]")
+        unknown = inside & text.isNull() & parsed.rlike(_FRACTION)
+        return _true(other | unknown | (inside & _infinite(parsed)))
     if isinstance(kind, ByteType):
         same = text.try_cast("tinyint") == parsed
     elif isinstance(kind, DecimalType):
@@ -229,6 +243,21 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
     else:
         same = text.rlike(_DATE + (r"\s*$" if isinstance(kind, DateType) else ""))
     return parsed.isNotNull() & ~_true(same)
+
+
+def _infinite(text: Column) -> Column:
+    """Return whether text says that a number is infinite, where one was sent that is too large."""
+    return text.contains("Infinity") & F.col("data").rlike(_TOO_LARGE)
+
+
+def _half_a_pair() -> Column:
+    """Return whether the payload has the escape of a surrogate without its partner (\\ud800).
+
+    It stands for no character, and Spark makes a question mark of it.
+    """
+    rest = F.regexp_replace("data", rf"\\\\|{_HIGH}{_LOW}", " ")
+    surrogate = rf"{_HIGH}|{_LOW}"
+    return _true(F.col("data").rlike(surrogate) & rest.rlike(surrogate))
 
 
 def _no_folder(name: str, value: Column) -> Column:
@@ -291,7 +320,8 @@ def _reason(
     corrupt = parsed.isNull() | parsed.getField(CORRUPT).isNotNull()
     known = F.concat_ws("; ", *(F.when(corrupt, one) for one in wrong), *others, *missing)
     return (
-        F.when(corrupt & sent.isNull(), F.lit("not a JSON object"))
+        F.when(_half_a_pair(), F.lit("half of a surrogate pair is no character"))
+        .when(corrupt & sent.isNull(), F.lit("not a JSON object"))
         .when(known != "", known)
         .when(corrupt, F.lit("does not fit the schema"))
     )

@@ -150,8 +150,8 @@ class FileTable(Table):
         else:
             files = paths(spark, f"{self.name}/{folder}")
             names = {file.rpartition(f"/{folder}/")[2].partition("/")[0] for file in files}
-        prefix = f"{who.column('batch')}="
-        return max((int(n.removeprefix(prefix)) for n in names if n.startswith(prefix)), default=-1)
+        batch = re.compile(re.escape(who.column("batch")) + r"=(\d+)")  # others are not ours
+        return max((int(found[1]) for found in map(batch.fullmatch, names) if found), default=-1)
 
     def _lacks(self, spark: SparkSession, who: Identity, last: int, uri: str) -> bool:
         """Whether the table lacks a micro-batch that the query committed after `last`.
