@@ -39,8 +39,10 @@ tests() {
     rm -f "$cache"
     "$@" 2>&1 | tee "$scratch/log" || status=$?
     grep -E '(passed|failed|error).* in [0-9]' "$scratch/log" | tail -n 1 >>"$scratch/closing" || true
+    # The tests of a process that died did not run, whatever the others came to.
+    ! grep -q 'node down: ' "$scratch/log" || return 1
     [ "$status" -ne 0 ] || return 0
-    # 1: tests failed. Anything else, such as a worker that died, leaves tests that did not run.
+    # 1: tests failed. Anything else leaves tests that did not run.
     [ "$status" -eq 1 ] && [ -s "$cache" ] || return "$status"
     python3 -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' "$cache" \
         >"$scratch/failed"

@@ -63,7 +63,9 @@ def store_settings(spark: SparkSession, location: str) -> dict[str, str]:
 
     None over Spark Connect, whose server has settings of its own.
     """
-    return {} if is_connect(spark) else s3a_environment(spark.conf.getAll, os.environ, location)
+    if is_connect(spark) or not location.startswith(("s3://", "s3a://")):
+        return {}
+    return s3a_environment(spark.conf.getAll, os.environ, location)
 
 
 def s3a_environment(

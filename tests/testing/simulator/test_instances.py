@@ -22,7 +22,7 @@ from feedapi_client.testing.simulator.store import SimulatedDatabase
 from feedapi_client.testing.simulator.trace import Trace
 from tests.testing.simulator.backends import BACKENDS
 
-SEEDS = 25
+SEEDS = 10
 
 
 @pytest.mark.slow

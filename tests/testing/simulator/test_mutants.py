@@ -45,6 +45,14 @@ QUICK = [
 """Bugs that are found at once."""
 
 _SEEDS_WITH_INSTANCES = 150
+RARE = {
+    "an_old_load_overwrites_a_newer_position",
+    "epochs_are_not_compared",
+    "an_occupied_place_drops_an_event",
+    "everything_is_forgotten_with_a_save",
+}
+"""Bugs that take seconds to be found: the command looks for them."""
+
 BY_KEY = [
     mutant.name for mutant in MUTANTS if mutant.trial in (mutants.by_key, mutants.shared_by_key)
 ]
@@ -112,7 +120,7 @@ def test_a_planted_bug_is_found(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", WITH_INSTANCES)
+@pytest.mark.parametrize("name", [name for name in WITH_INSTANCES if name not in RARE])
 def test_some_seeds_of_shared_instances_find_a_planted_bug_of_sharing(name: str) -> None:
     found = try_mutant(name, _SEEDS_WITH_INSTANCES)
     assert found.seed is not None, found
@@ -120,7 +128,7 @@ def test_some_seeds_of_shared_instances_find_a_planted_bug_of_sharing(name: str)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", BY_KEY)
+@pytest.mark.parametrize("name", [name for name in BY_KEY if name not in RARE])
 def test_some_seeds_by_key_find_a_planted_bug_of_handling_by_key(name: str) -> None:
     found = try_mutant(name, 300)
     assert found.seed is not None, found
@@ -135,7 +143,7 @@ def test_nine_bugs_of_sharing_are_found_by_the_usual_histories_of_instances() ->
 def test_without_a_planted_bug_a_history_of_its_own_finds_nothing(
     history: Callable[[int], Scenario],
 ) -> None:
-    for seed in range(4):
+    for seed in range(2):
         outcome = run(history(seed))
         assert outcome.failure is None, f"seed {seed}: {outcome.text}"
         assert outcome.seconds <= LATE.get(history.__name__, float("inf"))
@@ -165,6 +173,7 @@ def test_every_planted_bug_is_a_mutant() -> None:
     )
     everything = [name for module in modules for name in planted(module)]
     assert [mutant.name for mutant in MUTANTS] == everything
+    assert set(everything) > RARE
     assert len([mutant for mutant in MUTANTS if not mutant.equivalent]) >= 25
 
 

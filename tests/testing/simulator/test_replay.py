@@ -37,8 +37,8 @@ def test_seeds_that_pass_are_counted(capsys: pytest.CaptureFixture[str]) -> None
 
 @pytest.mark.slow
 def test_each_seed_is_run_once_by_several_processes() -> None:
-    judged = list(run_many(Histories(), range(40, 250), jobs=2))
-    assert sorted(one.seed for one in judged) == list(range(40, 250))
+    judged = list(run_many(Histories(), range(40, 120), jobs=2))
+    assert sorted(one.seed for one in judged) == list(range(40, 120))
     assert [one for one in judged if one.failure is not None] == []
 
 
