@@ -88,7 +88,7 @@ def folded(spark: SparkSession, job: Ingest) -> Fold:
 
     In Delta they are the same in any case, whatever the session says.
     """
-    exact = spark.conf.get("spark.sql.caseSensitive", "false") == "true"
+    exact = str(spark.conf.get("spark.sql.caseSensitive", "false")).lower() == "true"
     return str if exact and job.is_files else str.lower
 
 
