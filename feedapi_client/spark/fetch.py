@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import msgspec
-
 from feedapi_client.errors import (
     AuthenticationError,
     BufferLimitError,
@@ -25,7 +23,6 @@ from feedapi_client.errors import (
     RequestRefusedError,
 )
 from feedapi_client.model import LAST, FeedInfo
-from feedapi_client.protocol.cursors import shown
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.protocol.page import (
     EndEvidence,
@@ -242,7 +239,6 @@ class PartitionReader:
             if limit is not None and result.events and result.events + len(batch.events) > limit:
                 result.more = True
                 raise _Stop
-            self._check_text(batch)
             self._watch.check(batch)
             result.events += len(batch.events)
             result.cursor = batch.cursor
@@ -260,29 +256,6 @@ class PartitionReader:
                 or self._full()
             ):
                 raise _Stop
-
-    def _check_text(self, batch: CheckpointedEvents) -> None:
-        """Raise `ProtocolError` for a payload that is not UTF-8, as JSON and column `data` are."""
-        text = b"\n".join([event._payload for event in batch.events])
-        try:
-            _ = text.isascii() or text.decode()
-        except UnicodeDecodeError:
-            self._mend_text(batch)
-
-    def _mend_text(self, batch: CheckpointedEvents) -> None:
-        for number, event in enumerate(batch.events, 1):
-            try:
-                event.raw.decode()
-            except UnicodeDecodeError:
-                if self.connection.options.forbidden_payloads == "error":
-                    raise ProtocolError(
-                        f"the payload of event {number} of {len(batch.events)} behind the cursor "
-                        f"{shown(self.result.cursor)} is not UTF-8. Option forbiddenPayloads=keep "
-                        "reads such events too, with U+FFFD in place of what is no text",
-                        feed=self.connection.url,
-                        partition=self.target.partition,
-                    ) from None
-                event._payload = msgspec.Raw(event.raw.decode(errors="replace").encode())
 
     def _at_last_cursor(self) -> bool:
         listed = self.connection.info.partitions.get(self.target.partition)

@@ -238,7 +238,7 @@ class SourceOptions:
     forbidden_payloads: Literal["error", "keep"] = _option(
         _one_of("error", "keep"), default="error"
     )
-    """What becomes of a payload that is neither a JSON object nor a string, or not UTF-8."""
+    """What becomes of a payload that is neither a JSON object nor a string."""
     push_filters: bool = _option(_boolean, default=False)
     """Whether a batch read takes the filters of the query on partition and feed."""
     resume_run: str | None = _option(_text, default=None)

@@ -88,17 +88,6 @@ def test_r03_forbidden_payload_is_an_error_or_is_kept(publisher: Publisher, payl
     assert payloads[100:] == [payload, b'{"n":101}']
 
 
-def test_r03_payload_that_is_not_utf8_is_an_error_or_is_kept(publisher: Publisher) -> None:
-    publisher.extend(0, [{"n": "Bj\u00f6rn"}, {"mark": 1}])
-    publisher.fail(
-        Rewrite(lambda body: body.replace(b'{"mark":1}', b'{"n":"Bj\xf8rn"}')), times=None
-    )
-    with pytest.raises(ProtocolError, match=r"is not UTF-8\. Option forbiddenPayloads=keep reads"):
-        read(publisher)
-    batches, _ = read(publisher, given={"forbiddenPayloads": "keep"})
-    assert numbers(batches)[100:] == ["Bj\u00f6rn", "Bj\ufffdrn"]
-
-
 def test_r6_closed_partition_ends_at_last_cursor_without_another_request(
     publisher: Publisher,
 ) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
+import pyarrow.parquet as pq
 import pytest
 from orjson import Fragment
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from feedapi_client.spark.ingest import IngestError, read_table
 from feedapi_client.testing import Publisher
+from feedapi_client.testing.publisher.faults.response_faults import Rewrite
 from tests.spark.slow_workers import run
 from tests.spark.test_ingest import job
 from tests.spark.test_ingest_checks import setting
@@ -188,6 +190,22 @@ def test_half_of_a_surrogate_pair_is_no_question_mark(
     assert reasons == {"half of a surrogate pair is no character"}
     rows = spark.read.parquet(str(tmp_path / "table")).where("c IS NOT NULL").orderBy("sequence")
     assert [row.c for row in rows.collect()] == [r"\ud800", "\U0001f600"]
+
+
+def test_payload_that_is_not_utf8_is_rejected_and_can_be_read(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.extend(0, [{"c": "MARK"}, {"c": "Bj\u00f6rn"}])
+    publisher.fail(Rewrite(lambda body: body.replace(b"MARK", b"Bj\xf8rn")), times=None)
+    tables = {name: str(tmp_path / name) for name in ("bronze", "rejected")}
+    assert run(spark, job(publisher, tmp_path, schema="c STRING", **tables)).unparsed == 1
+    for name, found in {"bronze": 2, "rejected": 1, "table": 1}.items():
+        files = (tmp_path / name).glob("feed=*/**/*.parquet")
+        data = [text for file in files for text in pq.read_table(file)["data"].to_pylist()]
+        assert len(data) == found
+        assert ('{"c":"Bj\ufffdrn"}' in data) == (name != "table")
+    (row,) = spark.read.parquet(tables["rejected"]).collect()
+    assert row.reason == "not UTF-8"
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ class Rows:
 
     def bronze(self) -> DataFrame:
         """Every event as sent."""
-        return self.parsed.select(*EVENT, "data").withColumn(INGESTED_AT, F.current_timestamp())
+        return self.parsed.select(*EVENT, _text()).withColumn(INGESTED_AT, F.current_timestamp())
 
     def output(self) -> DataFrame:
         """The typed events, or every event without a schema."""
@@ -117,23 +117,23 @@ class Rows:
         prefix = self.job.prefix
         columns = [F.col(name).alias(f"{prefix}{name}") for name in EVENT]
         if self.job.keep_data:
-            columns.append(F.col("data").alias(f"{prefix}data"))
+            columns.append(_text().alias(f"{prefix}data"))
         columns += [F.col(_PARSED).getField(name).alias(name) for name in self.schema.names]
         if self.job.rejected is None:
-            corrupt = F.when(F.col(_REASON).isNotNull(), F.col("data"))
+            corrupt = F.when(F.col(_REASON).isNotNull(), _text())
             return self.parsed.select(*columns, corrupt.alias(CORRUPT))
         return self.parsed.where(F.col(_REASON).isNull()).select(*columns)
 
     def rejected(self) -> DataFrame:
         """The events that don't fit the schema, with the reason."""
         rows = self.parsed.where(F.col(_REASON).isNotNull())
-        return rows.select(*EVENT, "data", F.col(_REASON).alias(REASON)).withColumn(
+        return rows.select(*EVENT, _text(), F.col(_REASON).alias(REASON)).withColumn(
             INGESTED_AT, F.current_timestamp()
         )
 
     def _parse(self, batch: DataFrame, schema: StructType) -> DataFrame:
         kept = StructType([*schema.fields, StructField(CORRUPT, DataType.fromDDL("STRING"))])
-        data = F.when(~_half_a_pair(), F.col("data"))
+        data = F.when(F.is_valid_utf8("data") & ~_half_a_pair(), F.col("data"))
         parsed = F.from_json(data, kept, {"columnNameOfCorruptRecord": CORRUPT, **_PARSING})
         required = [field.name for field in schema if not field.nullable]
         if self.job.gold is not None:
@@ -250,6 +250,11 @@ def _infinite(text: Column) -> Column:
     return text.contains("Infinity") & F.col("data").rlike(_TOO_LARGE)
 
 
+def _text() -> Column:
+    """Return the payload as sent. Readers of Parquet refuse files with text that is not UTF-8."""
+    return F.make_valid_utf8("data").alias("data")
+
+
 def _half_a_pair() -> Column:
     """Return whether the payload has the escape of a surrogate without its partner (\\ud800).
 
@@ -320,7 +325,8 @@ def _reason(
     corrupt = parsed.isNull() | parsed.getField(CORRUPT).isNotNull()
     known = F.concat_ws("; ", *(F.when(corrupt, one) for one in wrong), *others, *missing)
     return (
-        F.when(_half_a_pair(), F.lit("half of a surrogate pair is no character"))
+        F.when(~F.is_valid_utf8("data"), F.lit("not UTF-8"))
+        .when(_half_a_pair(), F.lit("half of a surrogate pair is no character"))
         .when(corrupt & sent.isNull(), F.lit("not a JSON object"))
         .when(known != "", known)
         .when(corrupt, F.lit("does not fit the schema"))
