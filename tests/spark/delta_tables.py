@@ -426,19 +426,3 @@ def test_guide(lake: Lake, tmp_path: Path) -> None:
     gold = lake.spark.table("lake.orders").where("status is not null")
     assert {row.entity: row.status for row in gold.collect()} == {"o0": "paid", "o1": "paid"}
     assert lake.spark.table("orders").where("status is not null").count() == 2
-
-
-def test_r09_micro_batch_that_leaves_nothing_in_a_table_is_no_restore(
-    lake: Lake, tmp_path: Path
-) -> None:
-    publisher = Publisher(partitions=1)
-    with publisher.serve() as url:
-        names = {name: f"lake.nothing_{name}" for name in ("output", "rejected", "gold")}
-        places = {"checkpoint": str(tmp_path / "c"), "staging": (tmp_path / "s").as_uri()}
-        job = lake.job(url=str(url), bronze=None, **names, **places)
-        for event in ({"entity": "a", "n": 1}, {"entity": "a", "n": "x"}, {"entity": "b", "n": 2}):
-            publisher.append(0, event)
-            run(lake.spark, job)
-    assert sorted(row.n for row in lake.rows("TABLE lake.nothing_output")) == [1, 2]
-    assert len(lake.rows("TABLE lake.nothing_gold")) == 2
-    assert len(lake.rows("TABLE lake.nothing_rejected")) == 1
