@@ -146,6 +146,32 @@ def test_how_a_replica_answers_a_cursor_ahead_of_it(lagging: ServedFeed, ahead: 
     assert response.text == answers.get(ahead, response.text)
 
 
+def test_no_answer_of_a_replica_is_past_what_was_read(
+    make_feed: MakeFeed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page may hold late events of one entity, and none of another one."""
+    now = 0.0
+    for module in ("feed", "topology", "partition_log"):
+        name = f"feedapi_client.testing.publisher.{module}.monotonic"
+        monkeypatch.setattr(name, lambda: now)
+    feed = make_feed(vary=True, checkpoint_every=2)
+    for n in range(12):
+        now += 1.0
+        feed.publisher.publish(f"e{n % 7}", {"n": n})
+    read: list[int] = []
+    batches = parse(feed.fetch().text)
+    feed.publisher.vary = False
+    for events, cursor in batches:
+        if cursor is None:
+            break
+        read += [event["n"] for event in events]
+        for behind in range(12):
+            feed.publisher.fail(faults.Lag(behind, "tail"), times=1)
+            some, answered = feed.read(0, cursor)
+            rest = feed.read_all(0, answered)
+            assert {*read, *(event["n"] for event in some + rest)} == {*range(12)}, behind
+
+
 def test_a_replica_catches_up(lagging: ServedFeed) -> None:
     lagging.publisher.fail(faults.Lag(0.15), times=None)
     deadline = time.monotonic() + 20

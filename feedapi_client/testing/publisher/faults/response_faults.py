@@ -143,7 +143,8 @@ class Lag:
     `ahead` says how it answers a cursor that is ahead of it:
 
     - ``echo``: with that cursor,
-    - ``tail``: with the cursor of its own end, which is an older one,
+    - ``tail``: with an older one, of the last place that both have reached: its own end, but where
+      a page brought events of one entity before earlier ones of another,
     - ``silent``: without a line,
     - ``refused``: with status 400.
     """
@@ -155,9 +156,9 @@ class Lag:
         replica = publisher.replica(self.seconds)
         partition, cursor = request.partition, request.cursor
         ahead = response.status == 200 and _is_ahead(replica, partition, cursor)
-        if partition is None or not ahead or self.ahead == "refused":
+        if partition is None or cursor is None or not ahead or self.ahead == "refused":
             return handle(replica, request)
-        tail = replica.end_cursor(partition)
+        tail = replica.common_cursor(partition, cursor)
         answer = {"echo": cursor, "tail": tail, "silent": None}[self.ahead]
         return page_without_events(publisher, partition, answer)
 
