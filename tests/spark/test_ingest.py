@@ -296,6 +296,26 @@ def test_run_that_a_signal_stopped_says_so_and_has_its_exit_code(
     assert spark.read.parquet(str(tmp_path / "table")).count() == 120
 
 
+def test_error_that_spark_does_not_translate_is_one_line(
+    spark: SparkSession,
+    publisher: Publisher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(ingest_command, "_session", lambda conf: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
+    run(spark, job(publisher, tmp_path))
+    (checksum,) = (tmp_path / "table/_feedapi/table").glob(".part-*.crc")
+    content = bytearray(checksum.read_bytes())
+    content[-1] ^= 1
+    checksum.write_bytes(content)
+    assert main([str(publisher.url), str(tmp_path / "table")]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("feedapi ingest: ")
+    assert "hecksum" in line
+
+
 def ends_this_process(rows: DataFrame, number: int) -> DataFrame:
     os.kill(os.getpid(), signal.SIGTERM)
     return rows

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -113,7 +114,7 @@ def main(argv: Sequence[str] | None = None, report: Callable[[str], None] = prin
     try:
         spark = _session(conf)
         summary, stopped = _run_until_signal(spark, job)
-    except (ValueError, FeedError, JavaError, PySparkException) as error:
+    except (ValueError, FeedError, JavaError, PySparkException, Py4JJavaError) as error:
         return _fail(error, 2 if isinstance(error, ValueError) else 1)
     finally:
         if spark is not None:
