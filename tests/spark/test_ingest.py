@@ -202,6 +202,8 @@ def command_of_the_guide(begins: str) -> str:
         ("available-now", {"availableNow": True}),
         ("10s", {"processingTime": "10 seconds"}),
         ("500ms", {"processingTime": "500 milliseconds"}),
+        ("0.5m", {"processingTime": "30000 milliseconds"}),
+        ("1.1h", {"processingTime": "3960000 milliseconds"}),
     ],
 )
 def test_triggers(text: str, options: dict[str, object]) -> None:
@@ -211,7 +213,10 @@ def test_triggers(text: str, options: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--trigger", "sometimes"], "trigger must be available-now or an interval"),
+        *(
+            (["--trigger", text], "trigger must be available-now or an interval")
+            for text in ("sometimes", "1.5ms", "9999999999h", "\u0663s", "-1s")
+        ),
         (
             ["--format", "delta"],
             "format delta writes to a table: say with --checkpoint and --staging",

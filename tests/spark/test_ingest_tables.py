@@ -154,6 +154,21 @@ def test_r09_table_that_was_left_out_for_some_batches_is_refused(
     assert numbers(spark, tmp_path / "table") == sorted([*range(60), 7, 8])
 
 
+@pytest.mark.parametrize("change", [{"bronze": "new"}, {"output": "new"}])
+def test_r09_table_that_a_killed_run_did_not_write_to_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, change: dict[str, str]
+) -> None:
+    given = {"schema": "n INT", "checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
+    run(spark, job(publisher, tmp_path, **given))
+    for log in (tmp_path / "c" / "commits").glob("*0*"):  # it died before Spark noted the batch
+        log.unlink()
+    changed = {name: str(tmp_path / folder) for name, folder in change.items()}
+    with pytest.raises(MicroBatchError, match=r"wrote micro-batch 0, and not to .*new: its"):
+        run(spark, job(publisher, tmp_path, **given, **changed))
+    run(spark, job(publisher, tmp_path, **given))
+    assert numbers(spark, tmp_path / "table") == [*range(60)]
+
+
 def test_checkpoint_of_another_feed_is_refused(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -19,6 +20,8 @@ FORMATS = (*FILE_FORMATS, "delta")
 CORRUPT = "_corrupt"
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
+_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+_LONGEST = 10**12
 _OWN_FOLDER = "_feedapi"
 _OWN_WRITER_OPTIONS = frozenset(
     ["partitionoverwritemode", "replacewhere", "txnappid", "txnversion", "usermetadata", "path"]
@@ -234,9 +237,13 @@ def trigger_options(text: str) -> dict[str, Any]:
     """Return the keyword argument of ``DataStreamWriter.trigger``. Raises `IngestError`."""
     if text in ("available-now", "availableNow"):
         return {"availableNow": True}
-    interval = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text.strip())
-    if interval is None:
+    interval = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text.strip(), re.ASCII)
+    most = 0 if interval is None else Decimal(interval[1]) * _MILLISECONDS[interval[2]]
+    if interval is None or most > _LONGEST or most % 1:
         raise IngestError(
-            f"trigger must be available-now or an interval such as 500ms, 10s, 5m, not {text!r}"
+            "trigger must be available-now or an interval such as 500ms, 10s, 5m, of whole "
+            f"milliseconds and at most {_LONGEST // 1000:,} s, not {text!r}"
         )
+    if "." in interval[1]:  # Spark takes fractions of seconds only
+        return {"processingTime": f"{most:.0f} milliseconds"}
     return {"processingTime": f"{interval[1]} {_UNITS[interval[2]]}"}

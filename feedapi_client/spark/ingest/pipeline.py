@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -41,7 +42,7 @@ from feedapi_client.spark.ingest.job import (
     Summary,
     trigger_options,
 )
-from feedapi_client.spark.ingest.names import TABLES, in_catalog, same_tables
+from feedapi_client.spark.ingest.names import TABLES, as_url, in_catalog, same_tables
 from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles, open_folder
 from feedapi_client.spark.ingest.requirements import check_rows, check_session
 from feedapi_client.spark.ingest.tables import CatalogTable, column
@@ -133,7 +134,21 @@ class BatchWriter:
             written = self.write(tables, batch, number)
             self.lease.check()
             decision = decisions.decide(number, Decision(tables.who.epoch, written))
+        self._check_decided(decision, number)
         self.publish(spark, decision.tables)
+
+    def _check_decided(self, decision: Decision, number: int) -> None:
+        """Raise where an earlier run, which died since, did not write to a table of this one."""
+        job = self.job
+        wanted = [job.bronze, job.rejected, job.output if job.transform is None else None]
+        there = {urlsplit(as_url(one.table)).path for one in decision.tables}
+        lacking = [one for one in wanted if one and urlsplit(as_url(one)).path not in there]
+        if lacking:
+            raise IngestError(
+                f"an earlier run, which was killed, wrote micro-batch {number}, and not to "
+                f"{', '.join(lacking)}: its events would be missing there. Give the tables of that "
+                "run, or begin with new ones, and a new checkpoint and staging"
+            )
 
     def write(self, tables: Tables, batch: DataFrame, number: int) -> list[WrittenFiles]:
         """Write to all tables. Return what is to be published."""
