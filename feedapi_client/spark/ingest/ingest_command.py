@@ -12,7 +12,6 @@ from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
-from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -54,6 +53,8 @@ EXAMPLES = (
 )
 """Arguments of the command, for its help."""
 _DEFAULTS = {"--format": "parquet", "--trigger": "available-now", "--prefix": ""}
+_UNTRANSLATED = "Py4JJavaError"
+"""An error of Java's that PySpark does not translate. A client of Spark Connect has no py4j."""
 _CA_FILE = "FEEDAPI_CA_FILE"
 """The environment variable that other commands take ``--ca-file`` from, too."""
 
@@ -114,7 +115,10 @@ def main(argv: Sequence[str] | None = None, report: Callable[[str], None] = prin
     try:
         spark = _session(conf)
         summary, stopped = _run_until_signal(spark, job)
-    except (ValueError, FeedError, JavaError, PySparkException, Py4JJavaError) as error:
+    except Exception as error:
+        known = isinstance(error, ValueError | FeedError | JavaError | PySparkException)
+        if not known and type(error).__name__ != _UNTRANSLATED:
+            raise
         return _fail(error, 2 if isinstance(error, ValueError) else 1)
     finally:
         if spark is not None:
