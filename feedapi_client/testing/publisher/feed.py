@@ -194,14 +194,6 @@ class Feed(Topology):
         position = decode(cursor)
         return max(position.base, *position.ahead.values(), 0) > self._next_seq
 
-    def common_cursor(self, partition: int, cursor: str) -> str:
-        """Return the cursor of the last place that both this one and the end have reached.
-
-        Raises ValueError for text that is no cursor.
-        """
-        reached = min(decode(cursor).base, self._logs[partition].end)
-        return self.encode(LogPosition(partition, reached, {}))
-
     def encode(self, position: LogPosition) -> str:
         """Return the cursor of a position."""
         return encode(position, awkward=self.quirks.awkward_cursors)

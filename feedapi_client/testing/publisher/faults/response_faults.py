@@ -14,6 +14,7 @@ import orjson
 from feedapi_client.model import FIRST, LAST
 from feedapi_client.testing.publisher.faults.rules import Fault
 from feedapi_client.testing.publisher.handler import handle
+from feedapi_client.testing.publisher.log_position import LogPosition, decode
 from feedapi_client.testing.publisher.requests import Request
 from feedapi_client.testing.publisher.responses import (
     JSON,
@@ -158,7 +159,8 @@ class Lag:
         ahead = response.status == 200 and _is_ahead(replica, partition, cursor)
         if partition is None or cursor is None or not ahead or self.ahead == "refused":
             return handle(replica, request)
-        tail = replica.common_cursor(partition, cursor)
+        reached = min(decode(cursor).base, decode(replica.end_cursor(partition)).base)
+        tail = replica.encode(LogPosition(partition, reached, {}))
         answer = {"echo": cursor, "tail": tail, "silent": None}[self.ahead]
         return page_without_events(publisher, partition, answer)
 
