@@ -296,6 +296,7 @@ SETTINGS = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
     "spark.sql.files.maxRecordsPerFile": "2",
     "spark.sql.shuffle.partitions": "1",
+    "mapreduce.output.basename": "_hidden",
 }
 
 

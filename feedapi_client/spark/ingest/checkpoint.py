@@ -28,9 +28,11 @@ hidden folders are attempts."""
 WRITING = {
     "partitionOverwriteMode": "static",
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "true",
+    "mapreduce.output.basename": "part",
 }
-"""Options of every write. With `dynamic` an overwrite leaves what an earlier attempt left, and
-without a mark of success a write without rows leaves no folder, as one that got lost."""
+"""Options of every write. With `dynamic` an overwrite leaves what an earlier attempt left, without
+a mark of success a write without rows leaves no folder, as one that got lost, and files of another
+name may be hidden."""
 VERSION = 1
 """Of the format of the notes beside a checkpoint, and in a folder of files."""
 
