@@ -16,6 +16,7 @@ from feedapi_client.spark.ingest import (
     MicroBatchError,
     latest,
     main,
+    read_table,
 )
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.publisher.faults import Rewrite
@@ -152,6 +153,32 @@ def test_r09_table_that_was_left_out_for_some_batches_is_refused(
     publisher.append(0, {"n": 8})
     ingest()
     assert numbers(spark, tmp_path / "table") == sorted([*range(60), 7, 8])
+
+
+def test_feed_of_any_name_is_read_as_it_is_called(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    for number in range(2):
+        publisher.append(0, {"n": 100 + number})
+        run(spark, job(publisher, tmp_path, feed="Ärger %C3 名前"))
+    (found,) = read_table(spark, str(tmp_path / "table")).select("feed").distinct().collect()
+    assert found.feed == "Ärger %C3 名前"
+    own = {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
+    publisher.append(0, {"n": 102})
+    again = {"feed": "Ärger %C3 名前", "resume_from_table": True, **own}
+    assert run(spark, job(publisher, tmp_path, **again)).rows == 1
+    with pytest.raises(IngestError, match="name can't be __HIVE_DEFAULT_PARTITION__"):
+        job(publisher, tmp_path, feed="__HIVE_DEFAULT_PARTITION__")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"id":"ab'])
+def test_damaged_metadata_of_a_checkpoint_is_named(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, content: str
+) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "metadata").write_text(content)
+    with pytest.raises(IngestError, match=r"c/metadata, which has the id of the query, is damaged"):
+        run(spark, job(publisher, tmp_path, checkpoint=str(tmp_path / "c")))
 
 
 @pytest.mark.parametrize("change", [{"bronze": "new"}, {"output": "new"}])

@@ -65,6 +65,16 @@ def test_lease_that_was_given_back_is_free_at_once(lease: Make, tmp_path: Path) 
     assert len(stored(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'{"version":1}', b"\xff"])
+def test_damaged_lease_is_named(lease: Make, tmp_path: Path, content: bytes) -> None:
+    first = lease()
+    first.acquire()
+    first.release()
+    stored(tmp_path)[0].write_bytes(content)
+    with pytest.raises(StagingError, match=r"the lease leases/\w+/\d+ .* is damaged: delete it"):
+        lease().acquire()
+
+
 def test_run_that_wakes_up_late_is_refused_before_it_writes(lease: Make) -> None:
     late, next_one = lease(), lease()
     late.acquire()

@@ -109,8 +109,14 @@ def read_checkpoint(spark: SparkSession, location: str) -> QueryCheckpoint:
     pattern = f"{location.rstrip('/')}/{{metadata,feedapi/{{outputs,resumed}}}}"
     for path, text in contents(spark, pattern).items():
         *_, name, file = path.split("/")
-        if file == "metadata" and text:
-            query = str(json.loads(text)["id"])
+        if file == "metadata":
+            try:
+                query = str(json.loads(text)["id"])
+            except (ValueError, TypeError, KeyError):
+                raise IngestError(
+                    f"{path}, which has the id of the query, is damaged: put the checkpoint back "
+                    "from a backup, or give a new one with --resume-from-table"
+                ) from None
         elif name in notes and text:
             notes[name] = checked_note(text, path)
     return QueryCheckpoint(query, **notes)

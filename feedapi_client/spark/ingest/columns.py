@@ -32,7 +32,7 @@ from pyspark.sql.types import (
 
 from feedapi_client.spark.ingest.ingest_errors import first_line
 from feedapi_client.spark.ingest.job import CORRUPT, Ingest, IngestError
-from feedapi_client.spark.ingest.names import FOLDER_BYTES, check_names, folded, types_in
+from feedapi_client.spark.ingest.names import FOLDER_BYTES, NO_VALUE, check_names, folded, types_in
 
 IDENTITY = ("feed", "query", "batch")
 """Which feed, streaming query and micro-batch a row comes from."""
@@ -269,7 +269,7 @@ def _no_folder(name: str, value: Column) -> Column:
     """Return whether text can't be in the name of a folder, or would be read back as NULL."""
     longest = FOLDER_BYTES - len(f"{quote(name, safe='')}=")
     escaped = F.regexp_replace(value, r"[\x00-\x1f\"#%'*/:=?\\\x7f{\[\]^]", "%00")
-    nothing = value.isin("", "__HIVE_DEFAULT_PARTITION__") | value.contains("\0")
+    nothing = value.isin("", NO_VALUE) | value.contains("\0")
     return _true(nothing | (F.octet_length(escaped) > longest))
 
 

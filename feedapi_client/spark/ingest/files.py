@@ -11,7 +11,6 @@ import re
 import uuid
 from collections.abc import Sequence
 from typing import Any
-from urllib.parse import quote
 
 from obstore.exceptions import BaseError
 from pyspark.errors import AnalysisException
@@ -29,7 +28,7 @@ from feedapi_client.spark.ingest.checkpoint import (
 )
 from feedapi_client.spark.ingest.identity import Identity, Table
 from feedapi_client.spark.ingest.job import IngestError
-from feedapi_client.spark.ingest.names import as_url, folded, unquoted
+from feedapi_client.spark.ingest.names import as_url, folded, in_folder, unquoted
 from feedapi_client.spark.ingest.publishing import (
     Decisions,
     TableFolder,
@@ -84,7 +83,7 @@ class FileTable(Table):
 
     def _found(self, spark: SparkSession, who: Identity, **any: str) -> bool:
         """Whether there is a folder of the query. Lists it, which takes long for large tables."""
-        feed = any.get("feed", quote(who.feed, safe=""))
+        feed = any.get("feed", in_folder(who.feed))
         query = any.get("query", who.query)
         folder = f"{who.column('feed')}={feed}/{who.column('query')}={query}"
         return bool(paths(spark, f"{self.name}/{folder}"))
@@ -107,6 +106,8 @@ class FileTable(Table):
         writer.save(f"{self.name}/{attempt}")
         if before is not None:  # what a write that failed would have noted can't be changed later
             self._uri, self._noted = self._note(spark, rows.schema, who, before), rows.schema
+            if not self._uri:
+                raise IngestError(f"{self.name} does not show the note that was just written to it")
         final = f"{_folder_of(who)}/{who.column('batch')}={number}"
         return [WrittenFiles(self._uri, attempt, final)]
 
@@ -258,7 +259,7 @@ class FileTable(Table):
 
 def _folder_of(who: Identity) -> str:
     """Return the folder of a query's micro-batches within the table."""
-    return f"{who.column('feed')}={quote(who.feed, safe='')}/{who.column('query')}={who.query}"
+    return f"{who.column('feed')}={in_folder(who.feed)}/{who.column('query')}={who.query}"
 
 
 def _notes(spark: SparkSession, folder: str) -> tuple[dict[str, Any], str]:

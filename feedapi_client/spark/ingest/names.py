@@ -46,6 +46,8 @@ _PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
 _PART = re.compile(r"(?:`[^`]*`)+|[^.`]+")
 _NOT_IN_FOLDER = re.compile(r"^\.|[/\\=*?\[\]{}%:#\"\x00-\x1f\x7f]")
 FOLDER_BYTES = 255
+NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+"""What the name of a folder has for NULL."""
 _OWN = "_feedapi"
 _NOT_STORED = (CalendarIntervalType, DayTimeIntervalType, YearMonthIntervalType, NullType)
 
@@ -61,6 +63,11 @@ def as_url(path: str) -> str:
 def unquoted(url: str) -> str:
     """Return the URL as Spark names it: in that of a file nothing is quoted."""
     return unquote(url) if url.startswith("file:") else url
+
+
+def in_folder(text: str) -> str:
+    """Return a text as the name of a folder has it: Spark takes `%` and two digits for one."""
+    return "".join(quote(one, safe="") if one.isascii() else one for one in text)
 
 
 def in_catalog(spark: SparkSession, table: str) -> str:
@@ -150,7 +157,9 @@ def _problems_of_folders(job: Ingest) -> Iterator[str]:
             f"prefix {job.prefix!r} begins names of folders: it must not begin with a dot, which "
             'hides them, nor hold any of / \\ = * ? [ ] { } % : # "'
         )
-    folder = f"{job.prefix}feed={quote(job.feed_name, safe='')}"
+    if job.feed_name == NO_VALUE:
+        yield f"the feed's name can't be {NO_VALUE}, which is read as NULL: give one with --feed"
+    folder = f"{job.prefix}feed={in_folder(job.feed_name)}"
     if len(folder.encode()) > FOLDER_BYTES:
         yield (
             f"the feed's name is too long for a folder ({len(folder.encode())} bytes of at most "

@@ -140,9 +140,12 @@ class BatchWriter:
     def _check_decided(self, decision: Decision, number: int) -> None:
         """Raise where an earlier run, which died since, did not write to a table of this one."""
         job = self.job
-        wanted = [job.bronze, job.rejected, job.output if job.transform is None else None]
+        tables = filter(None, (job.output, job.bronze, job.rejected))
+        wanted = {urlsplit(as_url(name)).path: name for name in tables}
         there = {urlsplit(as_url(one.table)).path for one in decision.tables}
-        lacking = [one for one in wanted if one and urlsplit(as_url(one)).path not in there]
+        lacking = [name for path, name in wanted.items() if path not in there]
+        if job.transform is not None and there <= wanted.keys() and job.output in lacking:
+            lacking.remove(job.output)  # the transform wrote by itself, or left nothing
         if lacking:
             raise IngestError(
                 f"an earlier run, which was killed, wrote micro-batch {number}, and not to "
@@ -193,6 +196,8 @@ class BatchWriter:
         if self.job.transform is None:
             return output
         made = self.job.transform(output, number)
+        if made is not None and not isinstance(made, DataFrame):
+            raise IngestError(f"the transform returned a {type(made).__name__}, not a DataFrame")
         if made is not None:
             check_rows(self.job, made)
         return made

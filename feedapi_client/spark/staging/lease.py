@@ -240,7 +240,7 @@ class QueryLease:
     def _newest(self) -> LeaseRecord | None:
         for epoch in sorted(self._epochs(), reverse=True):
             try:
-                return _decoded(self._staging.read(self._key(epoch)))
+                return _decoded(self._staging.read(self._key(epoch)), self._key(epoch))
             except MissingObjectError:
                 continue  # its successor has just deleted it
         return None
@@ -259,11 +259,17 @@ _held: dict[str, QueryLease] = {}
 """The leases of this process."""
 
 
-def _decoded(content: bytes) -> LeaseRecord:
-    found = orjson.loads(content)
-    if found["version"] > VERSION:
-        raise StagingError(newer_format("the lease of this query", found["version"], VERSION))
-    return LeaseRecord(**found)
+def _decoded(content: bytes, key: str) -> LeaseRecord:
+    try:
+        found = orjson.loads(content)
+        if found["version"] > VERSION:
+            raise StagingError(newer_format("the lease of this query", found["version"], VERSION))
+        return LeaseRecord(**found)
+    except (ValueError, TypeError, KeyError):
+        raise StagingError(
+            f"the lease {key} at the staging location is damaged: delete it when no run of the "
+            "query is alive"
+        ) from None
 
 
 def _machine() -> str:
