@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from feedapi_client.spark.source import FeedDataSource
 
+_S3 = ("s3://", "s3a://")
 _PREFIX = re.compile(r"(?:spark\.hadoop\.)?fs\.s3a\.")
 _OWN_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
@@ -63,7 +64,7 @@ def store_settings(spark: SparkSession, location: str) -> dict[str, str]:
 
     None over Spark Connect, whose server has settings of its own.
     """
-    if is_connect(spark) or not location.startswith(("s3://", "s3a://")):
+    if is_connect(spark) or not location.startswith(_S3):  # for `getAll` takes long
         return {}
     return s3a_environment(spark.conf.getAll, os.environ, location)
 
@@ -82,7 +83,7 @@ def s3a_environment(
         environment: of this process, which comes first.
         location: the staging location. Where it is not on S3, nothing is returned.
     """
-    if location is not None and not location.startswith(("s3://", "s3a://")):
+    if location is not None and not location.startswith(_S3):
         return {}
     given = _of_bucket(settings, urlsplit(location).netloc if location else "")
     found: dict[str, str] = {}

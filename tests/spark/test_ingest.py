@@ -279,15 +279,21 @@ def test_summary_says_what_was_written() -> None:
 # ---------------------------------------------------------------------- signals
 
 
+@pytest.fixture
+def kept(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> SparkSession:
+    """The session, which the command takes and does not stop."""
+    monkeypatch.setattr(ingest_command, "_session", lambda conf: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
+    return spark
+
+
 def test_run_that_a_signal_stopped_says_so_and_has_its_exit_code(
-    spark: SparkSession,
+    kept: SparkSession,
     publisher: Publisher,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(ingest_command, "_session", lambda conf: spark)
-    monkeypatch.setattr(type(spark), "stop", lambda self: None)
     monkeypatch.setattr(transforms, "only_odd", ends_this_process)
     arguments = [str(publisher.url), str(tmp_path / "table"), "--json"]
     stopped = ["--trigger", "1h", "--transform", "tests.spark.transforms:only_odd"]
@@ -297,20 +303,14 @@ def test_run_that_a_signal_stopped_says_so_and_has_its_exit_code(
     written, errors = capsys.readouterr()
     assert json.loads(written)["output"] == f"{tmp_path}/table"
     assert "feedapi ingest: SIGTERM stopped the query, and the next run goes on\n" in errors
-    run(spark, job(publisher, tmp_path))
-    assert spark.read.parquet(str(tmp_path / "table")).count() == 120
+    run(kept, job(publisher, tmp_path))
+    assert kept.read.parquet(str(tmp_path / "table")).count() == 120
 
 
 def test_error_that_spark_does_not_translate_is_one_line(
-    spark: SparkSession,
-    publisher: Publisher,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    kept: SparkSession, publisher: Publisher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(ingest_command, "_session", lambda conf: spark)
-    monkeypatch.setattr(type(spark), "stop", lambda self: None)
-    run(spark, job(publisher, tmp_path))
+    run(kept, job(publisher, tmp_path))
     (checksum,) = (tmp_path / "table/_feedapi/table").glob(".part-*.crc")
     content = bytearray(checksum.read_bytes())
     content[-1] ^= 1

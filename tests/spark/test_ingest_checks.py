@@ -20,6 +20,7 @@ from feedapi_client.spark.ingest import (
     Ingest,
     IngestError,
     MicroBatchError,
+    checkpoint,
     plain_message,
     read_table,
 )
@@ -219,6 +220,16 @@ def test_what_a_transform_makes_is_checked_before_anything_is_written(
     assert run(spark, job(publisher, tmp_path, partition_by=["day"], **pipeline)).rows == 1
 
 
+def test_note_that_the_session_hides_decides_nothing(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(checkpoint.WRITING, "mapreduce.output.basename", "_hidden")
+        with pytest.raises(MicroBatchError, match="does not show the note"):
+            run(spark, job(publisher, tmp_path))
+    assert run(spark, job(publisher, tmp_path)).rows == 1
+
+
 def test_write_that_fails_notes_nothing(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -325,6 +336,10 @@ def _raise(error: Exception) -> Any:
         (lambda df, n: df.where("n +"), r"^ParseException: \[PARSE_SYNTAX_ERROR\] .*"),
         (lambda df, n: df.where("amuont > 1"), r"^AnalysisException: \[UNRESOLVED_COLUMN.*amuont"),
         (lambda df, n: _raise(RefusedError("\n\n  by us\nand more")), r"^RefusedError: by us$"),
+        (lambda df, n: _raise(RefusedError()), r"^RefusedError$"),
+        (lambda df, n: _raise(KeyError("x")), r"^KeyError: 'x'$"),
+        (lambda df, n: df.selectExpr("*", "raise_error('odd')"), r"odd"),
+        (lambda df, n: "text", r"^the transform returned a str, not a DataFrame$"),
     ],
 )
 def test_cause_of_an_error_is_one_line(
@@ -337,7 +352,6 @@ def test_cause_of_an_error_is_one_line(
 
 def test_error_without_text_is_its_type() -> None:
     assert plain_message(ValueError()) == "ValueError"
-    assert plain_message(KeyError("x")) == "'x'"
     assert plain_message(ValueError("\n\n one\ntwo")) == "one"
 
 

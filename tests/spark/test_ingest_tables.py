@@ -181,11 +181,17 @@ def test_damaged_metadata_of_a_checkpoint_is_named(
         run(spark, job(publisher, tmp_path, checkpoint=str(tmp_path / "c")))
 
 
+@pytest.mark.parametrize("transform", [None, lambda rows, number: rows])
 @pytest.mark.parametrize("change", [{"bronze": "new"}, {"output": "new"}])
 def test_r09_table_that_a_killed_run_did_not_write_to_is_refused(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, change: dict[str, str]
+    spark: SparkSession,
+    publisher: Publisher,
+    tmp_path: Path,
+    change: dict[str, str],
+    transform: Any,
 ) -> None:
-    given = {"schema": "n INT", "checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
+    given: dict[str, Any] = {"schema": "n INT", "transform": transform}
+    given |= {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
     run(spark, job(publisher, tmp_path, **given))
     for log in (tmp_path / "c" / "commits").glob("*0*"):  # it died before Spark noted the batch
         log.unlink()

@@ -133,7 +133,7 @@ class Rows:
 
     def _parse(self, batch: DataFrame, schema: StructType) -> DataFrame:
         kept = StructType([*schema.fields, StructField(CORRUPT, DataType.fromDDL("STRING"))])
-        data = F.when(F.is_valid_utf8("data") & ~_half_a_pair(), F.col("data"))
+        data = F.when(_unreadable().isNull(), F.col("data"))
         parsed = F.from_json(data, kept, {"columnNameOfCorruptRecord": CORRUPT, **_PARSING})
         required = [field.name for field in schema if not field.nullable]
         if self.job.gold is not None:
@@ -255,14 +255,18 @@ def _text() -> Column:
     return F.make_valid_utf8("data").alias("data")
 
 
-def _half_a_pair() -> Column:
-    """Return whether the payload has the escape of a surrogate without its partner (\\ud800).
+def _unreadable() -> Column:
+    """Return why the text of the payload is not read, null where it is.
 
-    It stands for no character, and Spark makes a question mark of it.
+    The escape of a surrogate without its partner (\\ud800) stands for no character, and Spark makes
+    a question mark of it.
     """
     rest = F.regexp_replace("data", rf"\\\\|{_HIGH}{_LOW}", " ")
     surrogate = rf"{_HIGH}|{_LOW}"
-    return _true(F.col("data").rlike(surrogate) & rest.rlike(surrogate))
+    half = F.col("data").rlike(surrogate) & rest.rlike(surrogate)
+    return F.when(~F.is_valid_utf8("data"), F.lit("not UTF-8")).when(
+        half, F.lit("half of a surrogate pair is no character")
+    )
 
 
 def _no_folder(name: str, value: Column) -> Column:
@@ -325,8 +329,7 @@ def _reason(
     corrupt = parsed.isNull() | parsed.getField(CORRUPT).isNotNull()
     known = F.concat_ws("; ", *(F.when(corrupt, one) for one in wrong), *others, *missing)
     return (
-        F.when(~F.is_valid_utf8("data"), F.lit("not UTF-8"))
-        .when(_half_a_pair(), F.lit("half of a surrogate pair is no character"))
+        F.when(_unreadable().isNotNull(), _unreadable())
         .when(corrupt & sent.isNull(), F.lit("not a JSON object"))
         .when(known != "", known)
         .when(corrupt, F.lit("does not fit the schema"))

@@ -107,7 +107,10 @@ class FileTable(Table):
         if before is not None:  # what a write that failed would have noted can't be changed later
             self._uri, self._noted = self._note(spark, rows.schema, who, before), rows.schema
             if not self._uri:
-                raise IngestError(f"{self.name} does not show the note that was just written to it")
+                raise IngestError(
+                    f"{self.name} does not show the note just written to {_NOTES}: what this "
+                    "session sets hides its files"
+                )
         final = f"{_folder_of(who)}/{who.column('batch')}={number}"
         return [WrittenFiles(self._uri, attempt, final)]
 

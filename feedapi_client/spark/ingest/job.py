@@ -19,8 +19,13 @@ FILE_FORMATS = ("parquet",)
 FORMATS = (*FILE_FORMATS, "delta")
 CORRUPT = "_corrupt"
 
-_UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
-_MILLISECONDS = {"ms": 1, "s": 1000, "m": 60_000, "h": 3_600_000}
+_UNITS = {
+    "ms": ("milliseconds", 1),
+    "s": ("seconds", 1000),
+    "m": ("minutes", 60_000),
+    "h": ("hours", 3_600_000),
+}
+"""What Spark calls them, and their milliseconds."""
 _LONGEST = 10**12
 _OWN_FOLDER = "_feedapi"
 _OWN_WRITER_OPTIONS = frozenset(
@@ -238,12 +243,13 @@ def trigger_options(text: str) -> dict[str, Any]:
     if text in ("available-now", "availableNow"):
         return {"availableNow": True}
     interval = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)", text.strip(), re.ASCII)
-    most = 0 if interval is None else Decimal(interval[1]) * _MILLISECONDS[interval[2]]
-    if interval is None or most > _LONGEST or most % 1:
+    unit, size = ("", 0) if interval is None else _UNITS[interval[2]]
+    milliseconds = 0 if interval is None else Decimal(interval[1]) * size
+    if interval is None or milliseconds > _LONGEST or milliseconds % 1:
         raise IngestError(
             "trigger must be available-now or an interval such as 500ms, 10s, 5m, of whole "
             f"milliseconds and at most {_LONGEST // 1000:,} s, not {text!r}"
         )
     if "." in interval[1]:  # Spark takes fractions of seconds only
-        return {"processingTime": f"{most:.0f} milliseconds"}
-    return {"processingTime": f"{interval[1]} {_UNITS[interval[2]]}"}
+        return {"processingTime": f"{milliseconds:.0f} milliseconds"}
+    return {"processingTime": f"{interval[1]} {unit}"}

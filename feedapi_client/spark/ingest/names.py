@@ -66,7 +66,7 @@ def unquoted(url: str) -> str:
 
 
 def in_folder(text: str) -> str:
-    """Return a text as the name of a folder has it: Spark takes `%` and two digits for one."""
+    """Return a text as the name of a folder has it: Spark reads `%C3` as one character."""
     return "".join(quote(one, safe="") if one.isascii() else one for one in text)
 
 
