@@ -58,9 +58,7 @@ PLAN = EpochPlan(
     ends={1: "cursor-20"},
 )
 LEASE = LeaseRecord(3, "machine", 4711, "8812", "host-1", 1764028800.0, beat=7)
-DECISION = Decision(
-    epoch=3, tables=[WrittenFiles("file:///lake/orders", "_attempts/3-7", "data/query/7")]
-)
+DECISION = Decision(epoch=3, tables=[WrittenFiles("output", "_attempts/3-7", "data/query/7")])
 OFFSET = Epoch(RUN, 7)
 OUTPUTS = ["delta.orders", "delta.rejected"]
 STAGED = {"data": [None] * 3, "data-with-headers": [{"h": "v1"}, {"h": "v2"}, {"h": "v3"}]}

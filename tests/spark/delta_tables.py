@@ -211,7 +211,18 @@ def test_r09_gold_after_two_resumptions_lacks_what_was_deleted(
         assert before == (2, 1)
         spark.sql(f"DELETE FROM resumed.silver WHERE query = '{rows[0].query}'")  # has expired
         assert ingest("third", resume_from_table=True) == ["e2", "e3"]
-    assert spark.table("resumed.silver").count() == 2
+        assert spark.table("resumed.silver").count() == 2
+        publisher.append(0, {"entity": "e4"})
+        ingest("third")  # a second run of the query, which writes under a later epoch
+        publisher.append(0, {"entity": "e5"})
+
+        def fails(rows: DataFrame, number: int) -> DataFrame:
+            return rows.withColumn("n", F.raise_error(F.lit("here")).cast("int"))
+
+        with pytest.raises(MicroBatchError, match="here"):
+            ingest("third", transform=fails)  # when bronze has the event
+        assert ingest("fourth", resume_from_table=True) == ["e2", "e3", "e4", "e5"]
+    assert spark.table("resumed.silver").count() == 4
 
 
 def test_table_has_several_names_and_a_temporary_view_has_one_of_them(

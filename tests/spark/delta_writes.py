@@ -15,7 +15,7 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.functions import udf
 
-from feedapi_client.spark.ingest import tables
+from feedapi_client.spark.ingest import IngestError, tables
 from feedapi_client.spark.ingest.gold import GoldTable
 from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.tables import CatalogTable
@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 def test_key_that_a_transform_makes_null_is_one_entity(spark: SparkSession, lake: Lake) -> None:
     job = lake.job(gold="lake.no_key", key=["entity", "partition"], delete_when="n >= 20")
-    gold, who = GoldTable(job, "lake.no_key"), Identity("feed", "query", epoch=1)
+    gold, who = GoldTable(job, "gold"), Identity("feed", "query", epoch=1)
     for number in range(3):
         rows = events(spark, number * 10, 10).withColumn("entity", F.lit(None).cast("string"))
         gold.merge(rows, who, number)
@@ -39,7 +39,7 @@ def test_key_that_a_transform_makes_null_is_one_entity(spark: SparkSession, lake
 
 def test_table_compacts_itself_where_its_property_says_so(spark: SparkSession, lake: Lake) -> None:
     job, who = lake.job(output="lake.compacted"), Identity("feed", "query", epoch=1)
-    table = CatalogTable(job, job.output)
+    table = CatalogTable(job)
     table.write(events(spark, 0, 10), who, 0)
     (property,) = re.findall(
         r"SET\s+TBLPROPERTIES\s*(\(.*?\))",
@@ -74,7 +74,7 @@ def test_two_feeds_in_one_table_at_once(spark: SparkSession, lake: Lake) -> None
     job = lake.job(output="lake.two_feeds")
 
     def write(feed: str) -> None:
-        table = CatalogTable(job, job.output)
+        table = CatalogTable(job)
         for number in (0, 1, 1):  # a replay, too
             table.write(events(spark, number * 10, 10), Identity(feed, str(len(feed))), number)
 
@@ -84,7 +84,28 @@ def test_two_feeds_in_one_table_at_once(spark: SparkSession, lake: Lake) -> None
     rows = spark.table(job.output).groupBy("feed", "query").count().collect()
     assert sorted(tuple(row) for row in rows) == sorted((f, str(len(f)), 20) for f in feeds)
     for feed in feeds:  # each query is known there
-        CatalogTable(job, job.output).check(spark, Identity(feed, str(len(feed)), 1, 1), None)
+        CatalogTable(job).check(spark, Identity(feed, str(len(feed)), 1, 1), None)
+
+
+def test_r09_second_new_query_of_a_feed_is_refused(spark: SparkSession, lake: Lake) -> None:
+    """Both were started when neither had written anything."""
+    job = lake.job(output="lake.two_queries", gold="lake.two_queries_gold", delete_when=None)
+    silver, gold = CatalogTable(job), GoldTable(job, "gold")
+    rows, who = events(spark, 0, 10), Identity("feed", "query", epoch=1)
+    silver.write(rows, who, 0)
+    gold.merge(rows, who, 0)
+    other = Identity("feed", "other", epoch=1)
+    refused = r"is written by query query of feed feed, and.*UNSET"
+    with pytest.raises(IngestError, match=refused):
+        CatalogTable(job).write(rows, other, 0)
+    with pytest.raises(IngestError, match=refused):
+        CatalogTable(job).check(spark, other, None)
+    with pytest.raises(IngestError, match="holds the latest state from another query"):
+        GoldTable(job, "gold").merge(rows, replace(other, feed="another"), 0)
+    assert spark.table(job.output).count() == 10
+    CatalogTable(job).write(rows, replace(other, resumed=True), 0)
+    CatalogTable(job).write(rows, other, 0)  # known by now
+    assert spark.table(job.output).count() == 20
 
 
 @pytest.mark.parametrize("other", ["commits", "is no table"])
@@ -107,7 +128,7 @@ def test_folder_of_the_table_is_there_and_no_commit_yet(
 
     monkeypatch.setattr(tables, "_is_being_created", looked)
     monkeypatch.setattr(tables, "_ATTEMPTS_TO_CREATE", 2)
-    table = CatalogTable(job, job.output)
+    table = CatalogTable(job)
     if other == "commits":
         table.write(events(spark, 0, 10), Identity("feed", "query"), 0)
         assert spark.table(job.output).count() == 10
@@ -122,7 +143,7 @@ def test_folder_of_the_table_is_there_and_no_commit_yet(
 def test_another_writer_changes_rows_during_a_merge(
     spark: SparkSession, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    gold = GoldTable(lake.job(gold="lake.merged", delete_when=None), "lake.merged")
+    gold = GoldTable(lake.job(gold="lake.merged", delete_when=None), "gold")
     who = Identity("feed", "query")
     gold.merge(events(spark, 0, 10), who, 0)
     reading, changed = tmp_path / "reading", tmp_path / "changed"
@@ -163,12 +184,12 @@ def test_r08_late_run_changes_nothing(spark: SparkSession, lake: Lake) -> None:
     """Its merge would bring back an entity that a later micro-batch deleted."""
     job = lake.job(output="lake.late_silver", gold="lake.late_gold", delete_when="n >= 10")
     late, now = Identity("feed", "query", epoch=7), Identity("feed", "query", epoch=8)
-    silver, gold = CatalogTable(job, job.output), GoldTable(job, "lake.late_gold")
+    silver, gold = CatalogTable(job), GoldTable(job, "gold")
     for who, number in ((late, 0), (now, 1)):
         silver.write(events(spark, number * 10, 10), who, number)
         gold.merge(events(spark, number * 10, 10), who, number)
     assert spark.table("lake.late_gold").isEmpty()
-    slow = CatalogTable(job, job.output), GoldTable(job, "lake.late_gold")
+    slow = CatalogTable(job), GoldTable(job, "gold")
     slow[0].write(events(spark, 0, 0), late, 0)
     slow[1].merge(events(spark, 0, 10), late, 0)
     assert spark.table("lake.late_gold").isEmpty()
@@ -190,7 +211,7 @@ def test_r10_one_odd_name_in_each_place_is_written(spark: SparkSession, lake: La
     ):
         job = lake.job(output=f"lake.odd{number}")
         rows = sent.select(F.from_json("data", schema).alias("event")).select("event.*")
-        CatalogTable(job, job.output).write(rows, Identity("feed", "query", epoch=1), 0)
+        CatalogTable(job).write(rows, Identity("feed", "query", epoch=1), 0)
         [[*_, written]] = spark.table(job.output).collect()
         assert written is not None
 
@@ -200,7 +221,7 @@ def test_r10_columns_of_a_transform_that_come_from_another_table_and_later(
 ) -> None:
     metadata = {"CURRENT_DEFAULT": "7", "EXISTS_DEFAULT": "7", "comment": "of an 'order'\\"}
     job, who = lake.job(output="lake.grown"), Identity("feed", "query", epoch=1)
-    table = CatalogTable(job, job.output)
+    table = CatalogTable(job)
     rows = spark.range(3).select(F.col("id").alias("n", metadata=metadata))
     table.write(rows, who, 0)
     table.write(rows.select("*", F.lit("x").alias("select", metadata=metadata)), who, 1)
@@ -213,7 +234,7 @@ def test_repeated_batch_is_exact_where_the_session_overwrites_partitions(
     spark: SparkSession, lake: Lake
 ) -> None:
     job = lake.job(output="lake.dynamic", partition_by=["day"])
-    table, who = CatalogTable(job, job.output, ["day"]), Identity("feed", "query", epoch=3)
+    table, who = CatalogTable(job), Identity("feed", "query", epoch=3)
     spark.conf.set("spark.sql.sources.partitionOverwriteMode", "dynamic")
     spark.conf.set("spark.databricks.delta.write.txnAppId", "of the application")
     spark.conf.set("spark.databricks.delta.write.txnVersion", "7")
@@ -221,7 +242,7 @@ def test_repeated_batch_is_exact_where_the_session_overwrites_partitions(
         for epoch, day in ((3, "2026-11-24"), (4, "2026-11-25")):
             rows = events(spark, 0, 10).selectExpr("*", f"'{day}' AS day")
             table.write(rows, replace(who, epoch=epoch), 0)
-        GoldTable(lake.job(delete_when=None), "lake.dynamic_gold").merge(
+        GoldTable(lake.job(gold="lake.dynamic_gold", delete_when=None), "gold").merge(
             events(spark, 0, 10), who, 0
         )
         assert spark.conf.get("spark.databricks.delta.write.txnAppId") == "of the application"
@@ -238,7 +259,7 @@ def test_r11_columns_that_a_replay_is_found_by_have_statistics(
 ) -> None:
     wide = [f"int(id) AS c{n}" for n in range(34)]
     job = lake.job(output="lake.wide")
-    table, who = CatalogTable(job, job.output), Identity("feed", "query", epoch=1)
+    table, who = CatalogTable(job), Identity("feed", "query", epoch=1)
     table.write(spark.range(0).selectExpr(*wide), who, 0)
     assert spark.table(job.output).columns[:3] == ["feed", "query", "batch"]
     # 20 micro-batches, a file each, in one commit.

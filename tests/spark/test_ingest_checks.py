@@ -132,11 +132,11 @@ def test_r10_columns_that_change_while_a_run_writes_are_compared_and_noted(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     whole, who = job(publisher, tmp_path), Identity("feed", "query", epoch=1)
-    table, rows = FileTable(whole, whole.output), spark.range(1).selectExpr("id AS x")
+    table, rows = FileTable(whole), spark.range(1).selectExpr("id AS x")
     table.write(rows, who, 0)
     table.write(rows.selectExpr("x", "1 AS y"), who, 1)
     for column in ("'a' AS x", "x, 'a' AS y"):
-        for writer in (table, FileTable(whole, whole.output)):
+        for writer in (table, FileTable(whole)):
             with pytest.raises(IngestError, match="files of both can't be read as one table"):
                 writer.write(rows.selectExpr(*column.split(", ")), who, 2)
 
@@ -353,6 +353,8 @@ def test_cause_of_an_error_is_one_line(
 def test_error_without_text_is_its_type() -> None:
     assert plain_message(ValueError()) == "ValueError"
     assert plain_message(ValueError("\n\n one\ntwo")) == "one"
+    unnamed = ValueError("Malformed input or input contains unmappable characters: /t/k=%C3")
+    assert "Set LC_ALL=C.UTF-8 where Spark runs" in plain_message(unnamed)
 
 
 # ---------------------------------------------------------------------- a run that is over
@@ -477,7 +479,7 @@ def test_r09_clone_of_a_table_whose_name_another_one_has_now_tells_nothing() -> 
     job = Ingest(
         url="http://x/feed", output="silver", format="delta", checkpoint="/c", staging="/s"
     )
-    found = CatalogTable(job, "silver")._history(spark, Identity("feed", "query"), "silver")
+    found = CatalogTable(job)._history(spark, Identity("feed", "query"), "silver")
     assert found == (None, -1)
     assert len(asked) < 20
 
@@ -489,7 +491,7 @@ def test_r09_table_put_back_to_its_beginning_holds_none() -> None:
     job = Ingest(
         url="http://x/feed", output="silver", format="delta", checkpoint="/c", staging="/s"
     )
-    assert CatalogTable(job, "silver")._history(spark, Identity("feed", "a"), "silver") == (-1, 2)
+    assert CatalogTable(job)._history(spark, Identity("feed", "a"), "silver") == (-1, 2)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from feedapi_client.spark.ingest import (
     main,
     read_table,
 )
+from feedapi_client.spark.ingest.pipeline import BatchWriter
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.publisher.faults import Rewrite
 from tests.spark import transforms
@@ -26,7 +27,7 @@ from tests.spark.test_ingest import job, publish
 from tests.spark.unpleasant_names import UNPLEASANT, unpleasant_event, unpleasant_schema
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -171,13 +172,14 @@ def test_feed_of_any_name_is_read_as_it_is_called(
         job(publisher, tmp_path, feed="__HIVE_DEFAULT_PARTITION__")
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", '{"id":"ab'])
+@pytest.mark.parametrize("content", ["[]", "{}", '{"id":"ab', ""])
 def test_damaged_metadata_of_a_checkpoint_is_named(
     spark: SparkSession, publisher: Publisher, tmp_path: Path, content: str
 ) -> None:
-    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "offsets").mkdir(parents=True)
+    (tmp_path / "c" / "offsets" / "0").write_text("v1")
     (tmp_path / "c" / "metadata").write_text(content)
-    with pytest.raises(IngestError, match=r"c/metadata, which has the id of the query, is damaged"):
+    with pytest.raises(IngestError, match=r"c/metadata, which has the id .* missing or damaged"):
         run(spark, job(publisher, tmp_path, checkpoint=str(tmp_path / "c")))
 
 
@@ -196,10 +198,51 @@ def test_r09_table_that_a_killed_run_did_not_write_to_is_refused(
     for log in (tmp_path / "c" / "commits").glob("*0*"):  # it died before Spark noted the batch
         log.unlink()
     changed = {name: str(tmp_path / folder) for name, folder in change.items()}
-    with pytest.raises(MicroBatchError, match=r"wrote micro-batch 0, and not to .*new: its"):
+    refused = {"bronze": "wrote micro-batch 0 to output: with", "output": "Give the table that it"}
+    with pytest.raises(MicroBatchError, match=refused[next(iter(change))]):
         run(spark, job(publisher, tmp_path, **given, **changed))
     run(spark, job(publisher, tmp_path, **given))
     assert numbers(spark, tmp_path / "table") == [*range(60)]
+
+
+def test_r09_second_new_query_of_a_feed_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    """Both were started when neither had written anything."""
+    other = {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
+
+    def meanwhile(rows: DataFrame, number: int) -> DataFrame:
+        run(spark, job(publisher, tmp_path))
+        return rows
+
+    refused = r"table is written by query [\w-]+ of feed .* delete .*_feedapi/feeds/"
+    with pytest.raises(MicroBatchError, match=refused):
+        run(spark, job(publisher, tmp_path, transform=meanwhile, **other))
+    with pytest.raises(IngestError, match="all events would be written again"):
+        run(spark, job(publisher, tmp_path, **other))
+    assert numbers(spark, tmp_path / "table") == [*range(60)]
+    run(spark, job(publisher, tmp_path, append=True, **other))
+    publish(publisher, 1, first=60)
+    run(spark, job(publisher, tmp_path, **other))  # it is known now
+    assert numbers(spark, tmp_path / "table") == sorted([*range(60)] * 2 + [60])
+
+
+def test_r09_folder_that_was_copied_after_a_kill_is_whole(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its checkpoint inside, and a micro-batch that was decided, and not yet published."""
+
+    def killed(*_: Any) -> None:
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as dying:
+        dying.setattr(BatchWriter, "publish", killed)
+        with pytest.raises(MicroBatchError, match="killed"):
+            run(spark, job(publisher, tmp_path))
+    shutil.copytree(tmp_path / "table", tmp_path / "copy")
+    for folder in ("copy", "table"):
+        run(spark, job(publisher, tmp_path, output=str(tmp_path / folder)))
+        assert numbers(spark, tmp_path / folder) == [*range(60)]
 
 
 def test_checkpoint_of_another_feed_is_refused(

@@ -113,7 +113,7 @@ def test_r08_runs_that_are_killed_again_and_again_leave_one_attempt(
     written = []
     for epoch in (1, 2, 3):
         who = Identity("feed", "query", epoch=epoch)
-        tables = [FileTable(job, name) for name in (str(job.bronze), job.output)]
+        tables = [FileTable(job, role) for role in ("bronze", "output")]
         written.append([table.write(spark.range(1), who, 0)[0] for table in tables])
         assert len(list(tmp_path.glob("*/_feedapi/attempts/query/*"))) == 2
     for late in (1, 2):  # they were paused, and wake up
@@ -121,7 +121,7 @@ def test_r08_runs_that_are_killed_again_and_again_leave_one_attempt(
             decisions.decide(0, Decision(late, written[late - 1]))
     third = Decision(3, written[2])
     assert decisions.decide(0, third) == third
-    FileTable(job, job.output).write(spark.range(1), Identity("feed", "query", epoch=4), 0)
+    FileTable(job).write(spark.range(1), Identity("feed", "query", epoch=4), 0)
     counting = tmp_path / "table" / third.tables[1].attempt
     assert counting.exists()  # and is not shown yet
     for number in range(1, 102):

@@ -113,13 +113,18 @@ def read_checkpoint(spark: SparkSession, location: str) -> QueryCheckpoint:
             try:
                 query = str(json.loads(text)["id"])
             except (ValueError, TypeError, KeyError):
-                raise IngestError(
-                    f"{path}, which has the id of the query, is damaged: put the checkpoint back "
-                    "from a backup, or give a new one with --resume-from-table"
-                ) from None
+                raise lost_query(location) from None
         elif name in notes and text:
             notes[name] = checked_note(text, path)
     return QueryCheckpoint(query, **notes)
+
+
+def lost_query(location: str) -> IngestError:
+    """Return the error of a checkpoint of which nobody knows the query."""
+    return IngestError(
+        f"{location.rstrip('/')}/metadata, which has the id of the query, is missing or damaged: "
+        "put the checkpoint back from a backup, or give a new one with --resume-from-table"
+    )
 
 
 def last_batches(spark: SparkSession, location: str) -> tuple[int, int]:

@@ -49,9 +49,12 @@ _SETTINGS = {
     "spark.sql.legacy.json.allowEmptyString.enabled": ("FALSE",),
     "spark.sql.timestampType": ("TIMESTAMP_LTZ",),
     "spark.sql.parquet.outputTimestampType": ("TIMESTAMP_MICROS", "INT96"),
+    "spark.sql.parquet.datetimeRebaseModeInWrite": ("CORRECTED",),
+    "spark.sql.parquet.int96RebaseModeInWrite": ("CORRECTED",),
 }
 """What a session must have, where a read or write has no option: 2026-13-45 is 2027-02-14 for older
-rules, `""` no number but NULL, TIMESTAMP without an offset, and microseconds may be cut."""
+rules, `""` no number but NULL, TIMESTAMP without an offset, microseconds may be cut, and days
+before 1582 shifted or refused."""
 
 
 def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:

@@ -40,6 +40,8 @@ from feedapi_client.spark.staging.location import harmless, reason
 
 _NOTES = "_feedapi/table"
 _ATTEMPTS = "_feedapi/attempts"
+_FEEDS = "_feedapi/feeds"
+"""Files with the first query of each feed."""
 _ATTEMPT = re.compile(r"(\d+)-(\d+)-")
 
 
@@ -58,14 +60,13 @@ class FileTable(Table):
         """
         noted, uri = _notes(spark, self.name)
         if who.query is None:
-            if not self.may_add(who) and self._found(spark, who, query="*"):
-                self.refuse_new_query(who)
+            self._check_new(spark, who)
         else:
             self._check_query(spark, who, noted.get("queries", {}).get(who.query))
             last = self._last_batch(spark, who, uri)
             self.check_old_checkpoint(who, last)
             # Where none is left, old ones were deleted.
-            if last >= 0 and self._lacks(spark, who, last, uri):
+            if last >= 0 and self._lacks(spark, who, last):
                 self.check_old_table(who, last, who.last_batch)
         self._compare(spark, noted, schema, who)
         if self.job.writer_options:
@@ -80,6 +81,12 @@ class FileTable(Table):
         if feed is not None or self._found(spark, who, feed="*"):
             self.refuse_other_feed(who)
         self.check_missing(who)
+        self._check_new(spark, who)
+
+    def _check_new(self, spark: SparkSession, who: Identity) -> None:
+        """Raise when others wrote what a new query would write again."""
+        if not self.may_add(who) and self._found(spark, who, query="*"):
+            self.refuse_new_query(who)
 
     def _found(self, spark: SparkSession, who: Identity, **any: str) -> bool:
         """Whether there is a folder of the query. Lists it, which takes long for large tables."""
@@ -93,10 +100,11 @@ class FileTable(Table):
         spark = rows.sparkSession
         before: dict[str, Any] | None = None
         if rows.schema != self._noted:
-            before, uri = _notes(spark, self.name)
+            before, self._uri = _notes(spark, self.name)
             self._compare(spark, before, rows.schema, who)
-            if not who.resumed:  # else no decision tells which attempt counts
-                self._delete_old_attempts(spark, who, number, uri)
+            if before:
+                self._check_alone(spark, who, number, before)
+            self._delete_old_attempts(spark, who, number)
         options = {**self.job.writer_options, **WRITING}
         writer = rows.write.format("parquet").options(**options)
         if self.partition_by:
@@ -105,22 +113,39 @@ class FileTable(Table):
         attempt = f"{_ATTEMPTS}/{who.query}/{name}"
         writer.save(f"{self.name}/{attempt}")
         if before is not None:  # what a write that failed would have noted can't be changed later
-            self._uri, self._noted = self._note(spark, rows.schema, who, before), rows.schema
+            self._uri = self._note(spark, rows.schema, who, before)
+            self._noted = rows.schema
             if not self._uri:
                 raise IngestError(
                     f"{self.name} does not show the note just written to {_NOTES}: what this "
                     "session sets hides its files"
                 )
+            if not before:  # only now is the folder there, and its URI known
+                self._check_alone(spark, who, number, before)
         final = f"{_folder_of(who)}/{who.column('batch')}={number}"
-        return [WrittenFiles(self._uri, attempt, final)]
+        return [WrittenFiles(self.role, attempt, final)]
 
-    def _delete_old_attempts(
-        self, spark: SparkSession, who: Identity, number: int, uri: str
+    def _check_alone(
+        self, spark: SparkSession, who: Identity, number: int, noted: dict[str, Any]
     ) -> None:
+        """Raise where another new query began to write the feed here, and neither knew of it."""
+        if number and who.query in noted.get("queries", {}):
+            return
+        folder, file = self.folder(spark), f"{_FEEDS}/{in_folder(who.feed)}"
+        first = folder.first(file, str(who.query))
+        if first != who.query and not (self.may_add(who) or folder.names(_folder_of(who))):
+            self.refuse_new_query(who, first, f"delete {self.name}/{file}, too")
+
+    def folder(self, spark: SparkSession) -> TableFolder:
+        """Return the folder, for what Spark has no function for. It was written to before."""
+        uri = self._uri or _notes(spark, self.name)[1] or unquoted(as_url(self.name))
+        return self._open(spark, uri)
+
+    def _delete_old_attempts(self, spark: SparkSession, who: Identity, number: int) -> None:
         """Delete what runs left that were killed: none of it counts, or it is published."""
         attempts, decisions = f"{_ATTEMPTS}/{who.query}", self._decisions(spark, who)
         with harmless(f"old attempts in {self.name} were not deleted"):
-            folder = self._open(spark, uri or unquoted(as_url(self.name)))
+            folder = self.folder(spark)
             for attempt in filter(None, map(_ATTEMPT.match, folder.names(attempts))):
                 of, epoch = int(attempt[1]), int(attempt[2])
                 again = of == number and epoch < who.epoch
@@ -157,7 +182,7 @@ class FileTable(Table):
         batch = re.compile(re.escape(who.column("batch")) + r"=(\d+)")  # others are not ours
         return max((int(found[1]) for found in map(batch.fullmatch, names) if found), default=-1)
 
-    def _lacks(self, spark: SparkSession, who: Identity, last: int, uri: str) -> bool:
+    def _lacks(self, spark: SparkSession, who: Identity, last: int) -> bool:
         """Whether the table lacks a micro-batch that the query committed after `last`.
 
         A transform may have left nothing of it, which the decisions tell.
@@ -166,14 +191,14 @@ class FileTable(Table):
             return False
         if is_connect(spark):  # Spark does not show a partitioned micro-batch without rows
             return not (self.optional or self.partition_by)
-        if self.name != self.job.output.rstrip("/"):
+        if self.role != "output":
             return True
-        decisions, uri = self._decisions(spark, who), as_url(uri)
+        decisions = self._decisions(spark, who)
         for number in range(who.last_batch, last - 1, -1):
             decision = decisions.find(number)
             if decision is None:
                 break
-            if any(as_url(written.table) == uri for written in decision.tables):
+            if any(written.table == self.role for written in decision.tables):
                 return number > last
         return not self.optional
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import StructType
 
 from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.tables import (
+    PROPERTY,
     USER_METADATA,
     CatalogTable,
     column,
@@ -68,15 +68,9 @@ class GoldTable(CatalogTable):
     Events at or before the one that an entity's row comes from are ignored.
     """
 
-    def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
-        """Raise `IngestError` when the query must not write here."""
-        super().check(spark, who, schema)
-        if who.resumed or not spark.catalog.tableExists(self.name):
-            return
-        table = spark.table(self.name)
-        if who.query is not None:
-            table = table.where(column(who.column("query")) != who.query)
-        if not table.isEmpty():
+    def _check_alone(self, properties: Mapping[str, str], who: Identity) -> None:
+        """Raise where another query wrote here, of whatever feed, that this one does not follow."""
+        if not who.resumed and any(name.startswith(PROPERTY) for name in properties):
             raise IngestError(
                 f"{self.name} holds the latest state from another query: the order of its events "
                 "and of this query's can't be compared. Give the checkpoint of that query, or "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
@@ -26,7 +26,7 @@ class Identity:
         query: id of the streaming query, kept in its checkpoint. None before its first start.
         last_batch: the last micro-batch that was committed, -1 before the first.
         last_offset: the last micro-batch that was begun, -1 before the first.
-        epoch: of the run, which rises from one to the next.
+        epoch: of the run, which rises from one to the next. 0 where it is not the query that runs.
         resumed: whether the query goes on where the tables end.
         prefix: of the columns' names.
     """
@@ -48,17 +48,16 @@ class Table:
     """A table of a pipeline, and whether a query may write to it.
 
     Arguments:
-        name: of the table, or its folder.
-        partition_by: columns of its folders or partitions.
+        role: which of the job's tables it is, one of `names.TABLES`.
         optional: whether the table may lack batches of its query, which a transform writes.
     """
 
-    def __init__(
-        self, job: Ingest, name: str, partition_by: Sequence[str] = (), *, optional: bool = False
-    ) -> None:
+    def __init__(self, job: Ingest, role: str = "output", *, optional: bool = False) -> None:
         self.job = job
-        self.name = name.rstrip("/")
-        self.partition_by = list(partition_by)
+        self.role = role
+        self.name = str(getattr(job, role)).rstrip("/")
+        """Of the table, or its folder."""
+        self.partition_by = list(job.partition_by) if role == "output" else []
         self.optional = optional
         self.tried: set[str] = set()
         """What need not be tried again (see `try_out`)."""
@@ -82,7 +81,7 @@ class Table:
         Arguments:
             properties: of the table.
         """
-        job, ours = self.job, self.name in (self.job.bronze, self.job.rejected)
+        job, ours = self.job, self.role in ("bronze", "rejected")
         if ours and not job.writer_options and job.transform is None:
             return
         columns = schema or StructType().add("n", "int")
@@ -101,15 +100,21 @@ class Table:
             ) from error
         self.tried.add(table)
 
-    def refuse_new_query(self, who: Identity) -> None:
-        """Raise: a new query would write events again that the table holds.
+    def refuse_new_query(self, who: Identity, writer: str = "", undo: str = "") -> None:
+        """Raise: a new query would write events again that the table holds, or that come.
 
         It is what a lost checkpoint, or a checkpoint and staging that moved, look like.
+
+        Arguments:
+            writer: the query that began to write them, which may have written nothing yet.
+            undo: what makes the table forget it.
         """
+        what = f"is written by query {writer}" if writer else "holds batches"
+        hint = f". If what that query wrote was deleted, {undo}" if writer else ""
         raise IngestError(
-            f"{self.name} holds batches of feed {who.feed}, but the checkpoint is not the one that "
-            "they were written with: all events would be written again. Give the old checkpoint "
-            "and staging, or another output; --append adds to the table what this query reads"
+            f"{self.name} {what} of feed {who.feed}, and the checkpoint is not the one that it was "
+            "written with: all events would be written again. Give the old checkpoint and "
+            "staging, or another output; --append adds to the table what this query reads" + hint
         )
 
     def check_missing(self, who: Identity, hint: str = "") -> None:

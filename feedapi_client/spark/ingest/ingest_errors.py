@@ -21,6 +21,8 @@ _JAVA_CAUSE = re.compile(
 """In the text of py4j's errors, which PySpark does not translate where Delta raises them. Delta
 breaks the lines of its messages."""
 _TRACEBACK = "Traceback (most recent call last):"
+_UNMAPPABLE = "unmappable characters"
+"""Java names files in the encoding of the locale, which LANG=C makes ASCII."""
 
 
 def first_line(error: Exception) -> str:
@@ -37,6 +39,13 @@ def plain_message(error: Exception) -> str:
     text of this library's error if there is one, else the type and the first line of the error that
     the last Python traceback ends with, or of a Java cause, else the first line.
     """
+    message = _plain(error)
+    if _UNMAPPABLE in message:
+        message += ". Set LC_ALL=C.UTF-8 where Spark runs: its locale has no name for such a file"
+    return message
+
+
+def _plain(error: Exception) -> str:
     text = str(error)
     ours = _OURS.findall(text)
     if ours:

@@ -16,7 +16,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
@@ -27,6 +26,7 @@ from pyspark.sql.types import StructType
 from feedapi_client.spark.ingest.checkpoint import (
     QueryCheckpoint,
     last_batches,
+    lost_query,
     note,
     read_checkpoint,
 )
@@ -42,8 +42,8 @@ from feedapi_client.spark.ingest.job import (
     Summary,
     trigger_options,
 )
-from feedapi_client.spark.ingest.names import TABLES, as_url, in_catalog, same_tables
-from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles, open_folder
+from feedapi_client.spark.ingest.names import TABLES, in_catalog, same_tables
+from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles
 from feedapi_client.spark.ingest.requirements import check_rows, check_session
 from feedapi_client.spark.ingest.tables import CatalogTable, column
 from feedapi_client.spark.registration import is_connect, register, store_settings
@@ -67,12 +67,17 @@ class Tables:
         kind = FileTable if job.is_files else CatalogTable
         self.who = who  # of tables whose columns are all ours
         self.typed = replace(who, prefix=job.prefix if job.schema else "")
-        self.output = kind(job, job.output, job.partition_by, optional=optional)
-        self.bronze = kind(job, job.bronze) if job.bronze else None
-        self.rejected = kind(job, job.rejected) if job.rejected else None
-        self.gold = GoldTable(job, job.gold, optional=optional) if job.gold else None
+        self.output = kind(job, "output", optional=optional)
+        self.bronze = kind(job, "bronze") if job.bronze else None
+        self.rejected = kind(job, "rejected") if job.rejected else None
+        self.gold = GoldTable(job, "gold", optional=optional) if job.gold else None
         if self.gold is not None:
             self.gold.tried = self.output.tried  # the columns are the same
+
+    def folders(self) -> dict[str, FileTable]:
+        """Return the tables that are folders, by their roles."""
+        tables = (self.output, self.bronze, self.rejected)
+        return {one.role: one for one in tables if isinstance(one, FileTable)}
 
     def check(self, spark: SparkSession, rows: Rows) -> None:
         """Raise `IngestError` when the query must not write to them."""
@@ -116,14 +121,11 @@ class BatchWriter:
 
     def _tables_of(self, spark: SparkSession) -> Tables:
         if self._tables is None:
-            query = read_checkpoint(spark, self.job.checkpoint_location).query
-            if query is None:
-                raise IngestError(
-                    f"the checkpoint {self.job.checkpoint_location} has no file metadata with the "
-                    "query's id"
-                )
-            who = Identity(self.job.feed_name, query, epoch=self.lease.epoch)
-            self._tables = Tables(self.job, who)
+            checkpoint = read_checkpoint(spark, self.job.checkpoint_location)
+            if checkpoint.query is None:
+                raise lost_query(self.job.checkpoint_location)
+            who = Identity(self.job.feed_name, checkpoint.query, epoch=self.lease.epoch)
+            self._tables = Tables(self.job, replace(who, resumed=bool(checkpoint.resumed)))
         return self._tables
 
     def _write_files(self, tables: Tables, batch: DataFrame, number: int) -> None:
@@ -134,22 +136,20 @@ class BatchWriter:
             written = self.write(tables, batch, number)
             self.lease.check()
             decision = decisions.decide(number, Decision(tables.who.epoch, written))
-        self._check_decided(decision, number)
-        self.publish(spark, decision.tables)
+        self._check_decided(tables, decision, number)
+        self.publish(spark, tables, decision.tables)
 
-    def _check_decided(self, decision: Decision, number: int) -> None:
-        """Raise where an earlier run, which died since, did not write to a table of this one."""
-        job = self.job
-        tables = filter(None, (job.output, job.bronze, job.rejected))
-        wanted = {urlsplit(as_url(name)).path: name for name in tables}
-        there = {urlsplit(as_url(one.table)).path for one in decision.tables}
-        lacking = [name for path, name in wanted.items() if path not in there]
-        if job.transform is not None and there <= wanted.keys() and job.output in lacking:
-            lacking.remove(job.output)  # the transform wrote by itself, or left nothing
-        if lacking:
+    def _check_decided(self, tables: Tables, decision: Decision, number: int) -> None:
+        """Raise where an earlier run, which died since, wrote to other tables than this one's."""
+        there = {one.table for one in decision.tables}
+        differ = there ^ tables.folders().keys()
+        if self.job.transform is not None and "output" not in there:
+            differ.discard("output")  # the transform wrote by itself, or left nothing
+        if differ:
             raise IngestError(
-                f"an earlier run, which was killed, wrote micro-batch {number}, and not to "
-                f"{', '.join(lacking)}: its events would be missing there. Give the tables of that "
+                f"an earlier run, which was killed, wrote micro-batch {number} to "
+                f"{', '.join(sorted(there)) or 'no table'}: with and without "
+                f"{', '.join(sorted(differ))} events would be missing. Give the tables of that "
                 "run, or begin with new ones, and a new checkpoint and staging"
             )
 
@@ -163,7 +163,7 @@ class BatchWriter:
         try:
             self._write_rows(tables, rows, number, written)
         except BaseException:
-            self._discard(rows.spark, written)
+            self._discard(rows.spark, tables, written)
             raise
         finally:
             if several:
@@ -171,11 +171,11 @@ class BatchWriter:
         return written
 
     @staticmethod
-    def _discard(spark: SparkSession, written: Sequence[WrittenFiles]) -> None:
+    def _discard(spark: SparkSession, tables: Tables, written: Sequence[WrittenFiles]) -> None:
         """Delete what no decision can name, so that failing again and again takes no space."""
         for one in written:
-            with harmless(f"{one.attempt} in {one.table} was not deleted"):
-                open_folder(one.table, store_settings(spark, one.table)).delete(one.attempt)
+            with harmless(f"{one.attempt} of {one.table} was not deleted"):
+                tables.folders()[one.table].folder(spark).delete(one.attempt)
 
     def _write_rows(
         self, tables: Tables, rows: Rows, number: int, written: list[WrittenFiles]
@@ -203,11 +203,10 @@ class BatchWriter:
         return made
 
     @staticmethod
-    def publish(spark: SparkSession, written: Sequence[WrittenFiles]) -> None:
+    def publish(spark: SparkSession, tables: Tables, written: Sequence[WrittenFiles]) -> None:
         """Show readers what was written."""
         for one in written:
-            folder = open_folder(one.table, store_settings(spark, one.table))
-            folder.publish(one.attempt, one.final)
+            tables.folders()[one.table].folder(spark).publish(one.attempt, one.final)
 
 
 class Run:
@@ -292,10 +291,10 @@ class Run:
         """Check everything that the checkpoint says. Return the last committed micro-batch."""
         job, spark = self.job, self.spark
         checkpoint = read_checkpoint(spark, job.checkpoint_location)
-        who = Identity(job.feed_name, checkpoint.query)
-        if who.query is not None:
-            begun, committed = last_batches(spark, job.checkpoint_location)
-            who = replace(who, last_batch=committed, last_offset=begun)
+        begun, committed = last_batches(spark, job.checkpoint_location)
+        if checkpoint.query is None and begun >= 0:
+            raise lost_query(job.checkpoint_location)
+        who = Identity(job.feed_name, checkpoint.query, committed, begun)
         rows = Rows(job, spark.createDataFrame([], spark_schema()), schema)
         if job.transform is None:
             check_rows(job, rows.output())
@@ -339,7 +338,7 @@ class Run:
                 "--resume-from-table begins a new checkpoint: give a location that holds none, and "
                 "leave it out in later runs. It does not work over Spark Connect"
             )
-        tables = Tables(job, replace(who, epoch=self._lease.epoch))
+        tables = Tables(job, who)
         whole, own = tables.output, tables.typed
         if tables.bronze is not None:
             whole, own = tables.bronze, tables.who
@@ -378,7 +377,7 @@ class Run:
             own = (column("query") == query) & (column("batch") == number)
             batch = bronze.where(own).select(*EVENT, "data")
             tables = Tables(job, replace(who, query=query, resumed=True))
-            writer.publish(self.spark, writer.write(tables, batch, number))
+            writer.publish(self.spark, tables, writer.write(tables, batch, number))
 
     def _check_others(self, job: Ingest, who: Identity, query: str) -> None:
         """Raise where another table than bronze lacks what a query wrote, but for the last."""

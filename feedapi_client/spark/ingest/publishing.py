@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
 import obstore
+from obstore.exceptions import AlreadyExistsError
 from pyarrow import fs
 
 from feedapi_client.errors import FencedError
@@ -77,6 +80,22 @@ class _RenamingFolder:
         with harmless(f"{attempt} was not deleted"):
             self.delete(attempt)
 
+    def first(self, path: str, text: str) -> str:
+        """Write a file unless there is one. Return what it says: of several writers, the first's.
+
+        Hadoop's file systems can be asked only whether it is there, and then be told to write.
+        """
+        file = f"{self._root}/{path}"
+        self._system.create_dir(file.rpartition("/")[0], recursive=True)
+        if isinstance(self._system, fs.LocalFileSystem):
+            with suppress(FileExistsError), Path(file).open("x", encoding="utf-8") as new:
+                new.write(text)
+        elif self._system.get_file_info(file).type == fs.FileType.NotFound:
+            with self._system.open_output_stream(file) as new:
+                new.write(text.encode())
+        with self._system.open_input_stream(file) as there:
+            return bytes(there.read()).decode()
+
 
 class _CopyingFolder:
     """The same in an object store, which has no folders: objects are copied, then deleted.
@@ -114,6 +133,11 @@ class _CopyingFolder:
                 list(pool.map(copy, sorted(written.keys() - there.keys())))
         with harmless(f"{attempt} was not deleted"):
             self.delete(attempt)
+
+    def first(self, path: str, text: str) -> str:
+        with suppress(AlreadyExistsError):
+            obstore.put(self._store, path, text.encode(), mode="create", use_multipart=False)
+        return bytes(obstore.get(self._store, path).bytes()).decode()
 
     async def _upload(self, source: str, target: str, size: int) -> None:
         async def parts() -> AsyncIterator[bytes]:
@@ -170,16 +194,17 @@ def open_folder(uri: str, settings: Mapping[str, str]) -> TableFolder:
 
 def _gone(attempt: str) -> IngestError:
     return IngestError(
-        f"the folder {attempt} of a micro-batch that counts is gone, and was not published: its "
-        "rows would be missing. Restore it, or start over with --resume-from-table"
+        f"the folder {attempt} of a micro-batch that counts is not there, and was not published: "
+        "its rows would be missing. Give the table that it was written to, restore it, or start "
+        "over with --resume-from-table"
     )
 
 
 class WrittenFiles(msgspec.Struct, frozen=True):
-    """What one attempt wrote to one table."""
+    """What one attempt wrote to one table. Folders may move, and be named in several ways."""
 
     table: str
-    """URI of the table's folder."""
+    """Which of the pipeline's tables: output, bronze or rejected."""
     attempt: str
     final: str
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+import uuid
 from collections.abc import Callable, Mapping, Sequence
 from urllib.parse import unquote
 
@@ -41,7 +42,7 @@ _BEING_CREATED = re.compile(
     r"DELTA_CREATE_TABLE_WITH_NON_EMPTY_LOCATION|is not empty and also not a"
 )
 _ATTEMPTS_TO_CREATE = 8
-_PROPERTY = "feedapi.query."
+PROPERTY = "feedapi.query."
 _ORDER = "feedapi.order."
 _APPEND_ONLY = "delta.appendOnly"
 _MAPPING = "delta.columnMapping.mode"
@@ -84,14 +85,16 @@ class CatalogTable(Table):
                 f"{self.name} has the property {_APPEND_ONLY}, and a repeated micro-batch replaces "
                 f"rows: ALTER TABLE {self.name} SET TBLPROPERTIES ('{_APPEND_ONLY}' = 'false')"
             )
+        feed = properties.get(f"{PROPERTY}{who.query}")
         if who.query is None:
             own = column(who.column("feed")) == who.feed
             if not self.may_add(who) and not spark.table(self.name).where(own).isEmpty():
                 self.refuse_new_query(who)
-            return
-        feed = properties.get(f"{_PROPERTY}{who.query}")
         if feed is None:
             self.check_missing(who)
+            self._check_alone(properties, who)
+            if who.query is None:
+                return
         elif unquote(feed) != who.feed:
             self.refuse_other_feed(who)
         last, ever = self._history(spark, who, self.name)
@@ -202,9 +205,18 @@ class CatalogTable(Table):
             if name.startswith(_ORDER)
         }
 
+    def _check_alone(self, properties: Mapping[str, str], who: Identity) -> None:
+        """Raise where another new query began to write the feed here, and neither knew of it."""
+        for name, feed in properties.items():
+            if name.startswith(PROPERTY) and unquote(feed) == who.feed and not self.may_add(who):
+                undo = f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{name}')"
+                self.refuse_new_query(who, name.removeprefix(PROPERTY), undo)
+
     def _note(self, spark: SparkSession, who: Identity) -> None:
         """Note the query, unless `_create` did. It changes metadata, once in a query's life."""
-        if f"{_PROPERTY}{who.query}" not in self._properties(spark):
+        properties = self._properties(spark)
+        if f"{PROPERTY}{who.query}" not in properties:
+            self._check_alone(properties, who)
             number = 1 + max(self.order(spark).values(), default=0)
             self._set_properties(spark, _noted(who, number))
 
@@ -278,7 +290,7 @@ def _noted(who: Identity, number: int) -> dict[str, str]:
     ``url`` (spark.redaction.regex, spark.sql.redaction.options.regex).
     """
     feed = "".join(f"%{byte:02X}" for byte in who.feed.encode())
-    return {f"{_PROPERTY}{who.query}": feed, f"{_ORDER}{who.query}": str(number)}
+    return {f"{PROPERTY}{who.query}": feed, f"{_ORDER}{who.query}": str(number)}
 
 
 def quoted(name: str) -> str:
@@ -340,6 +352,8 @@ def transaction(spark: SparkSession, who: Identity, number: int) -> dict[str, st
     """
     version, application = who.epoch * _BATCHES + number, f"feedapi-{who.query}"
     metadata = f"{spark.conf.get(USER_METADATA, None) or ''} {application} {number}".strip()
+    if not who.epoch:  # who completes what another query wrote does not know that one's epochs
+        application += f"-{uuid.uuid4().hex}"
     return {"txnAppId": application, "txnVersion": str(version), "userMetadata": metadata}
 
 
