@@ -276,7 +276,7 @@ def test_path_of_any_other_name_is_written_and_read(
         ({"prefix": "."}, "begins names of folders"),
         ({"prefix": "a/b"}, "begins names of folders"),
         ({"prefix": "a="}, "begins names of folders"),
-        ({"feed": "ø" * 50}, "too long for a folder"),
+        ({"feed": "ø" * 130}, "too long for a folder"),
         ({"writer_options": {"partitionOverwriteMode": "dynamic"}}, "set by the pipeline"),
         ({"writer_options": {"ReplaceWhere": "true"}}, "set by the pipeline"),
         ({**DELTA, "output": "delta.`/lake/t`"}, "output delta.`/lake/t` is a path, and format"),

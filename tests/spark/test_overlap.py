@@ -17,7 +17,7 @@ from feedapi_client.spark.ingest.columns import payload_schema
 from feedapi_client.spark.ingest.files import FileTable
 from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.pipeline import BatchWriter
-from feedapi_client.spark.ingest.publishing import Decision, Decisions, TableFolder, open_folder
+from feedapi_client.spark.ingest.publishing import Decision, Decisions, _RenamingFolder
 from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.stream import ReadSoFar
 from feedapi_client.testing import Publisher
@@ -138,14 +138,15 @@ def test_r08_attempt_that_counts_is_published_by_the_next_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[str] = []
+    publish = _RenamingFolder.publish
 
-    def dies_at_the_second(uri: str, settings: Any) -> TableFolder:
-        calls.append(uri)
+    def dies_at_the_second(folder: _RenamingFolder, attempt: str, final: str) -> None:
+        calls.append(final)
         if len(calls) == 2:
             raise RuntimeError("killed")
-        return open_folder(uri, settings)
+        publish(folder, attempt, final)
 
-    monkeypatch.setattr(pipeline, "open_folder", dies_at_the_second)
+    monkeypatch.setattr(_RenamingFolder, "publish", dies_at_the_second)
     with pytest.raises(MicroBatchError, match="killed"):
         run(spark, typed(publisher, tmp_path))
     assert len(list(tmp_path.rglob("batch=0"))) == 1
