@@ -38,6 +38,8 @@ def filled(lake: Lake) -> Lake:
 
 def test_first_batch_into_new_tables(filled: Lake) -> None:
     filled.check()
+    for table in ("bronze", "silver", "gold", "rejected"):  # by which an older one is known
+        assert re.search(r"^feedapi-[\w-]+ 0$", newest(filled, f"lake.{table}").userMetadata)
 
 
 def test_gold_follows_changes_deletions_and_new_columns(filled: Lake) -> None:
@@ -209,26 +211,24 @@ def test_r09_gold_after_two_resumptions_lacks_what_was_deleted(
         rows = spark.table("resumed.bronze").orderBy("sequence").collect()
         before = len({row.query for row in rows}), rows[-1].batch
         assert before == (2, 1)
-        spark.sql(f"DELETE FROM resumed.silver WHERE query = '{rows[0].query}'")  # has expired
-        assert ingest("third", resume_from_table=True) == ["e2", "e3"]
-        assert spark.table("resumed.silver").count() == 2
         publisher.append(0, {"entity": "e4"})
-        ingest("third")  # a second run of the query, which writes under a later epoch
+        ingest("second")  # a second run of the query, which writes under a later epoch
         publisher.append(0, {"entity": "e5"})
 
         def fails(rows: DataFrame, number: int) -> DataFrame:
             return rows.withColumn("n", F.raise_error(F.lit("here")).cast("int"))
 
         with pytest.raises(MicroBatchError, match="here"):
-            ingest("third", transform=fails)  # when bronze has the event
-        assert ingest("fourth", resume_from_table=True) == ["e2", "e3", "e4", "e5"]
+            ingest("second", transform=fails)  # when bronze has the event
+        spark.sql(f"DELETE FROM resumed.silver WHERE query = '{rows[0].query}'")  # has expired
+        assert ingest("third", resume_from_table=True) == ["e2", "e3", "e4", "e5"]
     assert spark.table("resumed.silver").count() == 4
 
 
 def test_table_has_several_names_and_a_temporary_view_has_one_of_them(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
-    publisher, kinds = Publisher(partitions=1), ("output", "bronze", "rejected", "gold")
+    publisher, kinds = Publisher(partitions=1), ("output", "rejected", "gold")
     own = {"checkpoint": str(tmp_path / "checkpoint"), "staging": (tmp_path / "staging").as_uri()}
     spark.sql("USE lake")
     try:
@@ -236,7 +236,7 @@ def test_table_has_several_names_and_a_temporary_view_has_one_of_them(
             for number, before in enumerate(("lake.", "", "spark_catalog.LAKE.")):
                 publisher.append(0, {"entity": "e", "n": number})
                 names = {kind: f"{before}named_{kind}" for kind in kinds}
-                run(spark, lake.job(url=str(url), **names, **own))
+                run(spark, lake.job(url=str(url), bronze=None, **names, **own))
                 for kind in kinds:
                     spark.range(1).createOrReplaceTempView(f"named_{kind}")
     finally:
@@ -245,7 +245,6 @@ def test_table_has_several_names_and_a_temporary_view_has_one_of_them(
             spark.catalog.dropTempView(f"named_{kind}")
     for kind, rows in {"output": [0, 1, 2], "gold": [2]}.items():
         assert sorted(row.n for row in spark.table(f"lake.named_{kind}").collect()) == rows
-    assert spark.table("lake.named_bronze").count() == 3
 
 
 # ---------------------------------------------------------------------- refused
@@ -292,38 +291,34 @@ def test_r09_table_older_than_its_checkpoint_is_refused(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
     publisher = Publisher(partitions=1)
-    names = ["lake.old", "lake.old_gold"]
     with publisher.serve() as url:
         job = lake.job(
             url=str(url),
-            output=names[0],
-            gold=names[1],
+            output="lake.old",
+            gold=None,
+            key=(),
+            delete_when=None,
             bronze=None,
             rejected="lake.old_rejected",
             checkpoint=str(tmp_path / "c"),
             staging=(tmp_path / "s").as_uri(),
         )
-        first: dict[str, int] = {}
-        for n in (0, 1, "many"):  # the last is one that none of both gets rows of
+        versions: list[int] = []
+        for n in (0, 1, "many"):  # it gets no row of the last one
             publisher.append(0, {"entity": "e1", "n": n})
             run(spark, job)
-            for name in names:
-                first.setdefault(name, newest(lake, name).version)
+            versions.append(newest(lake, "lake.old").version)
         spark.sql("DELETE FROM lake.old WHERE batch = 0")
         spark.sql("OPTIMIZE lake.old")
         spark.sql("VACUUM lake.old")
         spark.sql("ALTER TABLE lake.old ADD COLUMNS (of_mine INT)")
         run(spark, job)
-        for name, version, ends in (
-            (names[0], first[names[0]], "ends with"),
-            (names[1], first[names[1]], "ends with"),
-        ):
-            last = newest(lake, name)
-            spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {version}")
-            message = f"{name} is older than the checkpoint: it {ends}.* committed micro-batch"
-            with pytest.raises(IngestError, match=message):
-                run(spark, job)
-            spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {last.version}")
+        last = newest(lake, "lake.old")
+        spark.sql(f"RESTORE TABLE lake.old TO VERSION AS OF {versions[0]}")
+        message = r"lake\.old is older than the checkpoint: it ends with.* committed micro-batch"
+        with pytest.raises(IngestError, match=message):
+            run(spark, job)
+        spark.sql(f"RESTORE TABLE lake.old TO VERSION AS OF {last.version}")
         last = newest(lake, "lake.old")
         publisher.append(0, {"entity": "e1", "n": 2})
         run(spark, job)  # with rows
