@@ -216,9 +216,10 @@ def open_store(location: str, settings: Mapping[str, str] | None = None) -> Any:
         more: dict[str, Any] = {"client_options": {"allow_http": True}} if allow_http else {}
         return from_url(url, config=config or None, **more)
     except (BaseError, OSError, ValueError, TypeError) as error:
-        # The chained error would quote the URL, which may hold a secret.
+        # The chained error would quote the URL, which may hold a secret, but for a path.
+        place = url if scheme == "file" else f"{scheme}://…"
         raise StagingError(
-            f"the staging location ({scheme}://…) can't be opened: {reason(error, url)}"
+            f"the staging location ({place}) can't be opened: {reason(error, url)}"
         ) from None
 
 
