@@ -103,8 +103,15 @@ def test_r09_second_new_query_of_a_feed_is_refused(spark: SparkSession, lake: La
     with pytest.raises(IngestError, match="holds the latest state from another query"):
         GoldTable(job, "gold").merge(rows, replace(other, feed="another"), 0)
     assert spark.table(job.output).count() == 10
-    CatalogTable(job).write(rows, replace(other, resumed=True), 0)
+    places = {"output": CatalogTable(job).places(spark, other)}
+    assert places == {"output": 1}
+    CatalogTable(job).write(rows, replace(other, places=places), 0)
     CatalogTable(job).write(rows, other, 0)  # known by now
+    with pytest.raises(IngestError, match="is written by query other of feed feed, and"):
+        CatalogTable(job).write(rows, replace(other, query="third", places=places), 0)
+    for old in (CatalogTable(job), silver):  # also one that was writing all the time
+        with pytest.raises(IngestError, match=r"query other goes on in .* UNSET"):
+            old.write(rows, who, 1)
     assert spark.table(job.output).count() == 20
 
 

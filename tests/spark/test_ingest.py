@@ -311,7 +311,7 @@ def test_error_that_spark_does_not_translate_is_one_line(
     kept: SparkSession, publisher: Publisher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run(kept, job(publisher, tmp_path))
-    (checksum,) = (tmp_path / "table/_feedapi/table").glob(".part-*.crc")
+    (checksum,) = (tmp_path / "table/_feedapi/table").rglob(".part-*.crc")
     content = bytearray(checksum.read_bytes())
     content[-1] ^= 1
     checksum.write_bytes(content)

@@ -156,6 +156,18 @@ def test_r09_table_that_was_left_out_for_some_batches_is_refused(
     assert numbers(spark, tmp_path / "table") == sorted([*range(60), 7, 8])
 
 
+def test_table_is_renamed_and_renamed_back(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    own = {"checkpoint": str(tmp_path / "c"), "staging": str(tmp_path / "s")}
+    run(spark, job(publisher, tmp_path, **own))
+    for number, (old, new) in enumerate([("table", "other"), ("other", "table")]):
+        (tmp_path / old).rename(tmp_path / new)
+        publisher.append(0, {"n": 60 + number})
+        assert run(spark, job(publisher, tmp_path, output=str(tmp_path / new), **own)).rows == 1
+    assert numbers(spark, tmp_path / "table") == [*range(62)]
+
+
 def test_feed_of_any_name_is_read_as_it_is_called(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
@@ -215,7 +227,7 @@ def test_r09_second_new_query_of_a_feed_is_refused(
         run(spark, job(publisher, tmp_path))
         return rows
 
-    refused = r"table is written by query [\w-]+ of feed .* delete .*_feedapi/feeds/"
+    refused = r"table is written by query [\w-]+ of feed .* delete .*_feedapi/feeds/feed="
     with pytest.raises(MicroBatchError, match=refused):
         run(spark, job(publisher, tmp_path, transform=meanwhile, **other))
     with pytest.raises(IngestError, match="all events would be written again"):

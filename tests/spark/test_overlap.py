@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from feedapi_client.errors import FencedError
 from feedapi_client.spark import ingest
-from feedapi_client.spark.ingest import Ingest, MicroBatchError, pipeline
+from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, pipeline
 from feedapi_client.spark.ingest.columns import payload_schema
 from feedapi_client.spark.ingest.files import FileTable
 from feedapi_client.spark.ingest.identity import Identity
@@ -236,7 +238,7 @@ def test_r09_resume_from_table_goes_on_where_the_table_ends(
     publisher.split(0, into=2)
     publish(publisher, 40, first=60)
     run(spark, typed(publisher, tmp_path, **first))
-    shutil.rmtree(tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "lost")
     lose_last_batch(tmp_path / "table")
     second = {"checkpoint": str(tmp_path / "second")}
     with pytest.raises(ingest.IngestError, match="all events would be written again"):
@@ -263,6 +265,44 @@ def test_r09_resume_from_table_goes_on_where_the_table_ends(
     assert problems((row.asDict() for row in bronze.collect()), fitting(publisher)) == []
     with pytest.raises(ingest.IngestError, match="begins a new checkpoint"):
         run(spark, typed(publisher, tmp_path, **resume, **third))
+    (tmp_path / "lost").rename(tmp_path / "first")
+    publish(publisher, 1, first=140)
+    for old, name in ((first, "second"), (second, "third")):
+        query = json.loads((tmp_path / name / "metadata").read_text())["id"]
+        with pytest.raises(
+            MicroBatchError, match=f"query {query} goes on in .* checkpoint of that"
+        ):
+            run(spark, typed(publisher, tmp_path, **old))
+    assert run(spark, typed(publisher, tmp_path, **third)).rows == 1
+    assert counts(spark, tmp_path) == {"bronze": 142, "rejected": 1, "table": 141}
+
+
+def test_r09_queries_of_one_feed_take_their_places_in_a_folder(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    given, rows = typed(publisher, tmp_path), spark.range(1)
+    adding = replace(given, append=True)
+    for feed in (".", "feed"):
+        first = Identity(feed, "first", epoch=1)
+        live = FileTable(given)
+        (written,) = live.write(rows, first, 0)
+        live.publish(spark, first, written)
+        with pytest.raises(
+            IngestError, match=r"query first of feed .* delete .*/feeds/feed=.*, too"
+        ):
+            FileTable(given).write(rows, replace(first, query="second"), 0)
+        FileTable(adding).write(rows, replace(first, query="added"), 0)
+        places = FileTable(given).places(spark, first)
+        assert places == 2
+        resumed = replace(first, query="resumed", places={"output": places})
+        FileTable(given).write(rows, resumed, 0)
+        with pytest.raises(IngestError, match="is written by query resumed of feed"):
+            FileTable(given).write(rows, replace(resumed, query="also resumed"), 0)
+        for table in (live, FileTable(given)):  # also one that was writing all the time
+            with pytest.raises(IngestError, match=r"query resumed goes on .* delete .*2-resumed"):
+                table.publish(spark, first, table.write(rows, first, 1)[0])
+        FileTable(given).write(rows, resumed, 1)
+        FileTable(given).write(rows, replace(first, query="added", feed="another"), 1)
 
 
 def fitting(publisher: Publisher) -> list[Any]:

@@ -7,6 +7,7 @@ What can't be changed later is noted in the folder ``_feedapi/table``, one line 
 
 from __future__ import annotations
 
+import itertools
 import re
 import uuid
 from collections.abc import Sequence
@@ -41,7 +42,9 @@ from feedapi_client.spark.staging.location import harmless, reason
 _NOTES = "_feedapi/table"
 _ATTEMPTS = "_feedapi/attempts"
 _FEEDS = "_feedapi/feeds"
-"""Files with the first query of each feed."""
+"""Files 0, 1, ... of each feed, with the query that wrote first, the one that wrote next, ..."""
+_RESUMED = "-resumed"
+"""Follows the number of one that goes on where those before it ended."""
 _ATTEMPT = re.compile(r"(\d+)-(\d+)-")
 
 
@@ -103,7 +106,7 @@ class FileTable(Table):
             before, self._uri = _notes(spark, self.name)
             self._compare(spark, before, rows.schema, who)
             if before:
-                self._check_alone(spark, who, number, before)
+                self._take_place(spark, who)
             self._delete_old_attempts(spark, who, number)
         options = {**self.job.writer_options, **WRITING}
         writer = rows.write.format("parquet").options(**options)
@@ -121,20 +124,40 @@ class FileTable(Table):
                     "session sets hides its files"
                 )
             if not before:  # only now is the folder there, and its URI known
-                self._check_alone(spark, who, number, before)
+                self._take_place(spark, who)
         final = f"{_folder_of(who)}/{who.column('batch')}={number}"
         return [WrittenFiles(self.role, attempt, final)]
 
-    def _check_alone(
-        self, spark: SparkSession, who: Identity, number: int, noted: dict[str, Any]
-    ) -> None:
-        """Raise where another new query began to write the feed here, and neither knew of it."""
-        if number and who.query in noted.get("queries", {}):
-            return
-        folder, file = self.folder(spark), f"{_FEEDS}/{in_folder(who.feed)}"
-        first = folder.first(file, str(who.query))
-        if first != who.query and not (self.may_add(who) or folder.names(_folder_of(who))):
-            self.refuse_new_query(who, first, f"delete {self.name}/{file}, too")
+    def publish(self, spark: SparkSession, who: Identity, written: WrittenFiles) -> None:
+        """Show readers what was written."""
+        self._take_place(spark, who)
+        self.folder(spark).publish(written.attempt, written.final)
+
+    def _take_place(self, spark: SparkSession, who: Identity) -> None:
+        """Take a place behind the queries of the feed that this one knows of, or has one.
+
+        Raises:
+            IngestError: a query that it does not know of has that place, or goes on from where this
+                one ended.
+        """
+        folder, places = self.folder(spark), f"{_FEEDS}/feed={in_folder(who.feed)}"
+        query, undo = str(who.query), f"delete {self.name}/{places}"
+        for place in itertools.count():
+            holder = folder.first(f"{places}/{place}", query)
+            if holder == query:
+                break
+            if place >= self.known(who) and not folder.names(_folder_of(who)):
+                self.refuse_new_query(who, holder, f"{undo}, too")
+        if who.resumed:
+            folder.first(f"{places}/{place}{_RESUMED}", query)
+        for name in folder.names(places):
+            if name.endswith(_RESUMED) and int(name.removesuffix(_RESUMED)) > place:
+                self.refuse_old_query(who, folder.first(f"{places}/{name}", ""), f"{undo}/{name}")
+
+    def places(self, spark: SparkSession, who: Identity) -> int:
+        """As `Table.places`."""
+        names = self.folder(spark).names(f"{_FEEDS}/feed={in_folder(who.feed)}")
+        return sum(name.isdecimal() for name in names)
 
     def folder(self, spark: SparkSession) -> TableFolder:
         """Return the folder, for what Spark has no function for. It was written to before."""
@@ -155,6 +178,10 @@ class FileTable(Table):
     def _decisions(self, spark: SparkSession, who: Identity) -> Decisions:
         location = self.job.staging_location
         return Decisions(location, str(who.query), store_settings(spark, location))
+
+    def holds_last(self, spark: SparkSession, who: Identity) -> bool:
+        """As `Table.holds_last`."""
+        return self._last_batch(spark, who, _notes(spark, self.name)[1]) >= who.last_batch
 
     def holds(self, spark: SparkSession, who: Identity) -> bool:
         """As `Table.holds`."""
@@ -281,7 +308,8 @@ class FileTable(Table):
             "columns": columns,
             "queries": {who.query: who.feed},
         }
-        write_note(spark, f"{self.name}/{_NOTES}", note, "append")
+        # A folder for each query: two writes into one would delete each other's temporary files.
+        write_note(spark, f"{self.name}/{_NOTES}/{who.query}", note, "append")
         return uri or _notes(spark, self.name)[1]
 
 

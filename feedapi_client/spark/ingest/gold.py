@@ -68,9 +68,11 @@ class GoldTable(CatalogTable):
     Events at or before the one that an entity's row comes from are ignored.
     """
 
-    def _check_alone(self, properties: Mapping[str, str], who: Identity) -> None:
+    def _check_place(self, properties: Mapping[str, str], who: Identity) -> None:
         """Raise where another query wrote here, of whatever feed, that this one does not follow."""
-        if not who.resumed and any(name.startswith(PROPERTY) for name in properties):
+        super()._check_place(properties, who)
+        others = any(name.startswith(PROPERTY) for name in properties)
+        if others and not who.resumed and f"{PROPERTY}{who.query}" not in properties:
             raise IngestError(
                 f"{self.name} holds the latest state from another query: the order of its events "
                 "and of this query's can't be compared. Give the checkpoint of that query, or "

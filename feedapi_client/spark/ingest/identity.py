@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ from feedapi_client.spark.ingest.job import Ingest, IngestError
 from feedapi_client.spark.ingest.names import Fold
 
 _NONE: Mapping[str, str] = {}
+_DELETED = "If what that query wrote was deleted"
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,8 @@ class Identity:
         last_batch: the last micro-batch that was committed, -1 before the first.
         last_offset: the last micro-batch that was begun, -1 before the first.
         epoch: of the run, which rises from one to the next. 0 where it is not the query that runs.
-        resumed: whether the query goes on where the tables end.
+        places: of a query that goes on where the tables end: how many queries of the feed had
+            written to each of them by then. None for others.
         prefix: of the columns' names.
     """
 
@@ -36,8 +39,13 @@ class Identity:
     last_batch: int = -1
     last_offset: int = -1
     epoch: int = 0
-    resumed: bool = False
+    places: Mapping[str, int] | None = None
     prefix: str = ""
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the query goes on where the tables end."""
+        return self.places is not None
 
     def column(self, name: str) -> str:
         """Return the name of one of the columns in the table."""
@@ -62,6 +70,14 @@ class Table:
         self.tried: set[str] = set()
         """What need not be tried again (see `try_out`)."""
 
+    def places(self, spark: SparkSession, who: Identity) -> int:
+        """Return how many queries of the feed wrote here."""
+        raise NotImplementedError
+
+    def holds_last(self, spark: SparkSession, who: Identity) -> bool:
+        """Whether it shows the last micro-batch that the query committed."""
+        raise NotImplementedError
+
     def holds(self, spark: SparkSession, who: Identity) -> bool:
         """Whether the query wrote here."""
         raise NotImplementedError
@@ -69,6 +85,10 @@ class Table:
     def may_add(self, who: Identity) -> bool:
         """Whether a new query may add to what the table holds of its feed."""
         return self.job.append or who.resumed
+
+    def known(self, who: Identity) -> float:
+        """Return how many queries of the feed a new one may come after in this table."""
+        return math.inf if self.job.append else (who.places or {}).get(self.role, 0)
 
     def try_out(
         self, spark: SparkSession, schema: StructType | None, properties: Mapping[str, str] = _NONE
@@ -110,11 +130,19 @@ class Table:
             undo: what makes the table forget it.
         """
         what = f"is written by query {writer}" if writer else "holds batches"
-        hint = f". If what that query wrote was deleted, {undo}" if writer else ""
         raise IngestError(
             f"{self.name} {what} of feed {who.feed}, and the checkpoint is not the one that it was "
             "written with: all events would be written again. Give the old checkpoint and "
-            "staging, or another output; --append adds to the table what this query reads" + hint
+            "staging, or another output; --append adds to the table what this query reads"
+            + (f". {_DELETED}, {undo}" if writer else "")
+        )
+
+    def refuse_old_query(self, who: Identity, writer: str, undo: str) -> None:
+        """Raise: another query went on where this one ended."""
+        raise IngestError(
+            f"query {writer} goes on in {self.name} where query {who.query} ended "
+            "(--resume-from-table): events would be written twice. Run it with the checkpoint of "
+            f"that query. {_DELETED}, {undo}"
         )
 
     def check_missing(self, who: Identity, hint: str = "") -> None:

@@ -74,10 +74,18 @@ class Tables:
         if self.gold is not None:
             self.gold.tried = self.output.tried  # the columns are the same
 
+    def identity(self, table: FileTable | CatalogTable) -> Identity:
+        """Return who writes to one of them."""
+        return self.typed if table in (self.output, self.gold) else self.who
+
+    def all(self) -> list[FileTable | CatalogTable]:
+        """Return all tables."""
+        tables = (self.output, self.bronze, self.rejected, self.gold)
+        return [table for table in tables if table is not None]
+
     def folders(self) -> dict[str, FileTable]:
         """Return the tables that are folders, by their roles."""
-        tables = (self.output, self.bronze, self.rejected)
-        return {one.role: one for one in tables if isinstance(one, FileTable)}
+        return {one.role: one for one in self.all() if isinstance(one, FileTable)}
 
     def check(self, spark: SparkSession, rows: Rows) -> None:
         """Raise `IngestError` when the query must not write to them."""
@@ -125,7 +133,7 @@ class BatchWriter:
             if checkpoint.query is None:
                 raise lost_query(self.job.checkpoint_location)
             who = Identity(self.job.feed_name, checkpoint.query, epoch=self.lease.epoch)
-            self._tables = Tables(self.job, replace(who, resumed=bool(checkpoint.resumed)))
+            self._tables = Tables(self.job, replace(who, places=_places(checkpoint.resumed)))
         return self._tables
 
     def _write_files(self, tables: Tables, batch: DataFrame, number: int) -> None:
@@ -206,7 +214,8 @@ class BatchWriter:
     def publish(spark: SparkSession, tables: Tables, written: Sequence[WrittenFiles]) -> None:
         """Show readers what was written."""
         for one in written:
-            tables.folders()[one.table].folder(spark).publish(one.attempt, one.final)
+            table = tables.folders()[one.table]
+            table.publish(spark, tables.identity(table), one)
 
 
 class Run:
@@ -222,7 +231,8 @@ class Run:
     """
 
     query: StreamingQuery
-    _resumed: str | None
+    _resumed: Mapping[str, Any]
+    """What was noted when the query began where the tables ended; else nothing."""
 
     def __init__(self, spark: SparkSession, job: Ingest) -> None:
         self.spark = spark
@@ -298,10 +308,10 @@ class Run:
         rows = Rows(job, spark.createDataFrame([], spark_schema()), schema)
         if job.transform is None:
             check_rows(job, rows.output())
-        self._resumed = checkpoint.resumed.get("run")
+        self._resumed = checkpoint.resumed
         if job.resume_from_table:
             self._resumed = self._resume(who, schema)
-        who = replace(who, resumed=self._resumed is not None)
+        who = replace(who, places=_places(self._resumed))
         self._check_tables(rows, who, checkpoint)
         return who.last_batch
 
@@ -312,11 +322,17 @@ class Run:
         batches of the query. And what a run left out lacks batches that others have.
         """
         job, spark, before = self.job, self.spark, checkpoint.outputs
-        made = same_tables(spark, job, [job.output, job.gold])
-        tables = made | same_tables(spark, job, [job.bronze, job.rejected])
+        writing = Tables(job, who)
+        named = {same_tables(spark, job, [one.name]).pop(): one for one in writing.all()}
+        tables, made = named.keys(), same_tables(spark, job, [job.output, job.gold])
         known = same_tables(spark, job, before.get("tables", ()))
         left_out: dict[str, int] = dict(before.get("left_out", {}))
-        late = [name for name in tables & left_out.keys() if left_out[name] < who.last_batch]
+        late = [
+            name
+            for name, table in named.items()
+            if left_out.get(name, who.last_batch) < who.last_batch
+            and not table.holds_last(spark, writing.identity(table))  # by another name
+        ]
         if late:
             raise IngestError(
                 f"earlier runs left out {', '.join(late)}, and committed micro-batches after "
@@ -330,8 +346,8 @@ class Run:
             kept = {name: batch for name, batch in left_out.items() if name not in tables}
             note(spark, job.checkpoint_location, "outputs", tables=sorted(tables), left_out=kept)
 
-    def _resume(self, who: Identity, schema: StructType | None) -> str:
-        """Let a new checkpoint begin where the tables end. Return the run that it begins with."""
+    def _resume(self, who: Identity, schema: StructType | None) -> Mapping[str, Any]:
+        """Let a new checkpoint begin where the tables end. Return what is noted of that."""
         job, spark = self.job, self.spark
         if who.query is not None or is_connect(spark):
             raise IngestError(
@@ -346,6 +362,7 @@ class Run:
         rows, order = table.where(column(own.column("feed")) == own.feed), whole.order(spark)
         if tables.bronze is not None:
             self._complete(rows, own, order, schema)
+        places = {one.role: one.places(spark, who) for one in tables.all()}
         read = _read_so_far(rows, own, order)
         if not read:
             raise IngestError(
@@ -354,8 +371,9 @@ class Run:
             )
         options = parse_options({**job.options, "url": job.url})
         begun = seed(options, job.staging_location, read)
-        note(spark, job.checkpoint_location, "resumed", run=begun)
-        return begun
+        resumed = {"run": begun, "places": places}
+        note(spark, job.checkpoint_location, "resumed", **resumed)
+        return resumed
 
     def _complete(
         self, bronze: DataFrame, who: Identity, order: Mapping[str, int], schema: StructType | None
@@ -364,7 +382,7 @@ class Run:
 
         They may lack that one only. An earlier one would bring back what was deleted since.
         """
-        job = replace(self.job, bronze=None, resume_from_table=False)
+        job = replace(self.job, bronze=None, resume_from_table=False, append=True)
         writer = BatchWriter(job, schema, self._lease)
         found = bronze.groupBy("query").agg(F.max("batch")).collect()
         newest = max((order.get(query, 0) for query, _ in found), default=0)
@@ -376,21 +394,14 @@ class Run:
                 continue  # several are left only in a copy of a table, which has no order
             own = (column("query") == query) & (column("batch") == number)
             batch = bronze.where(own).select(*EVENT, "data")
-            tables = Tables(job, replace(who, query=query, resumed=True))
+            tables = Tables(job, replace(who, query=query))
             writer.publish(self.spark, tables, writer.write(tables, batch, number))
 
     def _check_others(self, job: Ingest, who: Identity, query: str) -> None:
         """Raise where another table than bronze lacks what a query wrote, but for the last."""
         tables = Tables(job, who)
-        typed, plain = tables.typed, tables.who
-        for table, own in (
-            (tables.output, typed),
-            (tables.gold, typed),
-            (tables.rejected, plain),
-        ):
-            if table is None:
-                continue
-            if not table.holds(self.spark, replace(own, query=query)):
+        for table in tables.all():
+            if not table.holds(self.spark, replace(tables.identity(table), query=query)):
                 raise IngestError(
                     f"{table.name} was never written by query {query}, which wrote "
                     f"{self.job.bronze}: earlier events would be missing. Give the table that they "
@@ -405,13 +416,18 @@ class Run:
             self.spark.readStream.format("feedapi")
             .options(**{**job.options, "stagingLocation": staging, "url": job.url})
             .option("fenced", False)  # the pipeline's own lease is that of its tables, too
-            .options(**({} if self._resumed is None else {"resumeRun": self._resumed}))
+            .options(**({"resumeRun": self._resumed["run"]} if self._resumed else {}))
             .load()
         )
         writer = source.writeStream.foreachBatch(BatchWriter(job, schema, self._lease)).option(
             "checkpointLocation", job.checkpoint_location
         )
         return writer.trigger(**trigger_options(job.trigger)).start()
+
+
+def _places(resumed: Mapping[str, Any]) -> Mapping[str, int] | None:
+    """Return `Identity.places` of a query by what was noted when it began."""
+    return resumed.get("places", {}) if resumed else None
 
 
 def start(spark: SparkSession, job: Ingest) -> Run:

@@ -44,6 +44,7 @@ _BEING_CREATED = re.compile(
 _ATTEMPTS_TO_CREATE = 8
 PROPERTY = "feedapi.query."
 _ORDER = "feedapi.order."
+_RESUMED = "feedapi.resumed."
 _APPEND_ONLY = "delta.appendOnly"
 _MAPPING = "delta.columnMapping.mode"
 _CHANGES = "delta.enableChangeDataFeed"
@@ -92,10 +93,10 @@ class CatalogTable(Table):
                 self.refuse_new_query(who)
         if feed is None:
             self.check_missing(who)
-            self._check_alone(properties, who)
-            if who.query is None:
-                return
-        elif unquote(feed) != who.feed:
+        self._check_place(properties, who)
+        if who.query is None:
+            return
+        if feed is not None and unquote(feed) != who.feed:
             self.refuse_other_feed(who)
         last, ever = self._history(spark, who, self.name)
         held = self._last_batch(spark, who, after=who.last_offset) if last is None else last
@@ -174,6 +175,7 @@ class CatalogTable(Table):
     def prepare(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         """Create the table, or add the columns that are new."""
         if self._prepared == schema:
+            self._check_place(self._properties(spark), who)
             return
         if spark.catalog.tableExists(self.name):
             self._compare(spark, schema, who)
@@ -191,6 +193,12 @@ class CatalogTable(Table):
         rows = spark.sql(f"SHOW TBLPROPERTIES {self.name}").collect()
         return {row["key"]: row["value"] for row in rows}
 
+    def holds_last(self, spark: SparkSession, who: Identity) -> bool:
+        """As `Table.holds_last`."""
+        if not spark.catalog.tableExists(self.name):
+            return False
+        return (self._history(spark, who, self.name)[0] or -1) >= who.last_batch
+
     def holds(self, spark: SparkSession, who: Identity) -> bool:
         """As `Table.holds`."""
         if who.query in self.order(spark):
@@ -199,26 +207,44 @@ class CatalogTable(Table):
 
     def order(self, spark: SparkSession) -> dict[str, int]:
         """Return the queries that wrote here, with numbers that rise in the order they began in."""
-        return {
-            name.removeprefix(_ORDER): int(value)
-            for name, value in self._properties(spark).items()
-            if name.startswith(_ORDER)
-        }
+        return _order(self._properties(spark))
 
-    def _check_alone(self, properties: Mapping[str, str], who: Identity) -> None:
-        """Raise where another new query began to write the feed here, and neither knew of it."""
-        for name, feed in properties.items():
-            if name.startswith(PROPERTY) and unquote(feed) == who.feed and not self.may_add(who):
-                undo = f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ('{name}')"
-                self.refuse_new_query(who, name.removeprefix(PROPERTY), undo)
+    def _check_place(self, properties: Mapping[str, str], who: Identity) -> None:
+        """Raise where a query wrote the feed here that this one does not know of.
+
+        Or that goes on from where this one ended.
+        """
+        order, others = _order(properties), _queries(properties, who.feed) - {str(who.query)}
+        undo = f"ALTER TABLE {self.name} UNSET TBLPROPERTIES"
+        if who.query not in order and len(others) > self.known(who):
+            newest = max(others, key=lambda query: order.get(query, 0))
+            self.refuse_new_query(who, newest, f"{undo} ('{PROPERTY}{newest}')")
+        for query in others:
+            resumed = f"{_RESUMED}{query}"
+            if resumed in properties and order[query] > order.get(str(who.query), math.inf):
+                self.refuse_old_query(who, query, f"{undo} ('{resumed}')")
+
+    def places(self, spark: SparkSession, who: Identity) -> int:
+        """As `Table.places`."""
+        return len(_queries(self._properties(spark), who.feed))
 
     def _note(self, spark: SparkSession, who: Identity) -> None:
         """Note the query, unless `_create` did. It changes metadata, once in a query's life."""
         properties = self._properties(spark)
-        if f"{PROPERTY}{who.query}" not in properties:
-            self._check_alone(properties, who)
-            number = 1 + max(self.order(spark).values(), default=0)
-            self._set_properties(spark, _noted(who, number))
+        self._check_place(properties, who)
+        if f"{PROPERTY}{who.query}" in properties:
+            return
+        noted = _noted(who, 1 + max(_order(properties).values(), default=0))
+        self._set_properties(spark, noted)
+        try:  # of two that looked at the same time, the second one sees both
+            found = self._properties(spark)
+            self._check_place({name: found[name] for name in found.keys() - noted.keys()}, who)
+        except IngestError:
+            names = ", ".join(f"'{name}'" for name in noted)
+            retry_conflicts(
+                lambda: spark.sql(f"ALTER TABLE {self.name} UNSET TBLPROPERTIES ({names})")
+            )
+            raise
 
     def _create(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         # SQL, because `DataFrameWriterV2.partitionedBy` parses names, quoted or not.
@@ -290,7 +316,26 @@ def _noted(who: Identity, number: int) -> dict[str, str]:
     ``url`` (spark.redaction.regex, spark.sql.redaction.options.regex).
     """
     feed = "".join(f"%{byte:02X}" for byte in who.feed.encode())
-    return {f"{PROPERTY}{who.query}": feed, f"{_ORDER}{who.query}": str(number)}
+    noted = {f"{PROPERTY}{who.query}": feed, f"{_ORDER}{who.query}": str(number)}
+    return noted | {f"{_RESUMED}{who.query}": "true"} if who.resumed else noted
+
+
+def _order(properties: Mapping[str, str]) -> dict[str, int]:
+    """Return the queries that the properties note, with numbers that rise in their order."""
+    return {
+        name.removeprefix(_ORDER): int(value)
+        for name, value in properties.items()
+        if name.startswith(_ORDER)
+    }
+
+
+def _queries(properties: Mapping[str, str], feed: str) -> set[str]:
+    """Return the queries of a feed."""
+    return {
+        name.removeprefix(PROPERTY)
+        for name, value in properties.items()
+        if name.startswith(PROPERTY) and unquote(value) == feed
+    }
 
 
 def quoted(name: str) -> str:
