@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +114,27 @@ def test_r09_second_new_query_of_a_feed_is_refused(spark: SparkSession, lake: La
         with pytest.raises(IngestError, match=r"query other goes on in .* UNSET"):
             old.write(rows, who, 1)
     assert spark.table(job.output).count() == 20
+
+
+def test_r09_of_two_new_queries_that_look_at_once_one_is_refused(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, rows = lake.job(output="lake.looked"), events(spark, 0, 10)
+    CatalogTable(job).write(rows, Identity("another", "its", epoch=1), 0)
+    note = CatalogTable._set_properties
+
+    def meanwhile(table: CatalogTable, spark: SparkSession, properties: Mapping[str, str]) -> None:
+        monkeypatch.undo()
+        CatalogTable(job).write(rows, Identity("feed", "other", epoch=1), 0)
+        note(table, spark, properties)
+
+    monkeypatch.setattr(CatalogTable, "_set_properties", meanwhile)
+    who = Identity("feed", "query", epoch=1)
+    for _ in range(2):
+        with pytest.raises(IngestError, match="is written by query other of feed feed, and"):
+            CatalogTable(job).write(rows, who, 0)
+    assert spark.table(job.output).count() == 20
+    assert CatalogTable(job).order(spark).keys() == {"its", "other"}
 
 
 @pytest.mark.parametrize("other", ["commits", "is no table"])

@@ -477,7 +477,7 @@ def test_r10_what_others_put_beside_notes_and_batches_tells_nothing(
         (place / "metadata~").write_text("{")
     publish(publisher, 1, first=100)
     assert run(spark, ours).rows == 1
-    (note,) = notes.glob("part-*")
+    (note,) = notes.rglob("part-*")
     note.with_name(f".{note.name}.crc").unlink(missing_ok=True)
     note.write_text("{}")
     with pytest.raises(IngestError, match=r"the note .*part-.* is damaged .*from a backup"):
