@@ -125,7 +125,7 @@ def test_output_of_another_query_is_refused(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     run(spark, job(publisher, tmp_path))
-    with pytest.raises(IngestError, match=r"holds batches of feed .*, but the checkpoint is not"):
+    with pytest.raises(IngestError, match=r"holds batches of feed .*, and the checkpoint is not"):
         run(spark, job(publisher, tmp_path, checkpoint=str(tmp_path / "another")))
 
 
