@@ -7,7 +7,6 @@ What can't be changed later is noted in the folder ``_feedapi/table``, one line 
 
 from __future__ import annotations
 
-import itertools
 import re
 import uuid
 from collections.abc import Sequence
@@ -142,12 +141,11 @@ class FileTable(Table):
         """
         folder, places = self.folder(spark), f"{_FEEDS}/feed={in_folder(who.feed)}"
         query, undo = str(who.query), f"delete {self.name}/{places}"
-        for place in itertools.count():
-            holder = folder.first(f"{places}/{place}", query)
-            if holder == query:
-                break
+        place = 0
+        while (holder := folder.first(f"{places}/{place}", query)) != query:
             if place >= self.known(who) and not folder.names(_folder_of(who)):
                 self.refuse_new_query(who, holder, f"{undo}, too")
+            place += 1
         if who.resumed:
             folder.first(f"{places}/{place}{_RESUMED}", query)
         for name in folder.names(places):
