@@ -22,6 +22,7 @@ from feedapi_client.spark.ingest import (
     MicroBatchError,
     checkpoint,
     plain_message,
+    publishing,
     read_table,
 )
 from feedapi_client.spark.ingest.columns import payload_schema
@@ -350,11 +351,50 @@ def test_cause_of_an_error_is_one_line(
     assert "\n" not in str(caught.value)
 
 
+def test_of_several_writers_of_a_file_one_is_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = open_folder(tmp_path.as_uri(), {})
+    assert [folder.first("places/0", text) for text in ("one", "two")] == ["one", "one"]
+
+    def fails(*_: Any) -> None:
+        raise PermissionError("not here")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(publishing.os, "link", fails)  # a file system without links
+        assert [folder.first("places/1", text) for text in ("two", "one")] == ["two", "two"]
+        patched.setattr(Path, "write_text", fails)  # a full disk
+        with pytest.raises(PermissionError):
+            folder.first("places/2", "three")
+    assert folder.names("places") == {"0", "1"}
+
+
+def test_names_that_the_locale_of_java_can_not_spell_are_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    def set_encoding(name: str) -> str:
+        called = f"java_method('java.lang.System', 'setProperty', 'sun.jnu.encoding', '{name}')"
+        return str(spark.range(1).selectExpr(called).collect()[0][0])
+
+    before = set_encoding("ANSI_X3.4-1968")  # as LANG=C
+    try:
+        for given in ({"feed": "Öl"}, {"output": str(tmp_path / "Ärger")}):
+            with pytest.raises(IngestError, match=r"ANSI_X3.*Set LC_ALL=C\.UTF-8"):
+                run(spark, job(publisher, tmp_path, **given))
+        assert not list(tmp_path.iterdir())
+        assert run(spark, job(publisher, tmp_path)).rows == 1
+    finally:
+        set_encoding(before)
+    assert run(spark, job(publisher, tmp_path / "other", feed="Öl")).rows == 1
+
+
 def test_error_without_text_is_its_type() -> None:
     assert plain_message(ValueError()) == "ValueError"
     assert plain_message(ValueError("\n\n one\ntwo")) == "one"
     unnamed = ValueError("Malformed input or input contains unmappable characters: /t/k=%C3")
-    assert "Set LC_ALL=C.UTF-8 where Spark runs" in plain_message(unnamed)
+    advised = plain_message(unnamed)
+    assert advised.count("Set LC_ALL=C.UTF-8 where Spark runs") == 1
+    assert plain_message(ValueError(advised)) == advised
 
 
 # ---------------------------------------------------------------------- a run that is over

@@ -144,7 +144,7 @@ class FileTable(Table):
         place = 0
         while (holder := folder.first(f"{places}/{place}", query)) != query:
             if place >= self.known(who) and not folder.names(_folder_of(who)):
-                self.refuse_new_query(who, holder, f"{undo}, too")
+                self.refuse_new_query(who, holder or "?", f"{undo}, too")
             place += 1
         if who.resumed:
             folder.first(f"{places}/{place}{_RESUMED}", query)

@@ -71,12 +71,13 @@ class GoldTable(CatalogTable):
     def _check_place(self, properties: Mapping[str, str], who: Identity) -> None:
         """Raise where another query wrote here, of whatever feed, that this one does not follow."""
         super()._check_place(properties, who)
-        others = any(name.startswith(PROPERTY) for name in properties)
-        if others and not who.resumed and f"{PROPERTY}{who.query}" not in properties:
+        others = [name for name in properties if name.startswith(PROPERTY)]
+        if others and not who.resumed and f"{PROPERTY}{who.query}" not in others:
             raise IngestError(
                 f"{self.name} holds the latest state from another query: the order of its events "
                 "and of this query's can't be compared. Give the checkpoint of that query, or "
-                "another table"
+                f"another table. If the table was emptied, ALTER TABLE {self.name} UNSET "
+                f"TBLPROPERTIES ('{others[0]}')"
             )
 
     def merge(self, rows: DataFrame, who: Identity, number: int) -> None:

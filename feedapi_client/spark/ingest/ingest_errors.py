@@ -23,6 +23,7 @@ breaks the lines of its messages."""
 _TRACEBACK = "Traceback (most recent call last):"
 _UNMAPPABLE = "unmappable characters"
 """Java names files in the encoding of the locale, which LANG=C makes ASCII."""
+_LOCALE = ". Set LC_ALL=C.UTF-8 where Spark runs: its locale has no name for such a file"
 
 
 def first_line(error: Exception) -> str:
@@ -40,9 +41,7 @@ def plain_message(error: Exception) -> str:
     the last Python traceback ends with, or of a Java cause, else the first line.
     """
     message = _plain(error)
-    if _UNMAPPABLE in message:
-        message += ". Set LC_ALL=C.UTF-8 where Spark runs: its locale has no name for such a file"
-    return message
+    return message + _LOCALE if _UNMAPPABLE in message and _LOCALE not in message else message
 
 
 def _plain(error: Exception) -> str:

@@ -157,8 +157,8 @@ class BatchWriter:
             raise IngestError(
                 f"an earlier run, which was killed, wrote micro-batch {number} to "
                 f"{', '.join(sorted(there)) or 'no table'}: with and without "
-                f"{', '.join(sorted(differ))} events would be missing. Give the tables of that "
-                "run, or begin with new ones, and a new checkpoint and staging"
+                f"{', '.join(sorted(differ))} events would be missing. Give the tables, and the "
+                "transform, of that run, or begin with new ones, and a new checkpoint and staging"
             )
 
     def write(self, tables: Tables, batch: DataFrame, number: int) -> list[WrittenFiles]:

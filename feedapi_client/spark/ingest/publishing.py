@@ -10,6 +10,8 @@ see, whenever a run is paused, killed, or wakes up.
 from __future__ import annotations
 
 import asyncio
+import os
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -88,13 +90,28 @@ class _RenamingFolder:
         file = f"{self._root}/{path}"
         self._system.create_dir(file.rpartition("/")[0], recursive=True)
         if isinstance(self._system, fs.LocalFileSystem):
-            with suppress(FileExistsError), Path(file).open("x", encoding="utf-8") as new:
-                new.write(text)
+            _create(Path(file), text)
         elif self._system.get_file_info(file).type == fs.FileType.NotFound:
             with self._system.open_output_stream(file) as new:
                 new.write(text.encode())
         with self._system.open_input_stream(file) as there:
             return bytes(there.read()).decode()
+
+
+def _create(file: Path, text: str) -> None:
+    """Write a file unless there is one: as a whole, where the file system has links."""
+    new = file.with_name(f"{file.name}.{uuid.uuid4().hex}")
+    try:
+        new.write_text(text, "utf-8")
+        try:
+            os.link(new, file)
+        except FileExistsError:
+            return
+        except OSError:
+            with suppress(FileExistsError), file.open("x", encoding="utf-8") as whole:
+                whole.write(text)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 class _CopyingFolder:

@@ -12,7 +12,7 @@ from feedapi_client.spark.ingest.gold import ORDER, latest
 from feedapi_client.spark.ingest.identity import forgotten
 from feedapi_client.spark.ingest.ingest_errors import first_line
 from feedapi_client.spark.ingest.job import Ingest, IngestError
-from feedapi_client.spark.ingest.names import check_output, folded, same_tables
+from feedapi_client.spark.ingest.names import as_url, check_output, folded, same_tables
 from feedapi_client.spark.schema import spark_schema
 
 _DELTA_JAR = re.compile(r"delta-spark_(\d+\.\d+)_2\.13")
@@ -26,6 +26,7 @@ _REPLACE = "spark.databricks.delta.replaceWhere.dataColumns.enabled"
 def check_session(spark: SparkSession, job: Ingest) -> None:
     """Raise `IngestError` when the session lacks what the pipeline needs."""
     if job.is_files:
+        _check_encoding(spark, job)
         return
     _check_delta_version(spark)
     _check_delta_installed(spark)
@@ -70,6 +71,22 @@ def _check_own_columns(job: Ingest, output: DataFrame) -> None:
         raise ValueError(
             f"gold needs the columns {', '.join(wrong)} of output as they are: the transform has "
             "to return them"
+        )
+
+
+def _check_encoding(spark: SparkSession, job: Ingest) -> None:
+    """Java neither finds nor lists files with names that its locale has no characters for."""
+    places = filter(None, (job.output, job.bronze, job.rejected, job.checkpoint))
+    local = [place for place in places if as_url(place).startswith("file:")]
+    names = [name for name in (job.feed_name, *local) if not name.isascii()]
+    if not (local and names):
+        return
+    asked = "java_method('java.lang.System', 'getProperty', 'sun.jnu.encoding')"
+    encoding = str(spark.range(1).selectExpr(asked).collect()[0][0])
+    if encoding.upper() != "UTF-8":
+        raise IngestError(
+            f"{', '.join(names)}: Spark can't find files of such a name here, because Java takes "
+            f"their names for {encoding}. Set LC_ALL=C.UTF-8 where Spark runs"
         )
 
 
