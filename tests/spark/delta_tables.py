@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -215,14 +216,19 @@ def test_r09_gold_after_two_resumptions_lacks_what_was_deleted(
         ingest("second")  # a second run of the query, which writes under a later epoch
         publisher.append(0, {"entity": "e5"})
 
-        def fails(rows: DataFrame, number: int) -> DataFrame:
+        def fails(last: int, rows: DataFrame, number: int) -> DataFrame:
+            if number != last:
+                return rows
             return rows.withColumn("n", F.raise_error(F.lit("here")).cast("int"))
 
         with pytest.raises(MicroBatchError, match="here"):
-            ingest("second", transform=fails)  # when bronze has the event
+            ingest("second", transform=partial(fails, 3))  # when bronze has the event
         spark.sql(f"DELETE FROM resumed.silver WHERE query = '{rows[0].query}'")  # has expired
-        assert ingest("third", resume_from_table=True) == ["e2", "e3", "e4", "e5"]
-    assert spark.table("resumed.silver").count() == 4
+        publisher.append(0, {"entity": "e6"})
+        with pytest.raises(MicroBatchError, match="here"):  # which gold has never heard of
+            ingest("third", resume_from_table=True, transform=partial(fails, 0))
+        assert ingest("fourth", resume_from_table=True) == ["e2", "e3", "e4", "e5", "e6"]
+    assert spark.table("resumed.silver").count() == 5
 
 
 def test_table_has_several_names_and_a_temporary_view_has_one_of_them(

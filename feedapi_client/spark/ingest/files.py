@@ -148,9 +148,11 @@ class FileTable(Table):
             place += 1
         if who.resumed:
             folder.first(f"{places}/{place}{_RESUMED}", query)
-        for name in folder.names(places):
-            if name.endswith(_RESUMED) and int(name.removesuffix(_RESUMED)) > place:
-                self.refuse_old_query(who, folder.first(f"{places}/{name}", ""), f"{undo}/{name}")
+        names = [name for name in folder.names(places) if name.endswith(_RESUMED)]
+        newest = max((int(name.removesuffix(_RESUMED)) for name in names), default=-1)
+        if newest > place:
+            file = f"{newest}{_RESUMED}"
+            self.refuse_old_query(who, folder.first(f"{places}/{file}", ""), f"{undo}/{file}")
 
     def places(self, spark: SparkSession, who: Identity) -> int:
         """As `Table.places`."""

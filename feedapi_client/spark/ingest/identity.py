@@ -130,6 +130,12 @@ class Table:
             undo: what makes the table forget it.
         """
         what = f"is written by query {writer}" if writer else "holds batches"
+        if who.resumed:
+            raise IngestError(
+                f"{self.name} {what} of feed {who.feed}, which began after this one was to go on "
+                "where the table ends: events would be written twice. Stop it, and give a new "
+                "checkpoint, with --resume-from-table"
+            )
         raise IngestError(
             f"{self.name} {what} of feed {who.feed}, and the checkpoint is not the one that it was "
             "written with: all events would be written again. Give the old checkpoint and "

@@ -394,7 +394,7 @@ class Run:
                 continue  # several are left only in a copy of a table, which has no order
             own = (column("query") == query) & (column("batch") == number)
             batch = bronze.where(own).select(*EVENT, "data")
-            tables = Tables(job, replace(who, query=query))
+            tables = Tables(job, replace(who, query=query, places={}))
             writer.publish(self.spark, tables, writer.write(tables, batch, number))
 
     def _check_others(self, job: Ingest, who: Identity, query: str) -> None:

@@ -197,7 +197,8 @@ class CatalogTable(Table):
         """As `Table.holds_last`."""
         if not spark.catalog.tableExists(self.name):
             return False
-        return (self._history(spark, who, self.name)[0] or -1) >= who.last_batch
+        last, _ = self._history(spark, who, self.name)
+        return last is not None and last >= who.last_batch
 
     def holds(self, spark: SparkSession, who: Identity) -> bool:
         """As `Table.holds`."""
@@ -219,10 +220,10 @@ class CatalogTable(Table):
         if who.query not in order and len(others) > self.known(who):
             newest = max(others, key=lambda query: order.get(query, 0))
             self.refuse_new_query(who, newest, f"{undo} ('{PROPERTY}{newest}')")
-        for query in others:
-            resumed = f"{_RESUMED}{query}"
-            if resumed in properties and order[query] > order.get(str(who.query), math.inf):
-                self.refuse_old_query(who, query, f"{undo} ('{resumed}')")
+        resumed = [query for query in others if f"{_RESUMED}{query}" in properties]
+        newest = max(resumed, key=order.__getitem__, default="")
+        if newest and order[newest] > order.get(str(who.query), math.inf):
+            self.refuse_old_query(who, newest, f"{undo} ('{_RESUMED}{newest}')")
 
     def places(self, spark: SparkSession, who: Identity) -> int:
         """As `Table.places`."""
