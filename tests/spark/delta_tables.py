@@ -234,7 +234,7 @@ def test_r09_gold_after_two_resumptions_lacks_what_was_deleted(
 def test_table_has_several_names_and_a_temporary_view_has_one_of_them(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
-    publisher, kinds = Publisher(partitions=1), ("output", "rejected", "gold")
+    publisher, kinds = Publisher(partitions=1), ("output", "bronze", "rejected", "gold")
     own = {"checkpoint": str(tmp_path / "checkpoint"), "staging": (tmp_path / "staging").as_uri()}
     spark.sql("USE lake")
     try:
@@ -242,7 +242,7 @@ def test_table_has_several_names_and_a_temporary_view_has_one_of_them(
             for number, before in enumerate(("lake.", "", "spark_catalog.LAKE.")):
                 publisher.append(0, {"entity": "e", "n": number})
                 names = {kind: f"{before}named_{kind}" for kind in kinds}
-                run(spark, lake.job(url=str(url), bronze=None, **names, **own))
+                run(spark, lake.job(url=str(url), **names, **own))
                 for kind in kinds:
                     spark.range(1).createOrReplaceTempView(f"named_{kind}")
     finally:
@@ -251,6 +251,7 @@ def test_table_has_several_names_and_a_temporary_view_has_one_of_them(
             spark.catalog.dropTempView(f"named_{kind}")
     for kind, rows in {"output": [0, 1, 2], "gold": [2]}.items():
         assert sorted(row.n for row in spark.table(f"lake.named_{kind}").collect()) == rows
+    assert spark.table("lake.named_bronze").count() == 3
 
 
 # ---------------------------------------------------------------------- refused
@@ -297,34 +298,38 @@ def test_r09_table_older_than_its_checkpoint_is_refused(
     spark: SparkSession, lake: Lake, tmp_path: Path
 ) -> None:
     publisher = Publisher(partitions=1)
+    names = ["lake.old", "lake.old_gold"]
     with publisher.serve() as url:
         job = lake.job(
             url=str(url),
-            output="lake.old",
-            gold=None,
-            key=(),
-            delete_when=None,
+            output=names[0],
+            gold=names[1],
             bronze=None,
             rejected="lake.old_rejected",
             checkpoint=str(tmp_path / "c"),
             staging=(tmp_path / "s").as_uri(),
         )
-        versions: list[int] = []
-        for n in (0, 1, "many"):  # it gets no row of the last one
+        first: dict[str, int] = {}
+        for n in (0, 1, "many"):  # the last is one that none of both gets rows of
             publisher.append(0, {"entity": "e1", "n": n})
             run(spark, job)
-            versions.append(newest(lake, "lake.old").version)
+            for name in names:
+                first.setdefault(name, newest(lake, name).version)
         spark.sql("DELETE FROM lake.old WHERE batch = 0")
         spark.sql("OPTIMIZE lake.old")
         spark.sql("VACUUM lake.old")
         spark.sql("ALTER TABLE lake.old ADD COLUMNS (of_mine INT)")
         run(spark, job)
-        last = newest(lake, "lake.old")
-        spark.sql(f"RESTORE TABLE lake.old TO VERSION AS OF {versions[0]}")
-        message = r"lake\.old is older than the checkpoint: it ends with.* committed micro-batch"
-        with pytest.raises(IngestError, match=message):
-            run(spark, job)
-        spark.sql(f"RESTORE TABLE lake.old TO VERSION AS OF {last.version}")
+        for name, version, ends in (
+            (names[0], first[names[0]], "ends with"),
+            (names[1], first[names[1]], "ends with"),
+        ):
+            last = newest(lake, name)
+            spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {version}")
+            message = f"{name} is older than the checkpoint: it {ends}.* committed micro-batch"
+            with pytest.raises(IngestError, match=message):
+                run(spark, job)
+            spark.sql(f"RESTORE TABLE {name} TO VERSION AS OF {last.version}")
         last = newest(lake, "lake.old")
         publisher.append(0, {"entity": "e1", "n": 2})
         run(spark, job)  # with rows
