@@ -6,7 +6,7 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -23,9 +23,11 @@ from feedapi_client.spark.ingest.tables import CatalogTable
 from tests.spark.lake import Lake
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, Row, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+
+WHO = Identity("feed", "query", epoch=1)
 
 
 def test_key_that_a_transform_makes_null_is_one_entity(spark: SparkSession, lake: Lake) -> None:
@@ -71,21 +73,90 @@ def events(spark: SparkSession, first: int, count: int) -> DataFrame:
     )
 
 
+def test_r09_table_older_than_its_checkpoint_is_refused(spark: SparkSession, lake: Lake) -> None:
+    job = lake.job(output="lake.old", gold="lake.old_gold", delete_when=None)
+    silver, gold = CatalogTable(job), GoldTable(job, "gold")
+    first: dict[str, int] = {}
+    for number, count in ((0, 10), (1, 10), (2, 0)):  # the last one has rows for none of both
+        silver.write(events(spark, number * 10, count), WHO, number)
+        gold.merge(events(spark, number * 10, count), WHO, number)
+        for table in (silver, gold):
+            first.setdefault(table.name, newest(spark, table.name).version)
+    spark.sql("DELETE FROM lake.old WHERE batch = 0")
+    spark.sql("OPTIMIZE lake.old")
+    spark.sql("VACUUM lake.old")
+    spark.sql("ALTER TABLE lake.old ADD COLUMNS (of_mine INT)")
+    for table in (silver, gold):
+        check_committed(spark, table, 2)
+        last = newest(spark, table.name)
+        spark.sql(f"RESTORE TABLE {table.name} TO VERSION AS OF {first[table.name]}")
+        with pytest.raises(
+            IngestError,
+            match=f"{table.name} is older than the checkpoint: it ends with micro-batch 0, and "
+            "query query committed micro-batch 2",
+        ):
+            check_committed(spark, table, 2)
+        spark.sql(f"RESTORE TABLE {table.name} TO VERSION AS OF {last.version}")
+    last = newest(spark, "lake.old")
+    silver.write(events(spark, 30, 10).selectExpr("*", "int(7) AS of_mine"), WHO, 3)
+    held = newest(spark, "lake.old")
+    for then, rows in ((last, 10), (held, 20)):
+        spark.sql(f"RESTORE TABLE lake.old TO TIMESTAMP AS OF '{then.timestamp}'")
+        assert spark.table("lake.old").count() == rows
+        if then is last:
+            with pytest.raises(IngestError, match="is older than the checkpoint: it ends with"):
+                check_committed(spark, silver, 3)
+    check_committed(spark, silver, 3)
+
+
+def test_r09_table_put_back_from_its_clone_is_refused_where_it_is_older(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    job = lake.job(output="lake.cloned")
+    table = CatalogTable(job)
+    for number, place in ((0, "lake.backup"), (2, f"delta.`{tmp_path}/backup`")):
+        table.write(events(spark, 0, 10), WHO, number)
+        spark.sql(f"CREATE TABLE {place} SHALLOW CLONE lake.cloned")
+        spark.sql("DELETE FROM lake.cloned")
+        spark.sql(f"CREATE OR REPLACE TABLE lake.cloned SHALLOW CLONE {place}")
+        check_committed(spark, table, number)  # the clone lacks nothing
+        table.write(events(spark, 10, 10), WHO, number + 1)
+        last = newest(spark, "lake.cloned")
+        spark.sql("DELETE FROM lake.cloned")
+        spark.sql(f"CREATE OR REPLACE TABLE lake.cloned SHALLOW CLONE {place}")
+        with pytest.raises(IngestError, match="cloned is older than the checkpoint: it ends with"):
+            check_committed(spark, table, number + 1)
+        spark.sql(f"RESTORE TABLE lake.cloned TO VERSION AS OF {last.version}")
+        check_committed(spark, table, number + 1)
+
+
+def check_committed(spark: SparkSession, table: CatalogTable, batch: int) -> None:
+    """Check the table as the next run does, whose checkpoint ends with that micro-batch."""
+    type(table)(table.job, table.role).check(
+        spark, replace(WHO, last_batch=batch, last_offset=batch), None
+    )
+
+
+def newest(spark: SparkSession, table: str) -> Row:
+    """The newest commit in the history of a table."""
+    return spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()[0]
+
+
 def test_two_feeds_in_one_table_at_once(spark: SparkSession, lake: Lake) -> None:
     job = lake.job(output="lake.two_feeds")
 
     def write(feed: str) -> None:
         table = CatalogTable(job)
-        for number in (0, 1, 1):  # a replay, too
-            table.write(events(spark, number * 10, 10), Identity(feed, str(len(feed))), number)
+        for epoch in (1, 2):  # a replay, too
+            table.write(events(spark, 0, 10), Identity(feed, str(len(feed)), epoch=epoch), 0)
 
     feeds = ["host:80/a", "it's \\b", "https://auth.example/tokens?url=password"]
     with ThreadPoolExecutor() as pool:
         list(pool.map(write, feeds))
     rows = spark.table(job.output).groupBy("feed", "query").count().collect()
-    assert sorted(tuple(row) for row in rows) == sorted((f, str(len(f)), 20) for f in feeds)
+    assert sorted(tuple(row) for row in rows) == sorted((f, str(len(f)), 10) for f in feeds)
     for feed in feeds:  # each query is known there
-        CatalogTable(job).check(spark, Identity(feed, str(len(feed)), 1, 1), None)
+        CatalogTable(job).check(spark, Identity(feed, str(len(feed)), 0, 0), None)
 
 
 def test_r09_second_new_query_of_a_feed_is_refused(spark: SparkSession, lake: Lake) -> None:
@@ -170,13 +241,27 @@ def test_folder_of_the_table_is_there_and_no_commit_yet(
         assert seen == [True] * len(seen)
 
 
+def waiting(folder: Path) -> tuple[Callable[[str], Column], Path, Path]:
+    """Return a function of a column that waits for the second file, once it has made the first."""
+    reading, changed = folder / "reading", folder / "changed"
+
+    @udf("int", useArrow=False)
+    def wait(n: int) -> int:
+        reading.touch()
+        while not changed.exists():
+            time.sleep(0.01)
+        return n
+
+    return wait, reading, changed
+
+
 def test_another_writer_changes_rows_during_a_merge(
     spark: SparkSession, lake: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gold = GoldTable(lake.job(gold="lake.merged", delete_when=None), "gold")
     who = Identity("feed", "query")
     gold.merge(events(spark, 0, 10), who, 0)
-    reading, changed = tmp_path / "reading", tmp_path / "changed"
+    wait, reading, changed = waiting(tmp_path)
     conflicts: list[bool] = []
     is_conflict = tables._is_conflict
 
@@ -185,14 +270,6 @@ def test_another_writer_changes_rows_during_a_merge(
         return conflicts[-1]
 
     monkeypatch.setattr(tables, "_is_conflict", recorded)
-
-    @udf("int", useArrow=False)
-    def wait(n: int) -> int:
-        """Read the events of the merge only when the other writer has committed."""
-        reading.touch()
-        while not changed.exists():
-            time.sleep(0.01)
-        return n
 
     slow = events(spark, 10, 10).coalesce(1).withColumn("n", wait("n"))
     with ThreadPoolExecutor() as pool:
@@ -208,6 +285,25 @@ def test_another_writer_changes_rows_during_a_merge(
     assert {row.entity: row.n for row in spark.table("lake.merged").collect()} == {
         f"e{n % 7}": n for n in range(20)
     }
+
+
+def test_r09_write_that_began_before_another_query_went_on_is_refused(
+    spark: SparkSession, lake: Lake, tmp_path: Path
+) -> None:
+    table = CatalogTable(lake.job(output="lake.went_on"))
+    table.write(events(spark, 0, 10), WHO, 0)
+    wait, reading, changed = waiting(tmp_path)
+    slow = events(spark, 10, 10).coalesce(1).withColumn("n", wait("n"))
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(table.write, slow, WHO, 1)
+        while not (reading.exists() or writing.done()):
+            time.sleep(0.01)
+        newer = Identity("feed", "newer", epoch=1, places={"output": 1})
+        CatalogTable(table.job).write(events(spark, 10, 10), newer, 0)
+        changed.touch()
+        with pytest.raises(IngestError, match=r"query newer goes on in lake\.went_on where"):
+            writing.result()
+    assert spark.table("lake.went_on").count() == 20
 
 
 def test_r08_late_run_changes_nothing(spark: SparkSession, lake: Lake) -> None:

@@ -251,7 +251,9 @@ def test_r14_partitions_of_a_feed_that_hangs_are_not_caught_up(
 
 
 @pytest.mark.parametrize(
-    "fault", [Hang(), Both((Replace(b"\n" * 10_000), Trickle(interval=0.01)))], ids=str
+    "fault",
+    [Hang(), Both((Replace(b"\n" * 10_000), Trickle(interval=0.01)))],
+    ids=["hangs", "trickles"],
 )
 def test_r14_available_now_ends_where_a_feed_hangs_for_too_long(
     start: Start, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, fault: Any

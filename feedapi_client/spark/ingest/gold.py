@@ -18,7 +18,6 @@ from feedapi_client.spark.ingest.tables import (
     column,
     identified,
     quoted,
-    retry_conflicts,
     transaction,
 )
 
@@ -90,8 +89,9 @@ class GoldTable(CatalogTable):
         source = newest.withColumn(_DELETED, deleted).withColumnsRenamed(
             {name: f"{_NEW}{name}" for name in newest.columns}
         )
-        with _settings(named.sparkSession, who, number):
-            retry_conflicts(lambda: self._merge(source, newest.columns, who))
+        spark = named.sparkSession
+        with _settings(spark, who, number):
+            self.commit(spark, who, lambda: self._merge(source, newest.columns, who))
 
     def _merge(self, source: DataFrame, columns: Sequence[str], who: Identity) -> None:
         # As in `latest`, NULL is a key, too: a transform may make it.

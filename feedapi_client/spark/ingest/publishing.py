@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import uuid
 from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import msgspec
 import obstore
 from obstore.exceptions import AlreadyExistsError
-from pyarrow import fs
 
 from feedapi_client.errors import FencedError
 from feedapi_client.spark.ingest.job import IngestError
@@ -46,25 +45,25 @@ _PART = 64 * 2**20
 
 
 class _RenamingFolder:
-    """A table's folder in a file system that renames a folder in one step. Paths are relative.
+    """A table's folder in a file system that is mounted here. Paths are relative.
 
-    These are local, shared and Hadoop's file systems.
+    A folder gets another name in one step.
     """
 
-    def __init__(self, system: fs.FileSystem, root: str) -> None:
-        self._system = system
-        self._root = root.rstrip("/")
+    def __init__(self, root: Path) -> None:
+        self._root = root
 
     def names(self, path: str) -> set[str]:
         """Return the names of files and folders directly below; none where there is nothing."""
-        below = fs.FileSelector(f"{self._root}/{path}", allow_not_found=True)
-        return {info.base_name for info in self._system.get_file_info(below)}
+        try:
+            return set(os.listdir(self._root / path))
+        except FileNotFoundError:
+            return set()
 
     def delete(self, path: str) -> None:
         """Delete the folder if it exists."""
-        folder = f"{self._root}/{path}"
-        if self._system.get_file_info(folder).type == fs.FileType.Directory:
-            self._system.delete_dir(folder)
+        with suppress(FileNotFoundError):
+            shutil.rmtree(self._root / path)
 
     def publish(self, attempt: str, final: str) -> None:
         """Move a written folder to where readers see it, unless another one is there already.
@@ -73,9 +72,10 @@ class _RenamingFolder:
         neither of the two.
         """
         if not self.names(final):
-            self._system.create_dir(f"{self._root}/{final.rpartition('/')[0]}", recursive=True)
+            target = self._root / final
+            target.parent.mkdir(parents=True, exist_ok=True)
             try:
-                self._system.move(f"{self._root}/{attempt}", f"{self._root}/{final}")
+                (self._root / attempt).rename(target)
             except OSError as error:
                 if not self.names(final):
                     raise _gone(attempt) from error
@@ -83,19 +83,11 @@ class _RenamingFolder:
             self.delete(attempt)
 
     def first(self, path: str, text: str) -> str:
-        """Write a file unless there is one. Return what it says: of several writers, the first's.
-
-        Hadoop's file systems can be asked only whether it is there, and then be told to write.
-        """
-        file = f"{self._root}/{path}"
-        self._system.create_dir(file.rpartition("/")[0], recursive=True)
-        if isinstance(self._system, fs.LocalFileSystem):
-            _create(Path(file), text)
-        elif self._system.get_file_info(file).type == fs.FileType.NotFound:
-            with self._system.open_output_stream(file) as new:
-                new.write(text.encode())
-        with self._system.open_input_stream(file) as there:
-            return bytes(there.read()).decode()
+        """Write a file unless there is one. Return what it says, of several writers the first's."""
+        file = self._root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        _create(file, text)
+        return file.read_text("utf-8")
 
 
 def _create(file: Path, text: str) -> None:
@@ -185,27 +177,15 @@ def open_folder(uri: str, settings: Mapping[str, str]) -> TableFolder:
     Raises:
         IngestError: Python can't reach the file system.
     """
-    scheme, _, rest = uri.partition(":")
+    scheme, _, path = uri.partition(":")
     if scheme == "file":
-        return _RenamingFolder(fs.LocalFileSystem(), f"/{rest.lstrip('/')}")
+        return _RenamingFolder(Path(f"/{path.lstrip('/')}"))
     if scheme in _OBJECT_STORES:
         return _CopyingFolder(uri, settings)
-    if scheme in ("hdfs", "viewfs"):
-        host, path = urlsplit(uri).netloc, rest.removeprefix("//").partition("/")[2]
-        try:
-            name, _, port = host.partition(":")
-            system = fs.HadoopFileSystem(
-                f"{scheme}://{name}" if name else "default", int(port or 0)
-            )
-        except OSError as error:
-            raise IngestError(
-                f"the tables are in {scheme}:, and Python can't open it: {error}. It needs "
-                "libhdfs, and CLASSPATH as of `hadoop classpath --glob`, on the driver"
-            ) from error
-        return _RenamingFolder(system, f"/{path}")
     raise IngestError(
         f"the tables are in {scheme}:, which only the JVM can reach: give s3://, gs://, abfss://, "
-        "hdfs://, or a path that is mounted on the driver, such as /Volumes/... or /dbfs/..."
+        "or a path that is mounted on the driver, such as /Volumes/... or /dbfs/...; or take "
+        "format delta, whose tables the JVM writes"
     )
 
 

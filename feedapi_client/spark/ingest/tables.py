@@ -160,8 +160,24 @@ class CatalogTable(Table):
         own = (column(who.column("query")) == who.query) & (column(who.column("batch")) == number)
         options = transaction(named.sparkSession, who, number)
         options = {**self.job.writer_options, **WRITING, **options}
-        retry_conflicts(lambda: named.writeTo(self.name).options(**options).overwrite(own))
+
+        def overwrite() -> None:
+            named.writeTo(self.name).options(**options).overwrite(own)
+
+        self.commit(named.sparkSession, who, overwrite)
         return []
+
+    def commit(self, spark: SparkSession, who: Identity, write: Callable[[], object]) -> None:
+        """Write, and write again after a conflict with another writer of the table.
+
+        That one may be a query that goes on where this one ended.
+        """
+
+        def checked() -> None:
+            self._check_place(self._properties(spark), who)
+            write()
+
+        retry_conflicts(checked)
 
     def batches(
         self, spark: SparkSession, who: Identity, numbers: Sequence[int]
@@ -175,7 +191,6 @@ class CatalogTable(Table):
     def prepare(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
         """Create the table, or add the columns that are new."""
         if self._prepared == schema:
-            self._check_place(self._properties(spark), who)
             return
         if spark.catalog.tableExists(self.name):
             self._compare(spark, schema, who)
