@@ -142,6 +142,19 @@ UNSOUND: list[tuple[str, Any]] = [
 ]
 
 
+def test_table_without_a_row_is_read(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    publisher.append(0, {"code": "x", "n": "many"})
+    given: dict[str, Any] = {"schema": "code STRING, n INT", "partition_by": ["code"]}
+    summary = run(spark, job(publisher, tmp_path, rejected=str(tmp_path / "rejected"), **given))
+    assert (summary.rows, summary.unparsed) == (0, 1)
+    table = read_table(spark, str(tmp_path / "table"))
+    assert table.count() == 0
+    kinds = {("feed", "string"), ("batch", "bigint"), ("code", "string"), ("n", "int")}
+    assert kinds <= {(field.name, field.dataType.simpleString()) for field in table.schema}
+
+
 @pytest.mark.parametrize("rejecting", [True, False])
 def test_value_is_written_as_sent_or_not_at_all(
     spark: SparkSession, publisher: Publisher, tmp_path: Path, rejecting: bool

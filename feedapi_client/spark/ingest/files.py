@@ -347,16 +347,23 @@ def read_table(spark: SparkSession, folder: str) -> DataFrame:
     if not noted:
         raise IngestError(f"{folder} is no table of feedapi ingest: it has no {_NOTES}")
     reader, prefix = spark.read.options(**READING), noted["prefix"]
-    types: dict[str, DataType] = {
+    added: dict[str, DataType] = {
         f"{prefix}feed": StringType(),
         f"{prefix}query": StringType(),
         f"{prefix}batch": LongType(),
     }
-    columns = noted["columns"]
+    columns, types = noted["columns"], dict(added)
     spelled = {name.lower(): name for name in columns}
     for name in noted["partition_by"]:  # may be written in another case than the column
         own = name if name in columns else spelled[name.lower()]
         types[name] = types[own] = DataType.fromDDL(columns[own])
-    guessed = reader.parquet(folder).schema
-    fields = [StructField(field.name, types.get(field.name, field.dataType)) for field in guessed]
+    try:
+        found = list(reader.parquet(folder).schema)
+    except AnalysisException as error:
+        if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
+            raise
+        # No micro-batch left a file: with `partition_by`, one without rows has none.
+        kinds = {**{name: DataType.fromDDL(kind) for name, kind in columns.items()}, **added}
+        found = [StructField(name, kind) for name, kind in kinds.items()]
+    fields = [StructField(field.name, types.get(field.name, field.dataType)) for field in found]
     return reader.schema(StructType(fields)).parquet(folder)
