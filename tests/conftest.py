@@ -72,6 +72,8 @@ TOUCHED = {
 """The tests marked ``touch``: each real component still works with the library."""
 _EXAMPLES = {"quick": 25, "whole": 200}
 """Examples of each property: fewer where slow tests are left out."""
+_QUICK_SEEDS = 2
+"""Seeds of a test that the quick answer takes: 0 and 1."""
 BROKER_CRASH = "the real broker crashed"
 """A property of a test's report: the first lines of what the broker wrote."""
 FIRST_FILES = (
@@ -118,6 +120,8 @@ def pytest_configure(config: pytest.Config) -> None:
         elif config.option.markexpr == "touch":
             names = [name.split("::")[0] for names in TOUCHED.values() for name in names]
             config.args[:] = dict.fromkeys(names)
+    if config.option.markexpr == "touch":  # with two JVMs
+        os.environ.setdefault("FEEDAPI_TEST_NO_JVM_ARCHIVE", "1")
     # A shell without job control ignores SIGINT for what it runs in the background, and so would
     # all processes that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -184,7 +188,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.timeout(_JVM_TIMEOUT))
         if item.nodeid.startswith(touched):
             item.add_marker("touch")
-        if item.get_closest_marker("spark") or _SERVED.intersection(_fixtures(item)):
+        served = item.get_closest_marker("spark") or _SERVED.intersection(_fixtures(item))
+        if served or (_param(item, "seed") or 0) >= _QUICK_SEEDS:
             item.add_marker("slow")
         if item.get_closest_marker("slow"):
             heavy.add(item.path)

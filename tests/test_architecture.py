@@ -12,6 +12,7 @@ import sys
 import typing
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -156,7 +157,8 @@ def modules() -> Iterator[tuple[str, Path]]:
             yield ".".join(parts if parts[-1] != "__init__" else parts[:-1]), path
 
 
-def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
+@cache
+def imports(path: Path, *, lazy: bool = True) -> tuple[str, ...]:
     """What a module imports at run time: no `TYPE_CHECKING`, with `lazy` also within functions."""
 
     def visit(node: ast.AST) -> Iterator[str]:
@@ -177,7 +179,7 @@ def imports(path: Path, *, lazy: bool = True) -> Iterator[str]:
             elif lazy or not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 yield from visit(child)
 
-    return visit(ast.parse(path.read_text()))
+    return tuple(visit(ast.parse(path.read_text())))
 
 
 SUBMODULES = {

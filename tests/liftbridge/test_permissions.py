@@ -35,7 +35,11 @@ from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import LiftbridgeBroker, NatsServer, free_port
 from tests.liftbridge.helpers import SAFETY_NET, eventually
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way_through_nats_py")]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("way_through_nats_py"),
+]
 
 
 _JWT = "-----BEGIN NATS USER JWT-----\nx\n------END NATS USER JWT------\n"

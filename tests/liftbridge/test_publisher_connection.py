@@ -31,7 +31,11 @@ from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, Nat
 from tests.faults.server import Gate
 from tests.liftbridge.helpers import SAFETY_NET, eventually, expire_acks, values
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way_through_nats_py")]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("way_through_nats_py"),
+]
 
 
 async def test_a_broker_that_restarts_loses_only_what_was_sent_meanwhile(

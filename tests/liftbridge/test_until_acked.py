@@ -24,7 +24,11 @@ from feedapi_client.testing import Publisher
 from feedapi_client.testing.liftbridge import BrokerFault, LiftbridgeBroker, NatsServer
 from tests.liftbridge.helpers import SAFETY_NET, Faults, eventually, expire_acks, values
 
-pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("way_through_nats_py")]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.slow,
+    pytest.mark.usefixtures("way_through_nats_py"),
+]
 
 FOUR = Stream("s", partitions=4)
 KEYS = {FOUR.partition_of(key): key for key in (b"%d" % n for n in range(50))}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,6 +35,7 @@ def https(certificate: Certificate) -> Iterator[str]:
     with serve_https(publisher, certificate) as url:
         yield url
         kept_client.cache_clear()
+        gc.collect()  # a client within the traceback of an error, whose connection is open
 
 
 def test_server_is_verified_with_the_certificates_of_the_option(
