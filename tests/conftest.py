@@ -120,8 +120,8 @@ def pytest_configure(config: pytest.Config) -> None:
         elif config.option.markexpr == "touch":
             names = [name.split("::")[0] for names in TOUCHED.values() for name in names]
             config.args[:] = dict.fromkeys(names)
-    if config.option.markexpr == "touch":  # with two JVMs
-        os.environ.setdefault("FEEDAPI_TEST_NO_JVM_ARCHIVE", "1")
+    if config.option.markexpr == "touch":
+        os.environ.setdefault(components.NO_JVM_ARCHIVE, "1")
     # A shell without job control ignores SIGINT for what it runs in the background, and so would
     # all processes that tests start and interrupt.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

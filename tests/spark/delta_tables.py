@@ -40,7 +40,7 @@ def filled(lake: Lake) -> Lake:
 def test_first_batch_into_new_tables(filled: Lake) -> None:
     filled.check()
     for table in ("bronze", "silver", "gold", "rejected"):  # by which an older one is known
-        assert re.search(r"^feedapi-[\w-]+ 0$", newest(filled, f"lake.{table}").userMetadata)
+        assert re.search(r"^feedapi-[\w-]+ 0$", filled.newest(f"lake.{table}").userMetadata)
 
 
 def test_gold_follows_changes_deletions_and_new_columns(filled: Lake) -> None:
@@ -285,11 +285,6 @@ def test_r10_delta_for_another_spark_is_refused(
     monkeypatch.setattr(requirements, "_DELTA_JAR", re.compile(r"delta-spark_4(\.2)_2"))
     with pytest.raises(IngestError, match=r"is built for Spark .2, and this is Spark 4\.2\.0"):
         filled.ingest()
-
-
-def newest(lake: Lake, table: str) -> Any:
-    """The newest commit in the history of a table."""
-    return lake.rows(f"DESCRIBE HISTORY {table} LIMIT 1")[0]
 
 
 def test_r10_what_delta_says_in_a_write_only_is_refused_before(

@@ -23,7 +23,7 @@ from feedapi_client.spark.ingest.tables import CatalogTable
 from tests.spark.lake import Lake
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, Row, SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
@@ -81,14 +81,14 @@ def test_r09_table_older_than_its_checkpoint_is_refused(spark: SparkSession, lak
         silver.write(events(spark, number * 10, count), WHO, number)
         gold.merge(events(spark, number * 10, count), WHO, number)
         for table in (silver, gold):
-            first.setdefault(table.name, newest(spark, table.name).version)
+            first.setdefault(table.name, lake.newest(table.name).version)
     spark.sql("DELETE FROM lake.old WHERE batch = 0")
     spark.sql("OPTIMIZE lake.old")
     spark.sql("VACUUM lake.old")
     spark.sql("ALTER TABLE lake.old ADD COLUMNS (of_mine INT)")
     for table in (silver, gold):
         check_committed(spark, table, 2)
-        last = newest(spark, table.name)
+        last = lake.newest(table.name)
         spark.sql(f"RESTORE TABLE {table.name} TO VERSION AS OF {first[table.name]}")
         with pytest.raises(
             IngestError,
@@ -97,9 +97,9 @@ def test_r09_table_older_than_its_checkpoint_is_refused(spark: SparkSession, lak
         ):
             check_committed(spark, table, 2)
         spark.sql(f"RESTORE TABLE {table.name} TO VERSION AS OF {last.version}")
-    last = newest(spark, "lake.old")
+    last = lake.newest("lake.old")
     silver.write(events(spark, 30, 10).selectExpr("*", "int(7) AS of_mine"), WHO, 3)
-    held = newest(spark, "lake.old")
+    held = lake.newest("lake.old")
     for then, rows in ((last, 10), (held, 20)):
         spark.sql(f"RESTORE TABLE lake.old TO TIMESTAMP AS OF '{then.timestamp}'")
         assert spark.table("lake.old").count() == rows
@@ -121,7 +121,7 @@ def test_r09_table_put_back_from_its_clone_is_refused_where_it_is_older(
         spark.sql(f"CREATE OR REPLACE TABLE lake.cloned SHALLOW CLONE {place}")
         check_committed(spark, table, number)  # the clone lacks nothing
         table.write(events(spark, 10, 10), WHO, number + 1)
-        last = newest(spark, "lake.cloned")
+        last = lake.newest("lake.cloned")
         spark.sql("DELETE FROM lake.cloned")
         spark.sql(f"CREATE OR REPLACE TABLE lake.cloned SHALLOW CLONE {place}")
         with pytest.raises(IngestError, match="cloned is older than the checkpoint: it ends with"):
@@ -135,11 +135,6 @@ def check_committed(spark: SparkSession, table: CatalogTable, batch: int) -> Non
     type(table)(table.job, table.role).check(
         spark, replace(WHO, last_batch=batch, last_offset=batch), None
     )
-
-
-def newest(spark: SparkSession, table: str) -> Row:
-    """The newest commit in the history of a table."""
-    return spark.sql(f"DESCRIBE HISTORY {table} LIMIT 1").collect()[0]
 
 
 def test_two_feeds_in_one_table_at_once(spark: SparkSession, lake: Lake) -> None:
@@ -241,18 +236,29 @@ def test_folder_of_the_table_is_there_and_no_commit_yet(
         assert seen == [True] * len(seen)
 
 
-def waiting(folder: Path) -> tuple[Callable[[str], Column], Path, Path]:
-    """Return a function of a column that waits for the second file, once it has made the first."""
-    reading, changed = folder / "reading", folder / "changed"
+def write_while(
+    folder: Path, rows: DataFrame, write: Callable[[DataFrame], object], other: Callable[[], object]
+) -> None:
+    """Write, and do something else while the rows are read. Raises what the write raises."""
+    reading, done = folder / "reading", folder / "done"
 
     @udf("int", useArrow=False)
     def wait(n: int) -> int:
         reading.touch()
-        while not changed.exists():
+        while not done.exists():
             time.sleep(0.01)
         return n
 
-    return wait, reading, changed
+    slow = rows.coalesce(1).withColumn("n", wait("n"))
+    with ThreadPoolExecutor() as pool:
+        writing = pool.submit(write, slow)
+        while not (reading.exists() or writing.done()):
+            time.sleep(0.01)
+        try:
+            other()
+        finally:
+            done.touch()
+        writing.result()
 
 
 def test_another_writer_changes_rows_during_a_merge(
@@ -261,7 +267,6 @@ def test_another_writer_changes_rows_during_a_merge(
     gold = GoldTable(lake.job(gold="lake.merged", delete_when=None), "gold")
     who = Identity("feed", "query")
     gold.merge(events(spark, 0, 10), who, 0)
-    wait, reading, changed = waiting(tmp_path)
     conflicts: list[bool] = []
     is_conflict = tables._is_conflict
 
@@ -271,15 +276,10 @@ def test_another_writer_changes_rows_during_a_merge(
 
     monkeypatch.setattr(tables, "_is_conflict", recorded)
 
-    slow = events(spark, 10, 10).coalesce(1).withColumn("n", wait("n"))
-    with ThreadPoolExecutor() as pool:
-        merging = pool.submit(gold.merge, slow, who, 1)
-        while not (reading.exists() or merging.done()):
-            time.sleep(0.01)
-        other = spark.newSession()  # as the micro-batches of a query have one of their own
-        other.sql("UPDATE lake.merged SET headers = map('from', 'correction')")
-        changed.touch()
-        merging.result()
+    def other() -> None:  # in a session of its own, as the micro-batches of a query
+        spark.newSession().sql("UPDATE lake.merged SET headers = map('from', 'correction')")
+
+    write_while(tmp_path, events(spark, 10, 10), lambda rows: gold.merge(rows, who, 1), other)
     assert conflicts == [True]
     gold.merge(events(spark, 10, 10), who, 1)  # a replay, too
     assert {row.entity: row.n for row in spark.table("lake.merged").collect()} == {
@@ -287,23 +287,32 @@ def test_another_writer_changes_rows_during_a_merge(
     }
 
 
+@pytest.mark.parametrize("kind", [CatalogTable, GoldTable])
 def test_r09_write_that_began_before_another_query_went_on_is_refused(
-    spark: SparkSession, lake: Lake, tmp_path: Path
+    spark: SparkSession, lake: Lake, tmp_path: Path, kind: type[CatalogTable]
 ) -> None:
-    table = CatalogTable(lake.job(output="lake.went_on"))
-    table.write(events(spark, 0, 10), WHO, 0)
-    wait, reading, changed = waiting(tmp_path)
-    slow = events(spark, 10, 10).coalesce(1).withColumn("n", wait("n"))
-    with ThreadPoolExecutor() as pool:
-        writing = pool.submit(table.write, slow, WHO, 1)
-        while not (reading.exists() or writing.done()):
-            time.sleep(0.01)
-        newer = Identity("feed", "newer", epoch=1, places={"output": 1})
-        CatalogTable(table.job).write(events(spark, 10, 10), newer, 0)
-        changed.touch()
-        with pytest.raises(IngestError, match=r"query newer goes on in lake\.went_on where"):
-            writing.result()
-    assert spark.table("lake.went_on").count() == 20
+    name = f"lake.went_on_{kind.__name__}".lower()
+    role = "gold" if kind is GoldTable else "output"
+    job = lake.job(**{role: name, "delete_when": None})
+
+    def write(rows: DataFrame, who: Identity, number: int) -> None:
+        table = kind(job, role)
+        if isinstance(table, GoldTable):
+            table.merge(rows, who, number)
+        else:
+            table.write(rows, who, number)
+
+    write(events(spark, 0, 7), WHO, 0)
+    newer = Identity("feed", "newer", epoch=1, places={role: 1})
+    with pytest.raises(IngestError, match=f"query newer goes on in {name} where query query ended"):
+        write_while(
+            tmp_path,
+            events(spark, 7, 7),
+            lambda rows: write(rows, WHO, 1),
+            lambda: write(events(spark.newSession(), 14, 7), newer, 0),
+        )
+    written = {"gold": [*range(14, 21)], "output": [*range(7), *range(14, 21)]}
+    assert sorted(row.n for row in spark.table(name).collect()) == written[role]
 
 
 def test_r08_late_run_changes_nothing(spark: SparkSession, lake: Lake) -> None:

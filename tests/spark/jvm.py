@@ -30,9 +30,6 @@ ANY_PORT = {"SPARK_TESTING": "true"}
 
 Spark's own tests do so. With the value "1" the launcher would look for a build of Spark.
 """
-NO_ARCHIVE = "FEEDAPI_TEST_NO_JVM_ARCHIVE"
-"""The environment variable that keeps tests from making an archive: that takes 85 s of processor
-time, and saves 15 s a start."""
 _SPARK = Path(pyspark.__file__).parent
 _FOLDER = (
     Path(sys.prefix) if _SPARK.is_relative_to(sys.prefix) else _SPARK.parent
@@ -48,7 +45,7 @@ def options() -> str:
     name = hashlib.sha256(f"{Path(java.program).resolve()} {java.version}".encode()).hexdigest()
     archive = _FOLDER / f"spark-{name[:12]}.jsa"
     base = _FOLDER / f"java-{name[:12]}.jsa"
-    if NO_ARCHIVE not in os.environ:
+    if components.NO_JVM_ARCHIVE not in os.environ:
         with components.locked(_FOLDER / "lock"):
             if not archive.exists():
                 _make(archive, _make_base(java.program, base))

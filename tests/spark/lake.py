@@ -73,3 +73,7 @@ class Lake:
 
     def rows(self, query: str) -> list[Any]:
         return self.spark.sql(query).collect()
+
+    def newest(self, table: str) -> Any:
+        """Return the newest commit in the history of a table."""
+        return self.rows(f"DESCRIBE HISTORY {table} LIMIT 1")[0]

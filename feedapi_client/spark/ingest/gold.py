@@ -82,14 +82,14 @@ class GoldTable(CatalogTable):
     def merge(self, rows: DataFrame, who: Identity, number: int) -> None:
         """Bring the table up to date with a micro-batch of `output`."""
         named = identified(rows, who, number)
-        self.prepare(named.sparkSession, named.schema, who)
+        spark = named.sparkSession
+        self.prepare(spark, named.schema, who)
         newest = _newest(named, self.job.key, who.prefix)
         delete_when = self.job.delete_when
         deleted = F.lit(False) if delete_when is None else _deleted(delete_when)
         source = newest.withColumn(_DELETED, deleted).withColumnsRenamed(
             {name: f"{_NEW}{name}" for name in newest.columns}
         )
-        spark = named.sparkSession
         with _settings(spark, who, number):
             self.commit(spark, who, lambda: self._merge(source, newest.columns, who))
 
