@@ -317,13 +317,16 @@ class ReadSoFar(NamedTuple):
     depth: int
 
 
-def seed(options: SourceOptions, location: str, read: Mapping[int, ReadSoFar]) -> str:
+def seed(
+    options: SourceOptions, location: str, read: Mapping[int, ReadSoFar], run: str | None = None
+) -> str:
     """Stage a plan that a new query goes on from, and return its run: option ``resumeRun``.
 
     Arguments:
         options: of the source.
         location: the staging location.
         read: what was read of each partition, by number. Others begin where R7 says.
+        run: to be given to it, by default a random one. No other may have it.
 
     Raises:
         FeedError: the feed does not answer, or the location failed.
@@ -355,7 +358,7 @@ def seed(options: SourceOptions, location: str, read: Mapping[int, ReadSoFar]) -
         limit=None,
         chosen=chosen,
     )
-    staging = Staging(location, uuid.uuid4().hex)
+    staging = Staging(location, run or uuid.uuid4().hex)
     staging.create(staging.plan_key(0), encode(plan))
     return staging.run
 

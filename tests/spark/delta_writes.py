@@ -170,16 +170,34 @@ def test_r09_second_new_query_of_a_feed_is_refused(spark: SparkSession, lake: La
     with pytest.raises(IngestError, match="holds the latest state from another query"):
         GoldTable(job, "gold").merge(rows, replace(other, feed="another"), 0)
     assert spark.table(job.output).count() == 10
-    places = {"output": CatalogTable(job).places(spark, other)}
-    assert places == {"output": 1}
-    CatalogTable(job).write(rows, replace(other, places=places), 0)
-    CatalogTable(job).write(rows, other, 0)  # known by now
-    began = "is written by query other of feed feed, which began after this one"
-    with pytest.raises(IngestError, match=began):
-        CatalogTable(job).write(rows, replace(other, query="third", places=places), 0)
+    CatalogTable(job).take_over(spark, Identity("feed", None, run="run"))
     for old in (CatalogTable(job), silver):  # also one that was writing all the time
-        with pytest.raises(IngestError, match=r"query other goes on in .* UNSET"):
+        with pytest.raises(IngestError, match=r"run run goes on in .* UNSET"):
             old.write(rows, who, 1)
+    CatalogTable(job).write(rows, replace(other, run="run"), 0)
+    CatalogTable(job).write(rows, other, 0)  # known by now
+    CatalogTable(job).take_over(spark, Identity("feed", None, run="second"))
+    with pytest.raises(IngestError, match=r"run second goes on in .* where query other ended"):
+        CatalogTable(job).write(rows, replace(other, run="run"), 1)
+    assert spark.table(job.output).count() == 20
+
+
+def test_r09_of_two_resumptions_at_once_one_goes_on(
+    spark: SparkSession, lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, rows = lake.job(output="lake.taken_over"), events(spark, 0, 10)
+    CatalogTable(job).write(rows, WHO, 0)
+    note = CatalogTable._set_properties
+
+    def meanwhile(table: CatalogTable, spark: SparkSession, properties: Mapping[str, str]) -> None:
+        monkeypatch.undo()
+        CatalogTable(job).take_over(spark, Identity("feed", None, run="other"))
+        note(table, spark, properties)
+
+    monkeypatch.setattr(CatalogTable, "_set_properties", meanwhile)
+    with pytest.raises(IngestError, match="run other goes on"):
+        CatalogTable(job).take_over(spark, Identity("feed", None, run="run"))
+    CatalogTable(job).write(rows, Identity("feed", "next", epoch=1, run="other"), 0)
     assert spark.table(job.output).count() == 20
 
 
@@ -303,14 +321,15 @@ def test_r09_write_that_began_before_another_query_went_on_is_refused(
             table.write(rows, who, number)
 
     write(events(spark, 0, 7), WHO, 0)
-    newer = Identity("feed", "newer", epoch=1, places={role: 1})
-    with pytest.raises(IngestError, match=f"query newer goes on in {name} where query query ended"):
+    newer = Identity("feed", None, run="newer")
+    with pytest.raises(IngestError, match=f"run newer goes on in {name} where query query ended"):
         write_while(
             tmp_path,
             events(spark, 7, 7),
             lambda rows: write(rows, WHO, 1),
-            lambda: write(events(spark.newSession(), 14, 7), newer, 0),
+            lambda: kind(job, role).take_over(spark.newSession(), newer),
         )
+    write(events(spark, 14, 7), replace(newer, query="its", epoch=1), 0)
     written = {"gold": [*range(14, 21)], "output": [*range(7), *range(14, 21)]}
     assert sorted(row.n for row in spark.table(name).collect()) == written[role]
 

@@ -267,11 +267,10 @@ def test_r09_resume_from_table_goes_on_where_the_table_ends(
         run(spark, typed(publisher, tmp_path, **resume, **third))
     (tmp_path / "lost").rename(tmp_path / "first")
     publish(publisher, 1, first=140)
-    query = json.loads((tmp_path / "third" / "metadata").read_text())["id"]
+    (noted,) = (tmp_path / "third" / "feedapi" / "resumed").glob("part-*")
+    begun = json.loads(noted.read_text())["run"]
     for old in (first, second):
-        with pytest.raises(
-            MicroBatchError, match=f"query {query} goes on in .* checkpoint of that"
-        ):
+        with pytest.raises(MicroBatchError, match=f"run {begun} goes on in .* checkpoint of that"):
             run(spark, typed(publisher, tmp_path, **old))
     assert run(spark, typed(publisher, tmp_path, **third)).rows == 1
     assert counts(spark, tmp_path) == {"bronze": 142, "rejected": 1, "table": 141}
@@ -292,16 +291,15 @@ def test_r09_queries_of_one_feed_take_their_places_in_a_folder(
         ):
             FileTable(given).write(rows, replace(first, query="second"), 0)
         FileTable(adding).write(rows, replace(first, query="added"), 0)
-        places = FileTable(given).places(spark, first)
-        assert places == 2
-        resumed = replace(first, query="resumed", places={"output": places})
-        FileTable(given).write(rows, resumed, 0)
-        with pytest.raises(IngestError, match=r"query resumed of feed .* which began"):
-            FileTable(given).write(rows, replace(resumed, query="also resumed"), 0)
+        FileTable(given).take_over(spark, Identity(feed, None, run="run"))
         for table in (live, FileTable(given)):  # also one that was writing all the time
-            with pytest.raises(IngestError, match=r"query resumed goes on .* delete .*2-resumed"):
+            with pytest.raises(IngestError, match=r"run run goes on .* delete .*2-resumed"):
                 table.publish(spark, first, table.write(rows, first, 1)[0])
-        FileTable(given).write(rows, resumed, 1)
+        resumed = replace(first, query="resumed", run="run")
+        FileTable(given).publish(spark, resumed, FileTable(given).write(rows, resumed, 0)[0])
+        FileTable(given).take_over(spark, Identity(feed, None, run="second"))
+        with pytest.raises(IngestError, match=r"run second goes on .* delete .*3-resumed"):
+            FileTable(given).write(rows, resumed, 1)
         FileTable(given).write(rows, replace(first, query="added", feed="another"), 1)
 
 

@@ -41,9 +41,11 @@ from feedapi_client.spark.staging.location import harmless, reason
 _NOTES = "_feedapi/table"
 _ATTEMPTS = "_feedapi/attempts"
 _FEEDS = "_feedapi/feeds"
-"""Files 0, 1, ... of each feed, with the query that wrote first, the one that wrote next, ..."""
+"""Files 0, 1, ... of each feed, with the query that wrote first, the one that wrote next, ...
+
+For a query that goes on where those before it ended, it is the run that it began with."""
 _RESUMED = "-resumed"
-"""Follows the number of one that goes on where those before it ended."""
+"""Follows the number of such a run."""
 _ATTEMPT = re.compile(r"(\d+)-(\d+)-")
 
 
@@ -133,31 +135,30 @@ class FileTable(Table):
         self.folder(spark).publish(written.attempt, written.final)
 
     def _take_place(self, spark: SparkSession, who: Identity) -> None:
-        """Take a place behind the queries of the feed that this one knows of, or has one.
+        """Take a place behind the queries of the feed, or have one.
 
         Raises:
-            IngestError: a query that it does not know of has that place, or goes on from where this
-                one ended.
+            IngestError: another query has it, or goes on from where this one ended.
         """
         folder, places = self.folder(spark), f"{_FEEDS}/feed={in_folder(who.feed)}"
-        query, undo = str(who.query), f"delete {self.name}/{places}"
+        own, undo = who.run or str(who.query), f"delete {self.name}/{places}"
         place = 0
-        while (holder := folder.first(f"{places}/{place}", query)) != query:
-            if place >= self.known(who) and not folder.names(_folder_of(who)):
+        while (holder := folder.first(f"{places}/{place}", own)) != own:
+            if not self.may_add(who) and not folder.names(_folder_of(who)):
                 self.refuse_new_query(who, holder or "?", f"{undo}, too")
             place += 1
-        if who.resumed:
-            folder.first(f"{places}/{place}{_RESUMED}", query)
+        if who.run:
+            folder.first(f"{places}/{place}{_RESUMED}", own)
         names = [name for name in folder.names(places) if name.endswith(_RESUMED)]
         newest = max((int(name.removesuffix(_RESUMED)) for name in names), default=-1)
         if newest > place:
             file = f"{newest}{_RESUMED}"
             self.refuse_old_query(who, folder.first(f"{places}/{file}", ""), f"{undo}/{file}")
 
-    def places(self, spark: SparkSession, who: Identity) -> int:
-        """As `Table.places`."""
-        names = self.folder(spark).names(f"{_FEEDS}/feed={in_folder(who.feed)}")
-        return sum(name.isdecimal() for name in names)
+    def take_over(self, spark: SparkSession, who: Identity) -> None:
+        """As `Table.take_over`."""
+        if _notes(spark, self.name)[0]:
+            self._take_place(spark, who)
 
     def folder(self, spark: SparkSession) -> TableFolder:
         """Return the folder, for what Spark has no function for. It was written to before."""

@@ -71,7 +71,7 @@ class GoldTable(CatalogTable):
         """Raise where another query wrote here, of whatever feed, that this one does not follow."""
         super()._check_place(properties, who)
         others = [name for name in properties if name.startswith(PROPERTY)]
-        if others and not who.resumed and f"{PROPERTY}{who.query}" not in others:
+        if others and not who.run and f"{PROPERTY}{who.query}" not in others:
             raise IngestError(
                 f"{self.name} holds the latest state from another query: the order of its events "
                 "and of this query's can't be compared. Give the checkpoint of that query, or "

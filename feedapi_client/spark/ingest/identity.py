@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ from feedapi_client.spark.ingest.job import Ingest, IngestError
 from feedapi_client.spark.ingest.names import Fold
 
 _NONE: Mapping[str, str] = {}
-_DELETED = "If what that query wrote was deleted"
+_DELETED = "If nothing that it wrote is left"
 
 
 @dataclass(frozen=True)
@@ -29,8 +28,8 @@ class Identity:
         last_batch: the last micro-batch that was committed, -1 before the first.
         last_offset: the last micro-batch that was begun, -1 before the first.
         epoch: of the run, which rises from one to the next. 0 where it is not the query that runs.
-        places: of a query that goes on where the tables end: how many queries of the feed had
-            written to each of them by then. None for others.
+        run: that a query began with which goes on where the tables end; None for others. The tables
+            know it before they are read, when there is no query yet.
         prefix: of the columns' names.
     """
 
@@ -39,13 +38,8 @@ class Identity:
     last_batch: int = -1
     last_offset: int = -1
     epoch: int = 0
-    places: Mapping[str, int] | None = None
+    run: str | None = None
     prefix: str = ""
-
-    @property
-    def resumed(self) -> bool:
-        """Whether the query goes on where the tables end."""
-        return self.places is not None
 
     def column(self, name: str) -> str:
         """Return the name of one of the columns in the table."""
@@ -70,8 +64,11 @@ class Table:
         self.tried: set[str] = set()
         """What need not be tried again (see `try_out`)."""
 
-    def places(self, spark: SparkSession, who: Identity) -> int:
-        """Return how many queries of the feed wrote here."""
+    def take_over(self, spark: SparkSession, who: Identity) -> None:
+        """Take the place behind all queries of the feed, which may not write from now on.
+
+        May be called where there is no table yet. Raises `IngestError` where another run does it.
+        """
         raise NotImplementedError
 
     def holds_last(self, spark: SparkSession, who: Identity) -> bool:
@@ -84,11 +81,7 @@ class Table:
 
     def may_add(self, who: Identity) -> bool:
         """Whether a new query may add to what the table holds of its feed."""
-        return self.job.append or who.resumed
-
-    def known(self, who: Identity) -> float:
-        """Return how many queries of the feed a new one may come after in this table."""
-        return math.inf if self.job.append else (who.places or {}).get(self.role, 0)
+        return self.job.append or who.run is not None
 
     def try_out(
         self, spark: SparkSession, schema: StructType | None, properties: Mapping[str, str] = _NONE
@@ -130,12 +123,6 @@ class Table:
             undo: what makes the table forget it.
         """
         what = f"is written by query {writer}" if writer else "holds batches"
-        if who.resumed:
-            raise IngestError(
-                f"{self.name} {what} of feed {who.feed}, which began after this one was to go on "
-                "where the table ends: events would be written twice. Stop it, and give a new "
-                "checkpoint, with --resume-from-table"
-            )
         raise IngestError(
             f"{self.name} {what} of feed {who.feed}, and the checkpoint is not the one that it was "
             "written with: all events would be written again. Give the old checkpoint and "
@@ -144,11 +131,11 @@ class Table:
         )
 
     def refuse_old_query(self, who: Identity, writer: str, undo: str) -> None:
-        """Raise: another query went on where this one ended."""
+        """Raise: another run went on where this query ended."""
         raise IngestError(
-            f"query {writer} goes on in {self.name} where query {who.query} ended "
+            f"run {writer} goes on in {self.name} where query {who.query} ended "
             "(--resume-from-table): events would be written twice. Run it with the checkpoint of "
-            f"that query. {_DELETED}, {undo}"
+            f"that run. {_DELETED}, {undo}"
         )
 
     def check_missing(self, who: Identity, hint: str = "") -> None:

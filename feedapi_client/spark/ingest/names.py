@@ -44,6 +44,7 @@ TABLES = ("output", "bronze", "rejected", "gold")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
 _PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
 _PART = re.compile(r"(?:`[^`]*`)+|[^.`]+")
+_TAKEN = re.compile(r"\w+|`\w+`", re.ASCII)
 _NOT_IN_FOLDER = re.compile(r"^\.|[/\\=*?\[\]{}%:#\"\x00-\x1f\x7f]")
 FOLDER_BYTES = 255
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
@@ -80,6 +81,15 @@ def in_catalog(spark: SparkSession, table: str) -> str:
         catalog = f"`{catalog}`"
     here = [catalog, spark.catalog.currentDatabase()]
     return ".".join([*here[: 2 - len(others)], table])
+
+
+def catalog_takes(spark: SparkSession, table: str) -> bool:
+    """Whether the catalog can hold the name of a table, which may be quoted.
+
+    Spark's own says so only after the table's folder was made.
+    """
+    catalog, *names = _PART.findall(in_catalog(spark, table))
+    return catalog != "spark_catalog" or all(_TAKEN.fullmatch(name) for name in names)
 
 
 def same_tables(spark: SparkSession, job: Ingest, tables: Iterable[str | None]) -> set[str]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -133,7 +134,7 @@ class BatchWriter:
             if checkpoint.query is None:
                 raise lost_query(self.job.checkpoint_location)
             who = Identity(self.job.feed_name, checkpoint.query, epoch=self.lease.epoch)
-            self._tables = Tables(self.job, replace(who, places=_places(checkpoint.resumed)))
+            self._tables = Tables(self.job, replace(who, run=checkpoint.resumed.get("run")))
         return self._tables
 
     def _write_files(self, tables: Tables, batch: DataFrame, number: int) -> None:
@@ -231,8 +232,8 @@ class Run:
     """
 
     query: StreamingQuery
-    _resumed: Mapping[str, Any]
-    """What was noted when the query began where the tables ended; else nothing."""
+    _resumed: str | None
+    """The run that the query began with where the tables ended, None for others."""
 
     def __init__(self, spark: SparkSession, job: Ingest) -> None:
         self.spark = spark
@@ -308,10 +309,10 @@ class Run:
         rows = Rows(job, spark.createDataFrame([], spark_schema()), schema)
         if job.transform is None:
             check_rows(job, rows.output())
-        self._resumed = checkpoint.resumed
+        self._resumed = checkpoint.resumed.get("run")
         if job.resume_from_table:
             self._resumed = self._resume(who, schema)
-        who = replace(who, places=_places(self._resumed))
+        who = replace(who, run=self._resumed)
         self._check_tables(rows, who, checkpoint)
         return who.last_batch
 
@@ -346,8 +347,8 @@ class Run:
             kept = {name: batch for name, batch in left_out.items() if name not in tables}
             note(spark, job.checkpoint_location, "outputs", tables=sorted(tables), left_out=kept)
 
-    def _resume(self, who: Identity, schema: StructType | None) -> Mapping[str, Any]:
-        """Let a new checkpoint begin where the tables end. Return what is noted of that."""
+    def _resume(self, who: Identity, schema: StructType | None) -> str:
+        """Let a new checkpoint begin where the tables end. Return the run that it begins with."""
         job, spark = self.job, self.spark
         if who.query is not None or is_connect(spark):
             raise IngestError(
@@ -359,21 +360,22 @@ class Run:
         if tables.bronze is not None:
             whole, own = tables.bronze, tables.who
         table = read_table(spark, whole.name) if job.is_files else spark.table(whole.name)
-        rows, order = table.where(column(own.column("feed")) == own.feed), whole.order(spark)
-        if tables.bronze is not None:
-            self._complete(rows, own, order, schema)
-        places = {one.role: one.places(spark, who) for one in tables.all()}
-        read = _read_so_far(rows, own, order)
-        if not read:
+        rows = table.where(column(own.column("feed")) == own.feed)
+        if rows.isEmpty():
             raise IngestError(
                 f"{whole.name} holds no event of feed {own.feed}: there is nothing to go on from. "
                 "Leave out --resume-from-table, or name the feed as before with --feed"
             )
+        run = uuid.uuid4().hex
+        for one in tables.all():  # a query that still runs writes nothing more that would be missed
+            one.take_over(spark, replace(tables.identity(one), run=run))
+        order = whole.order(spark)
+        if tables.bronze is not None:
+            self._complete(rows, replace(own, run=run), order, schema)
         options = parse_options({**job.options, "url": job.url})
-        begun = seed(options, job.staging_location, read)
-        resumed = {"run": begun, "places": places}
-        note(spark, job.checkpoint_location, "resumed", **resumed)
-        return resumed
+        seed(options, job.staging_location, _read_so_far(rows, own, order), run)
+        note(spark, job.checkpoint_location, "resumed", run=run)
+        return run
 
     def _complete(
         self, bronze: DataFrame, who: Identity, order: Mapping[str, int], schema: StructType | None
@@ -394,7 +396,7 @@ class Run:
                 continue  # several are left only in a copy of a table, which has no order
             own = (column("query") == query) & (column("batch") == number)
             batch = bronze.where(own).select(*EVENT, "data")
-            tables = Tables(job, replace(who, query=query, places={}))
+            tables = Tables(job, replace(who, query=query))
             writer.publish(self.spark, tables, writer.write(tables, batch, number))
 
     def _check_others(self, job: Ingest, who: Identity, query: str) -> None:
@@ -416,18 +418,13 @@ class Run:
             self.spark.readStream.format("feedapi")
             .options(**{**job.options, "stagingLocation": staging, "url": job.url})
             .option("fenced", False)  # the pipeline's own lease is that of its tables, too
-            .options(**({"resumeRun": self._resumed["run"]} if self._resumed else {}))
+            .options(**({"resumeRun": self._resumed} if self._resumed else {}))
             .load()
         )
         writer = source.writeStream.foreachBatch(BatchWriter(job, schema, self._lease)).option(
             "checkpointLocation", job.checkpoint_location
         )
         return writer.trigger(**trigger_options(job.trigger)).start()
-
-
-def _places(resumed: Mapping[str, Any]) -> Mapping[str, int] | None:
-    """Return `Identity.places` of a query by what was noted when it began."""
-    return resumed.get("places", {}) if resumed else None
 
 
 def start(spark: SparkSession, job: Ingest) -> Run:

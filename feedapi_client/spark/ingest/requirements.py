@@ -12,7 +12,13 @@ from feedapi_client.spark.ingest.gold import ORDER, latest
 from feedapi_client.spark.ingest.identity import forgotten
 from feedapi_client.spark.ingest.ingest_errors import first_line
 from feedapi_client.spark.ingest.job import Ingest, IngestError
-from feedapi_client.spark.ingest.names import as_url, check_output, folded, same_tables
+from feedapi_client.spark.ingest.names import (
+    as_url,
+    catalog_takes,
+    check_output,
+    folded,
+    same_tables,
+)
 from feedapi_client.spark.schema import spark_schema
 
 _DELTA_JAR = re.compile(r"delta-spark_(\d+\.\d+)_2\.13")
@@ -148,6 +154,11 @@ def _check_schemas(spark: SparkSession, job: Ingest) -> None:
             raise IngestError(
                 f"{table!r} can't be the name of a table: {first_line(error)}"
             ) from error
+        if not catalog_takes(spark, table):
+            raise IngestError(
+                f"{table!r} can't be the name of a table: Spark's own catalog takes letters from a "
+                "to z, digits and _"
+            )
         schema = table.rpartition(".")[0]
         if schema and "`" not in table and not spark.catalog.databaseExists(schema):
             raise IngestError(

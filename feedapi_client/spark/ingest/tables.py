@@ -226,34 +226,38 @@ class CatalogTable(Table):
         return _order(self._properties(spark))
 
     def _check_place(self, properties: Mapping[str, str], who: Identity) -> None:
-        """Raise where a query wrote the feed here that this one does not know of.
-
-        Or that goes on from where this one ended.
-        """
-        order, others = _order(properties), _queries(properties, who.feed) - {str(who.query)}
+        """Raise where another query wrote the feed here, or goes on from where this one ended."""
+        order, own = _order(properties), {str(who.query), str(who.run)}
+        others = _queries(properties, who.feed) - own
         undo = f"ALTER TABLE {self.name} UNSET TBLPROPERTIES"
-        if who.query not in order and len(others) > self.known(who):
+        if others and who.query not in order and not self.may_add(who):
             newest = max(others, key=lambda query: order.get(query, 0))
             self.refuse_new_query(who, newest, f"{undo} ('{PROPERTY}{newest}')")
-        resumed = [query for query in others if f"{_RESUMED}{query}" in properties]
+        place = order.get(str(who.run), order.get(str(who.query), math.inf))
+        resumed = [run for run in others if f"{_RESUMED}{run}" in properties]
         newest = max(resumed, key=order.__getitem__, default="")
-        if newest and order[newest] > order.get(str(who.query), math.inf):
+        if newest and order[newest] >= place:
             self.refuse_old_query(who, newest, f"{undo} ('{_RESUMED}{newest}')")
 
-    def places(self, spark: SparkSession, who: Identity) -> int:
-        """As `Table.places`."""
-        return len(_queries(self._properties(spark), who.feed))
+    def take_over(self, spark: SparkSession, who: Identity) -> None:
+        """As `Table.take_over`."""
+        if spark.catalog.tableExists(self.name):
+            self._note(spark, who)
 
     def _note(self, spark: SparkSession, who: Identity) -> None:
-        """Note the query, unless `_create` did. It changes metadata, once in a query's life."""
+        """Note the query, unless `_create` did; or its run, before there is one.
+
+        It changes metadata, once in a query's life.
+        """
         properties = self._properties(spark)
         self._check_place(properties, who)
-        if f"{PROPERTY}{who.query}" in properties:
+        if f"{PROPERTY}{who.query or who.run}" in properties:
             return
         noted = _noted(who, 1 + max(_order(properties).values(), default=0))
         self._set_properties(spark, noted)
         try:  # of two that looked at the same time, the second one sees both
             found = self._properties(spark)
+            self._check_place(found, who)
             self._check_place({name: found[name] for name in found.keys() - noted.keys()}, who)
         except IngestError:
             names = ", ".join(f"'{name}'" for name in noted)
@@ -326,14 +330,15 @@ class CatalogTable(Table):
 
 
 def _noted(who: Identity, number: int) -> dict[str, str]:
-    """Return the properties that a query is known by: which feed it writes, and its number.
+    """Return the properties that a query or run is known by: which feed it writes, and its number.
 
     Every byte is percent-encoded: Spark does not show values that hold words such as ``token`` or
     ``url`` (spark.redaction.regex, spark.sql.redaction.options.regex).
     """
     feed = "".join(f"%{byte:02X}" for byte in who.feed.encode())
-    noted = {f"{PROPERTY}{who.query}": feed, f"{_ORDER}{who.query}": str(number)}
-    return noted | {f"{_RESUMED}{who.query}": "true"} if who.resumed else noted
+    name = who.query or who.run
+    noted = {f"{PROPERTY}{name}": feed, f"{_ORDER}{name}": str(number)}
+    return noted if who.query else noted | {f"{_RESUMED}{name}": "true"}
 
 
 def _order(properties: Mapping[str, str]) -> dict[str, int]:
