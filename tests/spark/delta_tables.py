@@ -87,6 +87,7 @@ def test_replay_after_a_failure_and_optimize_and_of_what_was_not_committed(fille
     ("given", "message"),
     [
         ({"schema": "id STRING, ID INT"}, "columns id, ID have the same name"),
+        ({"schema": "s STRUCT<`${spark.app.name}`: INT>"}, r"columns \${spark.app.name}: Spark"),
         ({"output": "a-b"}, "'a-b' can't be the name of a table"),
         ({"output": "`a-b`"}, "'`a-b`' can't be the name of a table: Spark's own catalog"),
         ({"output": "default.Straße"}, "can't be the name of a table: Spark's own catalog"),

@@ -218,6 +218,9 @@ def check_output(job: Ingest, columns: StructType, added: Collection[str], fold:
             raise ValueError(f"{what} names {', '.join(unknown)}, which output does not have")
         if len(set(map(fold, wanted))) < len(wanted):
             raise ValueError(f"{what} names a column twice: {', '.join(wanted)}")
+    replaced = [field.name for field in fields_in(columns) if "${" in field.name]
+    if replaced and not job.is_files:
+        raise ValueError(f"columns {', '.join(replaced)}: Spark replaces ${{...}} in SQL")
     wrong = [f.name for f in columns if any(_not_stored(job, one) for one in types_in(f.dataType))]
     if wrong:
         raise ValueError(f"columns {', '.join(wrong)} have a type that {job.format} can't store")
