@@ -29,18 +29,8 @@ from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
+from pyspark.sql import types as T  # noqa: N812 - its usual name
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.types import (
-    BinaryType,
-    ByteType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    ShortType,
-    StringType,
-    StructType,
-)
 
 from feedapi_client.liftbridge import AckPolicy, LiftbridgePublisher, Stream
 from feedapi_client.liftbridge.headers import BATCH, QUERY, ROW
@@ -53,8 +43,8 @@ _QUERY_ID = "sql.streaming.queryId"
 _BATCH_ID = "streaming.sql.batchId"
 _TASK_SHIFT = 40
 _ACK_POLICIES = {"leader": AckPolicy.LEADER, "all": AckPolicy.ALL}
-_TEXT = (StringType, BinaryType)
-_WHOLE_NUMBER = (ByteType, ShortType, IntegerType, LongType)
+_TEXT = (T.StringType, T.BinaryType)
+_WHOLE_NUMBER = (T.ByteType, T.ShortType, T.IntegerType, T.LongType)
 
 
 def _positive(number: Callable[[str], float]) -> Callable[[str], float]:
@@ -132,7 +122,7 @@ class LiftbridgeDataSource(DataSource):
         """Return the format's name."""
         return "liftbridge"
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> LiftbridgeWriter:  # noqa: N802
+    def streamWriter(self, schema: T.StructType, overwrite: bool) -> LiftbridgeWriter:  # noqa: N802
         """Return the writer of a streaming query."""
         if overwrite:
             raise OptionError(
@@ -219,8 +209,8 @@ def _bytes(column: pa.Array) -> list[bytes | None]:
     return column.cast(pa.binary()).to_pylist()  # type: ignore[no-any-return]
 
 
-def _check_columns(schema: StructType) -> None:
-    allowed = {"value": _TEXT, "key": _TEXT, "partition": _WHOLE_NUMBER, "headers": (MapType,)}
+def _check_columns(schema: T.StructType) -> None:
+    allowed = {"value": _TEXT, "key": _TEXT, "partition": _WHOLE_NUMBER, "headers": (T.MapType,)}
     wrong = [
         f"{field.name} {field.dataType.simpleString()}"
         for field in schema
@@ -234,9 +224,9 @@ def _check_columns(schema: StructType) -> None:
         )
 
 
-def _fits(found: DataType, kinds: tuple[type[DataType], ...]) -> bool:
-    if isinstance(found, MapType) and MapType in kinds:
-        return isinstance(found.keyType, StringType) and isinstance(found.valueType, _TEXT)
+def _fits(found: T.DataType, kinds: tuple[type[T.DataType], ...]) -> bool:
+    if isinstance(found, T.MapType) and T.MapType in kinds:
+        return isinstance(found.keyType, T.StringType) and isinstance(found.valueType, _TEXT)
     return isinstance(found, kinds)
 
 

@@ -9,21 +9,14 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
+from pyspark.sql import types as T  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-)
 
 _NEWLINE = 10
 _HEADERS = pa.map_(pa.string(), pa.string())
 
 
-def spark_schema(*, feed_column: bool = False) -> StructType:
+def spark_schema(*, feed_column: bool = False) -> T.StructType:
     """Return the columns, in their order.
 
     - ``feed``: URL of the feed, without credentials and query; with `feed_column` only.
@@ -38,15 +31,15 @@ def spark_schema(*, feed_column: bool = False) -> StructType:
     ``orderBy("depth", "sequence")`` restores the order within an entity of one feed.
     """
     fields = [
-        *([StructField("feed", StringType(), False)] if feed_column else []),
-        StructField("partition", IntegerType(), False),
-        StructField("cursor", StringType(), False),
-        StructField("sequence", LongType(), False),
-        StructField("data", StringType(), False),
-        StructField("headers", MapType(StringType(), StringType()), True),
-        StructField("depth", IntegerType(), False),
+        *([T.StructField("feed", T.StringType(), False)] if feed_column else []),
+        T.StructField("partition", T.IntegerType(), False),
+        T.StructField("cursor", T.StringType(), False),
+        T.StructField("sequence", T.LongType(), False),
+        T.StructField("data", T.StringType(), False),
+        T.StructField("headers", T.MapType(T.StringType(), T.StringType()), True),
+        T.StructField("depth", T.IntegerType(), False),
     ]
-    return StructType(fields)
+    return T.StructType(fields)
 
 
 @dataclass(slots=True)

@@ -11,24 +11,7 @@ from urllib.parse import quote
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import (
-    ArrayType,
-    ByteType,
-    CharType,
-    DataType,
-    DateType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampNTZType,
-    TimestampType,
-    VarcharType,
-    VariantType,
-)
+from pyspark.sql import types as T  # noqa: N812 - its usual name
 
 from feedapi_client.spark.ingest.ingest_errors import first_line
 from feedapi_client.spark.ingest.job import CORRUPT, Ingest, IngestError
@@ -57,7 +40,7 @@ rules, `""` no number but NULL, TIMESTAMP without an offset, microseconds may be
 before 1582 shifted or refused."""
 
 
-def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
+def payload_schema(spark: SparkSession, job: Ingest) -> T.StructType | None:
     """Return the schema of the payload, None without one.
 
     Raises:
@@ -67,10 +50,10 @@ def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
     if job.schema is None:
         return None
     try:
-        schema = DataType.fromDDL(job.schema)
+        schema = T.DataType.fromDDL(job.schema)
     except PySparkException as error:
         raise IngestError(f"schema {job.schema!r} can't be parsed: {first_line(error)}") from error
-    if not isinstance(schema, StructType):
+    if not isinstance(schema, T.StructType):
         raise IngestError(f"schema {job.schema!r} must be columns, such as 'id STRING, n INT'")
     fold = folded(spark, job)
     unknown = [name for name in job.key if fold(name) not in map(fold, schema.names)]
@@ -84,7 +67,7 @@ def payload_schema(spark: SparkSession, job: Ingest) -> StructType | None:
         check_names(schema, [*ours, CORRUPT], fold)
     except ValueError as error:
         raise IngestError(f"schema {error}") from error
-    if any(isinstance(kind, CharType | VarcharType) for kind in types_in(schema)):
+    if any(isinstance(kind, T.CharType | T.VarcharType) for kind in types_in(schema)):
         raise IngestError("schema has CHAR or VARCHAR, which Spark reads no JSON as: take STRING")
     for name, sound in _SETTINGS.items():
         given = str(spark.conf.get(name, sound[0]))
@@ -103,7 +86,7 @@ class Rows:
         schema: of the payload; None leaves it as it is.
     """
 
-    def __init__(self, job: Ingest, batch: DataFrame, schema: StructType | None) -> None:
+    def __init__(self, job: Ingest, batch: DataFrame, schema: T.StructType | None) -> None:
         self.job = job
         self.schema = schema
         self.spark = batch.sparkSession
@@ -134,8 +117,8 @@ class Rows:
             INGESTED_AT, F.current_timestamp()
         )
 
-    def _parse(self, batch: DataFrame, schema: StructType) -> DataFrame:
-        kept = StructType([*schema.fields, StructField(CORRUPT, DataType.fromDDL("STRING"))])
+    def _parse(self, batch: DataFrame, schema: T.StructType) -> DataFrame:
+        kept = T.StructType([*schema.fields, T.StructField(CORRUPT, T.DataType.fromDDL("STRING"))])
         data = F.when(_unreadable().isNull(), F.col("data"))
         parsed = F.from_json(data, kept, {"columnNameOfCorruptRecord": CORRUPT, **_PARSING})
         required = [field.name for field in schema if not field.nullable]
@@ -157,7 +140,7 @@ class Rows:
             sound = sound.withField("`{}`".format(name.replace("`", "``")), value)
         return rows.withColumn(_PARSED, sound).drop(_SENT)
 
-    def _changed_fields(self, schema: StructType) -> Iterator[tuple[str, Column, str]]:
+    def _changed_fields(self, schema: T.StructType) -> Iterator[tuple[str, Column, str]]:
         """Yield fields that may be read as another value than was sent, whether, and the reason."""
         fold = folded(self.spark, self.job)
         partitions = {fold(name) for name in self.job.partition_by}
@@ -166,7 +149,7 @@ class Rows:
             found = _changed(kind, parsed, F.col(_SENT)[name])
             if found is not None:
                 yield name, found, f"{name} is not {kind.simpleString()}"
-            if isinstance(kind, StringType) and fold(name) in partitions:
+            if isinstance(kind, T.StringType) and fold(name) in partitions:
                 yield name, _no_folder(name, parsed), f"{name} can't be the name of a folder"
 
 
@@ -178,8 +161,8 @@ _PARSING = {
 """Options of every parser: a time without an offset is the same in every session, digits are not
 taken for a number of days, nor texts for numbers."""
 
-_TIMES = (TimestampType, TimestampNTZType, DateType)
-_READ_OTHERWISE = (*_TIMES, DecimalType, ByteType)
+_TIMES = (T.TimestampType, T.TimestampNTZType, T.DateType)
+_READ_OTHERWISE = (*_TIMES, T.DecimalType, T.ByteType)
 """Types of which Spark takes texts and numbers that mean something else."""
 
 _FRACTION = r"[:,\[]\s*-?\d+(\.\d|[eE])"
@@ -190,7 +173,7 @@ _SECONDS = (-62135596800, 253402300799)
 """Of the years 1 to 9999."""
 
 
-def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
+def _changed(kind: T.DataType, parsed: Column, sent: Column) -> Column | None:
     """Return whether the value was read as another one than was sent; None where it can't be.
 
     - A TIMESTAMP takes numbers for seconds, and wraps around at 2**63 microseconds: those of
@@ -206,45 +189,45 @@ def _changed(kind: DataType, parsed: Column, sent: Column) -> Column | None:
     Arguments:
         sent: the same value, as `_as_sent` describes it.
     """
-    if isinstance(kind, StructType):
+    if isinstance(kind, T.StructType):
         each = [_changed(f.dataType, parsed[f.name], sent[f.name]) for f in kind]
         each += [parsed.isNotNull() & parsed[f.name].isNull() for f in kind if not f.nullable]
         found = [one for one in each if one is not None]
         return reduce(Column.__or__, found) if found else None
-    if isinstance(kind, MapType):
-        values = ArrayType(kind.valueType)
+    if isinstance(kind, T.MapType):
+        values = T.ArrayType(kind.valueType)
         return _changed(values, F.map_values(parsed), F.map_values(sent))
-    if isinstance(kind, ArrayType):
+    if isinstance(kind, T.ArrayType):
         return _changed_inside(kind.elementType, parsed, sent)
-    if isinstance(kind, DoubleType | FloatType):
+    if isinstance(kind, T.DoubleType | T.FloatType):
         return _true(F.abs(parsed) == F.lit(math.inf))
-    if isinstance(kind, VariantType):
+    if isinstance(kind, T.VariantType):
         return _true(_infinite(parsed.cast("string")))
-    if not isinstance(kind, (*_READ_OTHERWISE, StringType)):
+    if not isinstance(kind, (*_READ_OTHERWISE, T.StringType)):
         return None
     text = sent.cast("string")
-    if isinstance(kind, StringType):
+    if isinstance(kind, T.StringType):
         same = (text == F.try_parse_json(parsed).cast("string")) & ~parsed.startswith('"')
         other = (text != parsed) & ~_true(same)
         # No VARIANT holds a name twice, and no list or object is compared with what it was then.
         inside = parsed.rlike(r"^[\[{]")
         unknown = inside & text.isNull() & parsed.rlike(_FRACTION)
         return _true(other | unknown | (inside & _infinite(parsed)))
-    if isinstance(kind, ByteType):
+    if isinstance(kind, T.ByteType):
         same = text.try_cast("tinyint") == parsed
-    elif isinstance(kind, DecimalType):
+    elif isinstance(kind, T.DecimalType):
         scale = min(38, max(kind.scale + 10, 38 - kind.precision + kind.scale))
         wide = f"decimal(38, {scale})"
         exact = text.try_cast(wide) == parsed.try_cast(wide)
         # Numbers of more digits than both can hold are compared as far as a DOUBLE goes.
         same = F.coalesce(exact, text.try_cast("double") == parsed.cast("double"))
-    elif isinstance(kind, TimestampType):
+    elif isinstance(kind, T.TimestampType):
         seconds = F.unix_seconds(parsed)
         number = text.rlike(r"^-?\d+$")
         as_sent = F.when(number, text.try_cast("decimal(38, 0)") == seconds)
         same = seconds.between(*_SECONDS) & as_sent.otherwise(text.rlike(_DATE))
     else:
-        same = text.rlike(_DATE + (r"\s*$" if isinstance(kind, DateType) else ""))
+        same = text.rlike(_DATE + (r"\s*$" if isinstance(kind, T.DateType) else ""))
     return parsed.isNotNull() & ~_true(same)
 
 
@@ -280,7 +263,7 @@ def _no_folder(name: str, value: Column) -> Column:
     return _true(nothing | (F.octet_length(escaped) > longest))
 
 
-def _changed_inside(kind: DataType, parsed: Column, sent: Column) -> Column | None:
+def _changed_inside(kind: T.DataType, parsed: Column, sent: Column) -> Column | None:
     if _changed(kind, F.lit(None), F.lit(None)) is None:
         return None
     both = F.arrays_zip(parsed.alias("parsed"), sent.alias("sent"))
@@ -297,19 +280,19 @@ def _true(condition: Column) -> Column:
     return F.coalesce(condition, F.lit(False))
 
 
-def _as_sent(kind: DataType) -> Any:
+def _as_sent(kind: T.DataType) -> Any:
     """Return the type with a VARIANT, which keeps all digits, where `_changed` asks for them."""
-    if isinstance(kind, StructType):
-        return StructType([StructField(f.name, _as_sent(f.dataType)) for f in kind])
-    if isinstance(kind, ArrayType):
-        return ArrayType(_as_sent(kind.elementType))
-    if isinstance(kind, MapType):
-        return MapType(kind.keyType, _as_sent(kind.valueType))
-    return VariantType() if isinstance(kind, (*_READ_OTHERWISE, StringType)) else kind
+    if isinstance(kind, T.StructType):
+        return T.StructType([T.StructField(f.name, _as_sent(f.dataType)) for f in kind])
+    if isinstance(kind, T.ArrayType):
+        return T.ArrayType(_as_sent(kind.elementType))
+    if isinstance(kind, T.MapType):
+        return T.MapType(kind.keyType, _as_sent(kind.valueType))
+    return T.VariantType() if isinstance(kind, (*_READ_OTHERWISE, T.StringType)) else kind
 
 
 def _reason(
-    schema: StructType, required: Sequence[str], changed: Sequence[tuple[str, Column, str]]
+    schema: T.StructType, required: Sequence[str], changed: Sequence[tuple[str, Column, str]]
 ) -> Column:
     """Return why the event does not fit: null when it fits, else names of fields, never values."""
     parsed = F.col(_PARSED)

@@ -15,23 +15,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote, unquote
 
 from pyspark.sql import SparkSession
-from pyspark.sql.types import (
-    ArrayType,
-    AtomicType,
-    BinaryType,
-    CalendarIntervalType,
-    DataType,
-    DayTimeIntervalType,
-    MapType,
-    NullType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-    UserDefinedType,
-    VariantType,
-    YearMonthIntervalType,
-)
+from pyspark.sql import types as T  # noqa: N812 - its usual name
 
 if TYPE_CHECKING:
     from feedapi_client.spark.ingest.job import Ingest
@@ -50,7 +34,7 @@ FOLDER_BYTES = 255
 NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 """What the name of a folder has for NULL."""
 _OWN = "_feedapi"
-_NOT_STORED = (CalendarIntervalType, DayTimeIntervalType, YearMonthIntervalType, NullType)
+_NOT_STORED = (T.CalendarIntervalType, T.DayTimeIntervalType, T.YearMonthIntervalType, T.NullType)
 
 
 def as_url(path: str) -> str:
@@ -109,23 +93,23 @@ def folded(spark: SparkSession, job: Ingest) -> Fold:
     return str if exact and job.is_files else str.lower
 
 
-def types_in(kind: DataType) -> Iterator[DataType]:
+def types_in(kind: T.DataType) -> Iterator[T.DataType]:
     """Yield a type and all those inside of it."""
     yield kind
-    inside: list[DataType] = []
-    if isinstance(kind, StructType):
+    inside: list[T.DataType] = []
+    if isinstance(kind, T.StructType):
         inside = [field.dataType for field in kind]
-    elif isinstance(kind, ArrayType):
+    elif isinstance(kind, T.ArrayType):
         inside = [kind.elementType]
-    elif isinstance(kind, MapType):
+    elif isinstance(kind, T.MapType):
         inside = [kind.keyType, kind.valueType]
     for one in inside:
         yield from types_in(one)
 
 
-def fields_in(kind: DataType) -> Iterator[StructField]:
+def fields_in(kind: T.DataType) -> Iterator[T.StructField]:
     """Yield all fields of a type, those inside of others too."""
-    return (field for one in types_in(kind) if isinstance(one, StructType) for field in one)
+    return (field for one in types_in(kind) if isinstance(one, T.StructType) for field in one)
 
 
 def problems_of_locations(job: Ingest) -> Iterator[str]:
@@ -180,7 +164,7 @@ def _problems_of_folders(job: Ingest) -> Iterator[str]:
         yield f"partition_by {', '.join(hidden)}: a folder that begins with a dot is hidden"
 
 
-def check_names(columns: StructType, added: Collection[str], fold: Fold) -> None:
+def check_names(columns: T.StructType, added: Collection[str], fold: Fold) -> None:
     """Raise ValueError when names of columns are taken, or are there twice.
 
     Arguments:
@@ -194,7 +178,7 @@ def check_names(columns: StructType, added: Collection[str], fold: Fold) -> None
             "library: give those a prefix, such as --prefix feed_"
         )
     for struct in types_in(columns):
-        names = struct.names if isinstance(struct, StructType) else []
+        names = struct.names if isinstance(struct, T.StructType) else []
         counts = Counter(map(fold, names))
         twice = [name for name in names if counts[fold(name)] > 1]
         if twice:
@@ -204,7 +188,7 @@ def check_names(columns: StructType, added: Collection[str], fold: Fold) -> None
             )
 
 
-def check_output(job: Ingest, columns: StructType, added: Collection[str], fold: Fold) -> None:
+def check_output(job: Ingest, columns: T.StructType, added: Collection[str], fold: Fold) -> None:
     """Raise ValueError when the table `output` can't hold the columns.
 
     Arguments:
@@ -226,23 +210,23 @@ def check_output(job: Ingest, columns: StructType, added: Collection[str], fold:
         raise ValueError(f"columns {', '.join(wrong)} have a type that {job.format} can't store")
     for name in job.partition_by:
         kind = kinds[fold(name)]
-        guessed = job.is_files and isinstance(kind, BinaryType | TimestampType)
-        if guessed or not isinstance(kind, AtomicType):
+        guessed = job.is_files and isinstance(kind, T.BinaryType | T.TimestampType)
+        if guessed or not isinstance(kind, T.AtomicType):
             raise ValueError(
                 f"partition_by {name}: not every reader gets the same {kind.simpleString()} from "
                 "the name of a folder: take a column of text, numbers or dates"
             )
     for name in job.key:
         kind = kinds[fold(name)]
-        if any(isinstance(one, MapType | VariantType) for one in types_in(kind)):
+        if any(isinstance(one, T.MapType | T.VariantType) for one in types_in(kind)):
             raise ValueError(f"key {name}: no two values of {kind.simpleString()} can be compared")
 
 
-def _not_stored(job: Ingest, kind: DataType) -> bool:
-    if isinstance(kind, StructType):
+def _not_stored(job: Ingest, kind: T.DataType) -> bool:
+    if isinstance(kind, T.StructType):
         return not kind.fields
-    if isinstance(kind, UserDefinedType):
+    if isinstance(kind, T.UserDefinedType):
         return not job.is_files
-    if isinstance(kind, StringType):
-        return not job.is_files and kind.collation != StringType().collation
+    if isinstance(kind, T.StringType):
+        return not job.is_files and kind.collation != T.StringType().collation
     return isinstance(kind, _NOT_STORED) or kind.typeName() == "time"

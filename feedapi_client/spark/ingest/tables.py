@@ -15,15 +15,7 @@ from urllib.parse import unquote
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
-from pyspark.sql.types import (
-    ArrayType,
-    DataType,
-    LongType,
-    MapType,
-    StringType,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql import types as T  # noqa: N812 - its usual name
 
 from feedapi_client.retry import Backoff, retry_sync
 from feedapi_client.spark.ingest.checkpoint import WRITING
@@ -65,9 +57,9 @@ USER_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 class CatalogTable(Table):
     """One table. Other queries and commands may write to it at the same time."""
 
-    _prepared: StructType | None = None
+    _prepared: T.StructType | None = None
 
-    def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
+    def check(self, spark: SparkSession, who: Identity, schema: T.StructType | None) -> None:
         """Raise `IngestError` when the query must not write here.
 
         Arguments:
@@ -106,8 +98,8 @@ class CatalogTable(Table):
     def _try_columns(
         self,
         spark: SparkSession,
-        schema: StructType | None,
-        new: StructType | None,
+        schema: T.StructType | None,
+        new: T.StructType | None,
         properties: Mapping[str, str],
     ) -> None:
         if self.job.writer_options or new:
@@ -188,7 +180,7 @@ class CatalogTable(Table):
         batch = column(who.column("batch")).between(min(numbers), max(numbers))
         return spark.table(self.name).where((column(who.column("query")) == who.query) & batch)
 
-    def prepare(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
+    def prepare(self, spark: SparkSession, schema: T.StructType, who: Identity) -> None:
         """Create the table, or add the columns that are new."""
         if self._prepared == schema:
             return
@@ -266,7 +258,7 @@ class CatalogTable(Table):
             )
             raise
 
-    def _create(self, spark: SparkSession, schema: StructType, who: Identity) -> None:
+    def _create(self, spark: SparkSession, schema: T.StructType, who: Identity) -> None:
         # SQL, because `DataFrameWriterV2.partitionedBy` parses names, quoted or not.
         properties = {**_noted(who, 1), _APPEND_ONLY: "false"}
         if self._needs_mapping(schema):
@@ -281,7 +273,7 @@ class CatalogTable(Table):
         creating = Backoff(attempts=_ATTEMPTS_TO_CREATE, max_delay=2.0, retry_if=_is_being_created)
         retry_conflicts(lambda: retry_sync(lambda: spark.sql(sql), creating))
 
-    def _add_columns(self, spark: SparkSession, schema: StructType) -> None:
+    def _add_columns(self, spark: SparkSession, schema: T.StructType) -> None:
         new = self._new_columns(spark, schema)
         if not new.fields:
             return
@@ -290,27 +282,27 @@ class CatalogTable(Table):
         sql = f"ALTER TABLE {self.name} ADD COLUMNS ({_columns(new)})"
         retry_conflicts(lambda: spark.sql(sql))
 
-    def _new_columns(self, spark: SparkSession, schema: StructType | None) -> StructType:
+    def _new_columns(self, spark: SparkSession, schema: T.StructType | None) -> T.StructType:
         known = {name.lower() for name in spark.table(self.name).columns}
-        return StructType([field for field in schema or () if field.name.lower() not in known])
+        return T.StructType([field for field in schema or () if field.name.lower() not in known])
 
     def _set_properties(self, spark: SparkSession, properties: Mapping[str, str]) -> None:
         # Quoted, because parameters of SQL are not allowed here.
         sql = f"ALTER TABLE {self.name} SET TBLPROPERTIES ({_assignments(properties)})"
         retry_conflicts(lambda: spark.sql(sql))
 
-    def _needs_mapping(self, schema: StructType) -> bool:
+    def _needs_mapping(self, schema: T.StructType) -> bool:
         """Whether Delta takes the names only under names of its own in the files."""
         return any(not _NOT_IN_FILES.isdisjoint(f.name) for f in fields_in(schema))
 
-    def _compare(self, spark: SparkSession, schema: StructType | None, who: Identity) -> None:
+    def _compare(self, spark: SparkSession, schema: T.StructType | None, who: Identity) -> None:
         """Raise `IngestError` when the table's columns are not those of this pipeline."""
         table = spark.table(self.name).schema
         types = {field.name.lower(): field.dataType.simpleString() for field in table}
-        for name, kind in (("feed", StringType()), ("query", StringType()), ("batch", LongType())):
-            if types.get(who.column(name).lower()) != kind.simpleString():
+        for name, kind in (("feed", "string"), ("query", "string"), ("batch", "bigint")):
+            if types.get(who.column(name).lower()) != kind:
                 raise IngestError(
-                    f"{self.name} has no column {who.column(name)} {kind.simpleString()}: another "
+                    f"{self.name} has no column {who.column(name)} {kind}: another "
                     "program, or another prefix, made this table. Write to another one"
                 )
         self.check_types(
@@ -364,22 +356,22 @@ def quoted(name: str) -> str:
     return "`{}`".format(name.replace("`", "``"))
 
 
-def _columns(schema: StructType) -> str:
+def _columns(schema: T.StructType) -> str:
     """Return names and types. `StructType.toDDL` would carry defaults, which Delta refuses."""
     return ", ".join(f"{quoted(field.name)} {_sql_type(field.dataType)}" for field in schema)
 
 
-def _sql_type(kind: DataType) -> str:
+def _sql_type(kind: T.DataType) -> str:
     """Return the type as SQL takes it, whatever the names in it are. Everything may be null."""
-    if isinstance(kind, ArrayType):
+    if isinstance(kind, T.ArrayType):
         return f"ARRAY<{_sql_type(kind.elementType)}>"
-    if isinstance(kind, MapType):
+    if isinstance(kind, T.MapType):
         return f"MAP<{_sql_type(kind.keyType)}, {_sql_type(kind.valueType)}>"
-    if isinstance(kind, StructType):
+    if isinstance(kind, T.StructType):
         fields = (f"{quoted(field.name)}: {_sql_type(field.dataType)}" for field in kind)
         return f"STRUCT<{', '.join(fields)}>"
     # TIMESTAMP is what the session says.
-    return "timestamp_ltz" if isinstance(kind, TimestampType) else kind.simpleString()
+    return "timestamp_ltz" if isinstance(kind, T.TimestampType) else kind.simpleString()
 
 
 def _assignments(given: Mapping[str, str]) -> str:
