@@ -156,7 +156,10 @@ class FileTable(Table):
             self.refuse_old_query(who, folder.first(f"{places}/{file}", ""), f"{undo}/{file}")
 
     def take_over(self, spark: SparkSession, who: Identity) -> None:
-        """As `Table.take_over`."""
+        """Take the place behind all queries of the feed, which may not write from now on.
+
+        May be called where there is no table yet. Raises `IngestError` where another run does it.
+        """
         if _notes(spark, self.name)[0]:
             self._take_place(spark, who)
 
@@ -181,11 +184,11 @@ class FileTable(Table):
         return Decisions(location, str(who.query), store_settings(spark, location))
 
     def holds_last(self, spark: SparkSession, who: Identity) -> bool:
-        """As `Table.holds_last`."""
+        """Whether it shows the last micro-batch that the query committed."""
         return self._last_batch(spark, who, _notes(spark, self.name)[1]) >= who.last_batch
 
     def holds(self, spark: SparkSession, who: Identity) -> bool:
-        """As `Table.holds`."""
+        """Whether the query wrote here."""
         return who.query in self.order(spark) or self._found(spark, who)
 
     def order(self, spark: SparkSession) -> dict[str, int]:

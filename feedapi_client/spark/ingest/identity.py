@@ -64,21 +64,6 @@ class Table:
         self.tried: set[str] = set()
         """What need not be tried again (see `try_out`)."""
 
-    def take_over(self, spark: SparkSession, who: Identity) -> None:
-        """Take the place behind all queries of the feed, which may not write from now on.
-
-        May be called where there is no table yet. Raises `IngestError` where another run does it.
-        """
-        raise NotImplementedError
-
-    def holds_last(self, spark: SparkSession, who: Identity) -> bool:
-        """Whether it shows the last micro-batch that the query committed."""
-        raise NotImplementedError
-
-    def holds(self, spark: SparkSession, who: Identity) -> bool:
-        """Whether the query wrote here."""
-        raise NotImplementedError
-
     def may_add(self, who: Identity) -> bool:
         """Whether a new query may add to what the table holds of its feed."""
         return self.job.append or who.run is not None

@@ -201,14 +201,14 @@ class CatalogTable(Table):
         return {row["key"]: row["value"] for row in rows}
 
     def holds_last(self, spark: SparkSession, who: Identity) -> bool:
-        """As `Table.holds_last`."""
+        """Whether it shows the last micro-batch that the query committed."""
         if not spark.catalog.tableExists(self.name):
             return False
         last, _ = self._history(spark, who, self.name)
         return last is not None and last >= who.last_batch
 
     def holds(self, spark: SparkSession, who: Identity) -> bool:
-        """As `Table.holds`."""
+        """Whether the query wrote here."""
         if who.query in self.order(spark):
             return True
         return spark.catalog.tableExists(self.name) and self._last_batch(spark, who, after=-1) >= 0
@@ -232,7 +232,7 @@ class CatalogTable(Table):
             self.refuse_old_query(who, newest, f"{undo} ('{_RESUMED}{newest}')")
 
     def take_over(self, spark: SparkSession, who: Identity) -> None:
-        """As `Table.take_over`."""
+        """As `FileTable.take_over`."""
         if spark.catalog.tableExists(self.name):
             self._note(spark, who)
 
