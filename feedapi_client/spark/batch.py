@@ -8,14 +8,7 @@ from typing import Any
 
 import orjson
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    ColumnPath,
-    DataSourceReader,
-    EqualTo,
-    Filter,
-    In,
-    InputPartition,
-)
+from pyspark.sql.datasource import ColumnPath, DataSourceReader, EqualTo, Filter, In, InputPartition
 
 from feedapi_client.errors import CursorRejectedError
 from feedapi_client.model import public_url

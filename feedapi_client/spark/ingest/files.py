@@ -29,12 +29,7 @@ from feedapi_client.spark.ingest.checkpoint import (
 from feedapi_client.spark.ingest.identity import Identity, Table
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.names import as_url, folded, in_folder, unquoted
-from feedapi_client.spark.ingest.publishing import (
-    Decisions,
-    TableFolder,
-    WrittenFiles,
-    open_folder,
-)
+from feedapi_client.spark.ingest.publishing import Decisions, TableFolder, WrittenFiles, open_folder
 from feedapi_client.spark.registration import is_connect, store_settings
 from feedapi_client.spark.staging.location import harmless, reason
 

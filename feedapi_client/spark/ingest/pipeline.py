@@ -36,13 +36,7 @@ from feedapi_client.spark.ingest.files import FileTable, read_table
 from feedapi_client.spark.ingest.gold import GoldTable
 from feedapi_client.spark.ingest.identity import Identity
 from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
-from feedapi_client.spark.ingest.job import (
-    CORRUPT,
-    Ingest,
-    IngestError,
-    Summary,
-    trigger_options,
-)
+from feedapi_client.spark.ingest.job import CORRUPT, Ingest, IngestError, Summary, trigger_options
 from feedapi_client.spark.ingest.names import TABLES, in_catalog, same_tables
 from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles
 from feedapi_client.spark.ingest.requirements import check_rows, check_session
