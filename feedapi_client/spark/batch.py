@@ -27,9 +27,6 @@ class FeedReader(DataSourceReader):
 
     The end of an open partition is fixed when the first action on the DataFrame starts. All scans
     of it see that end, also those of later actions, for an hour.
-
-    Arguments:
-        dataframe: its id.
     """
 
     def __init__(self, options: SourceOptions, dataframe: str = "") -> None:

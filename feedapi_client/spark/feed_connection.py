@@ -19,7 +19,6 @@ class FeedConnection:
     """Client, last discovery and fetch options of a feed. Thread-safe.
 
     Arguments:
-        options: of the source.
         fetch, info: what the driver resolved. Without them, `discover` resolves them.
 
     Raises:

@@ -58,8 +58,6 @@ class PartitionReader:
     """Reads one partition. Use it once.
 
     Arguments:
-        connection: to the feed.
-        target: what to read.
         limit: maximum number of events. Only whole batches are read, and at least one.
         full: called after each batch; True stops the read.
         grace_period: seconds without progress for which temporary errors are retried. What was

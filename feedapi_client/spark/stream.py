@@ -323,8 +323,6 @@ def seed(
     """Stage a plan that a new query goes on from, and return its run: option ``resumeRun``.
 
     Arguments:
-        options: of the source.
-        location: the staging location.
         read: what was read of each partition, by number. Others begin where R7 says.
         run: to be given to it, by default a random one. No other may have it.
 

@@ -79,12 +79,7 @@ def payload_schema(spark: SparkSession, job: Ingest) -> T.StructType | None:
 
 
 class Rows:
-    """The rows of one micro-batch for each table.
-
-    Arguments:
-        batch: rows of the source.
-        schema: of the payload; None leaves it as it is.
-    """
+    """The rows of one micro-batch for each table. Without a schema a payload stays as it is."""
 
     def __init__(self, job: Ingest, batch: DataFrame, schema: T.StructType | None) -> None:
         self.job = job

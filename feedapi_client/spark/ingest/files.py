@@ -52,11 +52,7 @@ class FileTable(Table):
     """The columns of the last micro-batch that was written; the URI is known then."""
 
     def check(self, spark: SparkSession, who: Identity, schema: StructType | None) -> None:
-        """Raise `IngestError` when the query must not write here.
-
-        Arguments:
-            schema: columns to be written; None when only a transform decides.
-        """
+        """Raise `IngestError` when the query must not write here. No schema: a transform's."""
         noted, uri = _notes(spark, self.name)
         if who.query is None:
             self._check_new(spark, who)

@@ -75,9 +75,6 @@ class Table:
 
         A format says so only when it writes: an empty table, beside the checkpoint. Columns of ours
         alone need not be tried.
-
-        Arguments:
-            properties: of the table.
         """
         job, ours = self.job, self.role in ("bronze", "rejected")
         if ours and not job.writer_options and job.transform is None:
@@ -124,11 +121,7 @@ class Table:
         )
 
     def check_missing(self, who: Identity, hint: str = "") -> None:
-        """Raise where earlier micro-batches went to another table.
-
-        Arguments:
-            hint: more about the cause.
-        """
+        """Raise where earlier micro-batches went to another table; `hint` tells more about it."""
         if who.last_batch < 0 or self.optional:
             return
         raise IngestError(

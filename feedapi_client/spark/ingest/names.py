@@ -165,11 +165,7 @@ def _problems_of_folders(job: Ingest) -> Iterator[str]:
 
 
 def check_names(columns: T.StructType, added: Collection[str], fold: Fold) -> None:
-    """Raise ValueError when names of columns are taken, or are there twice.
-
-    Arguments:
-        added: names of the columns that this library adds.
-    """
+    """Raise ValueError when names of columns are `added` by this library, or are there twice."""
     ours = {fold(name) for name in added}
     taken = [name for name in columns.names if fold(name) in ours or name.lower().startswith(_OWN)]
     if taken:
@@ -189,11 +185,7 @@ def check_names(columns: T.StructType, added: Collection[str], fold: Fold) -> No
 
 
 def check_output(job: Ingest, columns: T.StructType, added: Collection[str], fold: Fold) -> None:
-    """Raise ValueError when the table `output` can't hold the columns.
-
-    Arguments:
-        added: names of the columns that are added to them.
-    """
+    """Raise ValueError when the table `output` can't hold the columns, beside those `added`."""
     check_names(columns, added, fold)
     kinds = {fold(field.name): field.dataType for field in columns}
     for what, wanted in (("partition_by", job.partition_by), ("key", job.key)):

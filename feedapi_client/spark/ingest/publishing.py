@@ -218,8 +218,6 @@ class Decisions:
     """The decisions on the micro-batches of one query, at the staging location.
 
     Arguments:
-        location: the staging location.
-        query: id of the streaming query.
         settings: of the object store, in place of the environment.
     """
 

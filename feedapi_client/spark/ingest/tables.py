@@ -60,11 +60,7 @@ class CatalogTable(Table):
     _prepared: T.StructType | None = None
 
     def check(self, spark: SparkSession, who: Identity, schema: T.StructType | None) -> None:
-        """Raise `IngestError` when the query must not write here.
-
-        Arguments:
-            schema: columns to be written; None when only a transform decides.
-        """
+        """Raise `IngestError` when the query must not write here. No schema: a transform's."""
         if not spark.catalog.tableExists(self.name):
             self.check_missing(who, forgotten(spark) if who.last_batch >= 0 else "")
             self._try_columns(spark, schema, schema, {})

@@ -68,8 +68,6 @@ class EpochPlanner:
     """Lineage and progress of one streaming query. Not thread-safe.
 
     Arguments:
-        options: of the source.
-        connection: to the feed.
         plan: the state to continue from; None for a new query.
 
     Raises:
@@ -418,10 +416,7 @@ class EpochPlanner:
         return min(self._polls.wait(), self._until_discovery())
 
     def next_plan(self, limit: int | None) -> EpochPlan | None:
-        """Return the plan of the next epoch, or None when there is nothing to read.
-
-        Arguments:
-            limit: maximum number of events of each partition.
+        """Return a plan of up to `limit` events a partition, None when there is nothing to read.
 
         Raises:
             FeedError: the query can't continue.
@@ -622,11 +617,7 @@ class EpochPlanner:
 
 
 def key_of(connection: FeedConnection, url: str | None = None) -> str:
-    """Return the key of the feed and of the selection of events.
-
-    Arguments:
-        url: another address of the feed.
-    """
+    """Return the key of the feed, or of its other `url`, and of the selection of events."""
     selection = connection.fetch_options.selection()
     return FeedKey(url or connection.options.url, "spark", selection).id
 

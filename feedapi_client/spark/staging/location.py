@@ -61,10 +61,8 @@ def harmless(problem: str) -> Iterator[None]:
 class Staging:
     """The objects of one run.
 
-    Picklable: every process opens the location for itself. All methods may be called concurrently.
-
-    Arguments:
-        settings: as of `open_store`.
+    Picklable: every process opens the location for itself, with `settings` as of `open_store`. All
+    methods may be called concurrently.
     """
 
     def __init__(self, location: str, run: str, settings: Mapping[str, str] | None = None) -> None:
