@@ -280,7 +280,8 @@ class EpochPlanner:
                 return
             self._timer.begun()
         try:
-            info = self._discovery.next(self.connection.discover, wait=self._info is None)
+            discover = self.connection.discover
+            info = discover() if self._info is None else self._discovery.next(discover)
             if info is None:
                 return
             self._select(info)
@@ -489,7 +490,7 @@ class EpochPlanner:
         self._late.asked(partition, failed=result.failed or result.refused)
         if not result.events or self.lineage.entries[partition].state is not State.DRAINED:
             return False
-        self._late.found(partition)
+        self._late.pop(partition, None)
         self._closed_since[partition] = time.monotonic()  # what answers may lag, and for long
         _log.warning(
             "feed %s, partition %d: an event came behind the end that its empty answers had shown: "

@@ -136,8 +136,8 @@ class _Look:
     pause: float
 
 
-class LateLooks:
-    """When partitions are asked again whose end only empty answers have shown.
+class LateLooks(dict[int, _Look]):
+    """When partitions are asked again whose end only empty answers have shown, by partition.
 
     As in a `FeedConsumer` that is done for ten minutes, after pauses that double. A query that
     starts later asks once more, however late: a run of ``availableNow`` lasts seconds.
@@ -150,41 +150,32 @@ class LateLooks:
     def __init__(self, stored: Mapping[int, float], pause: float) -> None:
         self._pause = pause
         now = time.monotonic()
-        self._looks = {id: _Look(until, now, pause) for id, until in stored.items()}
-
-    def __len__(self) -> int:
-        return len(self._looks)
-
-    def __contains__(self, partition: object) -> bool:
-        return partition in self._looks
+        super().__init__((id, _Look(until, now, pause)) for id, until in stored.items())
 
     def drained(self, partition: int) -> None:
         """Ask the partition again for a while."""
         due = time.monotonic() + self._pause
-        self._looks[partition] = _Look(time.time() + ASKED_FOR_SECONDS, due, self._pause)
+        self[partition] = _Look(time.time() + ASKED_FOR_SECONDS, due, self._pause)
 
     def due(self, drained: Collection[int]) -> list[int]:
         """Return the partitions to ask now; forget those that are not `drained` and closed."""
+        for id in self.keys() - drained:
+            del self[id]
         now = time.monotonic()
-        self._looks = {id: look for id, look in self._looks.items() if id in drained}
-        return [id for id, look in self._looks.items() if look.due <= now]
+        return [id for id, look in self.items() if look.due <= now]
 
     def asked(self, partition: int, *, failed: object) -> None:
         """Set the next look after one. One that `failed` is repeated, whatever the time."""
-        look = self._looks[partition]
+        look = self[partition]
         if not failed and time.time() > look.until:
-            del self._looks[partition]
+            del self[partition]
             return
         look.pause *= 2
         look.due = time.monotonic() + look.pause
 
-    def found(self, partition: int) -> None:
-        """Forget the partition: it is read again."""
-        self._looks.pop(partition, None)
-
     def stored(self) -> dict[int, float]:
         """Return what the plan holds."""
-        return {id: look.until for id, look in self._looks.items()}
+        return {id: look.until for id, look in self.items()}
 
 
 class PatientCall(Generic[T]):
@@ -205,16 +196,11 @@ class PatientCall(Generic[T]):
         """Whether a call began whose result `next` did not return yet."""
         return self._running is not None
 
-    def next(self, call: Callable[[], T], *, wait: bool = False) -> T | None:
+    def next(self, call: Callable[[], T]) -> T | None:
         """Return the result of the call that is running, or of this one; None while it goes on.
-
-        Arguments:
-            wait: whether to wait until it is over, however long that takes.
 
         Raises what the call raises. The next one begins anew then.
         """
-        if wait:
-            return call()
         found = self._running
         if found is None:
             found = self._running = Future[T]()
