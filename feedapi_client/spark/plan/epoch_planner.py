@@ -10,7 +10,9 @@ The lineage rules are those of `feedapi_client.lineage.planner`, as in `FeedCons
 from __future__ import annotations
 
 import logging
+import math
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -44,7 +46,6 @@ from feedapi_client.spark.plan.epoch import (
 from feedapi_client.spark.plan.failing_partitions import FailingPartitions
 from feedapi_client.spark.plan.polls import LateLooks, PatientCall, PollSchedule
 from feedapi_client.spark.plan.probe import AvailableNow, Probe
-from feedapi_client.spark.plan.query_progress import ProgressReport
 from feedapi_client.spark.source_options import SourceOptions
 from feedapi_client.spark.target import FetchResult
 
@@ -52,7 +53,6 @@ _log = logging.getLogger(__name__)
 
 _MAX_PROBES = 1024
 """Partitions that are asked for news before an epoch is planned. The others are next."""
-
 
 _LEAST_SHARE = 100
 """Events of a partition in an epoch of ``maxEventsPerTrigger``: only whole batches are read."""
@@ -62,6 +62,15 @@ _PATIENCE = 2.0
 """Seconds that a trigger waits for a discovery or a poll, which then goes on in the background.
 Spark asks the sources of a query one after the other, so that the others go on, and the progress of
 the query says that these partitions can't be asked."""
+_MANY = 1000
+_KEPT_SECONDS = 1.0
+"""How long the report on many partitions is kept: to count them takes some milliseconds."""
+_COUNTED_STATES = {
+    State.READING: "reading",
+    State.CAUGHT_UP: "caughtUp",
+    State.WAITING: "waiting",
+    State.DRAINED: "drained",
+}
 
 
 class EpochPlanner:
@@ -104,7 +113,7 @@ class EpochPlanner:
         self._progress = ProgressReport()
         self._evidence: dict[int, EndEvidence] = {}
         self._closed_since: dict[int, float] = {}  # of this process
-        self._failed_at = float("-inf")  # when a discovery failed last
+        self._failed_at = -math.inf  # when a discovery failed last
         self._settling: dict[int, float] = {}  # when an end is asked for again
         self._late = LateLooks({} if plan is None else plan.late or {}, options.limits.settle_time)
         self._silent: set[int] = set()  # open ones whose last response held no line
@@ -607,14 +616,76 @@ class EpochPlanner:
         positions = {entry.id: entry.position for entry in entries if entry.position is not None}
         return {**self._not_selected, **positions}
 
-    # ------------------------------------------------------------------ progress report
-
     def summary(self) -> dict[str, Any]:
         """Return what `StreamingQueryProgress` says of the source: see `ProgressReport`."""
         return {
             "feed": self.connection.url,
             **self._progress.of(self.lineage, self._failures.partitions(), self._unasked()),
         }
+
+
+class ProgressReport:
+    """Counts states, requests, and the time since partitions were caught up.
+
+    - ``partitions``, and by state: a partition that can't be asked is counted as ``reading``.
+    - ``caughtUpPartitions``: as ``caughtUp``; drained ones included.
+    - ``behindSeconds``: the longest time since a partition that is not caught up was; 0 when all
+      are; None when one never was.
+    - ``requests``, ``retries``: of the last epoch and of the polls since the one before.
+    """
+
+    def __init__(self) -> None:
+        self._caught_up_at: dict[int, float] = {}
+        self._counts: Counter[str] = Counter()
+        self._report: dict[str, Any] = {}
+        self._report_until = -math.inf
+
+    def next_epoch(self) -> None:
+        """Count requests from zero."""
+        self._counts.clear()
+        self._report_until = -math.inf
+
+    def add(self, result: FetchResult, *, caught_up: bool) -> None:
+        """Add what a read or a poll of a partition came to."""
+        self._counts["requests"] += result.requests
+        self._counts["retries"] += result.retries
+        if caught_up:
+            self._caught_up_at[result.partition] = time.monotonic()
+
+    def of(
+        self, lineage: Planner, failing: Collection[int], asked: Collection[int]
+    ) -> dict[str, Any]:
+        """Return the report. Spark asks for it at each trigger, also at idle ones.
+
+        Arguments:
+            failing: partitions whose last request failed.
+            asked: partitions whose request takes long.
+        """
+        now = time.monotonic()
+        if now < self._report_until:
+            return self._report
+        counts = dict.fromkeys(["partitions", *_COUNTED_STATES.values()], 0)
+        behind: list[float] = []
+        for entry in lineage.entries.values():
+            counts["partitions"] += entry.id in lineage.graph
+            state = entry.state
+            if state is State.CAUGHT_UP and (entry.id in failing or entry.id in asked):
+                state = State.READING
+            if state in _COUNTED_STATES:
+                counts[_COUNTED_STATES[state]] += 1
+            if state is State.READING:
+                behind.append(now - self._caught_up_at.get(entry.id, -math.inf))
+        longest = round(max(behind, default=0.0), 3)
+        self._report = {
+            **counts,
+            "failing": len(failing),
+            "caughtUpPartitions": counts["caughtUp"] + counts["drained"],
+            "behindSeconds": None if longest == math.inf else longest,
+            "requests": self._counts["requests"],
+            "retries": self._counts["retries"],
+        }
+        self._report_until = now + _KEPT_SECONDS if len(lineage.entries) > _MANY else now
+        return self._report
 
 
 def key_of(connection: FeedConnection, url: str | None = None) -> str:
