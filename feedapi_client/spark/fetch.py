@@ -402,10 +402,8 @@ def fix_end(connection: FeedConnection, partition: int, *, listed_end: bool = Tr
     """Return the present end of a partition, where a read that starts now ends.
 
     None where the partition is closed, or no end can be fixed: the read then ends when the
-    partition is caught up. With `listed_end` the end that discovery lists will do.
-
-    Raises:
-        FeedError: no retry helps.
+    partition is caught up. With `listed_end` the end that discovery lists will do. Raises
+    `FeedError` where no retry helps.
     """
     listed = connection.info.partitions.get(partition)
     if listed is None or listed.closed:

@@ -132,11 +132,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:  # noqa: N802
         """Plan the epoch after `start`, stage the plan and return the epoch's offset.
 
-        Returns:
-            `start` itself when there is nothing new.
-
-        Raises:
-            FeedError: the query can't continue.
+        That is `start` itself when there is nothing new. Raises `FeedError`.
         """
         last = Epoch.of(start)
         if self._is_planned_after(last):

@@ -165,8 +165,7 @@ class EpochPlanner:
             fresh: False when the results may be older than the trigger. A partition that was
                 caught up then need not be caught up now.
 
-        Raises:
-            FeedError: the query can't continue.
+        Raises `FeedError` where the query can't continue.
         """
         self._progress.next_epoch()
         unread = self._planned
@@ -428,8 +427,7 @@ class EpochPlanner:
     def next_plan(self, limit: int | None) -> EpochPlan | None:
         """Return a plan of up to `limit` events a partition, None when there is nothing to read.
 
-        Raises:
-            FeedError: the query can't continue.
+        Raises `FeedError` where the query can't continue.
         """
         self._discover_if_due()
         if self.available_now is not None:

@@ -118,12 +118,9 @@ def decompress(section: memoryview, key: str) -> bytes:
 
 
 def decompress_lines(section: memoryview, key: str, size: int) -> Iterator[bytes]:
-    """Yield the section in pieces of about `size` bytes.
+    """Yield the section in pieces of about `size` bytes; each but the last ends with a newline.
 
-    Each piece but the last ends with a newline.
-
-    Raises:
-        StagingError: the section is torn.
+    Raises `StagingError` for a torn one.
     """
     try:
         with zstandard.ZstdDecompressor().stream_reader(section, read_size=1 << 20) as reader:
