@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 import orjson
 import pyarrow as pa
-from pyspark.sql.datasource import ColumnPath, DataSourceReader, EqualTo, Filter, In, InputPartition
+from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, In, InputPartition
 
 from feedapi_client.errors import CursorRejectedError
 from feedapi_client.model import public_url
@@ -60,19 +59,13 @@ class FilteringFeedReader(FeedReader):
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
         """Take the filters on columns ``partition`` and ``feed``. Spark applies all of them too."""
         for one in filters:
-            column, values = _values_of(one)
-            if column == ("partition",):
-                self._wanted = frozenset(values) & (self._wanted or frozenset(values))
-            elif column == ("feed",):
-                self._feeds = frozenset(values) & (self._feeds or frozenset(values))
+            if isinstance(one, EqualTo | In) and one.attribute in (("partition",), ("feed",)):
+                values = frozenset(one.value if isinstance(one, In) else [one.value])
+                if one.attribute == ("partition",):
+                    self._wanted = values & (values if self._wanted is None else self._wanted)
+                else:
+                    self._feeds = values & (values if self._feeds is None else self._feeds)
             yield one
-
-
-def _values_of(one: Filter) -> tuple[ColumnPath, tuple[Any, ...]]:
-    """Return the column that a filter asks for some values, and these; () for other filters."""
-    if isinstance(one, EqualTo):
-        return one.attribute, (one.value,)
-    return (one.attribute, tuple(one.value)) if isinstance(one, In) else ((), ())
 
 
 def _read(

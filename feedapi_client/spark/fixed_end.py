@@ -67,13 +67,9 @@ class FixedEnd:
         # Other texts can be written in several ways in JSON: then each line is looked at.
         self._one_spelling = cursor.replace("-", "").replace("_", "").isalnum()
         self._tail = b""
-        self._following: frozenset[int] = frozenset()
+        self.following: frozenset[int] = frozenset()
+        """Fingerprints of the events behind the end; empty until they are known."""
         self._unseen: set[int] = set()
-
-    @property
-    def knows_following(self) -> bool:
-        """Whether the events behind the end are known."""
-        return bool(self._following)
 
     def may_be_in(self, chunk: bytes) -> bool:
         """Whether the chunk of a response, or the one before it and this one, may hold the end."""
@@ -87,7 +83,7 @@ class FixedEnd:
         """Whether the read is at the end, or behind it, after this batch."""
         if batch.cursor == self.cursor:
             return True
-        if self.exact or not self._following:
+        if self.exact or not self.following:
             return False
         self._unseen.difference_update(fingerprints([batch]))
         return not self._unseen
@@ -97,12 +93,8 @@ class FixedEnd:
 
         It is a guess where a publisher repeats events, or changes their order.
         """
-        prints = fingerprints([batch]) if self._following else []
-        return next((n for n, found in enumerate(prints) if found in self._following), None)
-
-    def is_before(self, page: Sequence[CheckpointedEvents]) -> bool:
-        """Whether the page holds no event that comes behind the end."""
-        return self._following.isdisjoint(fingerprints(page))
+        prints = fingerprints([batch]) if self.following else []
+        return next((n for n, found in enumerate(prints) if found in self.following), None)
 
     def set_following(self, following: Sequence[int], next_of_read: Sequence[int]) -> bool:
         """Take the first events behind the end, and the next ones of the read.
@@ -115,7 +107,7 @@ class FixedEnd:
         watched = [one for one in following if counts[one] == 1][:_WATCHED]
         if len(watched) < MIN_FOLLOWING:
             return False
-        self._following, self._unseen = frozenset(watched), set(watched)
+        self.following, self._unseen = frozenset(watched), set(watched)
         return len(next_of_read) >= MIN_FOLLOWING and all(counts[one] == 1 for one in next_of_read)
 
 
@@ -202,7 +194,7 @@ class EndWatch:
         """
         self._responses += 1
         end, number = self._end, self._responses
-        if end is None or number & (number - 1) or end.knows_following:
+        if end is None or number & (number - 1) or end.following:
             return
         if number < _LATE_LOOK and not self._searches:
             return
@@ -225,7 +217,7 @@ class EndWatch:
             page = self._looks.page(cursor, size)
             if not page:
                 break
-            if not end.is_before(page):
+            if not end.following.isdisjoint(fingerprints(page)):
                 size //= 2
                 continue
             left -= sum(len(batch.events) for batch in page)

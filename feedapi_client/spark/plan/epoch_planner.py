@@ -605,10 +605,6 @@ class EpochPlanner:
         self._read_in |= dict.fromkeys(in_turn[:count], self._epochs)
         return in_turn[:count], in_turn[count:]
 
-    def _unasked(self) -> Collection[int]:
-        """The partitions that wait for an answer, or for their turn while others do."""
-        return self._polled.keys() | self._polls.overdue() if self._poll.running else ()
-
     def _positions(self) -> dict[int, Position]:
         entries = self.lineage.entries.values()
         positions = {entry.id: entry.position for entry in entries if entry.position is not None}
@@ -616,10 +612,10 @@ class EpochPlanner:
 
     def summary(self) -> dict[str, Any]:
         """Return what `StreamingQueryProgress` says of the source: see `ProgressReport`."""
-        return {
-            "feed": self.connection.url,
-            **self._progress.of(self.lineage, self._failures.partitions(), self._unasked()),
-        }
+        # Partitions that wait for an answer, or for their turn while others do.
+        asked = self._polled.keys() | self._polls.overdue() if self._poll.running else ()
+        report = self._progress.of(self.lineage, self._failures.partitions(), asked)
+        return {"feed": self.connection.url, **report}
 
 
 class ProgressReport:
