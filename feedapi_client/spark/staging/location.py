@@ -228,9 +228,7 @@ def listed(store: Any, prefix: str | None = None) -> Iterator[tuple[str, int, da
             for entry in page:
                 yield entry["path"], entry["size"], entry["last_modified"]
     except (BaseError, OSError) as error:
-        raise StagingError(
-            f"could not list the staging location: {type(error).__name__}: {reason(error, '')}"
-        ) from error
+        raise StagingError(f"could not list the staging location: {reason(error, '')}") from error
 
 
 def reason(error: Exception, url: str) -> str:
