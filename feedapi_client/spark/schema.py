@@ -97,7 +97,8 @@ def split_lines(lines: bytes) -> pa.Array:
 
     The last line may lack its newline. Text that is not UTF-8 stays as it is.
     """
-    return pc.split_pattern(pa.array([lines.removesuffix(b"\n")]), b"\n").values.view(pa.string())
+    whole, at = pa.array([lines.removesuffix(b"\n")]), pc.SplitPatternOptions(b"\n")
+    return pc.call_function("split_pattern", [whole], at).values.view(pa.string())
 
 
 def header_maps(headers: Iterable[bytes]) -> pa.Array:

@@ -52,8 +52,6 @@ def check_rows(job: Ingest, output: DataFrame) -> None:
         check_output(job, output.schema, [f"{prefix}{n}" for n in IDENTITY], folded(spark, job))
         if job.gold is not None:
             _check_own_columns(job, output)
-    except IngestError:
-        raise
     except PySparkException as error:
         raise IngestError(f"the columns of output: {first_line(error)}") from error
     except ValueError as error:
