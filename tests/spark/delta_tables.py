@@ -90,7 +90,7 @@ def test_replay_after_a_failure_and_optimize_and_of_what_was_not_committed(fille
         ({"schema": "s STRUCT<`${spark.app.name}`: INT>"}, r"columns \${spark.app.name}: Spark"),
         ({"output": "a-b"}, "'a-b' can't be the name of a table"),
         ({"output": "`a-b`"}, "'`a-b`' can't be the name of a table: Spark's own catalog"),
-        ({"output": "default.Straße"}, "can't be the name of a table: Spark's own catalog"),
+        ({"output": "default.`Straße`"}, "can't be the name of a table: Spark's own catalog"),
         ({"output": "a..b"}, "'a..b' can't be the name of a table"),
         (
             {"bronze": "Default.`T`", "schema": "id INT"},

@@ -205,6 +205,17 @@ def test_half_of_a_surrogate_pair_is_no_question_mark(
     assert [row.c for row in rows.collect()] == [r"\ud800", "\U0001f600"]
 
 
+def test_text_is_as_long_as_an_event_may_be(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    size = 20_000_001  # the parser's own limit is one less
+    publisher.append(0, {"c": "x" * size})
+    given: dict[str, Any] = {"keep_data": False, "options": {"maxLineBytes": str(2 * size)}}
+    assert run(spark, job(publisher, tmp_path, schema="c STRING", **given)).unparsed == 0
+    (row,) = read_table(spark, str(tmp_path / "table")).select(F.length("c")).collect()
+    assert row == (size,)
+
+
 def test_payload_that_is_not_utf8_is_rejected_and_can_be_read(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:

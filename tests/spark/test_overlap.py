@@ -303,6 +303,17 @@ def test_r09_queries_of_one_feed_take_their_places_in_a_folder(
         FileTable(given).write(rows, replace(first, query="added", feed="another"), 1)
 
 
+def test_r09_table_that_is_deleted_while_its_query_runs_is_refused(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path
+) -> None:
+    table, who = FileTable(typed(publisher, tmp_path)), Identity("feed", "query", epoch=1)
+    table.publish(spark, who, table.write(spark.range(1), who, 0)[0])
+    shutil.rmtree(table.name)
+    with pytest.raises(IngestError, match="table was deleted while the query runs"):
+        table.publish(spark, who, table.write(spark.range(1), who, 1)[0])
+    assert not list(Path(table.name).glob("feed=*"))
+
+
 def fitting(publisher: Publisher) -> list[Any]:
     return [event for event in publisher.payloads() if event["n"] != "many"]
 

@@ -152,9 +152,10 @@ _PARSING = {
     "timeZone": "UTC",
     "enableDateTimeParsingFallback": "false",
     "allowNonNumericNumbers": "false",
+    "maxStringLen": "2147483647",
 }
 """Options of every parser: a time without an offset is the same in every session, digits are not
-taken for a number of days, nor texts for numbers."""
+taken for a number of days, nor texts for numbers, and texts are as long as events may be."""
 
 _TIMES = (T.TimestampType, T.TimestampNTZType, T.DateType)
 _READ_OTHERWISE = (*_TIMES, T.DecimalType, T.ByteType)
@@ -291,7 +292,7 @@ def _reason(
 ) -> Column:
     """Return why the event does not fit: null when it fits, else names of fields, never values."""
     parsed = F.col(_PARSED)
-    sent = F.from_json("data", "MAP<STRING, STRING>")
+    sent = F.from_json("data", "MAP<STRING, STRING>", _PARSING)
     wrong = [
         F.when(
             sent.getItem(field.name).isNotNull() & parsed.getField(field.name).isNull(),

@@ -122,8 +122,14 @@ class FileTable(Table):
 
     def publish(self, spark: SparkSession, who: Identity, written: WrittenFiles) -> None:
         """Show readers what was written."""
+        folder = self.folder(spark)
+        if self._noted is not None and not folder.names(_NOTES):
+            raise IngestError(
+                f"{self.name} was deleted while the query runs: its events would be missing. Put "
+                "it back, or start over with another checkpoint and staging"
+            )
         self._take_place(spark, who)
-        self.folder(spark).publish(written.attempt, written.final)
+        folder.publish(written.attempt, written.final)
 
     def _take_place(self, spark: SparkSession, who: Identity) -> None:
         """Take a place behind the queries of the feed, or have one.
