@@ -327,7 +327,7 @@ def test_options_of_the_source_are_checked_first(
 class RefusedError(Exception): ...
 
 
-def _raise(error: Exception) -> Any:
+def _raise(error: BaseException) -> Any:
     raise error
 
 
@@ -341,6 +341,7 @@ def _raise(error: Exception) -> Any:
         (lambda df, n: _raise(KeyError("x")), r"^KeyError: 'x'$"),
         (lambda df, n: df.selectExpr("*", "raise_error('odd')"), r"odd"),
         (lambda df, n: "text", r"^the transform returned a str, not a DataFrame$"),
+        (lambda df, n: _raise(SystemExit(3)), r"^the transform raised SystemExit 3$"),
     ],
 )
 def test_cause_of_an_error_is_one_line(

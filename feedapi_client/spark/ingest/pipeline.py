@@ -198,7 +198,13 @@ class BatchWriter:
         """Return what is written to `output`, if anything. Raises before anything is written."""
         if self.job.transform is None:
             return output
-        made = self.job.transform(output, number)
+        try:
+            made = self.job.transform(output, number)
+        except (
+            SystemExit,
+            KeyboardInterrupt,
+        ) as error:  # the JVM would wait for an answer for ever
+            raise IngestError(f"the transform raised {type(error).__name__} {error}") from error
         if made is not None and not isinstance(made, DataFrame):
             raise IngestError(f"the transform returned a {type(made).__name__}, not a DataFrame")
         if made is not None:
