@@ -200,10 +200,9 @@ class BatchWriter:
             return output
         try:
             made = self.job.transform(output, number)
-        except (
-            SystemExit,
-            KeyboardInterrupt,
-        ) as error:  # the JVM would wait for an answer for ever
+        except Exception:
+            raise
+        except BaseException as error:  # such as SystemExit: the JVM would wait for an answer
             raise IngestError(f"the transform raised {type(error).__name__} {error}") from error
         if made is not None and not isinstance(made, DataFrame):
             raise IngestError(f"the transform returned a {type(made).__name__}, not a DataFrame")
