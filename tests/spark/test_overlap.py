@@ -276,6 +276,27 @@ def test_r09_resume_from_table_goes_on_where_the_table_ends(
     assert counts(spark, tmp_path) == {"bronze": 142, "rejected": 1, "table": 141}
 
 
+def test_r09_query_that_runs_while_another_goes_on_writes_nothing_more(
+    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"output": str(tmp_path / "table"), "staging": (tmp_path / "staging").as_uri()}
+    first, second = (
+        typed(publisher, tmp_path, **given, checkpoint=str(tmp_path / name)) for name in "12"
+    )
+    run(spark, first)
+    publish(publisher, 10, first=60)
+    read = pipeline._read_so_far
+
+    def meanwhile(*rows: Any) -> dict[int, ReadSoFar]:
+        with pytest.raises(MicroBatchError, match=r"goes on in .* checkpoint of that run"):
+            run(spark, first)
+        return read(*rows)
+
+    monkeypatch.setattr(pipeline, "_read_so_far", meanwhile)
+    assert run(spark, replace(second, resume_from_table=True)).rows == 10
+    assert counts(spark, tmp_path) == {"bronze": 70, "rejected": 0, "table": 70}
+
+
 def test_r09_queries_of_one_feed_take_their_places_in_a_folder(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
