@@ -246,7 +246,7 @@ def test_write_that_fails_notes_nothing(
 # ---------------------------------------------------------------------- places
 
 
-@pytest.mark.parametrize("name", ["a[1]", "a{b}", "a*", "a?", "a\\b", "a\nb"])
+@pytest.mark.parametrize("name", ["a[1]", "a{b}", "a*", "a?", "a\\b", "a\nb", "a:b"])
 def test_path_that_is_a_pattern_is_refused(tmp_path: Path, name: str) -> None:
     for place in ("output", "bronze", "checkpoint"):
         given: Any = {"output": str(tmp_path / "t"), "schema": "id INT", place: f"/tmp/{name}"}

@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its usual name
 
 from feedapi_client.errors import FencedError
 from feedapi_client.spark import ingest
-from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, pipeline
+from feedapi_client.spark.ingest import Ingest, IngestError, MicroBatchError, pipeline, read_table
 from feedapi_client.spark.ingest.columns import payload_schema
 from feedapi_client.spark.ingest.files import FileTable
 from feedapi_client.spark.ingest.identity import Identity
@@ -276,12 +276,19 @@ def test_r09_resume_from_table_goes_on_where_the_table_ends(
     assert counts(spark, tmp_path) == {"bronze": 142, "rejected": 1, "table": 141}
 
 
+@pytest.mark.parametrize("bronze", [True, False])
 def test_r09_query_that_runs_while_another_goes_on_writes_nothing_more(
-    spark: SparkSession, publisher: Publisher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    publisher: Publisher,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bronze: bool,
 ) -> None:
-    given = {"output": str(tmp_path / "table"), "staging": (tmp_path / "staging").as_uri()}
-    first, second = (
-        typed(publisher, tmp_path, **given, checkpoint=str(tmp_path / name)) for name in "12"
+    first = replace(
+        typed(publisher, tmp_path, staging=(tmp_path / "staging").as_uri()),
+        bronze=str(tmp_path / "bronze") if bronze else None,
+        rejected=None,
+        checkpoint=str(tmp_path / "first"),
     )
     run(spark, first)
     publish(publisher, 10, first=60)
@@ -293,8 +300,9 @@ def test_r09_query_that_runs_while_another_goes_on_writes_nothing_more(
         return read(*rows)
 
     monkeypatch.setattr(pipeline, "_read_so_far", meanwhile)
-    assert run(spark, replace(second, resume_from_table=True)).rows == 10
-    assert counts(spark, tmp_path) == {"bronze": 70, "rejected": 0, "table": 70}
+    second = replace(first, checkpoint=str(tmp_path / "second"), resume_from_table=True)
+    assert run(spark, second).rows == 10
+    assert read_table(spark, first.output).count() == 70
 
 
 def test_r09_queries_of_one_feed_take_their_places_in_a_folder(

@@ -26,6 +26,7 @@ TABLES = ("output", "bronze", "rejected", "gold")
 """Arguments of `Ingest`."""
 
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
+_COLON = re.compile(rf"(?:{_SCHEME.pattern}(?://[^/]*)?)?+[^:]*:", re.IGNORECASE)
 _PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
 _PART = re.compile(r"(?:`[^`]*`)+|[^.`]+")
 _TAKEN = re.compile(r"\w+|`\w+`", re.ASCII)
@@ -117,10 +118,10 @@ def problems_of_locations(job: Ingest) -> Iterator[str]:
     given = {name: getattr(job, name) for name in TABLES}
     places = {**(given if job.is_files else {}), "checkpoint": job.checkpoint}
     for name, path in places.items():
-        if path and _PATTERN.search(path):
+        if path and (_PATTERN.search(path) or _COLON.match(path)):
             yield (
                 f"{name} {path!r} can't be read back: Spark takes [ ] {{ }} * ? and \\ in a path "
-                "for a pattern. Name another folder"
+                "for a pattern, and text before : for a scheme. Name another folder"
             )
     if not job.is_files:  # names in a catalog are compared where there is a session
         paths = [f"{name} {path}" for name, path in given.items() if path and "/" in path]
