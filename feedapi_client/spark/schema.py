@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import orjson
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.sql import types as T  # noqa: N812 - its usual name
 from pyspark.sql.pandas.types import to_arrow_schema
 
+_NEWLINE = 10
 _HEADERS = pa.map_(pa.string(), pa.string())
 
 
@@ -95,10 +95,17 @@ def constant(value: Any, count: int, type: pa.DataType) -> pa.Array:
 def split_lines(lines: bytes) -> pa.Array:
     """Return the lines as an array of strings, without a Python object for each line.
 
-    The last line may lack its newline. Text that is not UTF-8 stays as it is.
+    The last line may lack its newline.
     """
-    whole, at = pa.array([lines.removesuffix(b"\n")]), pc.SplitPatternOptions(b"\n")
-    return pc.call_function("split_pattern", [whole], at).values.view(pa.string())
+    if not lines.endswith(b"\n"):
+        lines += b"\n"
+    raw = np.frombuffer(lines, dtype=np.uint8)
+    ends = np.flatnonzero(raw == _NEWLINE)
+    offsets = np.zeros(len(ends) + 1, dtype=np.int32)
+    offsets[1:] = ends - np.arange(len(ends))
+    return pa.StringArray.from_buffers(
+        len(ends), pa.py_buffer(offsets), pa.py_buffer(lines.replace(b"\n", b""))
+    )
 
 
 def header_maps(headers: Iterable[bytes]) -> pa.Array:

@@ -69,6 +69,12 @@ def payload_schema(spark: SparkSession, job: Ingest) -> T.StructType | None:
         raise IngestError(f"schema {error}") from error
     if any(isinstance(kind, T.CharType | T.VarcharType) for kind in types_in(schema)):
         raise IngestError("schema has CHAR or VARCHAR, which Spark reads no JSON as: take STRING")
+    unread = [kind.simpleString() for kind in types_in(schema) if _reads_no_json(kind)]
+    if unread:
+        raise IngestError(
+            f"schema has {', '.join(unread)}, which Spark reads no JSON as: take STRING, also for "
+            "the keys of a MAP"
+        )
     for name, sound in _SETTINGS.items():
         given = str(spark.conf.get(name, sound[0]))
         if given.upper() not in sound:
@@ -76,6 +82,11 @@ def payload_schema(spark: SparkSession, job: Ingest) -> T.StructType | None:
                 f"this session would change values: {name} is {given}. Set it to {sound[0]}"
             )
     return schema
+
+
+def _reads_no_json(kind: T.DataType) -> bool:
+    keys = kind.keyType if isinstance(kind, T.MapType) else T.StringType()
+    return kind.typeName() in ("geography", "geometry") or not isinstance(keys, T.StringType)
 
 
 class Rows:

@@ -204,7 +204,8 @@ def check_output(job: Ingest, columns: T.StructType, added: Collection[str], fol
     for name in job.partition_by:
         kind = kinds[fold(name)]
         guessed = job.is_files and isinstance(kind, T.BinaryType | T.TimestampType)
-        if guessed or not isinstance(kind, T.AtomicType):
+        no_folder = isinstance(kind, T.VariantType) or _is_collated(kind)
+        if guessed or no_folder or not isinstance(kind, T.AtomicType):
             raise ValueError(
                 f"partition_by {name}: not every reader gets the same {kind.simpleString()} from "
                 "the name of a folder: take a column of text, numbers or dates"
@@ -221,5 +222,9 @@ def _not_stored(job: Ingest, kind: T.DataType) -> bool:
     if isinstance(kind, T.UserDefinedType):
         return not job.is_files
     if isinstance(kind, T.StringType):
-        return not job.is_files and kind.collation != T.StringType().collation
+        return not job.is_files and _is_collated(kind)
     return isinstance(kind, _NOT_STORED) or kind.typeName() == "time"
+
+
+def _is_collated(kind: T.DataType) -> bool:
+    return isinstance(kind, T.StringType) and kind.collation != T.StringType().collation
