@@ -106,8 +106,12 @@ def test_two_columns_of_one_name_are_refused(
         ("a ARRAY<INTERVAL>", "columns a have a type that parquet can't store"),
         ("s STRUCT<v: VOID>", "columns s have a type that parquet can't store"),
         ("s STRUCT<>", "columns s have a type that parquet can't store"),
-        ("a ARRAY<GEOGRAPHY(4326)>", r"schema has geography.*, which Spark reads no JSON as"),
-        ("m MAP<DATE, INT>", r"schema has map<date,int>, which Spark reads no JSON as"),
+        ("a ARRAY<GEOGRAPHY(4326)>", r"schema has geography.*, which no JSON is read as"),
+        ("m MAP<DATE, INT>", r"schema has map<date,int>, which no JSON is read as"),
+        ("a ARRAY<VARCHAR(3)>", r"schema has varchar\(3\), .*take STRING"),
+        ("s STRING COLLATE UNICODE_CI", "schema has string collate UNICODE_CI, which no JSON"),
+        ("a ARRAY<STRING COLLATE UTF8_LCASE>", "schema has string collate UTF8_LCASE, which no"),
+        ("t TIMESTAMP(9)", r"can't be parsed: .*spark\.sql\.timestampNanosTypes\.enabled"),
     ],
 )
 def test_column_that_a_table_can_not_hold_is_refused(
@@ -121,11 +125,16 @@ def test_column_that_a_table_can_not_hold_is_refused(
 def test_r10_partition_of_a_folder_is_text_a_number_or_a_date(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
-    refused = ["TIMESTAMP", "BINARY", "ARRAY<INT>", "STRUCT<a: INT>", "VARIANT"]
-    for kind in [*refused, "STRING COLLATE UTF8_LCASE"]:
+    for kind in ["TIMESTAMP", "BINARY", "ARRAY<INT>", "STRUCT<a: INT>", "VARIANT"]:
         given = {"schema": f"day {kind}", "partition_by": ["day"]}
         with pytest.raises(IngestError, match="not every reader gets the same"):
             run(spark, job(publisher, tmp_path, **given))
+
+    def collated(rows: DataFrame, _: int) -> DataFrame:
+        return rows.selectExpr("'x' COLLATE UTF8_LCASE AS day")
+
+    with pytest.raises(MicroBatchError, match="not every reader gets the same"):
+        run(spark, job(publisher, tmp_path / "own", transform=collated, partition_by=["day"]))
     assert run(spark, job(publisher, tmp_path, schema="day DATE", partition_by=["DAY"])).rows == 1
     written = read_table(spark, str(tmp_path / "table")).select("day")
     assert written.schema[0].dataType == DateType()
@@ -251,8 +260,17 @@ def test_write_that_fails_notes_nothing(
 
 @pytest.mark.parametrize("name", ["a[1]", "a{b}", "a*", "a?", "a\\b", "a\nb", "a:b"])
 def test_path_that_is_a_pattern_is_refused(tmp_path: Path, name: str) -> None:
+    check_refused(tmp_path, f"/tmp/{name}")
+
+
+@pytest.mark.parametrize("url", ["FILE:/tmp/t", "File:///tmp/t", "S3://b/t", "file://host/tmp/t"])
+def test_url_that_names_no_file_system_is_refused(tmp_path: Path, url: str) -> None:
+    check_refused(tmp_path, url)
+
+
+def check_refused(tmp_path: Path, path: str) -> None:
     for place in ("output", "bronze", "checkpoint"):
-        given: Any = {"output": str(tmp_path / "t"), "schema": "id INT", place: f"/tmp/{name}"}
+        given: Any = {"output": str(tmp_path / "t"), "schema": "id INT", place: path}
         with pytest.raises(IngestError, match=f"{place} .* can't be read back"):
             Ingest(url="http://x/feed", **given)
 
@@ -395,6 +413,9 @@ def test_names_that_the_locale_of_java_can_not_spell_are_refused(
 def test_error_without_text_is_its_type() -> None:
     assert plain_message(ValueError()) == "ValueError"
     assert plain_message(ValueError("\n\n one\ntwo")) == "one"
+    raised = "Traceback (most recent call last):\n  File ...\n__main__.Odd:{} \nSQLSTATE: 39000\n"
+    assert plain_message(ValueError(raised.format(""))) == "Odd"
+    assert plain_message(ValueError(raised.format(" odd"))) == "Odd: odd"
     unnamed = ValueError("Malformed input or input contains unmappable characters: /t/k=%C3")
     advised = plain_message(unnamed)
     assert advised.count("Set LC_ALL=C.UTF-8 where Spark runs") == 1

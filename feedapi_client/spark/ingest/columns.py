@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from typing import Any
 from urllib.parse import quote
 
-from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql import types as T  # noqa: N812 - its usual name
 
-from feedapi_client.spark.ingest.ingest_errors import first_line
+from feedapi_client.spark.ingest.ingest_errors import plain_message
 from feedapi_client.spark.ingest.job import CORRUPT, Ingest, IngestError
-from feedapi_client.spark.ingest.names import FOLDER_BYTES, NO_VALUE, check_names, folded, types_in
+from feedapi_client.spark.ingest.names import (
+    FOLDER_BYTES,
+    NO_VALUE,
+    check_names,
+    folded,
+    is_collated,
+    types_in,
+)
 
 IDENTITY = ("feed", "query", "batch")
 """Which feed, streaming query and micro-batch a row comes from."""
@@ -26,6 +31,7 @@ INGESTED_AT = "ingested_at"
 
 _PARSED = "_feedapi_parsed"
 _SENT = "_feedapi_sent"
+_NAMED = "_feedapi_named"
 _REASON = "_feedapi_reason"
 _SETTINGS = {
     "spark.sql.legacy.timeParserPolicy": ("CORRECTED",),
@@ -51,8 +57,9 @@ def payload_schema(spark: SparkSession, job: Ingest) -> T.StructType | None:
         return None
     try:
         schema = T.DataType.fromDDL(job.schema)
-    except PySparkException as error:
-        raise IngestError(f"schema {job.schema!r} can't be parsed: {first_line(error)}") from error
+    except Exception as error:  # py4j's, where a type needs a setting
+        what = plain_message(error)
+        raise IngestError(f"schema {job.schema!r} can't be parsed: {what}") from error
     if not isinstance(schema, T.StructType):
         raise IngestError(f"schema {job.schema!r} must be columns, such as 'id STRING, n INT'")
     fold = folded(spark, job)
@@ -67,13 +74,11 @@ def payload_schema(spark: SparkSession, job: Ingest) -> T.StructType | None:
         check_names(schema, [*ours, CORRUPT], fold)
     except ValueError as error:
         raise IngestError(f"schema {error}") from error
-    if any(isinstance(kind, T.CharType | T.VarcharType) for kind in types_in(schema)):
-        raise IngestError("schema has CHAR or VARCHAR, which Spark reads no JSON as: take STRING")
     unread = [kind.simpleString() for kind in types_in(schema) if _reads_no_json(kind)]
     if unread:
         raise IngestError(
-            f"schema has {', '.join(unread)}, which Spark reads no JSON as: take STRING, also for "
-            "the keys of a MAP"
+            f"schema has {', '.join(unread)}, which no JSON is read as: take STRING, also for the "
+            "keys of a MAP"
         )
     for name, sound in _SETTINGS.items():
         given = str(spark.conf.get(name, sound[0]))
@@ -86,76 +91,92 @@ def payload_schema(spark: SparkSession, job: Ingest) -> T.StructType | None:
 
 def _reads_no_json(kind: T.DataType) -> bool:
     keys = kind.keyType if isinstance(kind, T.MapType) else T.StringType()
-    return kind.typeName() in ("geography", "geometry") or not isinstance(keys, T.StringType)
+    unread = kind.typeName() in ("char", "varchar", "geography", "geometry")
+    return unread or is_collated(kind) or not isinstance(keys, T.StringType)
 
 
 class Rows:
-    """The rows of one micro-batch for each table. Without a schema a payload stays as it is."""
+    """The rows of micro-batches for each table. Without a schema a payload stays as it is.
 
-    def __init__(self, job: Ingest, batch: DataFrame, schema: T.StructType | None) -> None:
-        self.job = job
-        self.schema = schema
-        self.spark = batch.sparkSession
-        self.parsed = batch if schema is None else self._parse(batch, schema)
+    The columns are made once: PySpark takes some 20 ms for those of each column of the schema.
+    """
 
-    def bronze(self) -> DataFrame:
-        """Every event as sent."""
-        return self.parsed.select(*EVENT, _text()).withColumn(INGESTED_AT, F.current_timestamp())
+    def __init__(self, spark: SparkSession, job: Ingest, schema: T.StructType | None) -> None:
+        self._job = job
+        self._fold = folded(spark, job)
+        self._steps: list[dict[str, Column]] = []
+        self._output = [*map(F.col, EVENT), _text(), F.current_timestamp().alias(INGESTED_AT)]
+        if schema is not None:
+            self._parse(schema)
 
-    def output(self) -> DataFrame:
-        """The typed events, or every event without a schema."""
-        if self.schema is None:
-            return self.bronze()
-        prefix = self.job.prefix
-        columns = [F.col(name).alias(f"{prefix}{name}") for name in EVENT]
-        if self.job.keep_data:
-            columns.append(_text().alias(f"{prefix}data"))
-        columns += [F.col(_PARSED).getField(name).alias(name) for name in self.schema.names]
-        if self.job.rejected is None:
-            corrupt = F.when(F.col(_REASON).isNotNull(), _text())
-            return self.parsed.select(*columns, corrupt.alias(CORRUPT))
-        return self.parsed.where(F.col(_REASON).isNull()).select(*columns)
+    def parsed(self, batch: DataFrame) -> DataFrame:
+        """Return a micro-batch with what `tables` needs."""
+        for step in self._steps:
+            batch = batch.withColumns(step)
+        return batch.drop(_SENT, _NAMED)
 
-    def rejected(self) -> DataFrame:
-        """The events that don't fit the schema, with the reason."""
-        rows = self.parsed.where(F.col(_REASON).isNotNull())
-        return rows.select(*EVENT, _text(), F.col(_REASON).alias(REASON)).withColumn(
-            INGESTED_AT, F.current_timestamp()
-        )
+    def tables(self, parsed: DataFrame) -> dict[str, DataFrame]:
+        """Return the rows of each table: output, and of bronze and rejected those that there are.
 
-    def _parse(self, batch: DataFrame, schema: T.StructType) -> DataFrame:
-        kept = T.StructType([*schema.fields, T.StructField(CORRUPT, T.DataType.fromDDL("STRING"))])
+        - output: the typed events, or every event without a schema.
+        - bronze: every event as sent.
+        - rejected: the events that don't fit the schema, with the reason.
+        """
+        event = [*map(F.col, EVENT), _text()]
+        now = F.current_timestamp().alias(INGESTED_AT)
+        fits = F.lit(True) if self._job.rejected is None else F.col(_REASON).isNull()
+        found = {"output": parsed.where(fits).select(*self._output)}
+        if self._job.bronze is not None:
+            found["bronze"] = parsed.select(*event, now)
+        if self._job.rejected is not None:
+            reason = F.col(_REASON).alias(REASON)
+            found["rejected"] = parsed.where(~fits).select(*event, reason, now)
+        return found
+
+    def _parse(self, schema: T.StructType) -> None:
+        job = self._job
+        kept = T.StructType([*schema.fields, T.StructField(CORRUPT, T.StringType())])
         data = F.when(_unreadable().isNull(), F.col("data"))
         parsed = F.from_json(data, kept, {"columnNameOfCorruptRecord": CORRUPT, **_PARSING})
         required = [field.name for field in schema if not field.nullable]
-        if self.job.gold is not None:
-            required += [name for name in self.job.key if name not in required]
-        rows = batch.withColumn(_PARSED, parsed)
+        if job.gold is not None:
+            required += [name for name in job.key if name not in required]
         # What is sent is parsed again only where it can mean something else.
         often = any(isinstance(kind, _READ_OTHERWISE) for kind in types_in(schema))
         sent = F.from_json(data, _as_sent(schema), _PARSING)
-        rows = rows.withColumn(_SENT, F.when(F.lit(often) | F.col("data").rlike(_FRACTION), sent))
+        sent = F.when(F.lit(often) | F.col("data").rlike(_FRACTION), sent)
+        # So are the names that are sent, where a value is NULL that may have been sent.
+        named = F.from_json("data", "MAP<STRING, STRING>", _PARSING)
+        unknown = [_is_corrupt(), *(F.col(_PARSED)[name].isNull() for name in required)]
+        named = F.when(F.greatest(F.lit(False), *unknown), named)
         changed = list(self._changed_fields(schema))
-        rows = rows.withColumn(_REASON, _reason(schema, required, changed))
-        unsound: dict[str, Column] = {}
+        values = {name: F.col(_PARSED)[name] for name in schema.names}
         for name, found, _ in changed:
-            unsound[name] = unsound[name] | found if name in unsound else found
-        sound = F.col(_PARSED)
-        for name, found in unsound.items():
-            value = F.when(~found, F.col(_PARSED)[name])
-            sound = sound.withField("`{}`".format(name.replace("`", "``")), value)
-        return rows.withColumn(_PARSED, sound).drop(_SENT)
+            values[name] = F.when(~found, values[name])
+        sound = F.struct(*(value.alias(name) for name, value in values.items()))
+        reason = _reason(schema, required, changed)
+        self._steps = [
+            {_PARSED: parsed, _SENT: sent},
+            {_NAMED: named},
+            {_REASON: reason, _PARSED: sound},
+        ]
+        self._output = [F.col(name).alias(f"{job.prefix}{name}") for name in EVENT]
+        if job.keep_data:
+            self._output.append(_text().alias(f"{job.prefix}data"))
+        self._output.append(F.col(f"{_PARSED}.*"))
+        if job.rejected is None:
+            corrupt = F.when(F.col(_REASON).isNotNull(), _text())
+            self._output.append(corrupt.alias(CORRUPT))
 
     def _changed_fields(self, schema: T.StructType) -> Iterator[tuple[str, Column, str]]:
         """Yield fields that may be read as another value than was sent, whether, and the reason."""
-        fold = folded(self.spark, self.job)
-        partitions = {fold(name) for name in self.job.partition_by}
+        partitions = set(map(self._fold, self._job.partition_by))
         for field in schema:
             name, kind, parsed = field.name, field.dataType, F.col(_PARSED)[field.name]
             found = _changed(kind, parsed, F.col(_SENT)[name])
             if found is not None:
                 yield name, found, f"{name} is not {kind.simpleString()}"
-            if isinstance(kind, T.StringType) and fold(name) in partitions:
+            if isinstance(kind, T.StringType) and self._fold(name) in partitions:
                 yield name, _no_folder(name, parsed), f"{name} can't be the name of a folder"
 
 
@@ -200,7 +221,7 @@ def _changed(kind: T.DataType, parsed: Column, sent: Column) -> Column | None:
         each = [_changed(f.dataType, parsed[f.name], sent[f.name]) for f in kind]
         each += [parsed.isNotNull() & parsed[f.name].isNull() for f in kind if not f.nullable]
         found = [one for one in each if one is not None]
-        return reduce(Column.__or__, found) if found else None
+        return F.greatest(F.lit(False), *found) if found else None
     if isinstance(kind, T.MapType):
         values = T.ArrayType(kind.valueType)
         return _changed(values, F.map_values(parsed), F.map_values(sent))
@@ -241,6 +262,10 @@ def _changed(kind: T.DataType, parsed: Column, sent: Column) -> Column | None:
 def _infinite(text: Column) -> Column:
     """Return whether text says that a number is infinite, where one was sent that is too large."""
     return text.contains("Infinity") & F.col("data").rlike(_TOO_LARGE)
+
+
+def _is_corrupt() -> Column:
+    return F.col(_PARSED).isNull() | F.col(_PARSED)[CORRUPT].isNotNull()
 
 
 def _text() -> Column:
@@ -302,8 +327,7 @@ def _reason(
     schema: T.StructType, required: Sequence[str], changed: Sequence[tuple[str, Column, str]]
 ) -> Column:
     """Return why the event does not fit: null when it fits, else names of fields, never values."""
-    parsed = F.col(_PARSED)
-    sent = F.from_json("data", "MAP<STRING, STRING>", _PARSING)
+    parsed, sent = F.col(_PARSED), F.col(_NAMED)
     wrong = [
         F.when(
             sent.getItem(field.name).isNotNull() & parsed.getField(field.name).isNull(),
@@ -319,7 +343,7 @@ def _reason(
         )
         for name in required
     ]
-    corrupt = parsed.isNull() | parsed.getField(CORRUPT).isNotNull()
+    corrupt = _is_corrupt()
     known = F.concat_ws("; ", *(F.when(corrupt, one) for one in wrong), *others, *missing)
     return (
         F.when(_unreadable().isNotNull(), _unreadable())

@@ -12,8 +12,11 @@ class MicroBatchError(StreamingQueryException):
 
 
 _OURS = re.compile(r"^(?:\w+\.)*feedapi_client\.[\w.]+(?:Error|Exception): (.+)$", re.MULTILINE)
-_RAISED = re.compile(r"^(?:[\w<>]+\.)*(\w+)(:[ \t]*(?:\n\s*)?\S.*)?$", re.MULTILINE)
-"""The first line of a traceback that is not indented; some messages begin with a line end."""
+_RAISED = re.compile(
+    r"^(?:[\w<>]+\.)*(\w+)(?::\s*SQLSTATE: .*|(:[ \t]*(?:\n\s*)?\S.*))?$", re.MULTILINE
+)
+"""The first line of a traceback that is not indented; some messages begin with a line end, and
+behind blank ones Spark puts a code."""
 _JAVA_CAUSE = re.compile(
     r"^(?:Caused by)?: (?:[\w$]+\.)*([\w$]+: (?:\[\w+\]\s+)?.+(?:\n(?!Caused by)\S.*)*)",
     re.MULTILINE,

@@ -25,8 +25,8 @@ Fold = Callable[[str], str]
 TABLES = ("output", "bronze", "rejected", "gold")
 """Arguments of `Ingest`."""
 
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:", re.IGNORECASE)
-_COLON = re.compile(rf"(?:{_SCHEME.pattern}(?://[^/]*)?)?+[^:]*:", re.IGNORECASE)
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
+_COLON = re.compile(rf"file://[^/]|(?:{_SCHEME.pattern}(?://[^/]*)?)?+[^:]*:")
 _PATTERN = re.compile(r"[\[\]{}*?\\\x00-\x1f]")
 _PART = re.compile(r"(?:`[^`]*`)+|[^.`]+")
 _TAKEN = re.compile(r"\w+|`\w+`", re.ASCII)
@@ -121,7 +121,8 @@ def problems_of_locations(job: Ingest) -> Iterator[str]:
         if path and (_PATTERN.search(path) or _COLON.match(path)):
             yield (
                 f"{name} {path!r} can't be read back: Spark takes [ ] {{ }} * ? and \\ in a path "
-                "for a pattern, and text before : for a scheme. Name another folder"
+                "for a pattern, text before : for a scheme, in lower case, and finds no host of "
+                "file:. Name another folder"
             )
     if not job.is_files:  # names in a catalog are compared where there is a session
         paths = [f"{name} {path}" for name, path in given.items() if path and "/" in path]
@@ -204,7 +205,7 @@ def check_output(job: Ingest, columns: T.StructType, added: Collection[str], fol
     for name in job.partition_by:
         kind = kinds[fold(name)]
         guessed = job.is_files and isinstance(kind, T.BinaryType | T.TimestampType)
-        no_folder = isinstance(kind, T.VariantType) or _is_collated(kind)
+        no_folder = isinstance(kind, T.VariantType) or is_collated(kind)
         if guessed or no_folder or not isinstance(kind, T.AtomicType):
             raise ValueError(
                 f"partition_by {name}: not every reader gets the same {kind.simpleString()} from "
@@ -222,9 +223,10 @@ def _not_stored(job: Ingest, kind: T.DataType) -> bool:
     if isinstance(kind, T.UserDefinedType):
         return not job.is_files
     if isinstance(kind, T.StringType):
-        return not job.is_files and _is_collated(kind)
+        return not job.is_files and is_collated(kind)
     return isinstance(kind, _NOT_STORED) or kind.typeName() == "time"
 
 
-def _is_collated(kind: T.DataType) -> bool:
+def is_collated(kind: T.DataType) -> bool:
+    """Whether the type compares texts otherwise than by their bytes."""
     return isinstance(kind, T.StringType) and kind.collation != T.StringType().collation

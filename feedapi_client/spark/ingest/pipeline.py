@@ -82,16 +82,15 @@ class Tables:
         """Return the tables that are folders, by their roles."""
         return {one.role: one for one in self.all() if isinstance(one, FileTable)}
 
-    def check(self, spark: SparkSession, rows: Rows) -> None:
-        """Raise `IngestError` when the query must not write to them."""
-        output = None if rows.job.transform is not None else rows.output().schema
-        self.output.check(spark, self.typed, output)
-        if self.gold is not None:
-            self.gold.check(spark, self.typed, output)
-        if self.bronze is not None:
-            self.bronze.check(spark, self.who, rows.bronze().schema)
-        if self.rejected is not None:
-            self.rejected.check(spark, self.who, rows.rejected().schema)
+    def check(self, spark: SparkSession, columns: Mapping[str, StructType]) -> None:
+        """Raise `IngestError` when the query must not write to them.
+
+        Arguments:
+            columns: by role; none where a transform makes them.
+        """
+        for table in self.all():
+            role = "output" if table is self.gold else table.role
+            table.check(spark, self.identity(table), columns.get(role))
 
 
 class BatchWriter:
@@ -110,6 +109,7 @@ class BatchWriter:
         self.schema = schema
         self.lease = lease
         self._tables: Tables | None = None
+        self._rows: Rows | None = None
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         """Write a micro-batch. Raises `FencedError` where another run of the query may write."""
@@ -158,19 +158,21 @@ class BatchWriter:
 
     def write(self, tables: Tables, batch: DataFrame, number: int) -> list[WrittenFiles]:
         """Write to all tables. Return what is to be published."""
-        rows = Rows(self.job, batch, self.schema)
+        spark = batch.sparkSession
+        self._rows = self._rows or Rows(spark, self.job, self.schema)
+        parsed = self._rows.parsed(batch)
         several = self.job.bronze or self.job.rejected or self.job.gold
         if several:
-            rows.parsed = rows.parsed.persist()  # the staged events are read and parsed once
+            parsed.persist()  # the staged events are read and parsed once
         written: list[WrittenFiles] = []
         try:
-            self._write_rows(tables, rows, number, written)
+            self._write_rows(tables, self._rows.tables(parsed), number, written)
         except BaseException:
-            self._discard(rows.spark, tables, written)
+            self._discard(spark, tables, written)
             raise
         finally:
             if several:
-                rows.parsed.unpersist()
+                parsed.unpersist()
         return written
 
     @staticmethod
@@ -181,13 +183,17 @@ class BatchWriter:
                 tables.folders()[one.table].folder(spark).delete(one.attempt)
 
     def _write_rows(
-        self, tables: Tables, rows: Rows, number: int, written: list[WrittenFiles]
+        self,
+        tables: Tables,
+        rows: Mapping[str, DataFrame],
+        number: int,
+        written: list[WrittenFiles],
     ) -> None:
-        who, output = tables.who, self._transformed(rows.output(), number)
+        who, output = tables.who, self._transformed(rows["output"], number)
         if tables.bronze is not None:
-            written += tables.bronze.write(rows.bronze(), who, number)
+            written += tables.bronze.write(rows["bronze"], who, number)
         if tables.rejected is not None:
-            written += tables.rejected.write(rows.rejected(), who, number)
+            written += tables.rejected.write(rows["rejected"], who, number)
         if output is None:
             return
         written += tables.output.write(output, tables.typed, number)
@@ -305,17 +311,23 @@ class Run:
         if checkpoint.query is None and begun >= 0:
             raise lost_query(job.checkpoint_location)
         who = Identity(job.feed_name, checkpoint.query, committed, begun)
-        rows = Rows(job, spark.createDataFrame([], spark_schema()), schema)
+        made = Rows(spark, job, schema)
+        rows = made.tables(made.parsed(spark.createDataFrame([], spark_schema())))
         if job.transform is None:
-            check_rows(job, rows.output())
+            check_rows(job, rows["output"])
+        else:
+            del rows["output"]  # a transform may make any columns
         self._resumed = checkpoint.resumed.get("run")
         if job.resume_from_table:
             self._resumed = self._resume(who, schema)
         who = replace(who, run=self._resumed)
-        self._check_tables(rows, who, checkpoint)
+        columns = {role: table.schema for role, table in rows.items()}
+        self._check_tables(columns, who, checkpoint)
         return who.last_batch
 
-    def _check_tables(self, rows: Rows, who: Identity, checkpoint: QueryCheckpoint) -> None:
+    def _check_tables(
+        self, columns: Mapping[str, StructType], who: Identity, checkpoint: QueryCheckpoint
+    ) -> None:
         """Check the tables, and note them where they changed.
 
         A transform may make any columns, and may write elsewhere, so that `output` need not have
@@ -340,7 +352,7 @@ class Run:
                 "with new tables, and a new checkpoint and staging"
             )
         optional = job.transform is not None and made <= known
-        Tables(job, who, optional=optional).check(spark, rows)
+        Tables(job, who, optional=optional).check(spark, columns)
         if tables != known:
             left_out |= dict.fromkeys(known, who.last_batch)
             kept = {name: batch for name, batch in left_out.items() if name not in tables}
