@@ -319,9 +319,10 @@ class PositionScripts:
         for some in in_parts(positions):
             chunk = {p: positions[p] for p in some}
             matching = self._matching(feed, {p: new.revision - 1 for p, new in chunk.items()})
-            if feed in self.lock_waits and self._dialect in SKIPS_LOCKED:
+            passes = feed in self.lock_waits
+            if self._lock and (passes or len(chunk) > 1):  # an UPDATE locks rows as they lie
                 locked = f"SELECT partition_id FROM {self._cursors} WHERE {matching.sql}"
-                locked += f" ORDER BY partition_id{self._lock} SKIP LOCKED"
+                locked += f" ORDER BY partition_id{self._lock}{' SKIP LOCKED' * passes}"
                 if len((yield Query(locked, matching.parameters))) != len(chunk):
                     raise RefusedError
             yield from self._archive(matching, at)

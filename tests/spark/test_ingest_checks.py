@@ -269,7 +269,7 @@ def test_url_that_names_no_file_system_is_refused(tmp_path: Path, url: str) -> N
 
 
 def check_refused(tmp_path: Path, path: str) -> None:
-    for place in ("output", "bronze", "checkpoint"):
+    for place in ("output", "bronze", "checkpoint", "staging"):
         given: Any = {"output": str(tmp_path / "t"), "schema": "id INT", place: path}
         with pytest.raises(IngestError, match=f"{place} .* can't be read back"):
             Ingest(url="http://x/feed", **given)
@@ -416,6 +416,7 @@ def test_error_without_text_is_its_type() -> None:
     raised = "Traceback (most recent call last):\n  File ...\n__main__.Odd:{} \nSQLSTATE: 39000\n"
     assert plain_message(ValueError(raised.format(""))) == "Odd"
     assert plain_message(ValueError(raised.format(" odd"))) == "Odd: odd"
+    assert plain_message(ValueError(raised.format(" SQLSTATE: 1 of"))) == "Odd: SQLSTATE: 1 of"
     unnamed = ValueError("Malformed input or input contains unmappable characters: /t/k=%C3")
     advised = plain_message(unnamed)
     assert advised.count("Set LC_ALL=C.UTF-8 where Spark runs") == 1

@@ -28,7 +28,7 @@ from feedapi_client.errors import FencedError, StoreError
 from feedapi_client.model import FeedKey, Position
 from feedapi_client.stores import Journal, JournalledStore
 from feedapi_client.stores.position_scripts import PositionScripts
-from feedapi_client.stores.scripts import Script, run_steps
+from feedapi_client.stores.scripts import Query, Script, run_steps
 from feedapi_client.stores.sql import SQLAlchemyCursorStore
 from feedapi_client.testing.contracts import (
     AdministrableStoreContract,
@@ -152,6 +152,34 @@ class TestPostgresWithAsyncpg(SQLContract):
     @pytest.fixture
     def url(self, postgres: Postgres) -> str:
         return postgres.url("asyncpg")
+
+    async def test_r17_rows_are_locked_in_one_order_wherever_they_lie(
+        self, store: SQLAlchemyCursorStore
+    ) -> None:
+        for partition in reversed(range(20)):
+            await store.save(FEED, opening([partition]))
+        # PostgreSQL reads rows as they lie where a table is large.
+        database = "ALTER DATABASE postgres {} enable_indexscan{}"
+        await execute(store.engine, database.format("SET", " = off"))
+        await store.engine.dispose()
+        blocked = sa.text(
+            "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+            "AND query LIKE '%feedapi_cursors%'"
+        )
+        rows = "SELECT partition_id FROM feedapi_cursors WHERE partition_id {} FOR UPDATE {}"
+        later = {partition: Position("later", revision=2) for partition in range(20)}
+        async with store.engine.connect() as holder, store.engine.connect() as watcher:
+            await holder.execute(sa.text(rows.format("= 19", "")))
+            async with anyio.create_task_group() as group:
+                group.start_soon(store.save, FEED, later)
+                while not (await watcher.execute(blocked)).all():
+                    await watcher.rollback()
+                free = await watcher.execute(sa.text(rows.format("< 20", "SKIP LOCKED")))
+                await watcher.rollback()
+                await holder.rollback()
+        await execute(store.engine, database.format("RESET", ""))
+        assert free.all() == []
+        assert await store.load(FEED) == later
 
 
 class TestSQLiteWithAiosqlite(SQLContract):
@@ -407,7 +435,7 @@ async def test_a_save_of_all_partitions_is_a_few_statements(
     await store.save(FEED, positions)
     assert len(statements) == 1
     await store.save(FEED, advanced(positions))
-    assert len(statements) < 15
+    assert len(statements) < 25
 
 
 async def test_both_sqlite_stores_work_on_one_file(tmp_path: Path) -> None:
@@ -491,7 +519,8 @@ def test_statements_compile_for_every_dialect(dialect: Any) -> None:
             p: Position(f"c{p}", "drained" if p % 2 else "open", p + 2) for p in range(number)
         }
         scripts = PositionScripts(dialect.name, "feedapi_cursors{}".format)
-        (update,) = recorded(scripts.save_alone(FEED, positions, {}), number)
+        *locked, update = recorded(scripts.save_alone(FEED, positions, {}), number)
+        assert len(locked) == (number > 1 and dialect.name in ("mysql", "postgresql"))
         assert len(update.parameters) < 2_100
         assert update.sql.startswith("UPDATE feedapi_cursors SET")
     created = str(CreateTable(store.table).compile(dialect=dialect))
@@ -502,9 +531,9 @@ def recorded(script: Script[None], changed: int) -> list[Any]:
     """Return the statements of a script, each of which changes so many rows."""
     statements: list[Any] = []
 
-    def execute(step: Any) -> int:
+    def execute(step: Any) -> Any:
         statements.append(step)
-        return changed
+        return [()] * changed if isinstance(step, Query) else changed
 
     run_steps(script, execute)
     return statements

@@ -13,7 +13,7 @@ class MicroBatchError(StreamingQueryException):
 
 _OURS = re.compile(r"^(?:\w+\.)*feedapi_client\.[\w.]+(?:Error|Exception): (.+)$", re.MULTILINE)
 _RAISED = re.compile(
-    r"^(?:[\w<>]+\.)*(\w+)(?::\s*SQLSTATE: .*|(:[ \t]*(?:\n\s*)?\S.*))?$", re.MULTILINE
+    r"^(?:[\w<>]+\.)*(\w+)(?::\s*(?:SQLSTATE: \w{5}\s*)+$|(:[ \t]*(?:\n\s*)?\S.*))?$", re.MULTILINE
 )
 """The first line of a traceback that is not indented; some messages begin with a line end, and
 behind blank ones Spark puts a code."""

@@ -116,8 +116,8 @@ def fields_in(kind: T.DataType) -> Iterator[T.StructField]:
 def problems_of_locations(job: Ingest) -> Iterator[str]:
     """Yield what is wrong with the places of the tables and of the query's own files."""
     given = {name: getattr(job, name) for name in TABLES}
-    places = {**(given if job.is_files else {}), "checkpoint": job.checkpoint}
-    for name, path in places.items():
+    own = {"checkpoint": job.checkpoint, "staging": job.staging}
+    for name, path in {**(given if job.is_files else {}), **own}.items():
         if path and (_PATTERN.search(path) or _COLON.match(path)):
             yield (
                 f"{name} {path!r} can't be read back: Spark takes [ ] {{ }} * ? and \\ in a path "
@@ -135,7 +135,6 @@ def problems_of_locations(job: Ingest) -> Iterator[str]:
     tables = {name: as_url(path) for name, path in given.items() if path}
     if len(set(tables.values())) < len(tables):
         yield "output, bronze, rejected and gold must be different tables"
-    own = {"checkpoint": job.checkpoint, "staging": job.staging}
     others = tables | {name: as_url(path) for name, path in own.items() if path}
     for (name, table), (other, place) in product(tables.items(), others.items()):
         if other == name or not f"{place}/".startswith(f"{table}/"):

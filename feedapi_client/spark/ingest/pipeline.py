@@ -245,8 +245,11 @@ class Run:
         self._began = time.monotonic()
         parse_options({**job.options, "url": job.url})
         check_session(spark, job)
-        self.job = job = _beside_views(spark, job)
+        job = _beside_views(spark, job)
         schema = payload_schema(spark, job)
+        # The key belongs to gold, in Delta, which takes other letters where a session may not.
+        spelled = {name.lower(): name for name in (() if schema is None else schema.names)}
+        self.job = job = replace(job, key=[spelled.get(name.lower(), name) for name in job.key])
         location = job.staging_location
         self._lease = QueryLease(location, job.lease_name, settings=store_settings(spark, location))
         if not is_connect(spark):  # whose server reaches the staging location, and this need not
