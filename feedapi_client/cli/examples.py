@@ -29,7 +29,6 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"run {_URL} --handler shop.orders:handle --store cursors.db",
         f"run {_URL} --handler shop.orders:handle --store env:DATABASE_URL --share",
         f"run {_URL} --handler shop.orders:handle --store cursors.db --monitor 0.0.0.0:9464",
-        f"run {_URL} --handler shop.orders:handle --store cursors.db --workers 4",
         f"run {_URL} --handler shop.orders:each --store cursors.db --key /id --concurrency 99",
     ),
     "relay": (

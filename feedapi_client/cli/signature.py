@@ -27,6 +27,14 @@ _JOURNAL, _WEEK = "--journal", 7
 _NUMBER = re.compile(r"[+-]?(\d.*|nan|inf)", re.IGNORECASE)
 _SHARED_PANELS = (EVENTS, CONNECTION)
 
+REMOVED = {
+    "run --workers": (
+        "start each process by itself, with --share: under systemd, Compose or Kubernetes, or by "
+        "xargs -P"
+    ),
+}
+"""What does the work of options that are gone, by command and option."""
+
 
 def command_of(function: Callable[[Any], Any], name: str, epilog: str, **settings: Any) -> Any:
     """Return the command that calls the function with its options.
@@ -117,7 +125,15 @@ class PlainHelpCommand(TyperCommand):
         """Read the arguments. ``--journal`` may come without a number of days."""
         if any(_JOURNAL in each.opts for each in self.params):
             args = list(_with_days(args))
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # Typer uses its own copy of click or the installed one: no common class.
+            option = getattr(error, "option_name", None)
+            words = ctx.command_path.partition(" ")[2]
+            if (successor := REMOVED.get(f"{words} {option}")) is not None:
+                error.message, error.possibilities = f"{option} is gone: {successor}", None  # type: ignore[attr-defined]
+            raise
 
     def get_help(self, ctx: Any) -> str:
         """Return the help as stdout can encode it."""
