@@ -21,8 +21,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"cat {_URL} --limit 10",
         f"cat {_URL} --follow --from last --raw",
         f"cat {_URL} --store cursors.db --name report",
-        f"cat {_URL} --format '%p %k %c %s\\n' --key order.id",
-        f"cat {_URL} --store cursors.db --name report --from '2 hours ago'",
+        f"cat {_URL} --format '%p %c %s\\n'",
         f"cat {_URL} --partition 3 --from CURSOR --ca-file company.pem --auth-env TOKEN",
     ),
     "run": (
@@ -30,6 +29,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"run {_URL} --handler shop.orders:handle --store env:DATABASE_URL --share",
         f"run {_URL} --handler shop.orders:handle --store cursors.db --monitor 0.0.0.0:9464",
         f"run {_URL} --handler shop.orders:each --store cursors.db --key /id --concurrency 99",
+        f"run {_URL} --handler shop.orders:handle --store cursors.db --journal 7",
     ),
     "relay": (
         f"relay {_URL} --stream orders --store relay.db --key order.id --follow",

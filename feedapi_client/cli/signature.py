@@ -23,11 +23,21 @@ from feedapi_client.cli.std_streams import encodable
 
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 _OPTIONS = "Options"
-_JOURNAL, _WEEK = "--journal", 7
-_NUMBER = re.compile(r"[+-]?(\d.*|nan|inf)", re.IGNORECASE)
 _SHARED_PANELS = (EVENTS, CONNECTION)
 
 REMOVED = {
+    "cat --checkpoints": "--format with %c prints the cursor behind each event",
+    "cat --format %k": "give %s to jq, which finds a field of a payload",
+    "cat --format %K": "give %s to jq, which finds a field of a payload",
+    "cat --from TIME": (
+        "take a copy of the store back (feedapi cursors rewind --to TIME --store COPY), then print "
+        "what comes behind (feedapi cat URL --store COPY)"
+    ),
+    "cat --journal": "feedapi run --journal DAYS keeps a history, cat goes on with one",
+    "cat --key": (
+        "jq finds a field of a payload, as in feedapi cat URL | jq .data.id; the key of --cert is "
+        "--cert-key"
+    ),
     "run --workers": (
         "start each process by itself, with --share: under systemd, Compose or Kubernetes, or by "
         "xargs -P"
@@ -122,9 +132,7 @@ class PlainHelpCommand(TyperCommand):
     """A command whose help is plain text, wrapped to the width of the terminal."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. ``--journal`` may come without a number of days."""
-        if any(_JOURNAL in each.opts for each in self.params):
-            args = list(_with_days(args))
+        """Read the arguments. An option that is gone is an error that names its successor."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
@@ -163,14 +171,6 @@ class PlainHelpCommand(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the examples, each on a line of its own, and what else is below the options."""
         write_epilog(self.epilog, formatter)
-
-
-def _with_days(args: list[str]) -> Iterator[str]:
-    for index, each in enumerate(args):
-        if each != _JOURNAL or _NUMBER.fullmatch("".join(args[index + 1 : index + 2])):
-            yield each
-        else:
-            yield f"{_JOURNAL}={_WEEK}"
 
 
 def write_epilog(epilog: str | None, formatter: Any) -> None:

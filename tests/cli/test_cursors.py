@@ -359,9 +359,10 @@ def test_an_import_file_that_does_not_exist_is_reported_on_one_line(
 
 
 @pytest.fixture
-def journalled(feedapi: Feedapi, publisher: Publisher, store: Path) -> tuple[Path, str]:
+def journalled(feedapi: Feedapi, publisher: Publisher, journalled_store: Path) -> tuple[Path, str]:
     """A store with a journal, and a time between two runs of its consumer."""
-    assert feedapi("cat", publisher.url, "--store", store, "--journal").exit_code == 0
+    store = journalled_store
+    assert feedapi("cat", publisher.url, "--store", store).exit_code == 0
     between = datetime.now(UTC)
     while datetime.now(UTC) <= between:  # until the clock has moved on
         time.sleep(0)

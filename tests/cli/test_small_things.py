@@ -26,23 +26,23 @@ Make = Callable[..., Publisher]
 
 
 @pytest.fixture
-def filled(feedapi: Feedapi, feedapi_publisher: Publisher, store: Path) -> Path:
+def filled(feedapi: Feedapi, feedapi_publisher: Publisher, journalled_store: Path) -> Path:
     feedapi_publisher.append(0, {"n": 1})
-    done = feedapi("cat", feedapi_publisher.url, "--store", store, "--journal")
+    done = feedapi("cat", feedapi_publisher.url, "--store", journalled_store)
     assert done.exit_code == 0
-    return store
+    return journalled_store
 
 
 # ---------------------------------------------------------------------- rewind
 
 
 def test_a_dry_run_of_rewind_fails_where_the_rewind_does(
-    feedapi: Feedapi, feedapi_publisher: Publisher, store: Path
+    feedapi: Feedapi, feedapi_publisher: Publisher, journalled_store: Path
 ) -> None:
-    before = datetime.now(UTC)
+    store, before = journalled_store, datetime.now(UTC)
     while datetime.now(UTC) <= before:  # until the clock has moved on
         time.sleep(0)
-    assert feedapi("cat", feedapi_publisher.url, "--store", store, "--journal").exit_code == 0
+    assert feedapi("cat", feedapi_publisher.url, "--store", store).exit_code == 0
     rewind = ("cursors", "rewind", "--store", store, "--to", before.isoformat())
     real, dry = (feedapi(*rewind, option) for option in ("--yes", "--dry-run"))
     assert (dry.exit_code, dry.stderr) == (real.exit_code, real.stderr)
