@@ -36,10 +36,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"relay {_URL} --stream orders --api broker:9292 --create --exactly-once batch --follow",
         f"relay {_URL} --stream orders --store relay.db --oversized quarantine",
     ),
-    "status": (
-        "status localhost:9464",
-        f"status {_URL} --store cursors.db --once",
-    ),
+    "status": ("status localhost:9464", "status localhost:9464 --once"),
     "cursors ls": (
         "cursors ls --store cursors.db",
         f"cursors ls --store env:DATABASE_URL --url {_URL}",

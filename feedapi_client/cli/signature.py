@@ -25,6 +25,9 @@ _LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 _OPTIONS = "Options"
 _SHARED_PANELS = (EVENTS, CONNECTION)
 
+_LAG = (
+    "feedapi cursors ls --store STORE --url URL shows how far a consumer came, and watch repeats it"
+)
 REMOVED = {
     "cat --checkpoints": "--format with %c prints the cursor behind each event",
     "cat --format %k": "give %s to jq, which finds a field of a payload",
@@ -42,6 +45,9 @@ REMOVED = {
         "start each process by itself, with --share: under systemd, Compose or Kubernetes, or by "
         "xargs -P"
     ),
+    "status --name": "a monitor shows the consumers of its process",
+    "status --store": _LAG,
+    "status --v1-partitions": _LAG,
 }
 """What does the work of options that are gone, by command and option."""
 

@@ -50,7 +50,6 @@ def asking(url: object) -> tuple[tuple[object, ...], ...]:
         ("cat", url, "--store", "cursors.db", "--cert-key"),
         ("cursors", "ls", "--store", "cursors.db", "--url", url, "--key"),
         ("cursors", "skip", url, "--store", "cursors.db", "--key"),
-        ("status", url, "--store", "cursors.db", "--once", "--key"),
     )
 
 

@@ -14,6 +14,9 @@ USED = {
     "cat --from TIME": "cat http://h/f --store c.db --from 14:30",
     "cat --journal": "cat http://h/f --store c.db --journal",
     "cat --key": "cat http://h/f --key order.id",
+    "status --name": "status localhost:1 --name app",
+    "status --store": "status http://h/f --store c.db",
+    "status --v1-partitions": "status http://h/f --v1-partitions 2",
     "run --workers": "run http://h/f --handler a:b --store c.db --workers 4",
 }
 
