@@ -54,7 +54,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "cursors reset --store cursors.db --name app",
         "cursors reset --store cursors.db --partition 3 --yes",
     ),
-    "cursors export": ("cursors export --store cursors.db -o cursors.json",),
+    "cursors export": ("cursors export --store cursors.db > cursors.json",),
     "cursors import": (
         "cursors import cursors.json --store env:DATABASE_URL",
         "cursors import cursors.json --store liftbridge://broker:9292/orders",

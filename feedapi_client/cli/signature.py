@@ -28,6 +28,7 @@ _SHARED_PANELS = (EVENTS, CONNECTION)
 _LAG = (
     "feedapi cursors ls --store STORE --url URL shows how far a consumer came, and watch repeats it"
 )
+_TO_A_FILE = "stdout goes to a file by > FILE"
 REMOVED = {
     "cat --checkpoints": "--format with %c prints the cursor behind each event",
     "cat --format %k": "give %s to jq, which finds a field of a payload",
@@ -45,6 +46,11 @@ REMOVED = {
         "start each process by itself, with --share: under systemd, Compose or Kubernetes, or by "
         "xargs -P"
     ),
+    "cursors export --output": _TO_A_FILE,
+    "cursors export -o": _TO_A_FILE,
+    "doctor --max-bytes": "--max-requests bounds what an examination asks and receives",
+    "serve --entities": "Publisher of feedapi_client.testing publishes events of your own",
+    "serve --max-events": "--rate 0 publishes no more than the history",
     "status --name": "a monitor shows the consumers of its process",
     "status --store": _LAG,
     "status --v1-partitions": _LAG,

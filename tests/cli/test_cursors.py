@@ -292,7 +292,7 @@ def test_an_export_can_be_imported_into_another_store(
     feedapi: Feedapi, publisher: Publisher, filled: Path, tmp_path: Path
 ) -> None:
     saved, other = tmp_path / "cursors.json", tmp_path / "other.db"
-    assert feedapi("cursors", "export", "--store", filled, "-o", saved).exit_code == 0
+    saved.write_bytes(feedapi("cursors", "export", "--store", filled).stdout_bytes)
     assert feedapi("cursors", "import", saved, "--store", other).exit_code == 0
     assert _cursors(feedapi, other) == _cursors(feedapi, filled)
     assert feedapi("cat", publisher.url, "--store", other).stdout == ""
@@ -310,7 +310,7 @@ def test_import_asks_before_it_replaces_positions(
     feedapi: Feedapi, filled: Path, tmp_path: Path
 ) -> None:
     saved = tmp_path / "cursors.json"
-    feedapi("cursors", "export", "--store", filled, "-o", saved)
+    saved.write_bytes(feedapi("cursors", "export", "--store", filled).stdout_bytes)
     result = feedapi("cursors", "import", saved, "--store", filled, input="n\n")
     assert result.exit_code == 1
     assert "2 positions are there already" in result.stdout

@@ -166,39 +166,6 @@ def test_no_at_a_question_is_a_failure(feedapi: Feedapi, filled: Path) -> None:
     assert feedapi("cursors", "reset", "--store", filled, input="n\n").exit_code == 1
 
 
-# ---------------------------------------------------------------------- export to a file
-
-
-def test_an_export_to_a_full_disk_says_so(feedapi: Feedapi, filled: Path) -> None:
-    result = feedapi("cursors", "export", "--store", filled, "-o", "/dev/full")
-    assert result.exit_code == 1
-    assert result.stderr == ("feedapi: /dev/full: nothing was exported: No space left on device\n")
-
-
-def test_an_export_that_fails_leaves_the_former_file(
-    feedapi: Feedapi, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "export.json"
-    target.write_text("the former one")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    result = feedapi("cursors", "export", "--store", filled, "-o", target)
-    assert result.exit_code == 1
-    assert target.read_text() == "the former one"
-    assert [path.name for path in tmp_path.iterdir() if "export" in path.name] == ["export.json"]
-
-
-def test_an_export_replaces_the_file(feedapi: Feedapi, filled: Path, tmp_path: Path) -> None:
-    target = tmp_path / "export.json"
-    target.write_text("the former one")
-    assert feedapi("cursors", "export", "--store", filled, "-o", target).exit_code == 0
-    printed = feedapi("cursors", "export", "--store", filled).stdout
-    assert target.read_text() == printed
-
-
 # ---------------------------------------------------------------------- extras
 
 
