@@ -221,8 +221,6 @@ class SourceOptions:
 
     url: str = field(metadata={"parse": _url})
     """Of the feed."""
-    feed_column: bool = _option(_boolean, default=False)
-    """Whether the rows have column `feed`."""
     previous_url: str | None = _option(_url, default=None)
     v1_partitions: int | None = _option(_integer(1, MAX_PARTITION + 1), default=None)
     start: Any = field(default="first", metadata={"parse": _start})
@@ -239,8 +237,6 @@ class SourceOptions:
         _one_of("error", "keep"), default="error"
     )
     """What becomes of a payload that is neither a JSON object nor a string."""
-    push_filters: bool = _option(_boolean, default=False)
-    """Whether a batch read takes the filters of the query on partition and feed."""
     resume_run: str | None = _option(_text, default=None)
     """Run whose first plan says where a new query begins (see `stream.seed`)."""
     fenced: bool = _option(_boolean, default=True)
@@ -401,6 +397,7 @@ _BY_TIME = (
     "where(...) on a time in column data"
 )
 _BY_TRIGGER = "a query without enough events waits: give it a longer processing-time trigger"
+_A_COLUMN = '.withColumn("feed", lit(...))'
 _GONE = {
     "startingtimestamp": _BY_TIME,
     "eventtime": _BY_TIME,
@@ -409,7 +406,9 @@ _GONE = {
     "mineventspertrigger": _BY_TRIGGER,
     "maxtriggerdelay": _BY_TRIGGER,
     "payload": "data is always text: select try_parse_json(data), and keep data where that is null",
-    "urls": "load each feed with url, and give feedColumn=true to both sides of union(...)",
+    "urls": f"load each feed with url, and write union(...) of what you give {_A_COLUMN}",
+    "feedcolumn": f"give the rows {_A_COLUMN}",
+    "pushfilters": "option partitions chooses what is read",
 }
 """Options of earlier versions, and what to write in their place."""
 

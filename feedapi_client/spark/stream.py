@@ -231,8 +231,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         staging, task = self._staging(partition.run), partition.task
         key = staging.data_key(task.epoch, task.number)
         staged = fetch_once(self.options, staging, task)
-        feed = task.feed if self.options.feed_column else None
-        yield from rows_of(staged, key, self.options.limits.max_batch_bytes, feed)
+        yield from rows_of(staged, key, self.options.limits.max_batch_bytes)
 
     # ------------------------------------------------------------------ the planner and its epoch
 

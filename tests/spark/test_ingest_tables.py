@@ -434,7 +434,6 @@ def test_latest_state_of_each_entity(
         (["--key", "id"], "key and delete_when describe gold"),
         (["--bronze", "b"], "bronze and rejected need a schema"),
         (["--schema", "id INT", "--bronze", "/tmp/x"], "must be different tables"),
-        (["--option", "feedColumn=true"], "leave out option feedColumn"),
     ],
 )
 def test_arguments_that_do_not_go_together(

@@ -236,14 +236,6 @@ def test_r08_lineage_is_given_as_pairs_of_child_and_parent() -> None:
         parse_options({"url": "http://h/f", "lineage": "1-0"})
 
 
-# ---------------------------------------------------------------------- several feeds
-
-
-def test_feed_column_is_an_option() -> None:
-    assert not parse_options(URL).feed_column
-    assert parse_options({**URL, "feedColumn": "true"}).feed_column
-
-
 def test_representation_names_the_host_only() -> None:
     options = parse_options({"url": "https://a/feed?key=hunter2"})
     assert repr(options) == "<SourceOptions of a>"
@@ -288,7 +280,9 @@ def test_fields_that_may_be_none_take_it_and_others_numbers() -> None:
         ("payload", r"try_parse_json\(data\)"),
         ("minEventsPerTrigger", "processing-time trigger"),
         ("maxTriggerDelay", "processing-time trigger"),
-        ("urls", r"load each feed with url, .* both sides of union"),
+        ("urls", r"load each feed with url, .* union"),
+        ("feedColumn", r"withColumn\("),
+        ("pushFilters", "option partitions"),
         ("URLS", r"union"),
     ],
 )
