@@ -208,8 +208,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _hold(self, run: str) -> None:
         """Acquire the lease of the run, or check that it is still held. Raises `FencedError`."""
-        if not self.options.fenced:
-            return
         if self._lease is None or self._lease.query != run:
             lease, reader = QueryLease(self.location, run), weakref.ref(self)
             lease.in_use = lambda: reader() is not None

@@ -431,7 +431,6 @@ class Run:
         source = (
             self.spark.readStream.format("feedapi")
             .options(**{**job.options, "stagingLocation": staging, "url": job.url})
-            .option("fenced", False)  # the pipeline's own lease is that of its tables, too
             .options(**({"resumeRun": self._resumed} if self._resumed else {}))
             .load()
         )
