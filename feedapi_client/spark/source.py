@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
@@ -12,6 +13,16 @@ from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
 from feedapi_client.spark.staging.location import default_location
 from feedapi_client.spark.stream import FeedStreamReader
+
+
+def register(spark: SparkSession) -> None:
+    """Register ``format("feedapi")`` with a session, of Spark itself or of Spark Connect."""
+    spark.dataSource.register(FeedDataSource)
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is one of Spark Connect, which has no context."""
+    return getattr(spark, "sparkContext", None) is None
 
 
 class FeedDataSource(DataSource):
