@@ -21,11 +21,10 @@ from feedapi_client.cli.feed_options import (
     V1Partitions,
     checked_url,
 )
-from feedapi_client.cli.store_options import ConsumerName, JournalDays, checked_name, journal_of
+from feedapi_client.cli.signature import REMOVED
+from feedapi_client.cli.store_options import ConsumerName, checked_name
 
 if TYPE_CHECKING:
-    from datetime import datetime
-
     from feedapi_client.cli.cat_format import LineFormat, TemplateFormat
     from feedapi_client.options import FetchOptions
 
@@ -42,13 +41,8 @@ class Cat:
         str | None,
         typer.Option(
             "--from",
-            metavar="first|last|CURSOR|TIME",
-            help=(
-                "Where to begin; a cursor needs one --partition. Stored cursors come first. A time "
-                "('2 hours ago', 14:30, ISO) needs --store with a journal: prints what came "
-                "since, and "
-                "stores nothing."
-            ),
+            metavar="first|last|CURSOR",
+            help="Where to begin; a cursor needs one --partition. Stored cursors come first.",
         ),
     ] = None
     partitions: Annotated[
@@ -76,15 +70,8 @@ class Cat:
     ] = None
     name: ConsumerName = "default"
     feed_name: FeedName = None
-    journal: JournalDays = None
     raw: Annotated[
         bool, typer.Option("--raw", help="Print payloads alone, byte for byte as they were sent.")
-    ] = False
-    checkpoints: Annotated[
-        bool,
-        typer.Option(
-            "--checkpoints", help="Print each cursor too, after the events that it covers."
-        ),
     ] = False
     template: Annotated[
         str | None,
@@ -92,18 +79,9 @@ class Cat:
             "--format",
             metavar="TEMPLATE",
             help=(
-                r"Print each event by a template, such as '%p %k %s\n': %p partition, %s payload, "
-                r"%S "
-                "its bytes, %k key, %K its bytes, %h headers, %c cursor behind it, %i number."
+                r"Print each event by a template, such as '%p %c %s\n': %p partition, %s payload, "
+                "%S its bytes, %h headers, %c cursor behind it, %i number."
             ),
-        ),
-    ] = None
-    key: Annotated[
-        str | None,
-        typer.Option(
-            "--key",
-            metavar="FIELD",
-            help="The field of the payload that %k is; a.b for a nested one.",
         ),
     ] = None
     limit: Annotated[
@@ -165,27 +143,18 @@ class Cat:
         from feedapi_client.cli.cat_format import LineFormat, TemplateFormat
 
         if self.template is None:
-            return LineFormat(raw=self.raw, checkpoints=self.checkpoints)
-        return TemplateFormat(self.template, self.key)
-
-    def since(self) -> datetime | None:
-        """Return the time that ``--from`` stands for; None for anything else."""
-        return _time(self.start, self.partitions) if self.store is not None else None
+            return LineFormat(raw=self.raw)
+        return TemplateFormat(self.template)
 
     def check(self) -> None:
         """Raise `typer.BadParameter` for options that don't go together."""
-        if (self.raw or self.checkpoints) and self.template is not None:
-            raise typer.BadParameter("--format can't be combined with --raw or --checkpoints")
-        if self.key is not None and self.template is None:
-            raise typer.BadParameter(
-                "--key needs --format, with %k. (The key of --cert is --cert-key.)"
-            )
+        if self.raw and self.template is not None:
+            raise typer.BadParameter("--format can't be combined with --raw")
         checked_url(self.url)
         self.connection.check()
         checked_name(self.name)
-        given = journal_of(self.journal) or self.feed_name or self.name != "default"
-        if given and self.store is None:
-            raise typer.BadParameter("--name, --feed-name and --journal need --store")
+        if (self.feed_name or self.name != "default") and self.store is None:
+            raise typer.BadParameter("--name and --feed-name need --store")
 
 
 async def cat(options: Cat) -> int:
@@ -202,20 +171,6 @@ async def cat(options: Cat) -> int:
     return await cat_printer.print_events(options)
 
 
-def _time(start: str | None, partitions: list[int] | None) -> datetime | None:
-    """Return the time that ``--from`` stands for; None for anything else, such as a cursor."""
-    from feedapi_client.cli.times import parse_time
-
-    if start is None or _FIRST_OR_LAST.fullmatch(start) is not None:
-        return None
-    if partitions and start.isalnum():  # 20310504 is a cursor, although ISO 8601 knows it
-        return None
-    try:
-        return parse_time(start)
-    except ValueError:
-        return None
-
-
 def start_of(
     start: str | None, partitions: list[int] | None
 ) -> Literal["first", "last"] | dict[int, str]:
@@ -225,8 +180,8 @@ def start_of(
         return "last" if special[1] == "last" else "first"
     if partitions is None or len(partitions) != 1:
         raise typer.BadParameter(
-            "--from CURSOR needs one --partition: a cursor belongs to one partition; --from TIME "
-            "needs --store"
+            "--from CURSOR needs one --partition: a cursor belongs to one partition. "
+            f"--from TIME is gone: {REMOVED['cat --from TIME']}"
         )
     if not start.isascii() or not start.isprintable():
         raise typer.BadParameter("--from: a cursor is printable ASCII")

@@ -8,11 +8,9 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from datetime import datetime
-from typing import Any, Literal
+from typing import Any
 
 import anyio
-import typer
 
 from feedapi_client.cli import stdout
 from feedapi_client.cli.cat import Cat, start_of
@@ -21,13 +19,11 @@ from feedapi_client.cli.exit_codes import SIGNALLED
 from feedapi_client.cli.feed_options import edges
 from feedapi_client.cli.monitoring import monitoring
 from feedapi_client.cli.reporting import say
-from feedapi_client.cli.store_options import journal_of
 from feedapi_client.cli.terminal import ProgressLine
 from feedapi_client.consumer import FeedConsumer
-from feedapi_client.model import Batch, Event, FeedKey, Position
-from feedapi_client.operations import positions_of_time
+from feedapi_client.model import Batch, Event
 from feedapi_client.options import Limits, RetryPolicy
-from feedapi_client.stores.base import CursorStore, JournalledStore
+from feedapi_client.stores.base import CursorStore
 from feedapi_client.stores.memory import MemoryCursorStore
 
 
@@ -61,10 +57,7 @@ class EventPrinter:
         self.exit_code = 0
         self._lines = options.lines()
         self._fetch = options.fetch()
-        self._since = options.since()
-        self._start: Literal["first", "last"] | dict[int, str] = start_of(
-            None if self._since else options.start, options.partitions
-        )
+        self._start = start_of(options.start, options.partitions)
         self._lineage = edges(options.lineage)
         self._remaining = options.limit
         self._consumer: FeedConsumer | None = None
@@ -153,38 +146,12 @@ class EventPrinter:
         if self.options.store is None:
             yield MemoryCursorStore()
             return
-        if self._since is not None:
-            yield await self._positions_then(self.options.store, self._since)
-            return
-        journal = journal_of(self.options.journal)
-        async with open_store(self.options.store, create=True, journal=journal) as store:
+        async with open_store(self.options.store, create=True) as store:
             yield store
-
-    def _key(self) -> FeedKey:
-        name, selection = self.options.name, self._fetch.selection()
-        if self.options.feed_name is not None:
-            return FeedKey.named(self.options.feed_name, name, selection)
-        return FeedKey(self.options.url, name, selection)
-
-    async def _positions_then(self, spec: str, when: datetime) -> MemoryCursorStore:
-        """Return a store in memory with the positions of that time. The given one stays as it is.
-
-        Raises `StoreError` where the journal does not reach back.
-        """
-        key = self._key()
-        async with open_store(spec, create=False) as store:
-            if not isinstance(store, JournalledStore):
-                raise typer.BadParameter("--from TIME: this kind of store keeps no journal")
-            then = await positions_of_time(store, key, when)
-        copy = MemoryCursorStore()
-        # The first revision: for this store they are new.
-        await copy.save(key, {id: Position(p.cursor, p.status) for id, p in then.items()})
-        return copy
 
     async def _note_stored_cursors(self, consumer: FeedConsumer) -> None:
         """Say on stderr that stored cursors come before ``--from``."""
-        given = self.options.start is not None and self._since is None
-        if not given or self.options.store is None:
+        if self.options.start is None or self.options.store is None:
             return
         stored, chosen = await consumer.store.load(consumer.key), self.options.partitions
         if stored.keys() & set(chosen or ()) or (stored and not chosen):

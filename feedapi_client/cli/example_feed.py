@@ -19,33 +19,34 @@ if TYPE_CHECKING:
 
 _PUBLISH_INTERVAL = 0.05
 _MAX_OPEN_PARTITIONS = 64
+_ENTITIES = 100
+_MAX_EVENTS = 1_000_000
+"""All events are kept in memory."""
 _TYPES = ("OrderPlaced", "OrderPaid", "OrderShipped")
 
 SplitMethod = Literal["starts-after", "cursor-from"]
 
 
 class ExampleFeed:
-    """Publishes events and splits partitions. At most `max_events` are published in all."""
+    """Publishes events and splits partitions."""
 
-    def __init__(self, publisher: Publisher, *, entities: int, max_events: int) -> None:
+    def __init__(self, publisher: Publisher) -> None:
         self.publisher = publisher
-        self.entities = entities
-        self.max_events = max_events
         self.published = 0
         self.splits = 0
 
     @property
     def full(self) -> bool:
         """Whether no more events may be published."""
-        return self.published >= self.max_events
+        return self.published >= _MAX_EVENTS
 
     def publish(self, count: int) -> None:
         """Publish `count` more events, or as many as are still allowed."""
         headers = {"content-type": "application/json"} if self.publisher.dialect == "v1" else None
-        end = min(self.published + count, self.max_events)
+        end = min(self.published + count, _MAX_EVENTS)
         for number in range(self.published, end):
-            entity = f"order-{number % self.entities}"
-            n = number // self.entities + 1
+            entity = f"order-{number % _ENTITIES}"
+            n = number // _ENTITIES + 1
             event = {"entity": entity, "n": n, "type": _TYPES[(n - 1) % len(_TYPES)]}
             self.publisher.publish(entity, event, headers=headers)
         self.published = max(self.published, end)
@@ -124,7 +125,7 @@ async def _publish(feed: ExampleFeed, rate: float) -> None:
         feed.publish(due - feed.published)
         if feed.full:
             _print_hint(
-                f"{feed.published:,} events were published, which is all that --max-events allows"
+                f"{feed.published:,} events were published, and no more are: all are in memory"
             )
             return
 

@@ -21,26 +21,22 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         f"cat {_URL} --limit 10",
         f"cat {_URL} --follow --from last --raw",
         f"cat {_URL} --store cursors.db --name report",
-        f"cat {_URL} --format '%p %k %c %s\\n' --key order.id",
-        f"cat {_URL} --store cursors.db --name report --from '2 hours ago'",
+        f"cat {_URL} --format '%p %c %s\\n'",
         f"cat {_URL} --partition 3 --from CURSOR --ca-file company.pem --auth-env TOKEN",
     ),
     "run": (
         f"run {_URL} --handler shop.orders:handle --store cursors.db",
         f"run {_URL} --handler shop.orders:handle --store env:DATABASE_URL --share",
         f"run {_URL} --handler shop.orders:handle --store cursors.db --monitor 0.0.0.0:9464",
-        f"run {_URL} --handler shop.orders:handle --store cursors.db --workers 4",
         f"run {_URL} --handler shop.orders:each --store cursors.db --key /id --concurrency 99",
+        f"run {_URL} --handler shop.orders:handle --store cursors.db --journal 7",
     ),
     "relay": (
         f"relay {_URL} --stream orders --store relay.db --key order.id --follow",
         f"relay {_URL} --stream orders --api broker:9292 --create --exactly-once batch --follow",
         f"relay {_URL} --stream orders --store relay.db --oversized quarantine",
     ),
-    "status": (
-        "status localhost:9464",
-        f"status {_URL} --store cursors.db --once",
-    ),
+    "status": ("status localhost:9464", "status localhost:9464 --once"),
     "cursors ls": (
         "cursors ls --store cursors.db",
         f"cursors ls --store env:DATABASE_URL --url {_URL}",
@@ -58,7 +54,7 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "cursors reset --store cursors.db --name app",
         "cursors reset --store cursors.db --partition 3 --yes",
     ),
-    "cursors export": ("cursors export --store cursors.db -o cursors.json",),
+    "cursors export": ("cursors export --store cursors.db > cursors.json",),
     "cursors import": (
         "cursors import cursors.json --store env:DATABASE_URL",
         "cursors import cursors.json --store liftbridge://broker:9292/orders",

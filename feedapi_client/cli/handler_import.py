@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
@@ -33,27 +31,6 @@ def import_handler(path: str, form: str = HANDLER) -> Callable[..., Any]:
     if _takes_a_batch(function):
         _check(path, function, form)
     return function
-
-
-def reimport_handler(path: str, form: str = HANDLER) -> Callable[..., Any]:
-    """Import the function once more, with all modules of its package, as they are now.
-
-    When that fails, what was imported before stays. Raises what `import_handler` does.
-    """
-    package = path.partition(":")[0].partition(".")[0]
-    before = {
-        name: module
-        for name, module in sys.modules.items()
-        if name == package or name.startswith(f"{package}.")
-    }
-    for name in before:
-        del sys.modules[name]
-    importlib.invalidate_caches()
-    try:
-        return import_handler(path, form)
-    except BaseException:
-        sys.modules.update(before)
-        raise
 
 
 @asynccontextmanager

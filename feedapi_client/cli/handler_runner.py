@@ -21,16 +21,10 @@ from feedapi_client.cli.databases import open_store
 from feedapi_client.cli.escape import escape_json
 from feedapi_client.cli.exit_codes import FENCED, HANDLER_FAILED, SIGNALLED
 from feedapi_client.cli.feed_options import edges
-from feedapi_client.cli.handler_import import (
-    Handler,
-    import_handler,
-    open_handler,
-    reimport_handler,
-)
+from feedapi_client.cli.handler_import import Handler, import_handler, open_handler
 from feedapi_client.cli.monitoring import monitoring
-from feedapi_client.cli.reporting import CommandError, say
+from feedapi_client.cli.reporting import say
 from feedapi_client.cli.run import AT_ONCE, LogFormat, RunOptions
-from feedapi_client.cli.run_workers import monitor_of
 from feedapi_client.cli.store_options import journal_of
 from feedapi_client.consumer import FeedConsumer
 from feedapi_client.errors import FeedError, FencedError
@@ -48,24 +42,20 @@ class Runner:
     `Runner` of their own, and divide the partitions.
     """
 
-    def __init__(self, options: RunOptions, worker: int | None) -> None:
+    def __init__(self, options: RunOptions) -> None:
         self.options = options
-        self._shared = options.share or worker is not None
-        self._monitor = monitor_of(options.monitor, worker or 0)
         self._consumer: FeedConsumer | None = None
         self._signal = 0
-        self._next: Callable[..., Any] | None = None
-        """The handler that a reload has imported, and that comes next."""
         self._handler_error: Exception | None = None
         self._form = HANDLER if options.key_path() is None else EVENT_HANDLER
 
     async def run(self) -> int:
         """Consume, and return the exit code."""
-        self._next = import_handler(self.options.handler, self._form)
+        function = import_handler(self.options.handler, self._form)
         try:
             async with anyio.create_task_group() as tasks:
                 await tasks.start(self._watch_signals, tasks.cancel_scope)
-                await self._consume()
+                await self._consume(function)
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             return self._exit_code(_first(group))
@@ -81,19 +71,17 @@ class Runner:
         # Without its text: that may hold a payload.
         return _fail(f"the handler failed with {type(error).__qualname__}", HANDLER_FAILED)
 
-    async def _consume(self) -> None:
+    async def _consume(self, function: Callable[..., Any]) -> None:
         options = self.options
         async with (
             open_store(options.store, create=True, journal=journal_of(options.journal)) as store,
             options.connection.client() as http,
         ):
             consumer = self._new_consumer(store, http)
-            async with monitoring(self._monitor, consumer), consumer:
+            async with monitoring(options.monitor, consumer), consumer:
                 self._consumer = consumer
-                while self._next is not None and not self._signal:
-                    function, self._next = self._next, None
-                    async with open_handler(options.handler, function, self._form) as handle:
-                        await self._run(consumer, handle)
+                async with open_handler(options.handler, function, self._form) as handle:
+                    await self._run(consumer, handle)
 
     async def _run(self, consumer: FeedConsumer, handle: Handler) -> None:
         options, path = self.options, self.options.key_path()
@@ -137,7 +125,7 @@ class Runner:
             fetch=options.events.fetch(),
             v1_partitions=options.v1_partitions,
             lineage=edges(options.lineage),
-            share=Share() if self._shared else None,
+            share=Share() if options.share else None,
             on_error="park" if options.park else "raise",
             http=http,
         )
@@ -150,14 +138,10 @@ class Runner:
         if threading.current_thread() is not threading.main_thread() or sys.platform == "win32":
             task_status.started()
             return
-        watched = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        with anyio.open_signal_receiver(*watched) as signals:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             task_status.started()
             async for number in signals:
-                if number is signal.SIGHUP:
-                    self._reload()
-                else:
-                    self._end(number, scope)
+                self._end(number, scope)
 
     def _end(self, number: signal.Signals, scope: anyio.CancelScope) -> None:
         if self._consumer is None:
@@ -172,16 +156,6 @@ class Runner:
             self._consumer.stop(grace=0)
         else:
             os._exit(SIGNALLED + number)
-
-    def _reload(self) -> None:
-        try:
-            self._next = reimport_handler(self.options.handler, self._form)
-        except CommandError as error:
-            say(f"not reloaded: {error}")
-            return
-        say("the handler is reloaded")
-        if self._consumer is not None:
-            self._consumer.stop(grace=self.options.grace)
 
 
 class KeyAt:

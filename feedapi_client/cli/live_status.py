@@ -1,23 +1,15 @@
-"""``feedapi status``: what a consumer does, by its monitor, or by a feed and a cursor store.
-
-Both give JSON of the form of a monitor's ``/status``."""
+"""``feedapi status``: what a consumer does, by its monitor."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import typer
 
-from feedapi_client.cli.cursors_ls import CursorsLs, positions_and_lags
-from feedapi_client.cli.feed_options import Connection, Json, V1Partitions, checked_url, finite
+from feedapi_client.cli.feed_options import Connection, Json, finite
 from feedapi_client.cli.reporting import CommandError, run_async
-from feedapi_client.cli.store_options import Chosen, StorePlace
-
-if TYPE_CHECKING:
-    from feedapi_client.operations import FeedPositions
+from feedapi_client.cli.signature import REMOVED
 
 _TIMEOUT = 20.0
 
@@ -29,25 +21,10 @@ class ShowStatus:
     target: Annotated[
         str,
         typer.Argument(
-            metavar="MONITOR|URL",
-            help="A monitor (localhost:9464), or the URL of a feed whose cursors are in --store.",
+            metavar="MONITOR",
+            help="A monitor: localhost:9464, or its URL.",
         ),
     ]
-    store: Annotated[
-        str | None,
-        typer.Option(
-            "--store",
-            envvar="FEEDAPI_STORE",
-            metavar="STORE",
-            help="Ask the feed at URL, and this cursor store, instead of a monitor; or env:NAME.",
-        ),
-    ] = None
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name", metavar="NAME", help="The consumer; needed when the store holds several."
-        ),
-    ] = None
     interval: Annotated[
         float,
         typer.Option(
@@ -62,7 +39,6 @@ class ShowStatus:
         bool, typer.Option("--once", help="Print it once; so it is where stdout is no terminal.")
     ] = False
     json: Json = False
-    v1_partitions: V1Partitions = None
     connection: Connection
 
 
@@ -70,27 +46,17 @@ def show_status(options: ShowStatus) -> None:
     """Show what a consumer does now, live, like top.
 
     From the monitor that runs beside it (--monitor of 'run', 'cat' and 'relay'): states, rates,
-    failures, what needs attention first. Or, for a consumer without one, from the feed and the
-    cursor store: how far each partition is committed. That asks the feed once for each partition.
+    failures, what needs attention first. How far a consumer without one has come, 'feedapi cursors
+    ls --url' tells.
     """
     from feedapi_client.cli.status_view import show
 
     options.connection.check()
-    source: StatusSource = RunningMonitor(options.target, options.connection)
-    if options.store is not None and "://" in options.target:
-        source = FeedAndStore(options, options.store)
+    source = RunningMonitor(options.target, options.connection)
     try:
         run_async(show, source, options.interval, options.once, options.json)
     except KeyboardInterrupt:
         raise typer.Exit from None  # the way to leave a live view
-
-
-class StatusSource(Protocol):
-    """Something that knows what consumers do."""
-
-    async def load(self) -> dict[str, Any]:
-        """Return the status. Raises `CommandError` and `FeedError`."""
-        ...
 
 
 class RunningMonitor:
@@ -103,13 +69,11 @@ class RunningMonitor:
         try:
             self._url = httpx.URL(url.rstrip("/") + "/status")
         except httpx.InvalidURL:
-            raise typer.BadParameter(
-                "give the HOST:PORT of a monitor, or a feed's URL with --store"
-            ) from None
+            raise typer.BadParameter("give the HOST:PORT of a monitor") from None
         self._connection = connection
 
     async def load(self) -> dict[str, Any]:
-        """See `StatusSource.load`."""
+        """Return the status. Raises `CommandError` where no monitor gives one."""
         import httpx
 
         where = f"{self._url.host}:{self._url.port or ''}".rstrip(":")
@@ -125,53 +89,5 @@ class RunningMonitor:
         except (ValueError, TypeError):
             pass
         raise CommandError(
-            f"what answers at {where} is no monitor. For a feed say where its cursors are: --store"
+            f"what answers at {where} is no monitor. Of a feed, {REMOVED['status --store']}"
         )
-
-
-class FeedAndStore:
-    """A feed, and the cursors that a consumer has committed."""
-
-    def __init__(self, options: ShowStatus, store: str) -> None:
-        self._asked = CursorsLs(
-            place=StorePlace(store=store),
-            chosen=Chosen(name=options.name),
-            url=checked_url(options.target),
-            v1_partitions=options.v1_partitions,
-            connection=options.connection,
-        )
-
-    async def load(self) -> dict[str, Any]:
-        """See `StatusSource.load`."""
-        feeds = await positions_and_lags(self._asked)
-        return {"consumers": [_consumer(feed) for feed in feeds], "blocked": None}
-
-
-def _consumer(feed: FeedPositions) -> dict[str, Any]:
-    partitions = [_partition(feed, id) for id in feed.partitions()]
-    return {
-        "feed": feed.key.url,
-        "name": feed.key.name,
-        "time": datetime.now(UTC).isoformat(),
-        "health": None,
-        "states": Counter(each["state"] for each in partitions),
-        "partitions": partitions,
-        "reports": [],
-    }
-
-
-def _partition(feed: FeedPositions, id: int) -> dict[str, Any]:
-    from feedapi_client.operations import LagState
-
-    position = feed.positions.get(id)
-    assert feed.lag is not None
-    lag = feed.lag[id]
-    known = lag.state in (LagState.CAUGHT_UP, LagState.BEHIND)
-    return {
-        "id": id,
-        "state": lag.state.value,
-        "caught_up": lag.state is LagState.CAUGHT_UP if known else None,
-        "error": str(lag) if lag.detail else None,
-        "cursor": position.cursor if position else None,
-        "commits": position.revision if position else 0,
-    }

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager, suppress
+from typing import Any
 
 import grpc
+import orjson
 
 from feedapi_client.arguments import environment_value
-from feedapi_client.cli.cat_format import key_of
 from feedapi_client.cli.databases import open_store
 from feedapi_client.cli.exit_codes import SIGNALLED
 from feedapi_client.cli.feed_options import edges
@@ -244,6 +246,21 @@ def _connection(options: ApiOptions, token: str | None, give_up_after: float) ->
     return LiftbridgeApi(options.api or (), timeout=seconds, credentials=credentials, token=token)
 
 
+def _key_of(event: Event, path: Sequence[str]) -> bytes:
+    """Return a field of a payload: text as it is, other values as JSON, nothing for no field."""
+    value: Any = event.json()
+    for name in path:
+        value = value.get(name) if isinstance(value, dict) else None
+    if value is None:
+        return b""
+    if isinstance(value, str):
+        return value.encode(errors="replace")
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
 class _Key:
     """The key of a message by ``--key``. Says so when no event has that field: it may be a typo."""
 
@@ -254,7 +271,7 @@ class _Key:
 
     def __call__(self, event: Event) -> bytes | None:
         try:
-            key = key_of(event, self._path)
+            key = _key_of(event, self._path)
         except ValueError:
             text = "--key: an event is no valid JSON"
             raise ProtocolError(text, partition=event.partition) from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -116,18 +115,6 @@ class RunOptions:
             ),
         ),
     ] = False
-    workers: Annotated[
-        int,
-        typer.Option(
-            "--workers",
-            min=1,
-            metavar="N",
-            help=(
-                "Processes on this machine that share the feed. Their monitors have consecutive "
-                "ports. One that fails ends the others."
-            ),
-        ),
-    ] = 1
     monitor: Monitor = None
     grace: Annotated[
         float,
@@ -136,7 +123,7 @@ class RunOptions:
             min=0,
             callback=finite,
             metavar="SECONDS",
-            help="Time to finish and commit what is in flight after SIGTERM, SIGINT and SIGHUP.",
+            help="Time to finish and commit what is in flight after SIGTERM and SIGINT.",
         ),
     ] = 25.0
     max_concurrency: Annotated[
@@ -245,20 +232,11 @@ async def run(options: RunOptions) -> int:
     """Consume a feed with the application's handler: the library without a main program.
 
     SIGTERM and Ctrl-C end it after what is in flight, a second signal cancels that, a third ends
-    at once. SIGHUP imports the handler's package anew, and goes on with it from the committed
-    cursors; if that fails the old handler stays.
+    at once.
     """
     from feedapi_client.cli.handler_runner import Runner, log_to_stderr
-    from feedapi_client.cli.run_workers import end_with_parent, run_workers, worker_number
 
     checked_name(options.name)
-    worker = worker_number()
-    if worker is None and options.workers > 1:
-        if sys.platform == "win32":
-            raise typer.BadParameter("--workers needs signals that Windows does not have")
-        return await run_workers(options.workers)
-    if worker is not None:
-        end_with_parent()
     options.check()
     log_to_stderr(options.log_format)
-    return await Runner(options, worker).run()
+    return await Runner(options).run()

@@ -39,9 +39,6 @@ class Serve:
     rate: Annotated[
         float, typer.Option(min=0, callback=finite, metavar="N", help="New events per second.")
     ] = 10.0
-    entities: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Entities that the events are about.")
-    ] = 100
     split_every: Annotated[
         float,
         typer.Option(
@@ -76,12 +73,6 @@ class Serve:
             help="Require the bearer token in this environment variable.",
         ),
     ] = None
-    max_events: Annotated[
-        int,
-        typer.Option(
-            min=1, metavar="N", help="Stop publishing after so many: all are kept in memory."
-        ),
-    ] = 1_000_000
 
 
 def serve(options: Serve) -> None:
@@ -106,7 +97,7 @@ def serve(options: Serve) -> None:
         bearer=_bearer_token(options.bearer_env),
         filters=("entity", "type") if dialect is ServedDialect.V2_DRAFT else (),
     )
-    feed = ExampleFeed(publisher, entities=options.entities, max_events=options.max_events)
+    feed = ExampleFeed(publisher)
     feed.publish(options.history)
     times = (options.rate, options.split_every, options.rotate_every)
     try:

@@ -23,9 +23,39 @@ from feedapi_client.cli.std_streams import encodable
 
 _LINE_BREAK = re.compile(r"(?<!\n)\n(?!\n)")
 _OPTIONS = "Options"
-_JOURNAL, _WEEK = "--journal", 7
-_NUMBER = re.compile(r"[+-]?(\d.*|nan|inf)", re.IGNORECASE)
 _SHARED_PANELS = (EVENTS, CONNECTION)
+
+_LAG = (
+    "feedapi cursors ls --store STORE --url URL shows how far a consumer came, and watch repeats it"
+)
+_TO_A_FILE = "stdout goes to a file by > FILE"
+REMOVED = {
+    "cat --checkpoints": "--format with %c prints the cursor behind each event",
+    "cat --format %k": "give %s to jq, which finds a field of a payload",
+    "cat --format %K": "give %s to jq, which finds a field of a payload",
+    "cat --from TIME": (
+        "take a copy of the store back (feedapi cursors rewind --to TIME --store COPY), then print "
+        "what comes behind (feedapi cat URL --store COPY)"
+    ),
+    "cat --journal": "feedapi run --journal DAYS keeps a history, cat goes on with one",
+    "cat --key": (
+        "jq finds a field of a payload, as in feedapi cat URL | jq .data.id; the key of --cert is "
+        "--cert-key"
+    ),
+    "run --workers": (
+        "start each process by itself, with --share: under systemd, Compose or Kubernetes, or by "
+        "xargs -P"
+    ),
+    "cursors export --output": _TO_A_FILE,
+    "cursors export -o": _TO_A_FILE,
+    "doctor --max-bytes": "--max-requests bounds what an examination asks and receives",
+    "serve --entities": "Publisher of feedapi_client.testing publishes events of your own",
+    "serve --max-events": "--rate 0 publishes no more than the history",
+    "status --name": "a monitor shows the consumers of its process",
+    "status --store": _LAG,
+    "status --v1-partitions": _LAG,
+}
+"""What does the work of options that are gone, by command and option."""
 
 
 def command_of(function: Callable[[Any], Any], name: str, epilog: str, **settings: Any) -> Any:
@@ -114,10 +144,16 @@ class PlainHelpCommand(TyperCommand):
     """A command whose help is plain text, wrapped to the width of the terminal."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments. ``--journal`` may come without a number of days."""
-        if any(_JOURNAL in each.opts for each in self.params):
-            args = list(_with_days(args))
-        return super().parse_args(ctx, args)
+        """Read the arguments. An option that is gone is an error that names its successor."""
+        try:
+            return super().parse_args(ctx, args)
+        except Exception as error:
+            # Typer uses its own copy of click or the installed one: no common class.
+            option = getattr(error, "option_name", None)
+            words = ctx.command_path.partition(" ")[2]
+            if (successor := REMOVED.get(f"{words} {option}")) is not None:
+                error.message, error.possibilities = f"{option} is gone: {successor}", None  # type: ignore[attr-defined]
+            raise
 
     def get_help(self, ctx: Any) -> str:
         """Return the help as stdout can encode it."""
@@ -147,14 +183,6 @@ class PlainHelpCommand(TyperCommand):
     def format_epilog(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write the examples, each on a line of its own, and what else is below the options."""
         write_epilog(self.epilog, formatter)
-
-
-def _with_days(args: list[str]) -> Iterator[str]:
-    for index, each in enumerate(args):
-        if each != _JOURNAL or _NUMBER.fullmatch("".join(args[index + 1 : index + 2])):
-            yield each
-        else:
-            yield f"{_JOURNAL}={_WEEK}"
 
 
 def write_epilog(epilog: str | None, formatter: Any) -> None:

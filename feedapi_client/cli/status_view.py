@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from feedapi_client.cli.escape import print_json
-from feedapi_client.cli.live_status import StatusSource
+from feedapi_client.cli.live_status import RunningMonitor
 from feedapi_client.cli.reporting import CommandError
 from feedapi_client.cli.terminal import console, plain, plain_line
 
@@ -22,20 +22,17 @@ _STYLES = {
     "reading": "blue",
     "caught up": "green",
     "retrying": "yellow",
-    "behind": "yellow",
     "parked": "bold red",
     "vanished": "red",
-    "unknown": "red",
-    "no longer listed": "red",
 }
-_ORDER = ("parked", "retrying", "vanished", "unknown", "no longer listed", "waiting", "behind")
+_ORDER = ("parked", "retrying", "vanished", "waiting")
 _LAST = ("drained", "superseded")
 _LINES_AROUND = 8
 _PROBLEMS = 5
 _MINUTE, _HOUR, _DAY = 60, 3600, 86400
 
 
-async def show(source: StatusSource, interval: float, once: bool, json: bool) -> None:
+async def show(source: RunningMonitor, interval: float, once: bool, json: bool) -> None:
     """Show the status again and again on a terminal, else once. Raises what the source raises."""
     status = await source.load()
     if json:
@@ -74,7 +71,7 @@ class Rates:
             now = datetime.fromisoformat(consumer["time"])
             for each in consumer["partitions"]:
                 key = (consumer["feed"], consumer["name"], each["id"])
-                count = each.get("events", each.get("commits", 0))
+                count = each.get("events", 0)
                 if key in self._before:
                     time, before = self._before[key]
                     seconds = (now - time).total_seconds()
@@ -103,9 +100,8 @@ def view(
 
 
 def _consumer(consumer: dict[str, Any], rates: Rates, rows: int | None) -> Iterable[RenderableType]:
-    health = consumer["health"]
-    problems = health["problems"] if health else []
-    yield _title(consumer, health)
+    problems = consumer["health"]["problems"]
+    yield _title(consumer, consumer["health"])
     yield _figures(consumer, rates)
     for problem in problems[:_PROBLEMS]:
         where = "" if problem["partition"] is None else f" partition {problem['partition']}"
@@ -116,13 +112,11 @@ def _consumer(consumer: dict[str, Any], rates: Rates, rows: int | None) -> Itera
     yield _table(consumer, rates, room)
 
 
-def _title(consumer: dict[str, Any], health: dict[str, Any] | None) -> Text:
+def _title(consumer: dict[str, Any], health: dict[str, Any]) -> Text:
     title = plain_line(f"{consumer['name']} @ {consumer['feed']}", "bold")
-    if health is not None:
-        style = "green" if health["ready"] else "yellow" if health["live"] else "bold red"
-        word = "ready" if health["ready"] else "not ready" if health["live"] else "not live"
-        title.append(f"  {word}", style)
-    return title
+    style = "green" if health["ready"] else "yellow" if health["live"] else "bold red"
+    word = "ready" if health["ready"] else "not ready" if health["live"] else "not live"
+    return title.append(f"  {word}", style)
 
 
 def _figures(consumer: dict[str, Any], rates: Rates) -> Text:
@@ -130,38 +124,34 @@ def _figures(consumer: dict[str, Any], rates: Rates) -> Text:
     figures = [plain(f"{count:,} {state}", _STYLES.get(state, "dim")) for state, count in states]
     found = [rates.of(consumer, each["id"]) for each in consumer["partitions"]]
     known = [rate for rate in found if rate is not None]
-    if known and consumer["health"] is not None:
+    if known:
         figures.append(Text(f"{sum(known):,.1f} events/s", "bold"))
     return Text("   ").join(figures)
 
 
 def _table(consumer: dict[str, Any], rates: Rates, rows: int | None) -> Table:
-    monitored = consumer["health"] is not None
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False)
     table.add_column("partition", justify="right")
     table.add_column("state")
-    for name in ("rate", "behind", "in flight", "failures") if monitored else ("commits/s",):
+    for name in ("rate", "behind", "in flight", "failures"):
         table.add_column(name, justify="right")
     table.add_column("waits for")
-    table.add_column("" if monitored else "cursor", overflow="ellipsis", no_wrap=True)
+    table.add_column("", overflow="ellipsis", no_wrap=True)
     partitions = sorted(consumer["partitions"], key=_rank)
     for each in partitions[:rows]:
         rate = rates.of(consumer, each["id"])
         cells = [plain(each["id"]), plain(each["state"], _STYLES.get(each["state"], "dim"))]
-        cells.append(Text("" if rate is None else f"{rate:,.1f}"))
-        if monitored:
-            cells += _monitored(each)
+        cells += [Text("" if rate is None else f"{rate:,.1f}"), *_progress(each)]
         waits = ", ".join(map(str, each.get("waits_for", ())[:4]))
         cells.append(plain(f"partition {waits}" if waits else each.get("wait") or ""))
-        last = each.get("error") or ("" if monitored else each.get("cursor") or "")
-        cells.append(plain(last, "red" if each.get("error") else "dim"))
+        cells.append(plain(each.get("error") or "", "red"))
         table.add_row(*cells)
     if rows is not None and len(partitions) > rows:
         table.add_row(Text("..."), Text(f"{len(partitions) - rows:,} more", "dim"))
     return table
 
 
-def _monitored(each: dict[str, Any]) -> list[Text]:
+def _progress(each: dict[str, Any]) -> list[Text]:
     failures = each.get("handler_failures", 0) + each.get("fetch_failures", 0)
     behind = "caught up" if each.get("caught_up") else age(each.get("behind_seconds"))
     return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import io
 import os
 import sys
@@ -12,16 +11,14 @@ from typing import TextIO
 from feedapi_client.cli.exit_codes import FAILURE
 
 _STDERR = 2
-_ERRORS = "feedapi_terminal"
-_REPLACEMENTS = {"▸": ">", "·": "-", "…": "..."}
+_ERRORS = "backslashreplace"
 
 
 def prepare_streams() -> None:
     """Let stdout and stderr take any text, whatever their encoding, and make stdin readable.
 
-    A character that the encoding does not have is replaced by one that looks alike, or escaped.
+    A character that the encoding does not have is escaped.
     """
-    codecs.register_error(_ERRORS, _replace)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=_ERRORS)
@@ -30,11 +27,10 @@ def prepare_streams() -> None:
 
 
 def encodable(text: str) -> str:
-    """Return the text with what stdout's encoding does not have replaced, as a print would.
+    """Return the text with what stdout's encoding does not have escaped, as a print would.
 
     For what is written by others, who may take another encoding: Typer's help.
     """
-    codecs.register_error(_ERRORS, _replace)
     encoding = sys.stdout.encoding or "utf-8"
     return text.encode(encoding, _ERRORS).decode(encoding)
 
@@ -72,15 +68,3 @@ def require_streams() -> None:
     if sys.stdout is None:
         sys.stderr.write("feedapi: stdout is closed\n")
         raise SystemExit(FAILURE)
-
-
-def _replace(error: UnicodeError) -> tuple[str | bytes, int]:
-    if not isinstance(error, UnicodeEncodeError):
-        raise error
-    text = error.object[error.start : error.end]
-    escaped = (_REPLACEMENTS.get(char) or _escape(char) for char in text)
-    return "".join(escaped), error.end
-
-
-def _escape(char: str) -> str:
-    return char.encode("ascii", "backslashreplace").decode("ascii")

@@ -74,8 +74,8 @@ JournalDays = Annotated[
     typer.Option(
         "--journal",
         callback=finite,
-        metavar="[DAYS]",
-        help="Keep a history of the cursors for 'feedapi cursors rewind': a week, or so many days.",
+        metavar="DAYS",
+        help="Keep a history of the cursors for 'feedapi cursors rewind', for so many days.",
     ),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask for confirmation.")]

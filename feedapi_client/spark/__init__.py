@@ -10,8 +10,7 @@ Needs PySpark 4.2 or later::
     stream = spark.readStream.format("feedapi").option("url", "https://service/myfeed")
     stream.option("stagingLocation", "s3://bucket/staging").load()
 
-Where the wheel is installed, PySpark finds the format by itself. Then `register` is only needed to
-stage in S3 with the cluster's ``fs.s3a.*`` settings.
+Where the wheel is installed, PySpark finds the format by itself, without `register`.
 `feedapi_client.spark.source_options.OPTION_NAMES` lists the options,
 `feedapi_client.spark.schema.spark_schema` the columns.
 """
@@ -36,8 +35,7 @@ except ImportError as error:
     ) from error
 
 from feedapi_client.spark.java import JavaError, ensure_java
-from feedapi_client.spark.registration import register
-from feedapi_client.spark.source import FeedDataSource
+from feedapi_client.spark.source import FeedDataSource, register
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 from feedapi_client.spark.staging.staging_errors import StagingError
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import orjson
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, EqualTo, Filter, In, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from feedapi_client.errors import CursorRejectedError
-from feedapi_client.model import public_url
 from feedapi_client.protocol.cursors import shown
 from feedapi_client.protocol.decoder import CheckpointedEvents
 from feedapi_client.spark.feed_connection import FeedConnection
@@ -31,14 +30,10 @@ class FeedReader(DataSourceReader):
     def __init__(self, options: SourceOptions, dataframe: str = "") -> None:
         self.options = options
         self._dataframe = dataframe or uuid.uuid4().hex
-        self._wanted: frozenset[int] | None = None  # partitions, by filters of the query
-        self._feeds: frozenset[str] | None = None
 
     def partitions(self) -> list[InputPartition]:
-        """Return a task for each chain that is wanted. Raises `FeedError`, `OptionError`."""
-        if self._feeds is not None and public_url(self.options.url) not in self._feeds:
-            return []
-        return list(chains_to_read(self.options, self._wanted, self._dataframe))
+        """Return a task for each chain. Raises `FeedError`, `OptionError`."""
+        return list(chains_to_read(self.options, self._dataframe))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a chain. Raises `FeedError`, `OptionError`."""
@@ -47,25 +42,6 @@ class FeedReader(DataSourceReader):
         connection = FeedConnection(self.options, partition.fetch, partition.info)
         for target in partition.targets:
             yield from _read(self.options, connection, target)
-
-
-class FilteringFeedReader(FeedReader):
-    """The same, reading only what filters of the query on partition and feed name.
-
-    It is a class of its own because PySpark refuses a reader that takes filters, unless
-    ``spark.sql.python.filterPushdown.enabled`` is set.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
-        """Take the filters on columns ``partition`` and ``feed``. Spark applies all of them too."""
-        for one in filters:
-            if isinstance(one, EqualTo | In) and one.attribute in (("partition",), ("feed",)):
-                values = frozenset(one.value if isinstance(one, In) else [one.value])
-                if one.attribute == ("partition",):
-                    self._wanted = values & (values if self._wanted is None else self._wanted)
-                else:
-                    self._feeds = values & (values if self._feeds is None else self._feeds)
-            yield one
 
 
 def _read(
@@ -80,11 +56,11 @@ def _read(
             pending.append(batch)
             size += batch.size
         if size >= options.limits.max_batch_bytes:
-            yield rows(options, connection, target, sequence, pending)
+            yield rows(connection, target, sequence, pending)
             sequence += sum(len(one.events) for one in pending)
             pending, size = [], 0
     if pending:
-        yield rows(options, connection, target, sequence, pending)
+        yield rows(connection, target, sequence, pending)
     result = reader.result
     if result.refused is not None:
         raise CursorRejectedError(
@@ -103,7 +79,6 @@ def _read(
 
 
 def rows(
-    options: SourceOptions,
     connection: FeedConnection,
     target: Target,
     sequence: int,
@@ -116,7 +91,6 @@ def rows(
         target.depth,
         sequence,
         [(len(batch.events), batch.cursor) for batch in batches],
-        connection.url if options.feed_column else None,
     )
     v1 = connection.info.dialect == "v1"
     headers = [orjson.dumps(event.headers) for event in events] if v1 else None

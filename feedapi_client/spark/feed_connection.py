@@ -61,12 +61,7 @@ class FeedConnection:
         """Return the client, or one that asks for pages of this size."""
         if page_size is None:
             return self.client
-        return self._client(replace(self.fetch_options, page_size_hint=page_size, stream=False))
-
-    def wait_for_turn(self) -> None:
-        """Sleep until ``maxRequestsPerSecond`` allows one more request."""
-        if self._shared.rate is not None:
-            self._shared.rate.wait()
+        return self._client(replace(self.fetch_options, page_size_hint=page_size))
 
     def discover(self, seen: FeedInfo | None = None) -> FeedInfo:
         """Discover, unless another thread did so since the caller got `seen`.
@@ -76,7 +71,6 @@ class FeedConnection:
         with self._lock:
             if seen is not None and self._info is not seen and self._info is not None:
                 return self._info
-            self.wait_for_turn()
             info = self.client.discover()
             self._resolve(info)
             self._info = info
@@ -110,7 +104,7 @@ class FeedConnection:
             limits=options.limits,
             retry=options.retry,
             v1_partitions=options.v1_partitions,
-            any_payload=options.forbidden_payloads == "keep",
+            any_payload=True,
         )
         client.info = self._info  # an outage from here on is not a wrong URL
         return client

@@ -63,7 +63,6 @@ class PartitionReader:
         grace_period: seconds without progress for which temporary errors are retried. What was
             read before them is kept; when nothing was read, the result says `failed`. With None
             the error is raised after `RetryPolicy.give_up_after`.
-        hold_open: whether a response may be held open where the options ask for streaming.
         page_size: what to ask for as ``pageSizeHint``, in place of the option.
         clock: seconds on any monotonic clock.
     """
@@ -76,7 +75,6 @@ class PartitionReader:
         limit: int | None = None,
         full: Callable[[], bool] = lambda: False,
         grace_period: float | None = None,
-        hold_open: bool = True,
         page_size: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -88,7 +86,6 @@ class PartitionReader:
         self._limit = limit
         self._full = full
         self._grace_period = grace_period
-        self._stream = connection.options.fetch.streaming if hold_open else False
         limits, policy = connection.options.limits, connection.options.retry
         self._progress = Progress(limits.max_attempts_without_progress)
         self._evidence = EndEvidence(limits.settle_time, limits.poll_interval)
@@ -97,7 +94,7 @@ class PartitionReader:
         self._failures = Backoff.of(policy, give_up_after=grace_period, clock=clock)
         self._clock = clock
         self._began = self._moved = clock()
-        self._allowed = limits.slot_timeout + self._stream / 1000
+        self._allowed = limits.slot_timeout
         """Seconds that a response may take to its next checkpoint. Others wait for the slowest read
         of an epoch: it ends with the first checkpoint after that time, too."""
         self._lag = Backoff(
@@ -143,7 +140,6 @@ class PartitionReader:
             return
         asked = self.result.cursor
         self.result.requests += 1
-        self.connection.wait_for_turn()
         try:
             yield from self._read_response(info, asked)
         except FeedError as error:
@@ -165,7 +161,7 @@ class PartitionReader:
     def _read_response(self, info: FeedInfo, asked: str) -> Iterator[CheckpointedEvents]:
         client = self.connection.client_for(self._page_size)
         partition, progress = self.target.partition, self._progress
-        opened = client.open(info, partition, asked, stream=self._stream, progress=progress)
+        opened = client.open(info, partition, asked, progress=progress)
         with opened as response:
             reader = response.reader
             self._moved = self._clock()
@@ -393,9 +389,7 @@ class Looks:
 
     def _reader(self, cursor: str, **bounds: Any) -> PartitionReader:
         target = Target(self._partition, cursor)
-        return PartitionReader(
-            self._connection, target, grace_period=0.0, hold_open=False, **bounds
-        )
+        return PartitionReader(self._connection, target, grace_period=0.0, **bounds)
 
 
 def fix_end(connection: FeedConnection, partition: int, *, listed_end: bool = True) -> str | None:
@@ -446,6 +440,5 @@ def _ask_for_end(
         Target(partition, LAST),
         full=lambda: True,
         grace_period=grace_period,
-        hold_open=False,
     )
     return reader.read()

@@ -9,7 +9,6 @@ the user. They are never in the value of an option, which would show in query pl
 from __future__ import annotations
 
 import threading
-import time
 import weakref
 from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
@@ -20,8 +19,8 @@ import httpx
 from feedapi_client.arguments import environment_value, import_function
 from feedapi_client.errors import AuthenticationError
 from feedapi_client.http.sync_transport import SyncTransport
+from feedapi_client.http.trust import trusted
 from feedapi_client.options import Limits
-from feedapi_client.spark.certificates import trusting
 from feedapi_client.spark.source_options import OptionError, SourceOptions
 
 _CAPACITY = 32
@@ -31,46 +30,14 @@ _NOT_SENDABLE = (
 )
 
 
-class RequestRate:
-    """A bound on the requests of this process to one feed. Thread-safe.
-
-    Arguments:
-        rate: requests a second, evenly spaced.
-        clock, sleep: seconds on any monotonic clock, and how to wait on it.
-    """
-
-    def __init__(
-        self,
-        rate: float,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
-        self._interval = 1 / rate
-        self._clock = clock
-        self._sleep = sleep
-        self._lock = threading.Lock()
-        self._next = 0.0
-
-    def wait(self) -> None:
-        """Sleep until the caller may send one request."""
-        with self._lock:
-            now = self._clock()
-            at = max(self._next, now)
-            self._next = at + self._interval
-        if at > now:
-            self._sleep(at - now)
-
-
 class SharedClient:
     """An `httpx.Client` that is shared by all who read with equal options.
 
     It is closed when nobody holds this object any more.
     """
 
-    def __init__(self, transport: SyncTransport, rate: RequestRate | None) -> None:
+    def __init__(self, transport: SyncTransport) -> None:
         self.http: Any = transport.client
-        self.rate = rate
         weakref.finalize(self, transport.close).atexit = False
 
 
@@ -85,13 +52,7 @@ def shared_client(options: SourceOptions) -> SharedClient:
     headers = (tuple(sorted(each.items())) for each in (options.headers, options.header_env))
     credentials = (options.auth_env, options.auth_callable, *headers)
     with _lock:
-        client = kept_client(
-            options.url,
-            options.limits,
-            options.ca_certificates,
-            options.max_requests_per_second,
-            credentials,
-        )
+        client = kept_client(options.url, options.limits, options.ca_file, credentials)
     authorize(client.http, options)
     return client
 
@@ -100,13 +61,16 @@ _lock = threading.Lock()
 
 
 @lru_cache(_CAPACITY)
-def kept_client(
-    url: str, limits: Limits, trusted: str | None, rate: float | None, _credentials: Any
-) -> SharedClient:
-    """Return the client of this process for these options; those used last are kept."""
-    verify = None if trusted is None else trusting(trusted)
-    transport = SyncTransport(url, limits=limits, verify=verify)
-    return SharedClient(transport, None if rate is None else RequestRate(rate))
+def kept_client(url: str, limits: Limits, ca_file: str | None, _credentials: Any) -> SharedClient:
+    """Return the client of this process for these options; those used last are kept.
+
+    Raises `OptionError` where this process has no such file.
+    """
+    try:
+        verify = None if ca_file is None else trusted(ca_file)
+    except ValueError as error:
+        raise OptionError(f"feedapi source: option caFile: {error}") from None
+    return SharedClient(SyncTransport(url, limits=limits, verify=verify))
 
 
 def authorize(http: Any, options: SourceOptions) -> None:

@@ -16,10 +16,9 @@ _NEWLINE = 10
 _HEADERS = pa.map_(pa.string(), pa.string())
 
 
-def spark_schema(*, feed_column: bool = False) -> T.StructType:
+def spark_schema() -> T.StructType:
     """Return the columns, in their order.
 
-    - ``feed``: URL of the feed, without credentials and query; with `feed_column` only.
     - ``partition``: that the event was read from.
     - ``cursor``: of the checkpoint that closes the event's batch.
     - ``sequence``: number of the event within its partition, counted from 0 over a batch read, or
@@ -31,7 +30,6 @@ def spark_schema(*, feed_column: bool = False) -> T.StructType:
     ``orderBy("depth", "sequence")`` restores the order within an entity of one feed.
     """
     fields = [
-        *([T.StructField("feed", T.StringType(), False)] if feed_column else []),
         T.StructField("partition", T.IntegerType(), False),
         T.StructField("cursor", T.StringType(), False),
         T.StructField("sequence", T.LongType(), False),
@@ -49,14 +47,12 @@ class RowBuilder:
     Arguments:
         sequence: number of the first event.
         checkpoints: (number of events, cursor of the checkpoint that closes them), in order.
-        feed: what column ``feed`` says; None for rows without that column.
     """
 
     partition: int
     depth: int
     sequence: int
     checkpoints: Sequence[tuple[int, str]]
-    feed: str | None = None
     built: int = 0
     """Events built so far."""
 
@@ -66,7 +62,6 @@ class RowBuilder:
         count = len(data)
         first = self.sequence + self.built
         columns = [
-            *([] if self.feed is None else [constant(self.feed, count, pa.string())]),
             constant(self.partition, count, pa.int32()),
             self._cursors(count),
             pa.array(np.arange(first, first + count, dtype=np.int64)),
@@ -75,7 +70,7 @@ class RowBuilder:
             constant(self.depth, count, pa.int32()),
         ]
         self.built += count
-        schema = to_arrow_schema(spark_schema(feed_column=self.feed is not None))
+        schema = to_arrow_schema(spark_schema())
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
     def _cursors(self, count: int) -> pa.Array:

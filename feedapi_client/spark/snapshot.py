@@ -14,7 +14,6 @@ import os
 import pickle
 import tempfile
 import time
-from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,10 +90,8 @@ def _note(folder: Path, dataframe: str, found: FeedSnapshot) -> None:
         _log.warning("another scan of this action may see another end of the feed: %s", error)
 
 
-def chains_to_read(
-    options: SourceOptions, wanted: Collection[int] | None, dataframe: str
-) -> list[Chain]:
-    """Return what to read of the feed: only the `wanted` partitions, None for all.
+def chains_to_read(options: SourceOptions, dataframe: str) -> list[Chain]:
+    """Return what to read of the feed.
 
     What earlier scans of the DataFrame with that id found is what this one sees.
     """
@@ -105,11 +102,7 @@ def chains_to_read(
         known = FeedSnapshot(connection.info)
     else:
         connection.restore(known.info)
-    found = chains(options, connection, known)
-    if wanted is not None:
-        kept = ([t for t in one if t.partition in wanted] for one in found)
-        found = [one for one in kept if one]
-    found = _with_ends(options, connection, found, known)
+    found = _with_ends(options, connection, chains(options, connection, known), known)
     _note(folder, dataframe, known)
     fetch = connection.fetch_options
     return [Chain(one, only(known.info, [t.partition for t in one]), fetch) for one in found]

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import uuid
 
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from feedapi_client.spark.batch import FeedReader, FilteringFeedReader
+from feedapi_client.spark.batch import FeedReader
 from feedapi_client.spark.schema import spark_schema
 from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
 from feedapi_client.spark.staging.location import default_location
 from feedapi_client.spark.stream import FeedStreamReader
+
+
+def register(spark: SparkSession) -> None:
+    """Register ``format("feedapi")`` with a session, of Spark itself or of Spark Connect."""
+    spark.dataSource.register(FeedDataSource)
+
+
+def is_connect(spark: SparkSession) -> bool:
+    """Whether the session is one of Spark Connect, which has no context."""
+    return getattr(spark, "sparkContext", None) is None
 
 
 class FeedDataSource(DataSource):
@@ -35,14 +46,14 @@ class FeedDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the columns."""
-        return spark_schema(feed_column=self._options().feed_column)
+        self._options()
+        return spark_schema()
 
     def reader(self, schema: StructType) -> FeedReader:
         """Return the batch reader."""
         options = self._options()
-        _check_schema(schema, options)
-        kind = FilteringFeedReader if options.push_filters else FeedReader
-        return kind(options, self._dataframe)
+        _check_schema(schema)
+        return FeedReader(options, self._dataframe)
 
     def streamReader(self, schema: StructType) -> FeedStreamReader:  # noqa: N802
         """Return the streaming reader.
@@ -50,7 +61,7 @@ class FeedDataSource(DataSource):
         Without option ``stagingLocation``, epochs are staged in a folder of this machine.
         """
         options = self._options()
-        _check_schema(schema, options)
+        _check_schema(schema)
         if options.ending_cursors:
             raise OptionError(
                 "feedapi source: option endingCursors bounds a batch read, and a stream goes on: "
@@ -59,8 +70,8 @@ class FeedDataSource(DataSource):
         return FeedStreamReader(options, options.staging_location or default_location())
 
 
-def _check_schema(given: StructType, options: SourceOptions) -> None:
-    own = spark_schema(feed_column=options.feed_column)
+def _check_schema(given: StructType) -> None:
+    own = spark_schema()
     columns, wanted = ([(f.name, f.dataType) for f in schema] for schema in (given, own))
     if columns != wanted:
         raise OptionError(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, dataclass, field, fields
-from typing import Any, Literal
+from typing import Any
 from urllib.parse import urlsplit
 
 import orjson
@@ -15,14 +14,12 @@ import orjson
 from feedapi_client.errors import NegotiationError
 from feedapi_client.http.urls import FeedURL
 from feedapi_client.lineage.missing_edges import parse_lineage
-from feedapi_client.model import MAX_PARTITION
+from feedapi_client.model import MAX_PARTITION, checked_feed_name
 from feedapi_client.options import FetchOptions, Limits, RetryPolicy
 from feedapi_client.protocol.cursors import are_valid
-from feedapi_client.spark.certificates import parse_certificates
 
 _SECRET = re.compile("auth|cookie|key|token|secret|passw|credential|signature", re.IGNORECASE)
 _OPTION_OBJECT = r"\b(?:FetchOptions|Limits|RetryPolicy)\b"
-_FORBIDDEN_PAYLOAD = "the protocol allows a JSON object or a string"
 _IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 _MOST_SECONDS = 1e9
 """What clocks and timers take."""
@@ -68,26 +65,15 @@ def _integer(least: int, most: int = 2**63 - 1) -> Callable[[str], int]:
     return parse
 
 
-def _number(value: str, unit: str) -> float:
-    try:
-        return float(value)
-    except ValueError:
-        raise ValueError(f"must be a number of {unit}") from None
-
-
 def _seconds(value: str) -> float:
-    number = _number(value, "seconds")
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError("must be a number of seconds") from None
     if not number >= 0:
         raise ValueError("must not be negative")
     if number > _MOST_SECONDS:
         raise ValueError(f"must be at most {_MOST_SECONDS:.0f}")
-    return number
-
-
-def _rate(value: str) -> float:
-    number = _number(value, "requests a second")
-    if not 1 / _MOST_SECONDS <= number < math.inf:
-        raise ValueError("must be positive")
     return number
 
 
@@ -105,6 +91,13 @@ def _names(value: str) -> tuple[str, ...]:
     if not names:
         raise ValueError("must name at least one, separated by ';' or ','")
     return names
+
+
+def _feed_name(value: str) -> str:
+    try:
+        return checked_feed_name(value.strip())
+    except ValueError as error:
+        raise ValueError(str(error).removeprefix("feed_name ")) from None
 
 
 _NO_URL = "must be an http or https URL"
@@ -168,14 +161,6 @@ def _partitions(value: str) -> frozenset[int]:
     return frozenset(chosen)
 
 
-def _stream(value: str) -> int:
-    if value.strip().lower() in ("true", "y"):
-        raise ValueError(
-            "must be a number of milliseconds: a response without an end never fills an epoch"
-        )
-    return _integer(1)(value)
-
-
 def _one_of(*allowed: str) -> Callable[[str], str]:
     def parse(value: str) -> str:
         if value.strip().lower() not in allowed:
@@ -221,9 +206,8 @@ class SourceOptions:
 
     url: str = field(metadata={"parse": _url})
     """Of the feed."""
-    feed_column: bool = _option(_boolean, default=False)
-    """Whether the rows have column `feed`."""
-    previous_url: str | None = _option(_url, default=None)
+    feed_name: str | None = _option(_feed_name, default=None)
+    """What a checkpoint knows the feed by, in place of its URL."""
     v1_partitions: int | None = _option(_integer(1, MAX_PARTITION + 1), default=None)
     start: Any = field(default="first", metadata={"parse": _start})
     ordered: bool = _option(_boolean, default=True)
@@ -235,17 +219,8 @@ class SourceOptions:
     ending_cursors: Mapping[int, str] = _option(_cursors, default_factory=dict)
     """Where a batch read ends in some partitions."""
     max_bytes_per_trigger: int | None = _option(_integer(1), default=None)
-    forbidden_payloads: Literal["error", "keep"] = _option(
-        _one_of("error", "keep"), default="error"
-    )
-    """What becomes of a payload that is neither a JSON object nor a string."""
-    push_filters: bool = _option(_boolean, default=False)
-    """Whether a batch read takes the filters of the query on partition and feed."""
     resume_run: str | None = _option(_text, default=None)
     """Run whose first plan says where a new query begins (see `stream.seed`)."""
-    fenced: bool = _option(_boolean, default=True)
-    """Whether a streaming query holds a lease at its staging location."""
-    max_requests_per_second: float | None = _option(_rate, default=None)
     max_partitions_per_task: int | None = _option(_integer(1), default=None)
     staging_location: str | None = _option(_text, default=None)
     available_now_timeout: float = _option(_seconds, default=3600.0)
@@ -260,7 +235,8 @@ class SourceOptions:
     header_env: Mapping[str, str] = field(default_factory=dict)
     auth_env: str | None = _option(_text, default=None)
     auth_callable: str | None = _option(_import_path, default=None)
-    ca_certificates: str | None = _option(parse_certificates, default=None)
+    ca_file: str | None = _option(_text, default=None)
+    """PEM file of the certificates that are trusted, on the driver and on each executor."""
 
     def __repr__(self) -> str:
         # Options end up in plans and logs. The URL's query and header values may be secrets.
@@ -278,7 +254,6 @@ _PARSERS: dict[type, dict[str, Callable[[str], Any]]] = {
     },
     FetchOptions: {
         "page_size_hint": _integer(1),
-        "stream": _stream,
         "event_types": _names,
         "skip_event_types": _names,
         "v1_headers": _names,
@@ -401,6 +376,7 @@ _BY_TIME = (
     "where(...) on a time in column data"
 )
 _BY_TRIGGER = "a query without enough events waits: give it a longer processing-time trigger"
+_A_COLUMN = '.withColumn("feed", lit(...))'
 _GONE = {
     "startingtimestamp": _BY_TIME,
     "eventtime": _BY_TIME,
@@ -409,7 +385,17 @@ _GONE = {
     "mineventspertrigger": _BY_TRIGGER,
     "maxtriggerdelay": _BY_TRIGGER,
     "payload": "data is always text: select try_parse_json(data), and keep data where that is null",
-    "urls": "load each feed with url, and give feedColumn=true to both sides of union(...)",
+    "urls": f"load each feed with url, and write union(...) of what you give {_A_COLUMN}",
+    "feedcolumn": f"give the rows {_A_COLUMN}",
+    "pushfilters": "option partitions chooses what is read",
+    "previousurl": "feedName names a feed for its checkpoint, before it moves from URL to URL",
+    "stream": "partitions are polled, at the latest each maxPollInterval",
+    "maxrequestspersecond": "maxConcurrentFetches and maxPollInterval, and the publisher's 429",
+    "forbiddenpayloads": (
+        "such events are read, with the JSON as sent in column data; feedapi ingest rejects them"
+    ),
+    "fenced": "every streaming query holds a lease at its staging location",
+    "cacertificates": "caFile names a PEM file that the driver and all executors have",
 }
 """Options of earlier versions, and what to write in their place."""
 
@@ -423,7 +409,7 @@ def _unknown(option: str) -> str:
     if name.startswith("kafka."):
         return (
             f"unknown option {option}, which is of the Kafka source: a feed is read over HTTP; see "
-            "authEnv, caCertificates and requestTimeout"
+            "authEnv, caFile and requestTimeout"
         )
     close = difflib.get_close_matches(name, _SPELLING, n=1)
     return f"unknown option {option}" + (f" (did you mean {_spelling(close[0])}?)" if close else "")
@@ -441,6 +427,4 @@ def _in_option_names(message: str) -> str:
 
 def with_option_names(message: str) -> str:
     """Return an error's text that calls ``Limits.max_line_bytes`` ``option maxLineBytes``."""
-    if message.endswith(_FORBIDDEN_PAYLOAD):
-        message += ". Option forbiddenPayloads=keep reads such events too"
     return re.sub(_OPTION_OBJECT + r"\.(\w+)", lambda m: f"option {_camel(m[1])}", message)

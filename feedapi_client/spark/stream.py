@@ -208,8 +208,6 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _hold(self, run: str) -> None:
         """Acquire the lease of the run, or check that it is still held. Raises `FencedError`."""
-        if not self.options.fenced:
-            return
         if self._lease is None or self._lease.query != run:
             lease, reader = QueryLease(self.location, run), weakref.ref(self)
             lease.in_use = lambda: reader() is not None
@@ -231,8 +229,7 @@ class FeedStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         staging, task = self._staging(partition.run), partition.task
         key = staging.data_key(task.epoch, task.number)
         staged = fetch_once(self.options, staging, task)
-        feed = task.feed if self.options.feed_column else None
-        yield from rows_of(staged, key, self.options.limits.max_batch_bytes, feed)
+        yield from rows_of(staged, key, self.options.limits.max_batch_bytes)
 
     # ------------------------------------------------------------------ the planner and its epoch
 

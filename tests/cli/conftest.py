@@ -12,8 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+from feedapi_client import SQLiteCursorStore
+from feedapi_client.stores import Journal
 from tests import warm
 from tests.cli.invoke import Invoked, invoke
 
@@ -103,3 +106,15 @@ def on_terminal(spawn: Spawn) -> OnTerminal:
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     return tmp_path / "cursors.db"
+
+
+@pytest.fixture
+def journalled_store(store: Path) -> Path:
+    """Return an SQLite file whose cursors have a journal, which every command keeps up."""
+
+    async def create() -> None:
+        async with SQLiteCursorStore(store, journal=Journal()) as cursors:
+            await cursors.feeds()
+
+    anyio.run(create)
+    return store

@@ -102,8 +102,8 @@ def test_help_imports_nothing_that_only_a_command_needs() -> None:
             ["cat", "http://localhost/feed", "--stream", "--page-size-hint", "5"],
             "exclude each other",
         ),
-        (["cat", "http://localhost/feed", "--name", "me"], "and --journal need --store"),
-        (["cat", "http://localhost/feed", "--feed-name", "me"], "and --journal need --store"),
+        (["cat", "http://localhost/feed", "--name", "me"], "and --feed-name need --store"),
+        (["cat", "http://localhost/feed", "--feed-name", "me"], "and --feed-name need --store"),
         (["cat", "http://localhost/feed", "--store", "x", "--feed-name", ""], "--feed-name"),
         (
             ["discover", "http://localhost/feed", "--auth-env", "NOT_SET_ANYWHERE"],

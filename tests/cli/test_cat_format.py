@@ -1,12 +1,10 @@
-"""``feedapi cat``: templates, keys, times of the journal, and certificates."""
+"""``feedapi cat``: templates, and certificates."""
 
 from __future__ import annotations
 
 import importlib
 import shlex
-import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,25 +41,13 @@ def printed(feedapi: Feedapi, publisher: Publisher, *options: object) -> str:
     ("template", "expected"),
     [
         (r"%p\t%i\n", "0\t1\n0\t2\n0\t3\n"),
-        (r"%k|%K\n", "x1|2\n7|1\n|0\n"),
         (r"%S %%\n", "40 %\n32 %\n6 %\n"),
         (r"%h,", "{},{},{},"),
         (r"\\", "\\\\\\"),
     ],
 )
 def test_verbs(feedapi: Feedapi, publisher: Publisher, template: str, expected: str) -> None:
-    key = ("--key", "order.id") if "%k" in template else ()
-    assert printed(feedapi, publisher, "--format", template, *key) == expected
-
-
-def test_a_key_is_a_text_as_it_is_or_json(
-    feedapi: Feedapi, feedapi_publisher_factory: Make
-) -> None:
-    publisher = feedapi_publisher_factory(1)
-    for key in (True, None, {"a": [1]}, 1.5, "x"):
-        publisher.append(0, {"key": key})
-    keys = printed(feedapi, publisher, "--format", "%k|", "--key", "key")
-    assert keys == 'true||{"a":[1]}|1.5|x|'
+    assert printed(feedapi, publisher, "--format", template) == expected
 
 
 def test_the_payload_is_that_of_the_publisher(feedapi: Feedapi, publisher: Publisher) -> None:
@@ -90,8 +76,6 @@ def test_headers_are_json(feedapi: Feedapi, feedapi_publisher_factory: Make) -> 
         (("--format", "%x"), "there is no verb %x"),
         (("--format", r"\q"), r"there is no escape \q"),
         (("--format", "100%"), "at the end"),
-        (("--format", "%k"), "--key FIELD"),
-        (("--key", "a"), "--key needs --format"),
         (("--format", "%s", "--raw"), "can't be combined"),
     ],
 )
@@ -105,48 +89,9 @@ def test_a_wrong_template_is_a_usage_error(
 
 
 def test_help_names_every_verb(feedapi: Feedapi) -> None:
-    text = feedapi("cat", "--help").stdout
+    text = " ".join(feedapi("cat", "--help").stdout.split())
     for verb in VERBS.keys() - {"%"}:
         assert f"%{verb} " in text
-
-
-# ---------------------------------------------------------------------- a time of the journal
-
-
-@pytest.fixture
-def journalled(feedapi: Feedapi, publisher: Publisher, store: Path) -> str:
-    """Read in two runs; return a time between them."""
-    printed(feedapi, publisher, "--store", store, "--journal")
-    between = datetime.now(UTC)
-    while datetime.now(UTC) <= between:  # until the clock has moved on
-        time.sleep(0)
-    publisher.append(0, {"n": "later"})
-    printed(feedapi, publisher, "--store", store)
-    return between.isoformat()
-
-
-def test_from_a_time_prints_what_came_since_and_stores_nothing(
-    feedapi: Feedapi, publisher: Publisher, store: Path, journalled: str
-) -> None:
-    stored = feedapi("cursors", "export", "--store", store).stdout
-    for _ in range(2):
-        again = printed(feedapi, publisher, "--store", store, "--from", journalled, "--raw")
-        assert again == '{"n":"later"}\n'
-    assert feedapi("cursors", "export", "--store", store).stdout == stored
-
-
-def test_from_a_time_before_the_journal_is_an_error(
-    feedapi: Feedapi, publisher: Publisher, store: Path, journalled: str
-) -> None:
-    result = feedapi("cat", publisher.url, "--store", store, "--from", "2 hours ago")
-    assert (result.exit_code, result.stdout) == (1, "")
-    assert result.stderr.count("\n") == 1
-
-
-def test_from_a_time_needs_a_store(feedapi: Feedapi, publisher: Publisher) -> None:
-    result = feedapi("cat", publisher.url, "--from", "2 hours ago")
-    assert result.exit_code == 2
-    assert "--from TIME needs --store" in result.stderr
 
 
 # ---------------------------------------------------------------------- certificates, examples

@@ -292,7 +292,7 @@ def test_an_export_can_be_imported_into_another_store(
     feedapi: Feedapi, publisher: Publisher, filled: Path, tmp_path: Path
 ) -> None:
     saved, other = tmp_path / "cursors.json", tmp_path / "other.db"
-    assert feedapi("cursors", "export", "--store", filled, "-o", saved).exit_code == 0
+    saved.write_bytes(feedapi("cursors", "export", "--store", filled).stdout_bytes)
     assert feedapi("cursors", "import", saved, "--store", other).exit_code == 0
     assert _cursors(feedapi, other) == _cursors(feedapi, filled)
     assert feedapi("cat", publisher.url, "--store", other).stdout == ""
@@ -310,7 +310,7 @@ def test_import_asks_before_it_replaces_positions(
     feedapi: Feedapi, filled: Path, tmp_path: Path
 ) -> None:
     saved = tmp_path / "cursors.json"
-    feedapi("cursors", "export", "--store", filled, "-o", saved)
+    saved.write_bytes(feedapi("cursors", "export", "--store", filled).stdout_bytes)
     result = feedapi("cursors", "import", saved, "--store", filled, input="n\n")
     assert result.exit_code == 1
     assert "2 positions are there already" in result.stdout
@@ -359,9 +359,10 @@ def test_an_import_file_that_does_not_exist_is_reported_on_one_line(
 
 
 @pytest.fixture
-def journalled(feedapi: Feedapi, publisher: Publisher, store: Path) -> tuple[Path, str]:
+def journalled(feedapi: Feedapi, publisher: Publisher, journalled_store: Path) -> tuple[Path, str]:
     """A store with a journal, and a time between two runs of its consumer."""
-    assert feedapi("cat", publisher.url, "--store", store, "--journal").exit_code == 0
+    store = journalled_store
+    assert feedapi("cat", publisher.url, "--store", store).exit_code == 0
     between = datetime.now(UTC)
     while datetime.now(UTC) <= between:  # until the clock has moved on
         time.sleep(0)

@@ -261,27 +261,6 @@ def test_a_handler_may_open_what_it_needs(run: Run, app: Any, feedapi_publisher:
     assert (process.returncode, printed.split()) == (0, [b"open", b"handled", b"closed"]), errors
 
 
-def test_sighup_goes_on_with_the_new_handler(
-    run: Run, app: Any, feedapi_publisher: Publisher
-) -> None:
-    app(PRINT)
-    process = run()
-    feedapi_publisher.append(0, {"n": 1})
-    assert _line(process) == "MARK 1"
-    app(PRINT.replace("MARK", "ANOTHER"))
-    process.send_signal(signal.SIGHUP)
-    _await_stderr(process, "the handler is reloaded")
-    feedapi_publisher.append(0, {"n": 2})
-    assert _line(process) == "ANOTHER 2"
-    app("this is no Python")
-    process.send_signal(signal.SIGHUP)
-    _await_stderr(process, "not reloaded")
-    feedapi_publisher.append(0, {"n": 3})
-    assert _line(process) == "ANOTHER 3"
-    process.send_signal(signal.SIGTERM)
-    assert _end(process)[0] == 0
-
-
 def _await_stderr(process: subprocess.Popen[bytes], text: str) -> str:
     assert process.stderr is not None
     while text not in (line := process.stderr.readline().decode()):

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from feedapi_client.cli.handler_runner import JSONLines
-from feedapi_client.cli.run_workers import monitor_of, worker_number
 from feedapi_client.testing import Publisher
 from tests.cli.conftest import Feedapi
 
@@ -145,16 +144,6 @@ def test_a_log_record_is_one_line_of_json_with_its_fields() -> None:
     assert (found["level"], found["logger"], found["partition"]) == ("INFO", "feedapi_client.x", 7)
     assert found["message"] == "a \x1b[2J"
     assert found["traceback"].endswith("ValueError: gone")
-
-
-def test_workers_have_monitors_at_consecutive_ports(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert monitor_of(None, 3) is None
-    assert monitor_of("0.0.0.0:9464", 2) == "0.0.0.0:9466"
-    assert monitor_of("[::1]:9464", 1) == "[::1]:9465"
-    assert monitor_of("localhost:0", 1) == "localhost:0"
-    assert worker_number() is None
-    monkeypatch.setenv("FEEDAPI_RUN_WORKER", "2")
-    assert worker_number() == 2
 
 
 EACH = """

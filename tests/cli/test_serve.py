@@ -70,7 +70,7 @@ def test_a_bearer_token_comes_from_the_environment(
 
 def test_splits_use_both_methods_and_lose_no_event() -> None:
     publisher = Publisher(2)
-    feed = ExampleFeed(publisher, entities=10, max_events=1000)
+    feed = ExampleFeed(publisher)
     for _ in range(4):
         feed.publish(20)
         feed.split()
@@ -82,7 +82,7 @@ def test_splits_use_both_methods_and_lose_no_event() -> None:
 
 def test_no_more_than_64_partitions_are_open() -> None:
     publisher = Publisher(1)
-    feed = ExampleFeed(publisher, entities=10, max_events=1000)
+    feed = ExampleFeed(publisher)
     for _ in range(100):
         feed.split()
     assert len(publisher.open_partitions()) == 64

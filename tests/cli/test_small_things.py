@@ -26,23 +26,23 @@ Make = Callable[..., Publisher]
 
 
 @pytest.fixture
-def filled(feedapi: Feedapi, feedapi_publisher: Publisher, store: Path) -> Path:
+def filled(feedapi: Feedapi, feedapi_publisher: Publisher, journalled_store: Path) -> Path:
     feedapi_publisher.append(0, {"n": 1})
-    done = feedapi("cat", feedapi_publisher.url, "--store", store, "--journal")
+    done = feedapi("cat", feedapi_publisher.url, "--store", journalled_store)
     assert done.exit_code == 0
-    return store
+    return journalled_store
 
 
 # ---------------------------------------------------------------------- rewind
 
 
 def test_a_dry_run_of_rewind_fails_where_the_rewind_does(
-    feedapi: Feedapi, feedapi_publisher: Publisher, store: Path
+    feedapi: Feedapi, feedapi_publisher: Publisher, journalled_store: Path
 ) -> None:
-    before = datetime.now(UTC)
+    store, before = journalled_store, datetime.now(UTC)
     while datetime.now(UTC) <= before:  # until the clock has moved on
         time.sleep(0)
-    assert feedapi("cat", feedapi_publisher.url, "--store", store, "--journal").exit_code == 0
+    assert feedapi("cat", feedapi_publisher.url, "--store", store).exit_code == 0
     rewind = ("cursors", "rewind", "--store", store, "--to", before.isoformat())
     real, dry = (feedapi(*rewind, option) for option in ("--yes", "--dry-run"))
     assert (dry.exit_code, dry.stderr) == (real.exit_code, real.stderr)
@@ -164,39 +164,6 @@ def test_ctrl_c_at_a_question_is_an_interruption(filled: Path, spawn: Spawn) -> 
 
 def test_no_at_a_question_is_a_failure(feedapi: Feedapi, filled: Path) -> None:
     assert feedapi("cursors", "reset", "--store", filled, input="n\n").exit_code == 1
-
-
-# ---------------------------------------------------------------------- export to a file
-
-
-def test_an_export_to_a_full_disk_says_so(feedapi: Feedapi, filled: Path) -> None:
-    result = feedapi("cursors", "export", "--store", filled, "-o", "/dev/full")
-    assert result.exit_code == 1
-    assert result.stderr == ("feedapi: /dev/full: nothing was exported: No space left on device\n")
-
-
-def test_an_export_that_fails_leaves_the_former_file(
-    feedapi: Feedapi, filled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    target = tmp_path / "export.json"
-    target.write_text("the former one")
-
-    def full(descriptor: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    result = feedapi("cursors", "export", "--store", filled, "-o", target)
-    assert result.exit_code == 1
-    assert target.read_text() == "the former one"
-    assert [path.name for path in tmp_path.iterdir() if "export" in path.name] == ["export.json"]
-
-
-def test_an_export_replaces_the_file(feedapi: Feedapi, filled: Path, tmp_path: Path) -> None:
-    target = tmp_path / "export.json"
-    target.write_text("the former one")
-    assert feedapi("cursors", "export", "--store", filled, "-o", target).exit_code == 0
-    printed = feedapi("cursors", "export", "--store", filled).stdout
-    assert target.read_text() == printed
 
 
 # ---------------------------------------------------------------------- extras

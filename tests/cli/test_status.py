@@ -1,4 +1,4 @@
-"""``feedapi status``: from a monitor, and from a feed and its cursors."""
+"""``feedapi status``: what a monitor says."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import subprocess
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,36 +92,9 @@ def test_ages(seconds: float | None, text: str) -> None:
     assert age(seconds) == text
 
 
-def test_from_a_feed_and_its_cursors(
-    feedapi: Feedapi, feedapi_publisher: Publisher, store: Path
-) -> None:
-    feedapi_publisher.append(0, {"n": 1})
-    assert feedapi("cat", feedapi_publisher.url, "--store", store).exit_code == 0
-    done = feedapi("status", feedapi_publisher.url, "--store", store)
-    assert done.exit_code == 0, done.stderr
-    assert "1 caught up" in done.stdout
-    feedapi_publisher.append(0, {"n": 2})
-    assert "1 behind" in feedapi("status", feedapi_publisher.url, "--store", store).stdout
-    as_json = json.loads(
-        feedapi("status", feedapi_publisher.url, "--store", store, "--json").stdout
-    )
-    assert as_json["consumers"][0]["states"] == {"behind": 1}
-
-
 def test_counts_of_states_are_apart() -> None:
     shop = {**consumer(), "states": {"caught up": 10, "behind": 7}}
     assert "10 caught up   7 behind" in shown(status(shop))
-
-
-def test_the_environment_may_name_the_store(
-    feedapi: Feedapi, feedapi_publisher: Publisher, store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    feedapi_publisher.extend(0, [{"n": 1}, {"n": 2}])
-    monkeypatch.setenv("FEEDAPI_STORE", str(store))
-    assert len(feedapi("cat", feedapi_publisher.url).stdout.splitlines()) == 2
-    assert feedapi("cat", feedapi_publisher.url).stdout == ""
-    assert "caught up" in feedapi("status", feedapi_publisher.url).stdout
-    assert "no monitor answers" in feedapi("status", "127.0.0.1:1").stderr
 
 
 def test_nobody_answers(feedapi: Feedapi) -> None:
@@ -134,7 +106,7 @@ def test_nobody_answers(feedapi: Feedapi) -> None:
 def test_a_feed_is_no_monitor(feedapi: Feedapi, feedapi_publisher: Publisher) -> None:
     done = feedapi("status", feedapi_publisher.url)
     assert done.exit_code == 1
-    assert "is no monitor. For a feed say where its cursors are: --store" in done.stderr
+    assert "is no monitor. Of a feed, feedapi cursors ls --store STORE --url URL" in done.stderr
 
 
 @pytest.fixture

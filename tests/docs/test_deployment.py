@@ -112,7 +112,6 @@ def test_the_unit_fits_the_command() -> None:
     options = parsed(arguments)
     assert options["grace"] < float(service["TimeoutStopSec"])
     assert options["store"].startswith(f"/var/lib/{service['StateDirectory']}/")
-    assert service["ExecReload"] == "/bin/kill -HUP $MAINPID"
     assert set(service["RestartPreventExitStatus"].split()) == {"2", "4"}
 
 

@@ -368,6 +368,18 @@ def test_options_of_the_api_that_do_not_fit_are_refused(
     assert message in usage_error("http://h/feed", *more, capsys=capsys)
 
 
+async def test_a_key_is_a_text_as_it_is_or_json(
+    relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
+) -> None:
+    await broker.create_stream("s")
+    for key in (True, None, {"a": [1]}, 1.5, "x"):
+        feedapi_publisher.append(0, {"key": key})
+    arguments = ["--stream", "s", "--store", str(tmp_path / "c.db"), "--key", "key", "--quiet"]
+    assert await ended(relay(*arguments)) == (0, "")
+    keys = [message.key for message in broker.messages("s")]
+    assert [key or b"" for key in keys] == [b"true", b"", b'{"a":[1]}', b"1.5", b"x"]
+
+
 async def test_a_key_that_no_event_has_is_said(
     relay: Start, feedapi_publisher: Publisher, broker: LiftbridgeBroker, tmp_path: Path
 ) -> None:

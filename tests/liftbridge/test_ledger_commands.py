@@ -81,7 +81,9 @@ async def test_positions_are_listed_exported_and_seed_another_stream(
     [shown] = orjson.loads(text)["feeds"]
     assert (code, shown) == (0, found)
     export = str(tmp_path / "cursors.json")
-    assert (await cursors("export", "--store", f"{place}s", "-o", export))[0] == 0
+    code, text = await cursors("export", "--store", f"{place}s")
+    assert code == 0, text
+    await anyio.Path(export).write_text(text)
     code, text = await cursors("import", export, "--store", f"{place}new?replicas=1")
     assert (code, "1 positions imported" in text) == (0, True), text
     seeded = await StreamCursorStore(publisher, api, "new").load(FeedKey(url))
@@ -145,8 +147,10 @@ async def test_positions_that_retention_removed_are_set_again(
     await relay(url, publisher, api)
     assert await relay(url, publisher, api) == 0
     export = str(tmp_path / "cursors.json")
-    assert (await cursors("export", *place, "-o", export))[0] == 0
-    [feed] = orjson.loads(await anyio.Path(export).read_bytes())["feeds"]
+    code, text = await cursors("export", *place)
+    assert code == 0, text
+    await anyio.Path(export).write_text(text)
+    [feed] = orjson.loads(text)["feeds"]
     cursor = feed["positions"][0]["cursor"]
     broker.expire("s", 0, 5)
     code, text = await cursors("ls", *place)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its usual name
 from pyspark.sql.streaming.query import StreamingQuery
 
 from feedapi_client.spark import ingest
@@ -42,13 +43,21 @@ def end_with_parent() -> None:
     end()
 
 
+def load(reader: Any, url: str) -> DataFrame:
+    """Load one feed of several, whose rows say which one they are from."""
+    frame: DataFrame = reader.load(url)
+    return frame.withColumn("feed", F.lit(url))
+
+
 def start(spark: SparkSession, given: dict[str, Any]) -> StreamingQuery:
     if given["sink"] == "delta":
         open_database(spark, Path(given["output"]))
     if given["sink"] in ("ingest", "delta"):
         return ingest.start(spark, pipeline(given)).query
     reader = spark.readStream.format(given["format"]).options(**given["options"])
-    stream = reduce(DataFrame.union, map(reader.load, given.get("urls") or [None]))
+    urls = given.get("urls") or [None]
+    loads = [reader.load(url) if url is None else load(reader, url) for url in urls]
+    stream = reduce(DataFrame.union, loads)
     writer = stream.writeStream.option("checkpointLocation", given["checkpoint"])
     if given["sink"] == "parquet":
         writer = writer.format("parquet").option("path", given["output"])

@@ -1,4 +1,4 @@
-"""A feed whose certificate only an own authority signed: the text of it travels in an option."""
+"""A feed whose certificate only an own authority signed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from feedapi_client.errors import FeedError
-from feedapi_client.spark.certificates import certificates_in
 from feedapi_client.spark.feed_connection import FeedConnection
 from feedapi_client.spark.fetch import PartitionReader
 from feedapi_client.spark.http_clients import kept_client
@@ -38,10 +37,10 @@ def https(certificate: Certificate) -> Iterator[str]:
         gc.collect()  # a client within the traceback of an error, whose connection is open
 
 
-def test_server_is_verified_with_the_certificates_of_the_option(
+def test_server_is_verified_with_the_certificates_of_the_file(
     https: str, certificate: Certificate
 ) -> None:
-    given = {"url": https, "caCertificates": certificates_in(str(certificate.path))}
+    given = {"url": https, "caFile": str(certificate.path)}
     options = pickle.loads(pickle.dumps(parse_options(given)))
     connection = FeedConnection(options)
     assert PartitionReader(connection, Target(0, "_first")).read().events == 5
@@ -50,19 +49,9 @@ def test_server_is_verified_with_the_certificates_of_the_option(
         other.discover()
 
 
-def test_only_certificates_are_taken_from_a_file(certificate: Certificate, tmp_path: Path) -> None:
-    both = tmp_path / "both.pem"
-    both.write_text(certificate.key.read_text() + "a comment\n" + certificate.path.read_text())
-    assert certificates_in(str(both)) == certificate.path.read_text().strip()
-
-
-def test_option_that_holds_a_private_key_or_no_certificate_is_refused(
-    certificate: Certificate,
-) -> None:
-    for text in (certificate.key.read_text(), "company.pem", "", "\n"):
-        with pytest.raises(OptionError, match="option caCertificates must") as caught:
-            parse_options({"url": URL, "caCertificates": text})
-        assert "BEGIN" not in str(caught.value)
+def test_a_process_without_the_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"option caFile: .*absent\.pem holds no certificates"):
+        FeedConnection(parse_options({"url": URL, "caFile": str(tmp_path / "absent.pem")}))
 
 
 @pytest.mark.parametrize("by_variable", [True, False])
@@ -81,8 +70,8 @@ def test_ingest_refuses_a_file_without_certificates(
         assert f"--ca-file: {file} holds no certificates" in capsys.readouterr().err
 
 
-def test_ingest_gives_the_source_the_certificates_of_the_file(certificate: Certificate) -> None:
+def test_ingest_gives_the_source_the_place_of_the_file(certificate: Certificate) -> None:
     given = vars(parser().parse_args([URL, "out", "--ca-file", str(certificate.path)]))
     for name in ("json", "conf"):
         del given[name]
-    assert _job(given).options == {"caCertificates": certificates_in(str(certificate.path))}
+    assert _job(given).options == {"caFile": str(certificate.path)}

@@ -14,11 +14,9 @@ import pytest
 from pyspark.errors import AnalysisException, PySparkException, StreamingQueryException
 from pyspark.sql.functions import lit
 
-from feedapi_client.spark import register
 from feedapi_client.testing import Publisher
 from feedapi_client.testing.publisher.faults.response_faults import Rewrite
 from tests.spark.micro_batches import problems
-from tests.spark.s3_server import s3_server
 from tests.spark.slow_workers import despite_slow_workers
 
 if TYPE_CHECKING:
@@ -296,49 +294,6 @@ def wait(predicate: Callable[[], object], timeout: float = 300) -> None:
     while not predicate():
         assert time.monotonic() < end
         time.sleep(0.05)
-
-
-@pytest.fixture
-def s3a_settings(spark: SparkSession) -> Iterator[Callable[..., None]]:
-    """Set ``fs.s3a.*`` of the session and register the source with them, for one test."""
-    names: list[str] = []
-
-    def configure(**settings: str) -> None:
-        for name, value in settings.items():
-            names.append(f"spark.hadoop.fs.s3a.{name.replace('_', '.')}")
-            spark.conf.set(names[-1], value)
-        register(spark, staging="s3a://lake/staging")
-
-    yield configure
-    for name in names:
-        spark.conf.unset(name)
-    register(spark)
-
-
-def test_staging_location_uses_the_s3_settings_of_the_cluster(
-    spark: SparkSession,
-    stream: Callable[..., StreamingQuery],
-    s3a_settings: Callable[..., None],
-    publisher: Publisher,
-    tmp_path: Path,
-) -> None:
-    """Neither driver nor executors have an ``AWS_*`` variable of their own."""
-    publish(publisher, 40)
-    own = dict(spark.sparkContext.environment)
-    with s3_server("lake") as server:
-        s3a_settings(
-            endpoint=server, endpoint_region="us-east-1", access_key="key", secret_key="hunter2"
-        )
-
-        def run() -> StreamingQuery:
-            query = stream({"availableNow": True}, stagingLocation="s3a://lake/staging")
-            query.awaitTermination()
-            return query
-
-        query = despite_slow_workers(run)
-    assert spark.read.parquet(str(tmp_path / "table")).count() == 40
-    assert spark.sparkContext.environment == own
-    assert "hunter2" not in str(query.lastProgress)
 
 
 def test_second_available_now_run_reads_only_new_events(

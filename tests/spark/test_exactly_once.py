@@ -761,26 +761,28 @@ def test_limit_in_bytes_bounds_an_epoch_and_lets_partitions_take_turns(
     assert problems(engine.all_rows(), publisher.payloads()) == []
 
 
-def test_query_follows_its_feed_to_another_url(start: Start, publisher: Publisher) -> None:
+def test_r07_query_of_a_feed_with_a_name_follows_it_to_another_url(
+    start: Start, publisher: Publisher
+) -> None:
     publish(publisher, 100)
     engine = start()
     engine.run()
-    moved = {"url": f"{publisher.url}?moved=1"}
     location = engine.reader.location  # type: ignore[attr-defined]
-    refused, allowed = (
-        options_for(publisher, **moved),
-        options_for(publisher, **moved, previousUrl=str(publisher.url)),
-    )
-    engine._make = lambda: FeedStreamReader(refused, location)
-    engine.restart()
-    with pytest.raises(LineageError, match="name its old URL with option previousUrl"):
-        engine.trigger()
-    engine._make = lambda: FeedStreamReader(allowed, location)
-    engine.restart()
+
+    def restart_with(**given: str) -> None:
+        options = options_for(publisher, **given)
+        engine._make = lambda: FeedStreamReader(options, location)
+        engine.restart()
+
+    url = f"{publisher.url}?moved=1"
+    for given in ({}, {"feedName": "orders"}):
+        restart_with(url=url, **given)
+        with pytest.raises(LineageError, match="goes on if option feedName named it before"):
+            engine.trigger()
+    restart_with(feedName="orders")
     publish(publisher, 100, first=100)
     engine.run()
-    engine._make = lambda: FeedStreamReader(refused, location)
-    engine.restart()
+    restart_with(url=url, feedName="orders")
     publish(publisher, 100, first=200)
     engine.run()
     assert problems(engine.all_rows(), publisher.payloads()) == []

@@ -77,12 +77,10 @@ def test_open_partition_is_read_until_caught_up(publisher: Publisher) -> None:
 
 
 @pytest.mark.parametrize("payload", [b'[{"n":100}]', b"17", b"true", b"null"])
-def test_r03_forbidden_payload_is_an_error_or_is_kept(publisher: Publisher, payload: bytes) -> None:
+def test_r03_forbidden_payload_is_a_row_like_others(publisher: Publisher, payload: bytes) -> None:
     publisher.extend(0, [{"mark": 1}, {"n": 101}])
     publisher.fail(Rewrite(lambda body: body.replace(b'{"mark":1}', payload)), times=None)
-    with pytest.raises(ProtocolError, match="Option forbiddenPayloads=keep reads such events too"):
-        read(publisher)
-    batches, result = read(publisher, given={"forbiddenPayloads": "keep"})
+    batches, result = read(publisher)
     assert result.events == 102
     payloads = [event.raw for batch in batches for event in batch.events]
     assert payloads[100:] == [payload, b'{"n":101}']
@@ -227,12 +225,11 @@ BEATS = [b"\n", b'{"heartbeat":1}\n', b'{"cursor":"_first"}\n', b'{"data":{"n":1
 
 
 @pytest.mark.parametrize("beat", BEATS)
-@pytest.mark.parametrize("hold_open", [True, False])
 def test_r14_response_without_a_checkpoint_fails_and_next_time_has_twice_as_long(
-    publisher: Publisher, beat: bytes, hold_open: bool
+    publisher: Publisher, beat: bytes
 ) -> None:
     result, events, seconds = trickled(
-        publisher, repeat(beat), repeat(beat), given={}, grace_period=5, hold_open=hold_open
+        publisher, repeat(beat), repeat(beat), given={}, grace_period=5
     )
     assert events == []
     assert result.failed is not None
@@ -272,15 +269,6 @@ def test_r14_epoch_does_not_wait_for_a_response_that_never_ends(publisher: Publi
     result, events, seconds = trickled(publisher, body, given={}, grace_period=5)
     assert (len(events), result.failed, result.ended) == (6, None, False)
     assert (result.cursor, seconds) == ("5", [6])
-
-
-def test_r15_response_that_is_held_open_may_be_idle_for_as_long(publisher: Publisher) -> None:
-    publisher.stream = True
-    body = [*[b"\n"] * 60, b'{"data":{"n":1}}\n{"cursor":"1"}\n']
-    result, events, _ = trickled(
-        publisher, body, [b'{"cursor":"1"}\n'], given={"stream": "60000"}, grace_period=5
-    )
-    assert (events, result.retries, result.ended) == ([1], 0, True)
 
 
 def test_wrong_credentials_are_not_retried(publisher: Publisher) -> None:
@@ -345,17 +333,6 @@ def test_r13_events_without_new_cursor_are_an_error_after_some_attempts(
 def test_r6_empty_pages_that_move_the_cursor_are_not_the_end(publisher: Publisher) -> None:
     publisher.fail(EmptyPage(), times=5)
     assert numbers(read(publisher)[0]) == list(range(100))
-
-
-def test_r15_response_is_held_open_unless_the_caller_forbids_it(publisher: Publisher) -> None:
-    publisher.stream = True
-    batches, result = read(publisher, given={"stream": "50"})
-    assert numbers(batches) == list(range(100))
-    assert result.ended
-    assert publisher.requests[-1].query["stream"] == "50"
-    publisher.clear_requests()
-    read(publisher, given={"stream": "50"}, hold_open=False)
-    assert all("stream" not in request.query for request in publisher.requests)
 
 
 def test_read_stops_when_the_caller_is_full(publisher: Publisher) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from feedapi_client.spark.http_clients import RequestRate, shared_client
+from feedapi_client.spark.http_clients import shared_client
 from feedapi_client.spark.source_options import OptionError, SourceOptions, parse_options
 
 
@@ -34,24 +34,3 @@ def test_r19_a_secret_in_the_place_of_a_variable_is_not_repeated() -> None:
         with pytest.raises(OptionError, match="takes the name of an environment") as caught:
             shared_client(parse_options({"url": "http://service/feed", **option}))
         assert "hunter2" not in str(caught.value)
-
-
-def test_requests_of_a_process_are_spaced_evenly() -> None:
-    now, slept = 0.0, []
-
-    def sleep(seconds: float) -> None:
-        nonlocal now
-        slept.append(seconds)
-        now += seconds
-
-    rate = RequestRate(4, clock=lambda: now, sleep=sleep)
-    for _ in range(4):
-        rate.wait()
-    now += 10.0
-    rate.wait()
-    assert slept == [0.25] * 3
-
-
-def test_connections_with_equal_options_share_their_rate() -> None:
-    given = options(maxRequestsPerSecond="5")
-    assert shared_client(given).rate is shared_client(given).rate is not None

@@ -376,7 +376,7 @@ def test_cause_of_an_error_is_one_line(
 def test_of_several_writers_of_a_file_one_is_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = open_folder(tmp_path.as_uri(), {})
+    folder = open_folder(tmp_path.as_uri())
     assert [folder.first("places/0", text) for text in ("one", "two")] == ["one", "one"]
 
     def fails(*_: Any) -> None:
@@ -454,7 +454,7 @@ def test_files_that_nobody_reads_any_more_and_that_can_not_be_deleted_fail_nothi
     def refuses(*_: Any) -> None:
         raise PermissionError("delete")
 
-    kind: type[TableFolder] = type(open_folder(tmp_path.as_uri(), {}))
+    kind: type[TableFolder] = type(open_folder(tmp_path.as_uri()))
     monkeypatch.setattr(kind, "delete", refuses)
     assert run(spark, job(publisher, tmp_path)).rows == 1
     (attempts,) = (tmp_path / "table/_feedapi").glob("attempts/*")

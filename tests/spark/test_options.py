@@ -114,11 +114,6 @@ def test_errors_of_option_objects_use_option_names() -> None:
     )
 
 
-def test_endless_stream_is_refused() -> None:
-    assert "number of milliseconds" in problem(stream="true")
-    assert parse_options({**URL, "stream": "500"}).fetch.stream == 500
-
-
 def test_r19_no_value_is_quoted() -> None:
     for options in (
         {"url": "https://user:hunter2@service"},
@@ -236,14 +231,6 @@ def test_r08_lineage_is_given_as_pairs_of_child_and_parent() -> None:
         parse_options({"url": "http://h/f", "lineage": "1-0"})
 
 
-# ---------------------------------------------------------------------- several feeds
-
-
-def test_feed_column_is_an_option() -> None:
-    assert not parse_options(URL).feed_column
-    assert parse_options({**URL, "feedColumn": "true"}).feed_column
-
-
 def test_representation_names_the_host_only() -> None:
     options = parse_options({"url": "https://a/feed?key=hunter2"})
     assert repr(options) == "<SourceOptions of a>"
@@ -262,7 +249,8 @@ def test_representation_names_the_host_only() -> None:
         ("maxBatchBytes", str(3 << 30), f"at most {1 << 30}"),
         ("maxLineBytes", str(3 << 30), f"at most {1 << 30}"),
         ("maxEventsPerPartition", str(2**63), "at most"),
-        ("maxRequestsPerSecond", "1e-300", "must be positive"),
+        ("feedName", " ", "text of 1 to"),
+        ("feedName", "a\x1b", "is printable"),
         ("v1Partitions", "40000", "at most 32768"),
     ],
 )
@@ -288,7 +276,15 @@ def test_fields_that_may_be_none_take_it_and_others_numbers() -> None:
         ("payload", r"try_parse_json\(data\)"),
         ("minEventsPerTrigger", "processing-time trigger"),
         ("maxTriggerDelay", "processing-time trigger"),
-        ("urls", r"load each feed with url, .* both sides of union"),
+        ("urls", r"load each feed with url, .* union"),
+        ("feedColumn", r"withColumn\("),
+        ("pushFilters", "option partitions"),
+        ("previousUrl", "feedName"),
+        ("stream", "maxPollInterval"),
+        ("maxRequestsPerSecond", "maxConcurrentFetches"),
+        ("forbiddenPayloads", "column data"),
+        ("fenced", "lease"),
+        ("caCertificates", "caFile"),
         ("URLS", r"union"),
     ],
 )

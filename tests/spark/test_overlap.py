@@ -111,7 +111,7 @@ def test_r08_runs_that_are_killed_again_and_again_leave_one_attempt(
     spark: SparkSession, publisher: Publisher, tmp_path: Path
 ) -> None:
     job = typed(publisher, tmp_path)
-    decisions = Decisions(job.staging_location, "query", {})
+    decisions = Decisions(job.staging_location, "query")
     written = []
     for epoch in (1, 2, 3):
         who = Identity("feed", "query", epoch=epoch)

@@ -124,7 +124,7 @@ def test_object_that_is_too_large_for_one_copy_is_copied_in_parts(
     content = {"attempt/small": b"small", "attempt/large": b"0123456789a" * 2**20}
     for key, value in content.items():
         table.create(key, value)
-    publishing.open_folder("s3://lake/table", {}).publish("attempt", "final")
+    publishing.open_folder("s3://lake/table").publish("attempt", "final")
     assert table.read("final/small") == content["attempt/small"]
     assert table.read("final/large") == content["attempt/large"]
     assert not table.exists("attempt/large")

@@ -49,9 +49,6 @@ class Doctor:
     max_requests: Annotated[
         int, typer.Option("--max-requests", min=1, metavar="N", help="Requests in total.")
     ] = bounds.MAX_REQUESTS
-    max_bytes: Annotated[
-        int, typer.Option("--max-bytes", min=1024, metavar="N", help="Bytes received in total.")
-    ] = bounds.MAX_BYTES
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Time for one request.")
     ] = bounds.TIMEOUT
@@ -113,11 +110,7 @@ async def _examine(options: Doctor) -> tuple[Prober, FeedEvidence]:
         prober = Prober(
             await transport(url),
             await transport(plain, anonymous=True) if known else None,
-            Bounds(
-                max_requests=options.max_requests,
-                max_bytes=options.max_bytes,
-                timeout=options.timeout,
-            ),
+            Bounds(max_requests=options.max_requests, timeout=options.timeout),
             headers.values(),
         )
         examination = Examination(

@@ -30,7 +30,7 @@ from feedapi_client.spark.ingest.identity import Identity, Table
 from feedapi_client.spark.ingest.job import IngestError
 from feedapi_client.spark.ingest.names import as_url, folded, in_folder, unquoted
 from feedapi_client.spark.ingest.publishing import Decisions, TableFolder, WrittenFiles, open_folder
-from feedapi_client.spark.registration import is_connect, store_settings
+from feedapi_client.spark.source import is_connect
 from feedapi_client.spark.staging.location import harmless, reason
 
 _NOTES = "_feedapi/table"
@@ -67,7 +67,7 @@ class FileTable(Table):
         if self.job.writer_options:
             self.try_out(spark, schema)
         if "://" in self.name and not is_connect(spark):
-            open_folder(self.name, store_settings(spark, self.name))
+            open_folder(self.name)
 
     def _check_query(self, spark: SparkSession, who: Identity, feed: str | None) -> None:
         """Raise when the batches of a query that ran before are not here."""
@@ -163,11 +163,11 @@ class FileTable(Table):
     def folder(self, spark: SparkSession) -> TableFolder:
         """Return the folder, for what Spark has no function for. It was written to before."""
         uri = self._uri or _notes(spark, self.name)[1] or unquoted(as_url(self.name))
-        return self._open(spark, uri)
+        return open_folder(uri)
 
     def _delete_old_attempts(self, spark: SparkSession, who: Identity, number: int) -> None:
         """Delete what runs left that were killed: none of it counts, or it is published."""
-        attempts, decisions = f"{_ATTEMPTS}/{who.query}", self._decisions(spark, who)
+        attempts, decisions = f"{_ATTEMPTS}/{who.query}", self._decisions(who)
         with harmless(f"old attempts in {self.name} were not deleted"):
             folder = self.folder(spark)
             for attempt in filter(None, map(_ATTEMPT.match, folder.names(attempts))):
@@ -176,9 +176,8 @@ class FileTable(Table):
                 if of < number or (again and decisions.close(number, epoch)):
                     folder.delete(f"{attempts}/{attempt.string}")
 
-    def _decisions(self, spark: SparkSession, who: Identity) -> Decisions:
-        location = self.job.staging_location
-        return Decisions(location, str(who.query), store_settings(spark, location))
+    def _decisions(self, who: Identity) -> Decisions:
+        return Decisions(self.job.staging_location, str(who.query))
 
     def holds_last(self, spark: SparkSession, who: Identity) -> bool:
         """Whether it shows the last micro-batch that the query committed."""
@@ -193,15 +192,12 @@ class FileTable(Table):
         queries = _notes(spark, self.name)[0].get("queries", {})
         return {query: number for number, query in enumerate(queries)}
 
-    def _open(self, spark: SparkSession, uri: str) -> TableFolder:
-        return open_folder(uri, store_settings(spark, uri))
-
     def _last_batch(self, spark: SparkSession, who: Identity, uri: str) -> int:
         """Return the last micro-batch of the query that readers see, -1 without one."""
         folder = _folder_of(who)
         if uri and not is_connect(spark):  # whose server reaches the folder, and this need not
             try:
-                names = self._open(spark, uri).names(folder)
+                names = open_folder(uri).names(folder)
             except (BaseError, OSError) as error:
                 raise IngestError(f"could not list {self.name}: {reason(error, uri)}") from None
         else:
@@ -221,7 +217,7 @@ class FileTable(Table):
             return not (self.optional or self.partition_by)
         if self.role != "output":
             return True
-        decisions = self._decisions(spark, who)
+        decisions = self._decisions(who)
         for number in range(who.last_batch, last - 1, -1):
             decision = decisions.find(number)
             if decision is None:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -17,7 +18,7 @@ from pyspark.sql import SparkSession
 
 from feedapi_client.arguments import import_function
 from feedapi_client.errors import FeedError
-from feedapi_client.spark.certificates import certificates_in
+from feedapi_client.http.trust import trusted
 from feedapi_client.spark.ingest.ingest_errors import MicroBatchError, plain_message
 from feedapi_client.spark.ingest.job import Ingest, Summary
 from feedapi_client.spark.ingest.pipeline import Run
@@ -145,15 +146,16 @@ def _job(given: dict[str, Any]) -> Ingest:
 
 
 def _trusted(ca_file: str | None) -> dict[str, str]:
-    """Return the option with the certificates of the file, which executors may not have."""
+    """Return the option that names the file, which executors need, too."""
     if ca_file is None:
         ca_file = os.environ.get(_CA_FILE) or None
     if ca_file is None:
         return {}
     try:
-        return {"caCertificates": certificates_in(ca_file)}
-    except (ValueError, OSError) as error:
+        trusted(ca_file)
+    except ValueError as error:
         raise ValueError(f"--ca-file: {error}") from None
+    return {"caFile": str(Path(ca_file).absolute())}
 
 
 def _session(conf: Mapping[str, str]) -> SparkSession:

@@ -140,8 +140,6 @@ class Ingest:
             yield f"writer options {', '.join(ours)} are set by the pipeline: leave them out"
         if "endingcursors" in self._given:
             yield "a pipeline goes on where it was: leave out option endingCursors"
-        if "feedcolumn" in self._given:
-            yield "the tables have the feed's name in a column: leave out option feedColumn"
         if self.gold is not None:
             yield from self._problems_of_gold()
         elif self.key or self.delete_when:

@@ -41,8 +41,8 @@ from feedapi_client.spark.ingest.names import TABLES, in_catalog, same_tables
 from feedapi_client.spark.ingest.publishing import Decision, Decisions, WrittenFiles
 from feedapi_client.spark.ingest.requirements import check_rows, check_session
 from feedapi_client.spark.ingest.tables import CatalogTable, column
-from feedapi_client.spark.registration import is_connect, register, store_settings
 from feedapi_client.spark.schema import spark_schema
+from feedapi_client.spark.source import is_connect, register
 from feedapi_client.spark.source_options import parse_options
 from feedapi_client.spark.staging.lease import QueryLease
 from feedapi_client.spark.staging.location import harmless
@@ -133,7 +133,7 @@ class BatchWriter:
 
     def _write_files(self, tables: Tables, batch: DataFrame, number: int) -> None:
         spark, location = batch.sparkSession, self.job.staging_location
-        decisions = Decisions(location, str(tables.who.query), store_settings(spark, location))
+        decisions = Decisions(location, str(tables.who.query))
         decision = decisions.find(number)
         if decision is None:
             written = self.write(tables, batch, number)
@@ -250,8 +250,7 @@ class Run:
         # The key belongs to gold, in Delta, which takes other letters where a session may not.
         spelled = {name.lower(): name for name in (() if schema is None else schema.names)}
         self.job = job = replace(job, key=[spelled.get(name.lower(), name) for name in job.key])
-        location = job.staging_location
-        self._lease = QueryLease(location, job.lease_name, settings=store_settings(spark, location))
+        self._lease = QueryLease(job.staging_location, job.lease_name)
         if not is_connect(spark):  # whose server reaches the staging location, and this need not
             self._lease.acquire()
         try:
@@ -427,11 +426,10 @@ class Run:
     def _start(self, schema: StructType | None) -> StreamingQuery:
         job = self.job
         staging = job.staging_location
-        register(self.spark, staging=staging)
+        register(self.spark)
         source = (
             self.spark.readStream.format("feedapi")
             .options(**{**job.options, "stagingLocation": staging, "url": job.url})
-            .option("fenced", False)  # the pipeline's own lease is that of its tables, too
             .options(**({"resumeRun": self._resumed} if self._resumed else {}))
             .load()
         )

@@ -13,7 +13,7 @@ import asyncio
 import os
 import shutil
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -112,8 +112,8 @@ class _CopyingFolder:
     Readers see one object after the other.
     """
 
-    def __init__(self, url: str, settings: Mapping[str, str]) -> None:
-        self._store = open_store(url, settings)
+    def __init__(self, url: str) -> None:
+        self._store = open_store(url)
 
     def names(self, path: str) -> set[str]:
         found = obstore.list_with_delimiter(self._store, prefix=f"{path}/")
@@ -167,12 +167,11 @@ class _CopyingFolder:
 TableFolder = _RenamingFolder | _CopyingFolder
 
 
-def open_folder(uri: str, settings: Mapping[str, str]) -> TableFolder:
+def open_folder(uri: str) -> TableFolder:
     """Return a table's folder.
 
     Arguments:
         uri: as Spark names it, nothing in it being quoted.
-        settings: of the object store, in place of the environment.
 
     Raises:
         IngestError: Python can't reach the file system.
@@ -181,7 +180,7 @@ def open_folder(uri: str, settings: Mapping[str, str]) -> TableFolder:
     if scheme == "file":
         return _RenamingFolder(Path(f"/{path.lstrip('/')}"))
     if scheme in _OBJECT_STORES:
-        return _CopyingFolder(uri, settings)
+        return _CopyingFolder(uri)
     raise IngestError(
         f"the tables are in {scheme}:, which only the JVM can reach: give s3://, gs://, abfss://, "
         "or a path that is mounted on the driver, such as /Volumes/... or /dbfs/...; or take "
@@ -215,14 +214,10 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Decisions:
-    """The decisions on the micro-batches of one query, at the staging location.
+    """The decisions on the micro-batches of one query, at the staging location."""
 
-    Arguments:
-        settings: of the object store, in place of the environment.
-    """
-
-    def __init__(self, location: str, query: str, settings: Mapping[str, str]) -> None:
-        self._staging = Staging(location, _FOLDER, settings)
+    def __init__(self, location: str, query: str) -> None:
+        self._staging = Staging(location, _FOLDER)
         self._prefix = f"{_FOLDER}/{query}"
 
     def find(self, number: int) -> Decision | None:

@@ -34,8 +34,6 @@ class FetchTask:
     """Maximum number of events of each partition."""
     max_bytes: int | None = None
     """Bytes of each partition after which no further batch is read."""
-    feed: str = ""
-    """URL of the feed, without secrets."""
 
 
 class EpochPlan(msgspec.Struct, kw_only=True):
@@ -79,7 +77,6 @@ class EpochPlan(msgspec.Struct, kw_only=True):
             fetch,
             self.limit,
             self.max_bytes or None,
-            self.name,
         )
 
     def _target(self, listed: Partition) -> Target:

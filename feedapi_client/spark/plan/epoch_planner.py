@@ -136,13 +136,13 @@ class EpochPlanner:
         return f"<EpochPlanner: {self.lineage!r}>"
 
     def _restore(self, plan: EpochPlan) -> None:
-        self._unsaved = plan.feed != self._key  # the feed moved
-        if self._unsaved and plan.feed != key_of(self.connection, self.options.previous_url):
+        self._unsaved = plan.feed != self._key  # it got a name since
+        if self._unsaved and plan.feed != key_of(self.connection, named=False):
             raise LineageError(
                 "the checkpoint of this query belongs to another feed, or to another selection of "
                 "events (filter.NAME, eventTypes, skipEventTypes), whose cursors are not valid "
-                "here. If the feed moved, name its old URL with option previousUrl. Otherwise "
-                "start a new query with a checkpoint location of its own",
+                "here. A feed that moves goes on if option feedName named it before. Start a new "
+                "query with a checkpoint location of its own",
                 feed=self.connection.url,
             )
         self._known = set(plan.known)
@@ -682,10 +682,12 @@ class ProgressReport:
         return self._report
 
 
-def key_of(connection: FeedConnection, url: str | None = None) -> str:
-    """Return the key of the feed, or of its other `url`, and of the selection of events."""
-    selection = connection.fetch_options.selection()
-    return FeedKey(url or connection.options.url, "spark", selection).id
+def key_of(connection: FeedConnection, *, named: bool = True) -> str:
+    """Return the key of the feed, by its name if it has one, and of the selection of events."""
+    options, selection = connection.options, connection.fetch_options.selection()
+    if named and options.feed_name is not None:
+        return FeedKey.named(options.feed_name, "spark", selection).id
+    return FeedKey(options.url, "spark", selection).id
 
 
 def _share(most: int | None, partitions: Collection[int]) -> int | None:

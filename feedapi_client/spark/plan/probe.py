@@ -70,7 +70,6 @@ class Probe:
             limit=1,
             full=enough,
             grace_period=GRACE_PERIOD,
-            hold_open=False,
         )
         return reader.read()
 

@@ -127,12 +127,10 @@ def results_in(header: Any) -> list[FetchResult]:
     return msgspec.convert(header, list[FetchResult])
 
 
-def rows_of(
-    staged: bytes, key: str, size: int, feed: str | None = None
-) -> Iterator[pa.RecordBatch]:
+def rows_of(staged: bytes, key: str, size: int) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a staged object in Arrow batches of about `size` bytes.
 
-    `feed` is as in `RowBuilder`. Raises `StagingError` for a torn object.
+    Raises `StagingError` for a torn object.
     """
     header, sections = unpack(staged, key)
     for number, partition in enumerate(header):
@@ -144,7 +142,6 @@ def rows_of(
             partition["depth"],
             partition["sequence"],
             orjson.loads(decompress(checkpoints, key)),
-            feed,
         )
         header_lines = (
             line for lines in decompress_lines(headers, key, size) for line in lines.splitlines()

@@ -18,7 +18,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,6 @@ class QueryLease:
         location: the staging location.
         query: what tells the query from others, such as the location of its checkpoint.
         renewed_every, expires_after: seconds.
-        settings: of the object store, as `open_store` takes them.
     """
 
     def __init__(
@@ -87,10 +86,9 @@ class QueryLease:
         query: str,
         renewed_every: float = RENEWED_EVERY,
         expires_after: float = EXPIRES_AFTER,
-        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.query = query
-        self._staging = Staging(location, _FOLDER, settings)
+        self._staging = Staging(location, _FOLDER)
         self._prefix = _prefix(query)
         self._renewed_every = renewed_every
         self._expires_after = expires_after
@@ -101,7 +99,6 @@ class QueryLease:
         """Returns False once the run is over: the lease is then given back."""
 
     def __reduce__(self) -> Any:
-        # Without the settings, which may be secret: another process has its own.
         made = (self._staging.location, self.query, self._renewed_every, self._expires_after)
         return (QueryLease, made)
 

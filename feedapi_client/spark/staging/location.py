@@ -16,7 +16,7 @@ import logging
 import os
 import re
 import tempfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
@@ -61,14 +61,12 @@ def harmless(problem: str) -> Iterator[None]:
 class Staging:
     """The objects of one run.
 
-    Picklable: every process opens the location for itself, with `settings` as of `open_store`. All
-    methods may be called concurrently.
+    Picklable: every process opens the location for itself. All methods may be called concurrently.
     """
 
-    def __init__(self, location: str, run: str, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(self, location: str, run: str) -> None:
         self.location = location
         self.run = run
-        self.settings = settings or {}
         self._store: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -81,7 +79,7 @@ class Staging:
     def store(self) -> Any:
         """The obstore store, opened at first use. Raises `StagingError`."""
         if self._store is None:
-            self._store = open_store(self.location, self.settings)
+            self._store = open_store(self.location)
         return self._store
 
     def plan_key(self, epoch: int) -> str:
@@ -189,14 +187,13 @@ class Staging:
             raise StagingError(f"could not {verb} the staged object {key}: {why}") from error
 
 
-def open_store(location: str, settings: Mapping[str, str] | None = None) -> Any:
+def open_store(location: str) -> Any:
     """Return the obstore store of a URL or a plain path.
 
     Arguments:
         location: ``s3://`` (or ``s3a://``), ``gs://``, ``az://`` (or ``abfss://``), ``file://`` or
             a path. Region, endpoint and credentials come from the environment of this process, as
             for every tool of that cloud.
-        settings: ``AWS_*`` variables that the environment lacks.
 
     Raises:
         StagingError: it can't be opened. The message says why, and never quotes the URL.
@@ -207,12 +204,7 @@ def open_store(location: str, settings: Mapping[str, str] | None = None) -> Any:
         why = _NO_STORE.get(scheme, f"staging locations can't be {scheme}: URLs: ")
         raise StagingError(why + _WAYS)
     try:
-        if scheme == "file":
-            return from_url(url, mkdir=True)
-        config: Any = dict(settings or {})
-        allow_http = config.pop("AWS_ALLOW_HTTP", None)
-        more: dict[str, Any] = {"client_options": {"allow_http": True}} if allow_http else {}
-        return from_url(url, config=config or None, **more)
+        return from_url(url, mkdir=True) if scheme == "file" else from_url(url)
     except (BaseError, OSError, ValueError, TypeError) as error:
         # The chained error would quote the URL, which may hold a secret, but for a path.
         place = url if scheme == "file" else f"{scheme}://…"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -243,10 +244,13 @@ def test_the_bound_on_requests_holds(feedapi: Feedapi, make: Make, limit: int) -
     assert found(report) == {}
 
 
-def test_the_bound_on_bytes_holds(feedapi: Feedapi, make: Make) -> None:
+def test_the_bound_on_bytes_holds(
+    feedapi: Feedapi, make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bounds, "Bounds", partial(bounds.Bounds, max_bytes=100_000))
     publisher = make("v2-token")
     publisher.fail(faults.EndlessRun(), times=None)
-    _, report = examine(feedapi, publisher, "--max-bytes", "100000")
+    _, report = examine(feedapi, publisher)
     # A chunk may come on top, and a page of one megabyte is the most that any request brings.
     assert report["bytes"] <= 100_000 + 1024 * 1024
 
