@@ -271,24 +271,6 @@ class FeedConsumer(Generic[Payload]):
     ) -> bool | None:
         assert self._tasks is not None
         self._restore_signals()
-        failed = None
-        try:
-            if self._session is not None:
-                failed = await self._session.save_gathered()
-        finally:  # it may be cancelled
-            ended = await self._end_tasks(kind, error, traceback)
-        if error is None and failed is not None:
-            raise failed
-        return ended
-
-    async def _end_tasks(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool | None:
-        """Close everything, at the end of the block. Return what `__aexit__` does."""
-        assert self._tasks is not None
         if self._session is not None:
             self._session.close()
         tasks, self._tasks = self._tasks, None
@@ -352,12 +334,8 @@ class FeedConsumer(Generic[Payload]):
         check_async_function("the handler", handle, HANDLER)
         check_count("max_concurrency", max_concurrency)
         watched = WatchedHandler(handle)
-        gathers = self.limits.commit_interval is not None
-        handle = await retrying_handler(
-            watched, on_failure, self.key, self.store, watched, gathers=gathers
-        )
+        handle = await retrying_handler(watched, on_failure, self.key, self.store, watched)
         session = await self._begin()
-        session.delivery.retry_gathered(on_failure)
         delivery = session.delivery
         watched.watch(session.driver)
         failure: list[BaseException] = []
@@ -396,14 +374,9 @@ class FeedConsumer(Generic[Payload]):
             raise group.exceptions[0] from None
         finally:
             self._handlers = None
-            try:
-                unsaved = await session.save_gathered()
-            finally:  # it may be cancelled
-                session.close()
+            session.close()
         if failure:
             raise failure[0]
-        if unsaved is not None:
-            raise unsaved
 
     async def run_by_key(
         self,
@@ -671,7 +644,6 @@ class FeedConsumer(Generic[Payload]):
         if self._begun:
             if self._grace is not None:
                 self._grace.forget()
-            await self._session.save_gathered()
             await self._session.aclose()
             try:
                 self._session = await self._open_session()
@@ -717,9 +689,8 @@ class BatchIterator(Generic[Payload]):
             self._session = await self._consumer._begin_loop()
         batch = await self._session.delivery.advance()
         if batch is None:
-            unsaved = await self._session.save_gathered()
             self._session.close()
-            raise StopAsyncIteration() if unsaved is None else unsaved
+            raise StopAsyncIteration
         return batch
 
     def watch(self, events: Iterator[Event]) -> None:
@@ -728,9 +699,9 @@ class BatchIterator(Generic[Payload]):
         self._session.delivery.takes_from(events)
 
     async def commit(self, batch: Batch) -> None:
-        """Commit a batch in the application's place; see `Delivery.commit_or_gather`."""
+        """Commit a batch in the application's place; see `Delivery.commit`."""
         assert self._session is not None
-        await self._session.delivery.commit_or_gather(batch)
+        await self._session.delivery.commit(batch)
 
 
 class EventIterator(Generic[Payload]):

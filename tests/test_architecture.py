@@ -78,7 +78,7 @@ RUNTIME_LAYERS = (
     ("linger", "partition_status"),
     ("driver",),
     ("late", "request"),
-    ("discovery", "fetching", "gathered", "handlers", "waits"),
+    ("discovery", "fetching", "handlers", "waits"),
     ("delivery", "done_ahead", "entering"),
     ("by_key",),
     ("watchdog",),

@@ -7,7 +7,6 @@ other module writes its fields; `Fetching`, `Delivery` and `Driver` call its met
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import NamedTuple
 
@@ -48,17 +47,6 @@ class SavedBatch(NamedTuple):
     durable: bool
 
 
-class Gathered(NamedTuple):
-    """The last commit that waits to be saved with others, see `Limits.commit_interval`.
-
-    `hurry`: to be called when somebody waits for it.
-    """
-
-    number: int
-    cursor: str
-    hurry: Callable[[], None]
-
-
 class RuntimePartition:
     """One partition of one session. `entry` is its state in the planner, read-only here."""
 
@@ -72,7 +60,6 @@ class RuntimePartition:
         "_saves",
         "_scope",
         "_taken",
-        "_withheld",
         "at_end",
         "batches",
         "caught_up_at",
@@ -85,7 +72,6 @@ class RuntimePartition:
         "events",
         "evidence",
         "failures",
-        "gathered",
         "handling",
         "held_open",
         "in_flight",
@@ -182,8 +168,6 @@ class RuntimePartition:
         self.committing = 0
         """Number of commits under way. A commit may take longer than its batch is in flight."""
         self._saves: list[SavedBatch] = []
-        self.gathered: Gathered | None = None
-        self._withheld = False
         self._lost = 0
         """The number of the last batch before the lease was lost."""
         self._base: str | None = None
@@ -224,7 +208,7 @@ class RuntimePartition:
     @property
     def deliverable(self) -> bool:
         """Whether it holds a batch that can be delivered now."""
-        return self._announced and not self.in_flight and not self._withheld
+        return self._announced and not self.in_flight
 
     def __repr__(self) -> str:
         doing = "pausing"
@@ -268,8 +252,6 @@ class RuntimePartition:
     def stop(self) -> None:
         """Stop reading and drop what was not delivered."""
         self.started = False
-        if self.gathered is not None:
-            self.gathered.hurry()
         self.failures.stopped()
         self.at_end = False
         self.end = None
@@ -290,9 +272,6 @@ class RuntimePartition:
             self._loss_untold = True
         self._lost = self.batches
         self._base = None
-        if self.gathered is not None:
-            self.gathered.hurry()  # the planner is to learn that nothing is in flight any more
-        self.gathered = None
         self._saves.clear()
 
     @property
@@ -318,7 +297,7 @@ class RuntimePartition:
     @property
     def is_settled(self) -> bool:
         """Whether no batch is in flight, and no commit under way or unknown to the planner."""
-        return not (self.in_flight or self.committing or self._saves or self.gathered)
+        return not (self.in_flight or self.committing or self._saves)
 
     def begin_request(self, scope: anyio.CancelScope, slot: Slot | None = None) -> None:
         """Record that a request begins. `cancel_request` cancels `scope`."""
@@ -429,8 +408,6 @@ class RuntimePartition:
         """Record that the planner has the end of the closed partition, uncommitted so far."""
         self.end = end
         self.at_end = True
-        if self.gathered is not None:
-            self.gathered.hurry()
 
     def note_caught_up(self) -> None:
         """Record the time if everything that the publisher has is committed."""
@@ -550,19 +527,6 @@ class RuntimePartition:
             return True
         return bool(self._saves) and self._saves[-1].number > number
 
-    def gather(self, number: int, cursor: str, hurry: Callable[[], None]) -> None:
-        """Record that batch `number` is handled, and is committed later."""
-        self.gathered = Gathered(number, cursor, hurry)
-        self.handling.saved()
-
-    def forget_gathered(self) -> None:
-        """Record that what was gathered is saved, or never will be."""
-        self.gathered = None
-
-    def withhold(self, withheld: bool) -> None:
-        """Deliver nothing of it while a save that was gathered is under way, or go on."""
-        self._withheld = withheld
-
     def begin_commit(self) -> None:
         """Block other saves of this position until `end_commit`: a batch is being saved."""
         self.committing += 1
@@ -584,8 +548,6 @@ class RuntimePartition:
             return None
         last = self._saves[-1]
         self.committed = last.number
-        if self.gathered is not None and self.gathered.number <= last.number:
-            self.gathered = None
         self._base = last.position.cursor
         self._saves.clear()
         return last.position

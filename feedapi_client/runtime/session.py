@@ -134,9 +134,6 @@ class Session:
             self.driver.iterating = False
             try:
                 if self._sharing is not None:
-                    # A cancellation comes here before it comes to the application's loop.
-                    if self.delivery.gathered is not None:
-                        await self.delivery.gathered.save_before_leaving()
                     await self._sharing.leave()
             finally:
                 self._unwound.set()
@@ -156,7 +153,7 @@ class Session:
         yield self._fetching.slots.run
         yield self._discovery.run
         yield self._watchdog.run
-        for part in (self.driver.linger, self.delivery.gathered, self._sharing):
+        for part in (self.driver.linger, self._sharing):
             if part is not None:
                 yield part.run
 
@@ -176,16 +173,6 @@ class Session:
             text = str(failed)
         if not self.driver.over and self.driver.failure is None:
             raise FeedError(text, feed=self.driver.feed)
-
-    async def save_gathered(self) -> Exception | None:
-        """Save what `Limits.commit_interval` has gathered, at the end of the iteration.
-
-        Return why that failed; the session fails with it, too, unless it has failed before.
-
-        Cancellation: waits for the save, for at most `Limits.commit_timeout`.
-        """
-        gathered = self.delivery.gathered
-        return None if gathered is None else await gathered.save_at_end()
 
     async def aclose(self) -> None:
         """End the session and wait until a save under way is through.

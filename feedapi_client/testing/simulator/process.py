@@ -195,7 +195,6 @@ class Process:
                 max_batch_bytes=settings.batch_bytes,
                 max_batch_events=settings.batch_events,
                 batch_linger=settings.linger,
-                commit_interval=settings.commit_interval,
                 max_buffered_bytes=settings.buffer_bytes,
             ),
             retry=RetryPolicy(

@@ -62,7 +62,6 @@ class Settings:
         batch_bytes: `Limits.max_batch_bytes`.
         batch_events: `Limits.max_batch_events`.
         linger: `Limits.batch_linger`.
-        commit_interval: `Limits.commit_interval`.
         buffer_bytes: `Limits.max_buffered_bytes`.
         padding: see `PageStyle`.
         selected: whether the consumer selects events by type.
@@ -110,7 +109,6 @@ class Settings:
     batch_bytes: int = 1024 * 1024
     batch_events: int | None = None
     linger: float | None = None
-    commit_interval: float | None = None
     buffer_bytes: int = 64 * 1024 * 1024
     padding: int = 0
     selected: bool = False
@@ -171,7 +169,6 @@ def generate(seed: int, backend: Backend = "asyncio") -> Scenario:
     random = Random(f"scenario {seed}")
     settings = _settings(random)
     settings = replace(settings, **_rarer(random, settings))
-    settings = replace(settings, commit_interval=_commit_interval(seed, settings))
     # Each kind of trouble is off in most histories: with all of them on, one hides another.
     kinds: list[FaultKind] = [kind for kind in _FAULTS if random.random() < 0.25]
     life = [kind for kind in _LIFE if random.random() < 0.3]
@@ -243,14 +240,6 @@ def _rarer(random: Random, settings: Settings) -> dict[str, Any]:
     if settings.impatience and random.random() < 0.5:
         changes["reply_latency"] = random.choice((0.004, 0.2))
     return changes
-
-
-def _commit_interval(seed: int, settings: Settings) -> float | None:
-    """Return the interval where the consumer commits itself. The other draws don't depend on it."""
-    random = Random(f"commits {seed}")
-    if settings.transactional or settings.way == "batches" or random.random() < 0.5:
-        return None
-    return random.choice((0.05, 1.0, 30.0))
 
 
 def _events(random: Random) -> dict[str, Any]:
