@@ -110,9 +110,6 @@ class Limits:
     max_batch_events: int | None = None
     """Events that batches are made up to; None: only `max_batch_bytes` counts. A batch has more
     where checkpoints are further apart."""
-    batch_linger: float | None = None
-    """Seconds that a batch smaller than these two waits for more events of its partition, unless
-    the partition is at its end; None: not at all. Fewer and larger batches mean fewer commits."""
     max_line_bytes: int = 16 * 1024 * 1024
     """Bytes of one line of a response."""
     max_discovery_bytes: int = 32 * 1024 * 1024

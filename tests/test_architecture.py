@@ -75,7 +75,7 @@ RUNTIME_LAYERS = (
     ("grace", "heartbeat", "positions", "slots"),
     ("failures",),
     ("partition",),
-    ("linger", "partition_status"),
+    ("partition_status",),
     ("driver",),
     ("late", "request"),
     ("discovery", "fetching", "handlers", "waits"),

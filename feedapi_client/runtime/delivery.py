@@ -139,7 +139,6 @@ class Delivery:
         # By key they are not joined: the cursor of each may be committed.
         most = limits.max_batch_bytes if self.keyed is None else 0
         events, cursor = partition.take(most, limits.max_batch_events)
-        self._driver.hold_back(partition)
         partition.handling.delivered(self._driver.clock())
         self._driver.planner.delivered(partition.id)
         commit = partial(self._commit, partition, partition.batches)

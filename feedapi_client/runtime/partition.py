@@ -77,10 +77,8 @@ class RuntimePartition:
         "in_flight",
         "last_contact",
         "last_event",
-        "lingers_until",
         "pending",
         "pending_bytes",
-        "pending_events",
         "pending_size",
         "poll_delay",
         "progress",
@@ -149,9 +147,6 @@ class RuntimePartition:
         """What is pending takes as many bytes of memory."""
         self.pending_size = 0
         """How many bytes what is pending had on the wire."""
-        self.pending_events = 0
-        self.lingers_until: float | None = None
-        """When its small batch is announced, on the clock of the event loop; None: none waits."""
         self._announced = False
         self._taken: anyio.Event | None = None
         # Delivery and commits.
@@ -258,8 +253,7 @@ class RuntimePartition:
         self.cancel_request()
         self._buffer.free(self.pending_bytes, deliverable=True)
         self.pending.clear()
-        self.pending_bytes = self.pending_size = self.pending_events = 0
-        self.lingers_until = None
+        self.pending_bytes = self.pending_size = 0
         self._announced = False
         self.read_cursor = self.delivered_cursor
 
@@ -345,7 +339,6 @@ class RuntimePartition:
         size = memory_of(batch)
         self.pending_bytes += size
         self.pending_size += batch.size
-        self.pending_events += len(batch.events)
         self._buffer.add(size, deliverable=True)
         if batch.events:
             self.last_event = datetime.now(UTC)
@@ -439,21 +432,8 @@ class RuntimePartition:
 
     # ------------------------------------------------------------------ what is delivered
 
-    def has_batch(self, limits: Limits) -> bool:
-        """Whether what is pending has the size of a batch, or comes before the end."""
-        if self.end is not None or self.pending_size >= limits.max_batch_bytes:
-            return True
-        most = limits.max_batch_events
-        return most is not None and self.pending_events >= most
-
-    def linger(self, until: float) -> None:
-        """Hold the pending events back until then, for others to join them."""
-        self._announced = False
-        self.lingers_until = until
-
     def announce(self) -> None:
         """Make the pending events deliverable."""
-        self.lingers_until = None
         self._announced = bool(self.pending)
 
     def queue(self) -> None:
@@ -477,7 +457,6 @@ class RuntimePartition:
             size += batch.size
         self.pending_bytes -= memory
         self.pending_size -= size
-        self.pending_events -= len(events)
         self._announced = bool(self.pending)
         self._buffer.free(memory, deliverable=True)
         self.in_flight += 1

@@ -295,13 +295,10 @@ class PartitionRequest:
         if enough or self._clock() - self._delivered_at > DELIVERY_SECONDS:
             self._deliver()
 
-    def _deliver(self, *, at_once: bool = False) -> None:
+    def _deliver(self) -> None:
         self._undelivered = 0
         self._delivered_at = self._clock()
-        if at_once:
-            self._driver.announce(self._partition)
-        else:
-            self._driver.announce_batch(self._partition)
+        self._driver.announce(self._partition)
 
     # ------------------------------------------------------------------ back-pressure (R16)
 
@@ -320,7 +317,7 @@ class PartitionRequest:
         """Stop reading from the socket until there is room for one more read."""
         limits, buffer, partition = self._driver.limits, self._driver.buffer, self._partition
         while partition.pending_size >= limits.max_batch_bytes or not buffer.has_room:
-            self._deliver(at_once=True)
+            self._deliver()
             self._slot.waits_for_room = True
             await self._wait_for_room(reader)
             self._slot.waits_for_room = False

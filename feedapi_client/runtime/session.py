@@ -153,9 +153,8 @@ class Session:
         yield self._fetching.slots.run
         yield self._discovery.run
         yield self._watchdog.run
-        for part in (self.driver.linger, self._sharing):
-            if part is not None:
-                yield part.run
+        if self._sharing is not None:
+            yield self._sharing.run
 
     async def _run_scheduler(self) -> None:
         await self.driver.scheduler.run(self._fetching.work)

@@ -194,7 +194,6 @@ class Process:
                 max_concurrent_fetches=settings.concurrent,
                 max_batch_bytes=settings.batch_bytes,
                 max_batch_events=settings.batch_events,
-                batch_linger=settings.linger,
                 max_buffered_bytes=settings.buffer_bytes,
             ),
             retry=RetryPolicy(

@@ -61,7 +61,6 @@ class Settings:
         concurrent: `Limits.max_concurrent_fetches`.
         batch_bytes: `Limits.max_batch_bytes`.
         batch_events: `Limits.max_batch_events`.
-        linger: `Limits.batch_linger`.
         buffer_bytes: `Limits.max_buffered_bytes`.
         padding: see `PageStyle`.
         selected: whether the consumer selects events by type.
@@ -108,7 +107,6 @@ class Settings:
     concurrent: int = 64
     batch_bytes: int = 1024 * 1024
     batch_events: int | None = None
-    linger: float | None = None
     buffer_bytes: int = 64 * 1024 * 1024
     padding: int = 0
     selected: bool = False
@@ -313,11 +311,9 @@ def _with_options(
 def _with_batches_and_grace(
     random: Random, settings: Settings, steps: list[Step]
 ) -> tuple[Settings, list[Step]]:
-    """Let batches have a size, and wait for more events; stop with a grace period."""
+    """Let batches have a size; stop with a grace period."""
     if random.random() < 0.15:
         settings = replace(settings, batch_events=random.choice((1, 7, 1000)))
-    if random.random() < 0.15:
-        settings = replace(settings, linger=random.choice((0.05, 0.5, 5.0)))
     if random.random() < 0.15:
         for _ in range(random.randint(1, 3)):
             how = {"what": "stop-in-time", "seconds": random.choice((0.0, 0.05, 0.5, 3.0))}
