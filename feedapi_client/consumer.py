@@ -227,11 +227,9 @@ class FeedConsumer(Generic[Payload]):
         self._begun = False
         self._stop_next = False
         self._signalled = False
-        # What the end of a grace period cancels: the handlers of `run`, or the block of a loop.
         self._handlers: anyio.CancelScope | None = None
+        """Those of `run` and `run_by_key`, which the end of a grace period cancels."""
         self._grace: GracePeriod | None = None
-        self._block: int | None = None
-        self._loops_in_block = False
         self._entering = False
         self._handles_signals = False
 
@@ -258,7 +256,7 @@ class FeedConsumer(Generic[Payload]):
         finally:
             self._entering = self._stop_next = False
         self._tasks, self._process = tasks, OneProcess()
-        self._block, self.cut_short = anyio.get_current_task().id, False
+        self.cut_short = False
         self._grace = GracePeriod(self._cut_short)
         tasks.start_soon(self._grace.run)
         return self
@@ -268,7 +266,7 @@ class FeedConsumer(Generic[Payload]):
         kind: type[BaseException] | None,
         error: BaseException | None,
         traceback: TracebackType | None,
-    ) -> bool | None:
+    ) -> None:
         assert self._tasks is not None
         self._restore_signals()
         if self._session is not None:
@@ -276,12 +274,9 @@ class FeedConsumer(Generic[Payload]):
         tasks, self._tasks = self._tasks, None
         self._closed_since = datetime.now(UTC)
         try:
-            if self.cut_short and isinstance(error, anyio.get_cancelled_exc_class()):
-                return await tasks.close(kind, error, traceback)  # ends its own cancellation
             # Without the exception: the group would wrap it, and an application catches what it
             # raised.
             await tasks.close()
-            return None
         finally:
             await self._close_client()
 
@@ -463,15 +458,10 @@ class FeedConsumer(Generic[Payload]):
         """End the iteration after the batches in flight. To be called from the event loop.
 
         What is in flight can be finished and committed, for at most `grace` seconds; None sets no
-        limit. Then the rest is cancelled, a warning says of which partitions, and `cut_short` is
-        True. Nothing is lost: what was not committed is read again.
-
-        - `run` cancels the handlers that still run, and returns.
-        - Of a loop in the task that entered the consumer's ``async with`` block, the block is
-          cancelled. The program goes on behind it.
-        - A loop in another task is not cancelled, but its `Batch.commit` raises `CommitOrderError`.
-          So does that of a loop whose calls run in tasks of their own: `asyncio.wait_for` makes
-          such ones before Python 3.12. anyio's and asyncio's `timeout` don't.
+        limit. Then `run` and `run_by_key` cancel the handlers that still run, and return. A loop is
+        not cancelled, but what it commits then raises `CommitOrderError`: a limit for its block is
+        the application's, such as ``anyio.move_on_after``. A warning says of which partitions that
+        is, and `cut_short` is True. Nothing is lost: what was not committed is read again.
 
         May be called again, to shorten the grace period. Called after an iteration has ended, it
         ends the next one as soon as that begins; while one begins, and perhaps waits for a feed
@@ -578,8 +568,6 @@ class FeedConsumer(Generic[Payload]):
         self._session.report_unfinished(grace)
         if self._handlers is not None:
             self._handlers.cancel()
-        elif self._loops_in_block:
-            self._tasks.cancel_block()
         else:
             self._session.close()
 
@@ -640,7 +628,6 @@ class FeedConsumer(Generic[Payload]):
         if self._tasks is None or self._session is None:
             raise RuntimeError("the consumer is not open: use it inside 'async with'")
         self._process.check("the consumer")
-        self._loops_in_block = False
         if self._begun:
             if self._grace is not None:
                 self._grace.forget()
@@ -656,12 +643,6 @@ class FeedConsumer(Generic[Payload]):
             self._reports = ()
         self._tasks.start_soon(self._session.run)
         return self._session
-
-    async def _begin_loop(self) -> Session:
-        """`_begin` for a loop of the application, in whatever task that runs."""
-        session = await self._begin()
-        self._loops_in_block = anyio.get_current_task().id == self._block
-        return session
 
 
 async def _close(client: FeedClient) -> None:
@@ -686,7 +667,7 @@ class BatchIterator(Generic[Payload]):
 
     async def _next(self) -> Batch[Payload]:
         if self._session is None:
-            self._session = await self._consumer._begin_loop()
+            self._session = await self._consumer._begin()
         batch = await self._session.delivery.advance()
         if batch is None:
             self._session.close()

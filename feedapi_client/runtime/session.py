@@ -200,7 +200,7 @@ class Session:
         """Report whose batches were not finished within the grace period of a stop."""
         partitions = self.driver.partitions.values()
         unfinished = sorted(p.id for p in partitions if p.in_flight or p.committing)
-        text = f"the grace period of {grace:g} s is over: what is in flight is cancelled"
+        text = f"the grace period of {grace:g} s is over: what is in flight is given up"
         self.driver.report(None, f"{text}, {names(unfinished)}" if unfinished else text)
 
     @property

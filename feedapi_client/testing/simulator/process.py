@@ -379,7 +379,7 @@ class Process:
             return
         self.reads_to_the_end = False
         self.consumer.stop(grace=grace)
-        if grace is not None and self._iterates and not self._impatience.makes_tasks:
+        if grace is not None and self._iterates and self._settings.way in ("run", "keys"):
             self.ends_by = min(self.ends_by, self._now() + grace)
 
     @property
@@ -389,9 +389,9 @@ class Process:
 
     @property
     def commits_too_late(self) -> bool:
-        """Whether a grace period ended with a loop that it does not cancel: see `stop`."""
+        """Whether a grace period ended with a loop, which it does not cancel: see `stop`."""
         cut_short = self.consumer is not None and self.consumer.cut_short
-        return cut_short and self._impatience.makes_tasks
+        return cut_short and self._settings.way in ("batches", "events")
 
     @property
     def shares(self) -> bool:
