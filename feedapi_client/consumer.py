@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 from collections.abc import (
     AsyncIterator,
     Awaitable,
@@ -48,7 +47,7 @@ from feedapi_client.runtime.background import Background
 from feedapi_client.runtime.by_key import EVENT_HANDLER, ByKey
 from feedapi_client.runtime.cancellation import finish
 from feedapi_client.runtime.driver import ConsumerSettings, Driver, Paused, log_end
-from feedapi_client.runtime.grace import GracePeriod, stop_signals
+from feedapi_client.runtime.grace import GracePeriod
 from feedapi_client.runtime.handlers import HANDLER, WatchedHandler
 from feedapi_client.runtime.observers import Observers
 from feedapi_client.runtime.session import Session
@@ -226,12 +225,10 @@ class FeedConsumer(Generic[Payload]):
         self._closed_since = datetime.now(UTC)
         self._begun = False
         self._stop_next = False
-        self._signalled = False
         self._handlers: anyio.CancelScope | None = None
         """Those of `run` and `run_by_key`, which the end of a grace period cancels."""
         self._grace: GracePeriod | None = None
         self._entering = False
-        self._handles_signals = False
 
     def __repr__(self) -> str:
         return f"<FeedConsumer {self.key}: {self._session!r}>"
@@ -241,13 +238,11 @@ class FeedConsumer(Generic[Payload]):
             self._process.check("the consumer")
             raise RuntimeError("the consumer is open already")
         self._entering, self._stop_next = True, False
-        self._signalled = self._signalled and self._handles_signals
         tasks = Background()
         await tasks.open()
         try:
             self._session, self._begun = await self._open_session(), False
         except BaseException:
-            self._restore_signals()
             try:
                 await tasks.close()
             finally:
@@ -268,7 +263,6 @@ class FeedConsumer(Generic[Payload]):
         traceback: TracebackType | None,
     ) -> None:
         assert self._tasks is not None
-        self._restore_signals()
         if self._session is not None:
             self._session.close()
         tasks, self._tasks = self._tasks, None
@@ -457,6 +451,10 @@ class FeedConsumer(Generic[Payload]):
     def stop(self, *, grace: float | None = None) -> None:
         """End the iteration after the batches in flight. To be called from the event loop.
 
+        Such as by a signal, from before the consumer is entered::
+
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, consumer.stop)
+
         What is in flight can be finished and committed, for at most `grace` seconds; None sets no
         limit. Then `run` and `run_by_key` cancel the handlers that still run, and return. A loop is
         not cancelled, but what it commits then raises `CommitOrderError`: a limit for its block is
@@ -521,45 +519,6 @@ class FeedConsumer(Generic[Payload]):
         check_plain_function("the listener", listener)
         return self._listeners.add(listener)
 
-    def install_signal_handlers(self, *, grace: float | None = 30.0) -> None:
-        """End gracefully on SIGTERM and SIGINT (Ctrl-C), until the consumer is closed.
-
-        The first signal calls `stop` with this `grace`, and no iteration begins any more. The
-        second one cancels at once what is in flight. All consumers of the process that asked for it
-        get each signal. Once the last of them is closed, or has got its second signal, signals do
-        what they did before.
-
-        Call it before ``async with consumer``, so that a signal also ends the entry, which may wait
-        for the store and the feed. Call it in the event loop; at the first line of the program,
-        where Python itself is to end cleanly, use `signal.signal`.
-
-        Raises:
-            RuntimeError: this is not the main thread, or no event loop runs.
-        """
-        check_seconds("grace", grace)
-        self._signalled = False
-
-        def stop_on(number: signal.Signals) -> None:
-            if self._signalled:  # the second one
-                self._restore_signals()
-                self.stop(grace=0)
-                return
-            log.info(
-                "feed %s: %s: ends after what is in flight",
-                self.feed,
-                number.name,
-                extra={"feed": self.feed, "signal": number.name},
-            )
-            self._signalled = True
-            self.stop(grace=grace)
-
-        stop_signals.add(self, stop_on)
-        self._handles_signals = True
-
-    def _restore_signals(self) -> None:
-        stop_signals.remove(self)
-        self._handles_signals = False
-
     def _cut_short(self, grace: float) -> None:
         """Cancel what is in flight: the grace period is over."""
         if self._session is None or self._session.over or self._tasks is None:
@@ -605,7 +564,7 @@ class FeedConsumer(Generic[Payload]):
         session = Session(self._settings, self._client, self.store, share=share)
         session.reports.extend(dict.fromkeys(self._reports))
         self._opening, self._reports = session, session.reports
-        if self._stop_next or self._signalled:  # since the last one ended
+        if self._stop_next:  # since the last one ended
             session.stop()
         try:
             await session.open()
