@@ -193,7 +193,7 @@ class FeedConsumer(Generic[Payload]):
         self.retry = retry
         if isinstance(self.store, PatientStore):
             self.store.wait_for_server(retry.give_up_after)
-        self.observers = Observers()
+        self._observers = Observers()
         """What `feedapi_client.telemetry` is attached to."""
         self._paused = Paused()
         self._listeners = Listeners()
@@ -209,7 +209,7 @@ class FeedConsumer(Generic[Payload]):
             stream=fetch.streaming,
             limits=limits,
             retry=retry,
-            observers=self.observers,
+            observers=self._observers,
             paused=self._paused,
             listeners=self._listeners,
         )

@@ -423,9 +423,9 @@ class SyncFeedConsumer(Generic[Payload]):
         return self._consumer.instance
 
     @property
-    def observers(self) -> Observers:
+    def _observers(self) -> Observers:
         """What `feedapi_client.telemetry` is attached to."""
-        return self._consumer.observers
+        return self._consumer._observers
 
     @property
     def cut_short(self) -> bool:
