@@ -245,16 +245,19 @@ class PartitionRequest:
             self._partition.stream_was_silent(cut_short=cut_short)
 
     def _compare_with_stream(self) -> None:
-        """Compare a response with the silent stream before it."""
+        """Compare a response with the silent stream before it.
+
+        A stream that was ended early proves nothing: events may have come since. Nor does one where
+        partitions wait for slots, as this request did.
+        """
         driver, partition = self._driver, self._partition
-        # With more partitions than slots this request had to wait for one: events come meanwhile.
-        crowd = len(driver.partitions) / driver.limits.max_concurrent_fetches
-        cut_short = partition.stream_cut_short or crowd > 1
+        shared = len(driver.partitions) > driver.limits.max_concurrent_fetches
+        proves_nothing = partition.stream_cut_short or shared
         partition.asked_without_stream()
         if not self._brought_events:
             driver.streaming.stayed_silent(partition.id)
             return
-        seconds = driver.streaming.held_back(self._clock(), cut_short=cut_short, crowd=crowd)
+        seconds = None if proves_nothing else driver.streaming.held_back(self._clock())
         if seconds is None:
             return
         driver.report(
