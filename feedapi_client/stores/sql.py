@@ -60,7 +60,7 @@ T = TypeVar("T")
 class SQLAlchemyCursorStore(KeptLeases):
     """Keeps positions in a table of the application's database.
 
-    Databases: PostgreSQL, MySQL and MariaDB, SQL Server, SQLite, each with an asynchronous driver
+    Databases: PostgreSQL, MySQL and MariaDB, SQLite, each with an asynchronous driver
     or a synchronous one.
 
     The tables are created by `create_tables`, or by the application's own migrations: with
@@ -70,8 +70,8 @@ class SQLAlchemyCursorStore(KeptLeases):
     Exactly once: pass what writes the effects as ``transaction``: an `AsyncConnection`, an
     `AsyncSession`, a `Connection` or a `Session`. The save is then part of its transaction, which
     the caller commits or rolls back; a session is not flushed. A save that is refused or fails
-    leaves nothing of itself in the transaction. READ COMMITTED, the default isolation of PostgreSQL
-    and SQL Server, is enough. At stricter levels the database may report a conflict between two
+    leaves nothing of itself in the transaction. READ COMMITTED, the default isolation of
+    PostgreSQL, is enough. At stricter levels the database may report a conflict between two
     consumers by itself: a `StoreError` whose cause is the database's error.
 
     Cost: the usual save, of one position, is one statement; a save of many is one for each 500.
