@@ -245,10 +245,6 @@ class SQLAlchemyCursorStore(KeptLeases):
             yield sa.delete(self.table).where(sa.false())
         return (yield from script)
 
-    async def _beside(self, feed: FeedKey) -> dict[int, Position]:
-        # A database of SQLite may be in memory, with one connection.
-        return {} if self._in_file else await self._read(self._scripts.load(feed))
-
     @asynccontextmanager
     async def _operation(
         self, feed: FeedKey | None, *, seconds: float | None = None, shield: bool = True
